@@ -1,0 +1,16 @@
+"""Understudy: a stand-in for vLLM as a WSGI application."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.factory import Understudy
+    from config import Settings
+
+
+def create_app(settings: Settings | None = None) -> Understudy:
+    """The application for `settings`, or for those of the environment; see `app.factory`."""
+    from app import factory
+
+    return factory.create_app(settings)

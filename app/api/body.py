@@ -1,0 +1,36 @@
+"""Reading a request's body, within a size and a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+
+from app.protocol.errors import ApiError, too_large
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """`most_bytes` of body, delivered within `timeout_s`."""
+
+    most_bytes: int
+    timeout_s: float
+
+    def read(self, environ: Mapping[str, Any]) -> bytes:
+        """The whole body. ApiError 413 when it is too large, 408 when it does not come."""
+        declared = environ.get("CONTENT_LENGTH") or "0"
+        if declared.isdecimal() and int(declared) > self.most_bytes:
+            raise self._too_large()
+        with gevent.Timeout(self.timeout_s, self._too_slow()):
+            body: bytes = environ["wsgi.input"].read(self.most_bytes + 1)
+        if len(body) > self.most_bytes:
+            raise self._too_large()
+        return body
+
+    def _too_large(self) -> ApiError:
+        return too_large(f"The request body is larger than {self.most_bytes >> 20} MiB.")
+
+    def _too_slow(self) -> ApiError:
+        return ApiError(408, "Request Timeout", f"The request body did not arrive within {self.timeout_s:g} s.")

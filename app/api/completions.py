@@ -1,0 +1,64 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from flask import Blueprint, request
+
+from app.api.completion_answer import CompletionAnswer, CompletionShape, EchoedPrompt
+from app.api.door import Door, Prompt
+from app.api.replies import Reply
+from app.protocol.completions import CompletionRequest, TokenIds
+from app.protocol.errors import bad_request
+
+
+def blueprint(door: Door) -> Blueprint:
+    routes = Blueprint("completions", __name__)
+
+    @routes.post("/v1/completions")
+    def completions() -> Reply:
+        """The continuations of one or several prompts, whole or as a stream."""
+        environ = request.environ
+        asked = door.decode(environ, CompletionRequest)
+        if asked.stream and asked.use_beam_search:
+            raise bad_request("Beam search cannot be streamed.")
+        model = door.enter(asked)
+        if asked.suffix is not None:
+            raise bad_request("This model cannot fill in before a suffix.", "suffix")
+        if asked.prompt_embeds:
+            raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
+        prompts = [_prompt(door, asked, prompt) for prompt in asked.prompts()]
+        head = door.identity.head("cmpl", environ, asked.request_id, model)
+        shape = _shape(door, asked, [_echoed(door, asked, prompt) for prompt in prompts])
+        return door.play(asked, head, prompts, CompletionAnswer(head, shape), environ)
+
+    return routes
+
+
+def _prompt(door: Door, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
+    """A prompt of ids is echoed as its decimal ids (simulator.md 5.2)."""
+    if isinstance(prompt, str):
+        return Prompt(door.fit(asked, door.tokenizer.encode(prompt, asked.add_special_tokens)), prompt)
+    return Prompt(door.fit(asked, prompt), ",".join(map(str, prompt)))
+
+
+def _echoed(door: Door, asked: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
+    """What the answer may repeat: the text only with `echo`, the tokens only with log probabilities, too."""
+    text = door.tokenizer.decode(prompt.ids) if asked.echo else ""
+    texts = door.tokenizer.token_texts(prompt.ids) if asked.echo and asked.logprobs is not None else ()
+    return EchoedPrompt(prompt.ids, text, texts)
+
+
+def _shape(door: Door, asked: CompletionRequest, prompts: list[EchoedPrompt]) -> CompletionShape:
+    include_usage, continuous_usage = door.usage_wanted(asked.stream_options)
+    return CompletionShape(
+        prompts=prompts,
+        n=asked.n or 1,
+        echo=bool(asked.echo),
+        prompt_only=asked.max_tokens == 0,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        token_ids=bool(asked.return_token_ids),
+        token_id_names=bool(asked.return_tokens_as_token_ids),
+        logprobs=asked.logprobs is not None,
+        prompt_details=door.prompt_details,
+    )

@@ -1,0 +1,75 @@
+"""The client's socket underneath a WSGI request.
+
+gunicorn shows it as `environ["gunicorn.socket"]`. It serves two ends: noticing that a client has gone
+while nothing is being written, and writing due bytes from the hub without waking a greenlet.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gevent
+
+READ = 1
+
+
+class Connection:
+    """One client's socket (plain TCP or Unix, owned by gevent)."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+        self._raw: socket.socket = sock._sock
+        self._watcher: Any = None
+
+    @classmethod
+    def of(cls, environ: Mapping[str, Any]) -> Connection | None:
+        """The connection of a request; None without a plain gevent socket (TLS, test clients)."""
+        sock = environ.get("gunicorn.socket")
+        if sock is None or environ.get("wsgi.url_scheme") != "http" or not hasattr(sock, "_sock"):
+            return None
+        return cls(sock)
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call `gone` in the hub as soon as the client closes or resets the connection."""
+        self._watcher = gevent.get_hub().loop.io(self._raw.fileno(), READ)
+        self._watcher.start(self._readable, gone)
+
+    def unwatch(self) -> None:
+        """Stop watching; harmless when nothing is watched."""
+        if self._watcher is not None:
+            self._watcher.stop()
+            self._watcher.close()
+            self._watcher = None
+
+    def _readable(self, gone: Callable[[], None]) -> None:
+        try:
+            closed = not self._raw.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            closed = True
+        # Data that is not the end is a pipelined request: it stays readable, so watching would spin.
+        self.unwatch()
+        if closed:
+            gone()
+
+    def send_now(self, data: bytes) -> int:
+        """Send what fits without waiting; returns the number of bytes taken. OSError: client gone."""
+        try:
+            return self._raw.send(data)
+        except BlockingIOError:
+            return 0
+
+    def send_all(self, data: bytes, timeout_s: float) -> None:
+        """Send everything, letting others run meanwhile. OSError: gone, or stalled for `timeout_s`."""
+        with gevent.Timeout(timeout_s, OSError("the client takes no more data")):
+            self._sock.sendall(data)
+
+    def shut(self) -> None:
+        """Break the connection, so that whoever still writes to it stops at once."""
+        try:
+            self._raw.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass

@@ -1,0 +1,136 @@
+"""Where a request becomes generations: the checks in vLLM's order, then one translation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from app.api.answer import Answer
+from app.api.body import BodyLimits
+from app.api.delivery import Delivery
+from app.api.head import Head
+from app.api.identity import Identity
+from app.api.models import ServedModels
+from app.api.replies import Reply
+from app.generation import Generation
+from app.metrics.http import ARRIVAL
+from app.protocol import limits as rules
+from app.protocol import model_limits
+from app.protocol.decoding import decode
+from app.protocol.errors import ApiError, bad_request
+from app.protocol.limits import GenerateRequest
+from app.protocol.model_limits import ModelLimits
+from app.protocol.options import StreamOptions
+from app.protocol.request import Request
+from app.tokenization import Tokenizer
+
+T = TypeVar("T", bound=Request)
+NO_SEED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, and what mode `echo` makes of it."""
+
+    ids: Sequence[int]
+    echo_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What every API family needs to let a request in."""
+
+    body: BodyLimits
+    models: ServedModels
+    tokenizer: Tokenizer
+    identity: Identity
+    delivery: Delivery
+    limits: ModelLimits
+    force_usage: bool
+    prompt_details: bool
+
+    def decode(self, environ: Mapping[str, Any], kind: type[T]) -> T:
+        """The request in the body. ApiError 400, 408 or 413."""
+        return decode(self.body.read(environ), environ.get("CONTENT_TYPE"), kind)
+
+    def enter(self, asked: GenerateRequest) -> str:
+        """The model's name for the answer, once it is known that model, queue and lengths allow the request."""
+        model = self.models.resolve(asked.model)
+        self.delivery.service.admit(asked.n or 1)
+        for name in ("mm_processor_kwargs", "media_io_kwargs"):
+            if getattr(asked, name, None):
+                raise bad_request(f"{name} is for models that take more than text.", name)
+        rules.check_lengths(asked, self.limits.max_model_len)
+        return model
+
+    def fit(self, asked: GenerateRequest, ids: Sequence[int]) -> Sequence[int]:
+        """The part of a prompt that the request wants to keep; ApiError 400 when it exceeds the context."""
+        kept = rules.truncate_prompt(ids, asked, self.limits.max_model_len)
+        rules.check_prompt_length(len(kept), self.limits.max_model_len)
+        return kept
+
+    def usage_wanted(self, options: StreamOptions | None) -> tuple[bool, bool]:
+        """Whether a stream ends with its usage, and whether every chunk carries it."""
+        if self.force_usage:
+            return True, True
+        if options is None or not options.include_usage:
+            return False, False
+        return True, bool(options.continuous_usage_stats)
+
+    def play(
+        self,
+        asked: GenerateRequest,
+        head: Head,
+        prompts: Sequence[Prompt],
+        answer: Answer,
+        environ: Mapping[str, Any],
+    ) -> Reply:
+        """The response. What only the engine would refuse comes, in a stream, after its 200."""
+        played = [
+            generation
+            for i, prompt in enumerate(prompts)
+            for generation in self._generations(asked, head, i, prompt, environ[ARRIVAL])
+        ]
+        try:
+            for prompt in prompts:
+                model_limits.check_engine(asked, prompt.ids, self.limits)
+        except ApiError as error:
+            if asked.stream:
+                return self.delivery.broken(error)
+            raise
+        return self.delivery.reply(played, answer, bool(asked.stream), environ)
+
+    def _generations(
+        self, asked: GenerateRequest, head: Head, number: int, prompt: Prompt, arrival_s: float
+    ) -> list[Generation]:
+        """The n choices of one prompt."""
+        wanted, _ = rules.requested_max_tokens(asked)
+        most = rules.resolve_max_tokens(wanted, len(prompt.ids), self.limits.max_model_len)
+        rules.check_sampling(asked, most)
+        n = asked.n or 1
+        stop = asked.stop or ()
+        seed = None if asked.seed == NO_SEED else asked.seed
+        return [
+            Generation(
+                request_id=head.id,
+                index=number * n + k,
+                model=head.model,
+                prompt_ids=prompt.ids,
+                echo_text=prompt.echo_text,
+                max_tokens=max(most, 1),
+                limited=wanted is not None,
+                arrival_s=arrival_s,
+                min_tokens=asked.min_tokens,
+                ignore_eos=asked.ignore_eos,
+                stop=(stop,) if isinstance(stop, str) else tuple(stop),
+                stop_token_ids=frozenset(asked.stop_token_ids or ()),
+                include_stop=asked.include_stop_str_in_output,
+                seed=None if seed is None else seed + k,
+                greedy=asked.temperature is not None and asked.temperature < rules.GREEDY_BELOW,
+                logprobs=model_limits.wanted_logprobs(asked),
+                prompt_logprobs=model_limits.wanted_prompt_logprobs(asked),
+                n=n,
+            )
+            for k in range(n)
+        ]

@@ -1,0 +1,46 @@
+"""Is it there, is it ready, what is it: the small routes that probes and dashboards call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flask import Blueprint
+
+from app.api.delivery import ServerLoad
+from app.api.replies import Reply, json_reply
+from app.serving.service import Service
+from app.simulation.clock import Clock
+
+
+def readiness(service: Service, clock: Clock, startup_s: float) -> Callable[[], bool]:
+    """Ready from `startup_s` after now until the server drains."""
+    ready_at_s = clock.now() + startup_s
+    return lambda: clock.now() >= ready_at_s and not service.draining
+
+
+def blueprint(ready: Callable[[], bool], load: ServerLoad, vllm_version: str) -> Blueprint:
+    routes = Blueprint("health", __name__)
+
+    @routes.get("/health")
+    @routes.route("/ping", methods=["GET", "POST"])
+    def health() -> Reply:
+        """200 as long as the process serves at all."""
+        return Reply(b"", 200)
+
+    @routes.get("/health/ready")
+    @routes.get("/ready")
+    def health_ready() -> Reply:
+        """200 when requests are welcome; 503 while starting up and while draining."""
+        return Reply(b"", 200 if ready() else 503)
+
+    @routes.get("/version")
+    def version() -> Reply:
+        """The vLLM version that is played."""
+        return json_reply({"version": vllm_version})
+
+    @routes.get("/load")
+    def server_load() -> Reply:
+        """Requests being answered now; always 0 unless tracking is on."""
+        return json_reply({"server_load": load.count})
+
+    return routes

@@ -1,0 +1,48 @@
+"""Who asks and who answers: request ids, and the names that answers carry."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+from zlib import crc32
+
+from app.api.head import Head
+from config.settings import ModelSettings, ServerSettings
+
+
+class Identity:
+    """Makes the heads of answers. `rng` draws ids, `now` is Unix seconds."""
+
+    def __init__(self, model: ModelSettings, rng: Random, now: Callable[[], float] = time.time) -> None:
+        self._rng = rng
+        self._now = now
+        made_of = f"{model.model} {model.max_model_len}".encode()
+        self._fingerprint = f"vllm-{model.vllm_version}-{crc32(made_of):08x}"
+
+    def head(self, prefix: str, environ: Mapping[str, Any], own_id: str | None, model: str) -> Head:
+        """The head of an answer: the id is the header's, the body's (`own_id`), or a fresh one."""
+        request_id = environ.get("HTTP_X_REQUEST_ID")
+        if request_id is None:
+            request_id = own_id if own_id is not None else self.fresh_id()
+        return Head(f"{prefix}-{request_id}", self.now_s(), model, self._fingerprint)
+
+    def now_s(self) -> int:
+        """Unix seconds."""
+        return int(self._now())
+
+    def fresh_id(self) -> str:
+        """16 random hex digits."""
+        return f"{self._rng.getrandbits(64):016x}"
+
+
+def pod_headers(server: ServerSettings) -> dict[str, str]:
+    """What tells a gateway which pod answered (simulator.md 2.2)."""
+    headers = {}
+    if server.pod_name:
+        headers["x-inference-pod"] = server.pod_name
+        headers["x-inference-port"] = str(server.port)
+    if server.pod_namespace:
+        headers["x-inference-namespace"] = server.pod_namespace
+    return headers

@@ -1,0 +1,153 @@
+"""A streamed answer on its way through WSGI.
+
+The server iterates the stream in the request's greenlet. Its first item is empty and makes the
+server send status line and headers. Then the greenlet parks, and each due chunk goes from the pacer
+straight to the socket: no greenlet wakes for a token. Where the socket cannot be taken over (TLS,
+HTTP/1.0, another server) the greenlet wakes and yields each chunk instead. What is written, and
+when, is the same in both ways.
+
+A client that does not read fills its socket buffer. Its stream then leaves the direct way: events
+wait, unrendered, and its own greenlet writes them in slices until it has caught up. Nobody else waits,
+and no more than one slice of bytes is held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from gevent.event import Event as Bell
+
+from app.api.answer import Answer
+from app.api.connection import Connection
+from app.events import Event, Failed, Tokens
+from app.serving.service import SequenceGroup
+
+SLICE_EVENTS = 256
+"""Events rendered at once for a client that lags behind."""
+
+
+class EventStream:
+    """Writes the events of `choices` sequences with `answer`.
+
+    `direct` allows writing past the server, in HTTP/1.1 chunks. Iterate once; `close` always.
+    """
+
+    def __init__(
+        self, answer: Answer, choices: int, connection: Connection | None, direct: bool, write_timeout_s: float
+    ) -> None:
+        self._answer = answer
+        self._choices = self._unfinished = choices
+        self._connection = connection
+        self._takes_over = direct and connection is not None
+        self._write_timeout_s = write_timeout_s
+        self._direct = False
+        self._gone = False
+        self._pending: deque[Event] = deque()
+        self._unsent = b""
+        self._bell = Bell()
+        self.group: SequenceGroup | None = None
+        self.bytes_sent = 0
+
+    def emit(self, event: Event) -> None:
+        """Take an event of the service: to the socket now, or to the list of those to write."""
+        if type(event) is Failed:
+            self._unfinished = 0
+        elif type(event) is Tokens and event.finish is not None:
+            self._unfinished -= 1
+        if self._direct:
+            self._push(event)
+        else:
+            self._pending.append(event)
+            self._bell.set()
+
+    def __iter__(self) -> Iterator[bytes]:
+        if not self._choices:
+            yield self._answer.closing()
+        if self._unfinished:
+            yield b""
+            if self._connection is not None:
+                self._connection.watch(self.leave)
+        if self._takes_over and self._unfinished:
+            self._write_direct()
+        else:
+            yield from self._written()
+
+    def close(self) -> None:
+        """The server is done with us. What is unfinished now is finished for nobody."""
+        self._direct = False
+        if self._connection is not None:
+            self._connection.unwatch()
+        if self.group is not None:
+            self.group.abort()
+
+    def leave(self) -> None:
+        """The client is gone: end its sequences and wake the greenlet."""
+        self._gone = True
+        self._direct = False
+        if self.group is not None:
+            self.group.abort()
+        self._bell.set()
+
+    def _push(self, event: Event) -> None:
+        """Hub: one event, straight to the socket."""
+        data = self._framed(self._rendered(event))
+        try:
+            sent = self._connection.send_now(data)  # type: ignore[union-attr]
+        except OSError:
+            self.leave()
+            return
+        self.bytes_sent += len(data)
+        if sent < len(data):
+            self._unsent = data[sent:]
+            self._direct = False
+            self._bell.set()
+        elif not self._unfinished:
+            self._bell.set()
+
+    def _rendered(self, event: Event) -> bytes:
+        data = self._answer.chunk(event)
+        return data if self._unfinished or self._pending else data + self._answer.closing()
+
+    @staticmethod
+    def _framed(data: bytes) -> bytes:
+        """One chunk of HTTP/1.1 chunked coding (RFC 9112 section 7.1)."""
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+    def _write_direct(self) -> None:
+        """Greenlet: catch up, hand over to the pacer, sleep until the end or until the client lags."""
+        connection = self._connection
+        assert connection is not None
+        while not self._gone:
+            self._bell.clear()
+            data, self._unsent = self._unsent, b""
+            if not data and self._pending:
+                data = self._framed(self._slice())
+            if data:
+                try:
+                    self.bytes_sent += len(data)
+                    connection.send_all(data, self._write_timeout_s)
+                except OSError:
+                    connection.shut()
+                    self.leave()
+            elif self._unfinished:
+                self._direct = True
+                self._bell.wait()
+                self._direct = False
+            else:
+                return
+
+    def _written(self) -> Iterator[bytes]:
+        """Greenlet: wait for events and give them to the server, until the end."""
+        while not self._gone:
+            self._bell.clear()
+            if self._pending:
+                yield self._slice()
+            elif self._unfinished:
+                self._bell.wait()
+            else:
+                return
+
+    def _slice(self) -> bytes:
+        count = min(len(self._pending), SLICE_EVENTS)
+        return b"".join([self._rendered(self._pending.popleft()) for _ in range(count)])

@@ -1,0 +1,62 @@
+"""What happens to a generation. The performer emits events; answers write them down.
+
+An event belongs to one choice (`index`). A choice emits one `Started`, then `Tokens` until one of
+them carries a `Finish`; or `Failed` at any point, and nothing after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+
+class TokenLogprob(Struct, gc=False, frozen=True):
+    """A token with its natural-log probability and the alternatives, itself first."""
+
+    token_id: int
+    token: str
+    logprob: float
+    top: Sequence[tuple[int, str, float]]
+    """(token id, text, log probability) of each alternative, best first."""
+
+
+class Finish(Struct, gc=False, frozen=True):
+    """Why a choice ended: `reason` is `stop`, `length` or `abort`; `stop_reason` what matched."""
+
+    reason: str
+    stop_reason: str | int | None = None
+
+
+class Started(Struct, gc=False):
+    """The prompt has been read; the first token is due now."""
+
+    index: int
+    at_s: float
+    cached_tokens: int = 0
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+
+
+class Tokens(Struct, gc=False):
+    """One or more tokens, due at `at_s` (the moment of the last one, monotonic seconds).
+
+    `texts[i]` is the text that `ids[i]` adds to the reply; it may be empty, for instance while a
+    character is incomplete.
+    """
+
+    index: int
+    texts: Sequence[str]
+    ids: Sequence[int]
+    at_s: float
+    logprobs: Sequence[TokenLogprob] | None = None
+    finish: Finish | None = None
+
+
+class Failed(Struct, gc=False):
+    """The generation broke; `error` is what the client is told."""
+
+    index: int
+    error: Exception
+
+
+Event = Started | Tokens | Failed

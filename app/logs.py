@@ -1,0 +1,117 @@
+"""What a log line looks like: text or JSON, UTC, and the id of its request on every line."""
+
+import logging
+from collections.abc import Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+from gunicorn.glogging import Logger
+from pythonjsonlogger.json import JsonFormatter
+
+from config.settings import LogSettings
+
+NO_REQUEST = "-"
+request_id: ContextVar[str] = ContextVar("request_id", default=NO_REQUEST)
+"""Id of the request that the current greenlet serves; every greenlet has a context of its own."""
+
+REQUEST_ID_KEY = "understudy.request_id"
+"""WSGI environ key: an access line takes its id from here, because it is written when the request is over."""
+
+TEXT = "%(asctime)s %(levelname)s [%(process)d] [%(request_id)s] %(name)s: %(message)s"
+JSON = "%(asctime)s %(levelname)s %(process)d %(request_id)s %(name)s %(message)s"
+JSON_NAMES = {"asctime": "time", "levelname": "level", "process": "pid", "name": "logger"}
+
+
+class RequestId(logging.Filter):
+    """Puts `request_id` on a record that has none."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not hasattr(record, "request_id"):
+            record.request_id = request_id.get()
+        return True
+
+
+class AccessFields(logging.Filter):
+    """Turns the atoms of gunicorn's access log into fields of the record and a short message.
+
+    Fields: client, method, path (as sent, without the query), status, bytes, duration (seconds), request_id.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, Mapping):
+            fields = _access_fields(record.args)
+            record.__dict__.update(fields)
+            record.msg = "{method} {path} {status} {bytes} bytes {duration:.3f} s".format(**fields)
+            record.args = None
+        return True
+
+
+def _access_fields(atoms: Mapping[str, Any]) -> dict[str, Any]:
+    path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
+    identifier = atoms.get(f"{{{REQUEST_ID_KEY}}}e") or NO_REQUEST
+    return {
+        "client": atoms.get("h"),
+        "method": atoms.get("m"),
+        "path": path if path.isprintable() else path.encode("unicode_escape").decode(),
+        "status": int(atoms.get("s") or 0),
+        "bytes": int(atoms.get("B") or 0),
+        "duration": int(atoms.get("D") or 0) / 1_000_000,
+        "request_id": identifier if identifier != NO_REQUEST else request_id.get(),
+    }
+
+
+class _UtcTime(logging.Formatter):
+    """ISO 8601 in UTC with milliseconds."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class TextLines(_UtcTime):
+    """Lines for people."""
+
+
+class JsonLines(_UtcTime, JsonFormatter):
+    """One JSON object a line; fields given as `extra` become keys."""
+
+
+class ServerLogger(Logger):  # type: ignore[misc]
+    """gunicorn's logger, which does no work for access lines that nobody writes."""
+
+    @property
+    def access_log_enabled(self) -> bool:
+        return bool(self.access_log.isEnabledFor(logging.INFO))
+
+
+def logconfig(settings: LogSettings) -> dict[str, Any]:
+    """A `logging.config` dictionary for gunicorn's `logconfig_dict` and for any other process of ours.
+
+    Access lines go to stdout (or nowhere), everything else to stderr.
+    """
+    level = settings.log_level.upper()
+    console = {"class": "logging.StreamHandler", "formatter": "lines"}
+    access = {"level": "INFO", "handlers": ["access"]} if settings.access_log else {"level": "CRITICAL"}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "filters": {"request": {"()": RequestId}, "access": {"()": AccessFields}},
+        "formatters": {"lines": _formatter(settings)},
+        "handlers": {
+            "console": {**console, "stream": "ext://sys.stderr", "filters": ["request"]},
+            "access": {**console, "stream": "ext://sys.stdout", "filters": ["access", "request"]},
+        },
+        "root": {"level": level, "handlers": ["console"]},
+        "loggers": {
+            "gunicorn.error": {"level": level, "handlers": ["console"], "propagate": False},
+            "gunicorn.access": {"handlers": [], "propagate": False, **access},
+            "app": {"level": level},
+        },
+    }
+
+
+def _formatter(settings: LogSettings) -> dict[str, Any]:
+    if settings.log_format == "json":
+        return {"()": JsonLines, "format": JSON, "rename_fields": JSON_NAMES}
+    return {"()": TextLines, "format": TEXT}

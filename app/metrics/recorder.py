@@ -1,0 +1,148 @@
+"""The one thing that serving knows about metrics: a method per event, numbers in seconds and tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from app.metrics.families import FINISHED, REJECTIONS, build
+
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
+RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
+
+
+class Recorder:
+    """Counts what happens to sequences, with the meaning of vLLM's families (vllm-api.md 11.2).
+
+    A sequence is one choice of one prompt: a prompt with n = 3 is three sequences, each of which waits,
+    runs, is prefilled, decoded and finished, as in vLLM. Only `completed` is called once per prompt.
+
+    Three events of the hot path are bound straight to their accumulators:
+
+    * `decoded(tokens)`: so many tokens were generated, first ones included;
+    * `inter_token(gap_s, count=1)`: an output after a sequence's first, even one of several tokens, came
+      `gap_s` after the one before it; `count` such outputs at once;
+    * `iteration(tokens)`: one engine step computed so many tokens, prompt (not cached) and generated.
+
+    `now` gives Unix seconds for the `_created` series. ValueError: see `families.build`.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        max_model_len: int,
+        cache_config: Mapping[str, str],
+        engine: str = "0",
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._server = {"model_name": model_name, "engine": engine}
+        self._families = build(self._server, max_model_len, cache_config, now)
+        self.decoded: Callable[[int], None] = self._one("generation_tokens_total").inc
+        self.inter_token: Callable[..., None] = self._one("inter_token_latency_seconds").observe
+        self.iteration: Callable[[int], None] = self._one("iteration_tokens_total").observe
+        self._bind_gauges()
+        self._bind_prefill()
+        self._bind_end()
+
+    def _one(self, name: str, **labels: str) -> Any:
+        return self._families[f"vllm:{name}"].labels(**self._server, **labels)
+
+    def _bind_gauges(self) -> None:
+        self._running = self._one("num_requests_running")
+        self._waiting = self._one("num_requests_waiting")
+        self._waiting_for_capacity = self._one("num_requests_waiting_by_reason", reason="capacity")
+        self._one("engine_sleep_state", sleep_state="awake").set(1)
+        for _, info in self._families["vllm:cache_config_info"].children():
+            info.set(1)
+
+    def _bind_prefill(self) -> None:
+        self._ttft = self._one("time_to_first_token_seconds")
+        self._prompt = self._one("prompt_tokens_total")
+        self._cached = self._one("prompt_tokens_cached_total")
+        self._computed = self._one("prompt_tokens_by_source_total", source="local_compute")
+        self._local_hit = self._one("prompt_tokens_by_source_total", source="local_cache_hit")
+
+    def _bind_end(self) -> None:
+        rejections = self._families["vllm:admission_rejections_total"]
+        model = self._server["model_name"]
+        self._rejected = {reason: rejections.labels(model_name=model, reason=reason) for reason in REJECTIONS}
+        success = "request_success_total"
+        self._success = {reason: self._one(success, finished_reason=reason) for reason in FINISHED}
+        self._prompt_tokens = self._one("request_prompt_tokens")
+        self._generation_tokens = self._one("request_generation_tokens")
+        self._kv_computed = self._one("request_prefill_kv_computed_tokens")
+        self._max_tokens = self._one("request_params_max_tokens")
+        self._preemptions = self._one("request_num_preemptions")
+        self._e2e = self._one("e2e_request_latency_seconds")
+        self._queue = self._one("request_queue_time_seconds")
+        self._inference = self._one("request_inference_time_seconds")
+        self._prefill = self._one("request_prefill_time_seconds")
+        self._decode = self._one("request_decode_time_seconds")
+        self._mean_tpot = self._one("request_time_per_output_token_seconds")
+        self._n = self._one("request_params_n")
+        self._longest = self._one("request_max_num_generation_tokens")
+
+    def waiting(self, delta: int) -> None:
+        """So many sequences entered (or, negative, left) the waiting list."""
+        self._waiting.add(delta)
+        self._waiting_for_capacity.add(delta)
+
+    def running(self, delta: int) -> None:
+        """So many sequences took (or, negative, gave back) a place."""
+        self._running.add(delta)
+
+    def rejected(self, reason: RejectionReason) -> None:
+        """A request was turned away by a limit of the waiting list. KeyError for another reason."""
+        self._rejected[reason].inc()
+
+    def prefilled(self, ttft_s: float, prompt_tokens: int, cached_tokens: int) -> None:
+        """A sequence's first token came `ttft_s` after its arrival; cached tokens belong to the prompt."""
+        self._ttft.observe(ttft_s)
+        self._prompt.inc(prompt_tokens)
+        self._cached.inc(cached_tokens)
+        self._computed.inc(prompt_tokens - cached_tokens)
+        self._local_hit.inc(cached_tokens)
+
+    def finished(
+        self,
+        reason: FinishReason,
+        *,
+        prompt_tokens: int,
+        generation_tokens: int,
+        cached_tokens: int,
+        max_tokens: int | None,
+        queue_s: float,
+        prefill_s: float,
+        decode_s: float,
+        e2e_s: float,
+        preemptions: int = 0,
+    ) -> None:
+        """A sequence ended; all its histograms are observed now, whatever the reason (KeyError: unknown).
+
+        `max_tokens` is the limit in force (vLLM fills it in when the client gave none); `queue_s` is waiting,
+        `prefill_s` from the place to the first token, `decode_s` from the first token to the last, `e2e_s`
+        from arrival to now. What did not happen, as when it was aborted while it waited, is 0.
+        """
+        self._success[reason].inc()
+        self._e2e.observe(e2e_s)
+        self._queue.observe(queue_s)
+        self._prefill.observe(prefill_s)
+        self._inference.observe(prefill_s + decode_s)
+        self._decode.observe(decode_s)
+        self._mean_tpot.observe(decode_s / (generation_tokens - 1) if generation_tokens > 1 else 0)
+        self._preemptions.observe(preemptions)
+        self._prompt_tokens.observe(prompt_tokens)
+        self._kv_computed.observe(prompt_tokens - cached_tokens)
+        self._generation_tokens.observe(generation_tokens)
+        if max_tokens:
+            self._max_tokens.observe(max_tokens)
+
+    def completed(self, n: int, longest: int) -> None:
+        """The last of a prompt's `n` sequences finished; the longest had `longest` generated tokens."""
+        self._n.observe(n)
+        self._longest.observe(longest)
+
+    def render(self) -> str:
+        """The text of all `vllm:` families."""
+        return "".join(family.render() for family in self._families.values())

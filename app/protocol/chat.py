@@ -1,0 +1,212 @@
+"""The body of ``POST /v1/chat/completions`` (vllm-api.md 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from app.protocol import rules
+from app.protocol.coercion import Misfit
+from app.protocol.errors import bad_request
+from app.protocol.messages import (
+    Message,
+    check_tool_calls,
+    convert_messages,
+    is_plain,
+    normalize_messages,
+)
+from app.protocol.options import (
+    CacheSalt,
+    ExtraArg,
+    Int64,
+    Natural,
+    RepetitionDetection,
+    ResponseFormat,
+    StopStrings,
+    StreamOptions,
+    StructuredOutputs,
+    Truncation,
+)
+from app.protocol.request import Request
+from app.protocol.rules import part
+from app.protocol.tools import Tool, ToolChoice
+
+
+class ChatCompletionRequest(Request, kw_only=True):
+    """Every field that vLLM knows.
+
+    None means "the server's default" wherever a default is not given here; null `top_logprobs` are 0.
+    """
+
+    messages: list[Message]
+    model: str | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = 0
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = 1
+    presence_penalty: float | None = None
+    response_format: ResponseFormat | None = None
+    seed: Int64 | None = None
+    stop: StopStrings = []
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | UnsetType = UNSET
+    """Never UNSET after decoding: absent is ``auto`` with tools and ``none`` without."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    thinking_token_budget: int | None = None
+    include_reasoning: bool = True
+    parallel_tool_calls: bool | None = True
+    user: str | None = None
+
+    use_beam_search: bool = False
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    watermarking: bool | None = None
+    length_penalty: float = 1.0
+    stop_token_ids: list[int] | None = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+
+    echo: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: list[dict[str, str]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: Int64 = 0
+    request_id: str | None = None
+    """None when the client gave none: vLLM draws a random one."""
+    session_id: str | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    routed_experts_prompt_start: Natural = 0
+    return_token_offsets: bool | None = False
+    return_prompt_text: bool | None = None
+    mm_payload: Literal["tensors", "none"] = "tensors"
+    return_mm_kwargs: bool | None = None
+    cache_salt: CacheSalt | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    vllm_xargs: dict[str, ExtraArg] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    stream_interval: Annotated[int, Meta(ge=1)] | None = None
+
+    lax: ClassVar[Mapping[str, Any]] = {
+        "messages": convert_messages,
+        "request_id": str,
+        "tool_choice": ToolChoice,
+    }
+    absent: ClassVar[Mapping[str, Any]] = {"messages": []}
+
+    def __post_init__(self) -> None:
+        if self.tool_choice is UNSET:
+            self.tool_choice = "auto" if self.tools else "none"
+        if self.top_logprobs is None:
+            self.top_logprobs = 0
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
+
+    def check(self) -> None:
+        if not all(map(is_plain, self.messages)):
+            normalize_messages(self.messages)
+            convert_messages(self.messages)
+            self.check_converted()
+        if self.continue_final_message:
+            raise Misfit("add_generation_prompt to be absent or false")
+        self.check_rules(self)
+
+    def check_converted(self) -> None:
+        check_tool_calls(self.messages)
+
+    @staticmethod
+    def check_rules(request: Any) -> None:
+        if not isinstance(request.messages, list | dict | str):
+            raise bad_request("messages must be a list")
+        rules.check_continuation(request)
+        _check_tools(request)
+        _check_structured_outputs(request)
+        _check_logprobs(request)
+        rules.check_stream_options(request)
+        rules.check_response_format(request.response_format)
+        normalize_messages(request.messages)
+        rules.check_cache_salt(request.cache_salt)
+        rules.check_thinking_budget(request.thinking_token_budget)
+
+
+def _check_tools(request: Any) -> None:
+    tools, choice = request.tools, request.tool_choice
+    if tools == []:
+        raise bad_request("tools must not be empty: leave it out or name a tool", "tools")
+    if choice is None or choice == "none":
+        return
+    if tools is None:
+        if isinstance(request, Struct) and choice == "auto":
+            return
+        raise bad_request("tool_choice needs tools", "tool_choice")
+    if choice in ("auto", "required"):
+        return
+    if isinstance(choice, str | int | float | list):
+        raise bad_request("tool_choice is none, auto, required or an object that names a tool", "tool_choice")
+    _check_named_tool(part(choice, "function"), tools)
+
+
+def _check_named_tool(function: Any, tools: Any) -> None:
+    if function is None or isinstance(function, str | int | float | list):
+        raise bad_request("tool_choice needs a function object", "tool_choice.function")
+    name = part(function, "name")
+    if not isinstance(name, str) or not name:
+        raise bad_request("tool_choice.function needs a name", "tool_choice.function.name")
+    if not isinstance(tools, list):
+        return
+    if any(not isinstance(tool, dict | Tool) for tool in tools):
+        raise bad_request("tools must be objects")
+    if name not in [part(part(tool, "function"), "name") for tool in tools]:
+        raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
+
+
+def _check_structured_outputs(request: Any) -> None:
+    wanted = request.structured_outputs
+    if wanted is None:
+        return
+    given = rules.count_constraints(wanted, None)
+    if given and request.tool_choice not in (None, UNSET, "none", "auto", "required"):
+        raise bad_request("structured_outputs and a named tool exclude each other")
+    rules.check_structural_tag(wanted)
+
+
+def _check_logprobs(request: Any) -> None:
+    if request.logprob_token_ids and request.use_beam_search:
+        raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
+    if request.logprob_token_ids and not request.logprobs:
+        raise bad_request("logprob_token_ids need logprobs=true", "logprob_token_ids")
+    rules.check_whole_numbers(request, "prompt_logprobs", "top_logprobs")
+    rules.check_prompt_logprobs(request)
+    top = request.top_logprobs
+    if top is None:
+        return
+    if top < 0 and top != -1:
+        raise bad_request("top_logprobs must be 0 or more, or -1", "top_logprobs")
+    if top != 0 and not request.logprobs:
+        raise bad_request("top_logprobs need logprobs=true", "top_logprobs")

@@ -1,0 +1,168 @@
+"""The body of ``POST /v1/completions`` (vllm-api.md 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from app.protocol import rules
+from app.protocol.coercion import Misfit
+from app.protocol.errors import bad_request
+from app.protocol.options import (
+    CacheSalt,
+    ExtraArg,
+    Int64,
+    Natural,
+    RepetitionDetection,
+    ResponseFormat,
+    StopStrings,
+    StreamOptions,
+    StructuredOutputs,
+    Truncation,
+)
+from app.protocol.request import Request
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
+
+TokenIds = list[int]
+Prompts = str | list[str] | TokenIds | list[TokenIds]
+
+
+class CompletionRequest(Request, kw_only=True):
+    """Every field that vLLM knows."""
+
+    model: str | None = None
+    prompt: str | list[str | Natural | list[Natural]] | None = None
+    """A text, texts, token ids or lists of token ids; a list never mixes them."""
+    echo: bool | None = False
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: int | None = None
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    """Never None after decoding: null is the default, too."""
+    n: int = 1
+    presence_penalty: float | None = None
+    seed: Int64 | None = None
+    stop: StopStrings = []
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    suffix: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: str | None = None
+
+    use_beam_search: bool = False
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    watermarking: bool | None = None
+    length_penalty: float = 1.0
+    stop_token_ids: list[int] | None = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+
+    prompt_embeds: str | list[str] | None = None
+    """Base64, not decoded."""
+    add_special_tokens: bool = True
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: Int64 = 0
+    request_id: str | None = None
+    """None when the client gave none: vLLM draws a random one."""
+    session_id: str | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    routed_experts_prompt_start: Natural = 0
+    return_token_offsets: bool | None = False
+    mm_payload: Literal["tensors", "none"] = "tensors"
+    return_mm_kwargs: bool | None = None
+    cache_salt: CacheSalt | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    vllm_xargs: dict[str, ExtraArg] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None
+    stream_interval: Annotated[int, Meta(ge=1)] | None = None
+
+    lax: ClassVar[Mapping[str, Any]] = {
+        "prompt": list[Natural] | list[list[Natural]] | str | list[str] | None,
+        "request_id": str,
+    }
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is None:
+            self.max_tokens = DEFAULT_MAX_TOKENS
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
+
+    def prompts(self) -> list[str] | list[TokenIds]:
+        """The prompts one by one, whichever of the four forms they came in."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if prompt and not isinstance(prompt[0], int):
+            return list(prompt)
+        return [prompt] if prompt is not None else []
+
+    def check(self) -> None:
+        if isinstance(self.prompt, list) and len(set(map(type, self.prompt))) > 1:
+            raise Misfit("prompts of one kind", "prompt")
+        self.check_rules(self)
+
+    @staticmethod
+    def check_rules(request: Any) -> None:
+        _check_prompt_count(request)
+        _check_prompt_given(request)
+        rules.check_stream_options(request)
+        _check_logprobs(request)
+        if request.structured_outputs is not None:
+            rules.count_constraints(request.structured_outputs, "structured_outputs")
+            rules.check_structural_tag(request.structured_outputs)
+        rules.check_response_format(request.response_format)
+        rules.check_cache_salt(request.cache_salt)
+        rules.check_thinking_budget(request.thinking_token_budget)
+
+
+def _check_prompt_count(request: Any) -> None:
+    prompt, embeds = request.prompt, request.prompt_embeds
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not all(isinstance(x, int) for x in prompt):
+        raise bad_request(f"at most {MAX_PROMPTS} prompts fit into one request, got {len(prompt)}", "prompt")
+    if isinstance(embeds, list) and len(embeds) > MAX_PROMPTS:
+        raise bad_request(
+            f"at most {MAX_PROMPTS} prompt_embeds fit into one request, got {len(embeds)}", "prompt_embeds"
+        )
+
+
+def _check_prompt_given(request: Any) -> None:
+    if request.prompt in (None, "") and request.prompt_embeds in (None, []):
+        raise bad_request("a prompt that is not empty is needed", "prompt")
+
+
+def _check_logprobs(request: Any) -> None:
+    ids, logprobs = request.logprob_token_ids, request.logprobs
+    if ids and request.use_beam_search:
+        raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
+    if request.use_beam_search and request.echo and logprobs is not None:
+        raise bad_request("echo with logprobs does not go with beam search", "echo")
+    if ids and request.echo and request.max_tokens == 0:
+        raise bad_request(
+            "logprob_token_ids need tokens, echo with max_tokens=0 makes none", "logprob_token_ids"
+        )
+    if ids and logprobs is None:
+        raise bad_request("logprob_token_ids need logprobs", "logprob_token_ids")
+    rules.check_whole_numbers(request, "prompt_logprobs", "logprobs")
+    rules.check_prompt_logprobs(request)
+    if logprobs is not None and logprobs < 0 and logprobs != -1:
+        raise bad_request("logprobs must be 0 or more, or -1", "logprobs")

@@ -1,0 +1,124 @@
+"""From the bytes of a body to a request struct, or to the error that vLLM gives for them.
+
+Happy path: one strict msgspec decode and the request's own rules. Whatever that refuses is decoded a second
+time the lax way (`app.protocol.coercion`), because only there the order of complaints is the one that clients
+know: not JSON; then the request's own rules, over raw values; then the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from email.message import Message
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from app.protocol.coercion import Misfit, convert
+from app.protocol.errors import ApiError, malformed
+from app.protocol.paths import param_of
+from app.protocol.request import RawRequest, Request
+from app.protocol.rules import check_unicode
+
+T = TypeVar("T", bound=Request)
+U = TypeVar("U", bound=Request)
+
+
+class UnparsableBody(ApiError):
+    """400 for bytes that are no Unicode or nested too deeply to be tried; the body is ``{"detail": ...}``."""
+
+    def __init__(self) -> None:
+        super().__init__(400, "Bad Request", "the body could not be parsed")
+
+    def body(self) -> bytes:
+        """The JSON body, in the shape of the web framework's own errors."""
+        return msgspec.json.encode({"detail": self.message})
+
+
+def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
+    """The request in `body`. Unknown fields are accepted, the last of duplicate keys wins.
+
+    Raises `ApiError` (always status 400).
+    """
+    request = _decode(body, content_type, (kind,))
+    assert isinstance(request, kind)
+    return request
+
+
+def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], type[U]]) -> T | U:
+    """The request in `body` as the first of `kinds` that it fits; if none, the error is about the last.
+
+    Raises `ApiError` (always status 400).
+    """
+    request = _decode(body, content_type, kinds)
+    assert isinstance(request, kinds)
+    return request
+
+
+def _decode(body: bytes, content_type: str | None, kinds: Sequence[type[Request]]) -> Request:
+    if _is_json(content_type):
+        for kind in kinds:
+            try:
+                request = _decoder(kind).decode(body)
+                request.check()
+                return request
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Misfit, ApiError):
+                pass
+    return _convert_first(_parse(body, content_type), kinds)
+
+
+@cache
+def _decoder(kind: type[Request]) -> msgspec.json.Decoder[Request]:
+    return msgspec.json.Decoder(kind)
+
+
+def _is_json(content_type: str | None) -> bool:
+    return content_type is not None and content_type.lower().partition(";")[0] == "application/json"
+
+
+def _resembles_json(content_type: str | None) -> bool:
+    """Any spelling of JSON, also ``application/x+json``: parsed, so that bad JSON is the first complaint."""
+    message = Message()
+    message["content-type"] = content_type or ""
+    subtype = message.get_content_subtype()
+    is_json = subtype == "json" or subtype.endswith("+json")
+    return is_json and message.get_content_maintype() == "application"
+
+
+def _parse(body: bytes, content_type: str | None) -> Mapping[str, Any]:
+    values = _parse_json(body) if body and _resembles_json(content_type) else None
+    if not _is_json(content_type):
+        raise malformed("the content type must be application/json")
+    if values is None:
+        raise malformed("body: a JSON object is needed", "body")
+    if not isinstance(values, dict):
+        raise malformed("body: expected an object", "body")
+    return values
+
+
+def _parse_json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        raise malformed(
+            f"body: not JSON at character {error.pos}: {error.msg}", f"body.{error.pos}"
+        ) from None
+    except (ValueError, RecursionError):
+        raise UnparsableBody from None
+
+
+def _convert_first(values: Mapping[str, Any], kinds: Sequence[type[Request]]) -> Request:
+    for kind in kinds:
+        kind.check_rules(RawRequest(values, kind.absent))
+    for kind in kinds:
+        try:
+            request = convert(kind, values)
+        except Misfit as misfit:
+            path, expected = misfit.path, misfit.expected
+        else:
+            check_unicode(values)
+            request.check_converted()
+            return request
+    where = param_of(path)
+    raise malformed(f"{where}: expected {expected}", where)

@@ -1,0 +1,141 @@
+"""The messages of a chat: which ones vLLM takes, and how it names the ones that it does not.
+
+A message stays the dict that the client sent, because chat templates read keys of every kind. It is accepted
+when it is one of OpenAI's six kinds or any other role with text or parts. What fits none of them is reported
+as if it had been meant as the first kind, a developer message: that is the order in which vLLM tries them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.protocol.coercion import Misfit
+from app.protocol.errors import bad_request, malformed
+from app.protocol.paths import param_of
+
+Message = dict[str, Any]
+
+_FIRST_KIND = "ChatCompletionDeveloperMessageParam"
+_TOOL_CALL = "ChatCompletionMessageFunctionToolCallParam"
+_PLAIN_KEYS = frozenset(("role", "content"))
+
+
+def is_plain(message: Message) -> bool:
+    """A role and a text, nothing else: needs no further look."""
+    return message.keys() == _PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
+
+
+def convert_messages(value: Any) -> list[Message]:
+    """The messages in `value`, normalized; raises `Misfit`."""
+    if not isinstance(value, list):
+        raise Misfit("a list of messages")
+    for index, message in enumerate(value):
+        try:
+            _check_message(message)
+        except Misfit as misfit:
+            raise misfit.under(index) from None
+    return value
+
+
+def normalize_messages(messages: Any) -> None:
+    """``reasoning_content`` becomes ``reasoning``, tool calls become a list: in place, on raw JSON, too."""
+    if not isinstance(messages, list):
+        return
+    for message in messages:
+        if not isinstance(message, dict):
+            continue
+        calls = message.get("tool_calls")
+        if calls is not None and not isinstance(calls, list):
+            if not isinstance(calls, str | dict):
+                raise bad_request("tool_calls of a message must be a list")
+            message["tool_calls"] = list(calls)
+        reasoning = message.pop("reasoning_content", None)
+        if reasoning is not None and message.get("reasoning") is None:
+            message["reasoning"] = reasoning
+
+
+def check_tool_calls(messages: list[Message]) -> None:
+    """The calls that an assistant made earlier have an id, a type and a function (or custom tool)."""
+    for message in messages:
+        if message.get("role") == "assistant" and (calls := message.get("tool_calls")):
+            for index, call in enumerate(calls):
+                if (path := _wrong_tool_call(call)) is not None:
+                    where = param_of((index, _TOOL_CALL, *path))
+                    raise malformed(f"{where}: a tool call of a message is incomplete", where)
+
+
+def _check_message(message: Any) -> None:
+    if not isinstance(message, dict):
+        raise Misfit("a message object", _FIRST_KIND)
+    if is_plain(message) or _is_known_kind(message) or _is_custom_kind(message):
+        return
+    if not _is_content(message.get("content")):
+        raise Misfit("a text or a list of parts", _FIRST_KIND, "content")
+    if message.get("role") != "developer":
+        raise Misfit("the name of a role", _FIRST_KIND, "role")
+    raise Misfit("a string", _FIRST_KIND, "name")
+
+
+def _is_content(content: Any) -> bool:
+    # Parts are looked at when the conversation is rendered; here anything that can be walked over passes.
+    return isinstance(content, str | list | dict)
+
+
+def _is_known_kind(message: Message) -> bool:
+    role, content = message.get("role"), message.get("content")
+    if role == "tool":
+        return _is_content(content) and isinstance(message.get("tool_call_id"), str)
+    if role == "function":
+        has_content = "content" in message and (content is None or isinstance(content, str))
+        return has_content and isinstance(message.get("name"), str)
+    if not isinstance(message.get("name", ""), str):
+        return False
+    if role == "assistant":
+        objects = (message.get("audio"), message.get("function_call"))
+        return (
+            (content is None or _is_content(content))
+            and isinstance(message.get("refusal"), str | None)
+            and all(value is None or isinstance(value, dict) for value in objects)
+            and isinstance(message.get("tool_calls", []), list)
+        )
+    return role in ("developer", "system", "user") and _is_content(content)
+
+
+def _is_custom_kind(message: Message) -> bool:
+    content = message.get("content", "")
+    calls = message.get("tool_calls")
+    return (
+        isinstance(message.get("role"), str)
+        and (isinstance(content, str) or isinstance(content, list) and all(map(_is_part, content)))
+        and isinstance(message.get("name", ""), str)
+        and all(isinstance(message.get(key), str | None) for key in ("tool_call_id", "reasoning", "task"))
+        and (
+            calls is None or isinstance(calls, list) and all(_wrong_tool_call(call) is None for call in calls)
+        )
+        and isinstance(message.get("tools"), list | None)
+    )
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, str | dict)
+
+
+def _wrong_tool_call(call: Any) -> tuple[str, ...] | None:
+    """Path to what is wrong with a tool call, as a function call; None when nothing is."""
+    if not isinstance(call, dict):
+        return ()
+    if (
+        call.get("type") == "custom"
+        and isinstance(call.get("id"), str)
+        and isinstance(call.get("custom"), dict)
+    ):
+        return None
+    function = call.get("function")
+    if not isinstance(call.get("id"), str):
+        return ("id",)
+    if not isinstance(function, dict):
+        return ("function",)
+    for key in ("arguments", "name"):
+        if not isinstance(function.get(key), str):
+            return ("function", key)
+    return None if call.get("type") == "function" else ("type",)

@@ -1,0 +1,88 @@
+"""The nested options that chat and text completions share, and their number ranges."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from app.protocol.errors import bad_request
+
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+MAX_STOP_STRINGS = 4
+
+Int64 = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
+Natural = Annotated[int, Meta(ge=0)]
+Truncation = Annotated[int, Meta(ge=-1, le=INT64_MAX)]
+StopStrings = str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
+ExtraArg = str | int | float | list[str | int | float]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """What a stream carries beside its tokens."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class JsonSchema(Struct, kw_only=True):
+    """The ``json_schema`` of a response format; ``schema`` on the wire is `json_schema` here."""
+
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] | None = msgspec.field(default=None, name="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True):
+    """The form that the answer must have; the last three fields belong to ``structural_tag``."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    format: Any = None
+    structures: list[Any] | None = None
+    triggers: list[Any] | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True):
+    """vLLM's own output constraints: exactly one of the first five and `structural_tag`."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+    def __post_init__(self) -> None:
+        constraints = (
+            self.json,
+            self.regex,
+            self.choice,
+            self.grammar,
+            self.json_object,
+            self.structural_tag,
+        )
+        given = sum(constraint is not None for constraint in constraints)
+        if given != 1:
+            raise bad_request(f"structured_outputs takes exactly one constraint, {given} are given")
+
+
+class RepetitionDetection(Struct, kw_only=True):
+    """When to end an answer that repeats itself; sizes in tokens, 0 switches it off."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_pattern_size <= self.max_pattern_size:
+            raise bad_request("repetition_detection needs 0 <= min_pattern_size <= max_pattern_size")
+        if self.max_pattern_size > 0 and self.min_count < 2:
+            raise bad_request("repetition_detection.min_count must be at least 2")

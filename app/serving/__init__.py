@@ -1,0 +1,1 @@
+"""Admission, places, and the life of a generation."""

@@ -1,0 +1,26 @@
+"""What serving asks of whoever plays generations: the simulation, or later a real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from app.events import Event
+from app.generation import Generation
+
+
+class Performance(Protocol):
+    """One generation that has been accepted."""
+
+    def start(self, emit: Callable[[Event], None]) -> None:
+        """Begin: a place has been taken. Every event goes to `emit`, from the hub or from this call."""
+
+    def cancel(self) -> None:
+        """Emit nothing more."""
+
+
+class Performer(Protocol):
+    """Plays generations."""
+
+    def prepare(self, generation: Generation) -> Performance:
+        """Accept `generation`; called in order of arrival, before a place is free."""

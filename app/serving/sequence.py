@@ -1,0 +1,129 @@
+"""The life of one generation: waiting, prefill, decode, over; and what the metrics learn of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from app.events import Event, Failed, Started, Tokens
+from app.generation import Generation
+from app.serving.performer import Performance
+
+if TYPE_CHECKING:
+    from app.serving.service import Service
+
+
+class Sequence:
+    """One choice. It holds its place from `start` until its last token, failure or abort.
+
+    `place` is the future of its turn in the executor, `over` the one that gives the place back.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        performance: Performance,
+        service: Service,
+        emit: Callable[[Event], None],
+        ended: Callable[[Sequence], None],
+    ) -> None:
+        self.generation = generation
+        self.place: Future[None] | None = None
+        self.over: Future[None] = Future()
+        self.tokens = 0
+        self._performance = performance
+        self._service = service
+        self._recorder = service.recorder
+        self._emit = emit
+        self._ended = ended
+        self._queued = False
+        self._cached_tokens = 0
+        self._scheduled_s = self._first_s = self._last_s = 0.0
+
+    def submit(self) -> None:
+        """Ask for a place; waits in line when none is free."""
+        self.place = self._service.executor.submit(self.start)
+        if not self._scheduled_s and not self.over.done():
+            self._queued = True
+            self._recorder.waiting(1)
+
+    def start(self) -> Future[None]:
+        """The executor gives a place; it is ours until the returned future is done."""
+        if self._queued:
+            self._queued = False
+            self._recorder.waiting(-1)
+        self._scheduled_s = self._service.clock.now()
+        self._recorder.running(1)
+        try:
+            self._performance.start(self._on_event)
+        except Exception as error:
+            self._on_event(Failed(self.generation.index, error))
+        return self.over
+
+    def abort(self) -> None:
+        """The client is gone: stop playing, give the place or the turn in line back."""
+        if self.over.done():
+            return
+        self._performance.cancel()
+        if self.place is not None and self._queued:
+            self._service.executor.forget(self.place)
+        self._end("abort")
+
+    def _on_event(self, event: Event) -> None:
+        if type(event) is Tokens:
+            count = len(event.ids)
+            self.tokens += count
+            if self._first_s:
+                if count:
+                    self._recorder.inter_token((event.at_s - self._last_s) / count, count)
+            else:
+                self._first_token(event)
+            self._last_s = event.at_s
+            self._recorder.decoded(count)
+            self._service.step(count, event.at_s)
+            self._emit(event)
+            if event.finish is not None and not self.over.done():
+                self._end(event.finish.reason)
+            return
+        if type(event) is Started:
+            self._cached_tokens = event.cached_tokens
+        self._emit(event)
+        if type(event) is Failed:
+            self._end("error")
+
+    def _first_token(self, event: Tokens) -> None:
+        """Several tokens at once are one first token and waits of no length after it."""
+        self._first_s = event.at_s
+        prompt_tokens = len(self.generation.prompt_ids)
+        self._recorder.prefilled(event.at_s - self.generation.arrival_s, prompt_tokens, self._cached_tokens)
+        self._service.step(prompt_tokens - self._cached_tokens, event.at_s)
+        if len(event.ids) > 1:
+            self._recorder.inter_token(0.0, len(event.ids) - 1)
+
+    def _end(self, reason: str) -> None:
+        if self._queued:
+            self._queued = False
+            self._recorder.waiting(-1)
+        elif self._scheduled_s:
+            self._recorder.running(-1)
+        self._record_end(reason)
+        self.over.set_result(None)
+        self._ended(self)
+
+    def _record_end(self, reason: str) -> None:
+        now_s = self._service.clock.now()
+        generation = self.generation
+        scheduled_s = self._scheduled_s or now_s
+        first_s = self._first_s or scheduled_s
+        self._recorder.finished(
+            reason,  # type: ignore[arg-type]
+            prompt_tokens=len(generation.prompt_ids),
+            generation_tokens=self.tokens,
+            cached_tokens=self._cached_tokens,
+            max_tokens=generation.max_tokens,
+            queue_s=scheduled_s - generation.arrival_s,
+            prefill_s=first_s - scheduled_s,
+            decode_s=max(0.0, self._last_s - first_s),
+            e2e_s=now_s - generation.arrival_s,
+        )

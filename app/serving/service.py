@@ -1,0 +1,131 @@
+"""The way in: admission, and the sequences of each request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Listed
+from functools import cached_property
+
+from app.events import Event
+from app.generation import Generation
+from app.metrics.recorder import Recorder
+from app.protocol.errors import too_many, unavailable
+from app.serving.executor import PlaceExecutor
+from app.serving.performer import Performer
+from app.serving.sequence import Sequence
+from app.simulation.clock import Clock
+
+STEP_S = 0.001
+"""Tokens due within one such span count as one engine step."""
+
+
+class SequenceGroup:
+    """The sequences of one request (n choices of each prompt), admitted and ended together."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.sequences: list[Sequence] = []
+        self._recorder = recorder
+        self._ended: dict[int, list[int]] = {}
+
+    def abort(self) -> None:
+        """End what still runs or waits."""
+        for sequence in self.sequences:
+            sequence.abort()
+
+    def ended(self, sequence: Sequence) -> None:
+        """One sequence is over; the last choice of a prompt settles what is counted per prompt."""
+        n = sequence.generation.n
+        lengths = self._ended.setdefault(sequence.generation.index // n, [])
+        lengths.append(sequence.tokens)
+        if len(lengths) == n:
+            self._recorder.completed(n, max(lengths))
+
+
+class Service:
+    """Takes generations in, up to its limits, and plays each when one of `places` is free.
+
+    `max_waiting` bounds the waiting list (429 beyond it); `max_unfinished`, if given, bounds
+    waiting and running together (503; vLLM's `max-num-queued-reqs`).
+    """
+
+    def __init__(
+        self,
+        performer: Performer,
+        recorder: Recorder,
+        clock: Clock,
+        places: int,
+        max_waiting: int,
+        max_unfinished: int | None = None,
+    ) -> None:
+        self.recorder = recorder
+        self.clock = clock
+        self.draining = False
+        self._performer = performer
+        self._places = places
+        self._max_waiting = max_waiting
+        self._max_unfinished = max_unfinished
+        self._step = 0
+        self._step_tokens = 0
+
+    @cached_property
+    def executor(self) -> PlaceExecutor:
+        """Made by the first request, so in the worker and after the fork."""
+        return PlaceExecutor(self._places)
+
+    @property
+    def unfinished(self) -> int:
+        """Sequences waiting or running."""
+        return self.executor.running + self.executor.waiting
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold a place."""
+        return self.executor.running
+
+    def drain(self) -> None:
+        """Admit nothing more; what was admitted goes on to its end."""
+        self.draining = True
+
+    def admit(self, count: int) -> None:
+        """Raise ApiError 503 or 429 when `count` more sequences would exceed a limit.
+
+        All or nothing: a request of several choices is never admitted in part.
+        """
+        if self.draining:
+            raise unavailable("The server is shutting down and takes no new requests.")
+        if self._max_unfinished is not None and self.unfinished + count > self._max_unfinished:
+            self.recorder.rejected("max_num_queued_reqs")
+            raise unavailable(
+                f"The server already holds {self.unfinished} of at most {self._max_unfinished} requests; retry later."
+            )
+        if count > self.executor.free + self._max_waiting - self.executor.waiting:
+            raise too_many(
+                f"The waiting requests queue is full ({self.executor.waiting} of {self._max_waiting}); retry later."
+            )
+
+    def submit(self, generations: Listed[Generation], emit: Callable[[Event], None]) -> SequenceGroup:
+        """Play `generations`; their events go to `emit`, some of them perhaps before this returns.
+
+        Raises ApiError as `admit` does.
+        """
+        self.admit(len(generations))
+        group = SequenceGroup(self.recorder)
+        for generation in generations:
+            performance = self._performer.prepare(generation)
+            group.sequences.append(Sequence(generation, performance, self, emit, group.ended))
+        for sequence in group.sequences:
+            sequence.submit()
+        return group
+
+    def step(self, tokens: int, at_s: float) -> None:
+        """`tokens` were computed at `at_s`; tokens of the same millisecond are one engine step."""
+        step = int(at_s / STEP_S)
+        if step != self._step:
+            self._flush_step()
+            self._step = step
+        self._step_tokens += tokens
+
+    def _flush_step(self) -> None:
+        if self._step_tokens:
+            self.recorder.iteration(self._step_tokens)
+            self._step_tokens = 0

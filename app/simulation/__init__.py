@@ -1,0 +1,1 @@
+"""What to say and when to say it: the simulated performer."""

@@ -1,0 +1,36 @@
+"""Tokenizers: text to token ids and back, conversations to prompts.
+
+`load_tokenizer` picks one of three kinds behind the same `Tokenizer` interface: the embedded default, a
+`tokenizer.json` from a folder or the hub, a remote vLLM render service.
+"""
+
+from app.tokenization.base import (
+    PLAIN_CHAT,
+    ChatOptions,
+    ChatTemplateError,
+    Message,
+    TokenIdError,
+    Tokenizer,
+    TokenizerError,
+    TokenizerInputError,
+    TokenizerLoadError,
+    TokenizerServiceError,
+)
+from app.tokenization.huggingface import LocalTokenizer
+from app.tokenization.loading import default_tokenizer, load_tokenizer
+
+__all__ = [
+    "PLAIN_CHAT",
+    "ChatOptions",
+    "ChatTemplateError",
+    "LocalTokenizer",
+    "Message",
+    "TokenIdError",
+    "Tokenizer",
+    "TokenizerError",
+    "TokenizerInputError",
+    "TokenizerLoadError",
+    "TokenizerServiceError",
+    "default_tokenizer",
+    "load_tokenizer",
+]

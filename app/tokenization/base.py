@@ -1,0 +1,101 @@
+"""What every tokenizer offers to the rooms above, and how it fails."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Message = Mapping[str, Any]
+"""One chat message as it came in JSON: `role`, `content` (a string, a list of parts or null) and the rest."""
+
+
+class TokenizerError(Exception):
+    """Anything that goes wrong between text and token ids. The message is one sentence for a reader of it."""
+
+
+class TokenizerLoadError(TokenizerError):
+    """The tokenizer that was asked for cannot be loaded: the start stops."""
+
+
+class TokenizerServiceError(TokenizerError):
+    """The remote tokenizer gave no usable answer: the fault of the servers, not of the request."""
+
+
+class TokenizerInputError(TokenizerError, ValueError):
+    """The request's text, ids or template cannot be used: status 400 (vllm-api.md section 4)."""
+
+
+class TokenIdError(TokenizerInputError):
+    """A token id that no vocabulary can hold, or that this vocabulary does not hold."""
+
+
+class ChatTemplateError(TokenizerInputError):
+    """No chat template or no message, or a template that does not compile or refused the conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """How a conversation becomes a prompt; names and defaults as in a request (vllm-api.md section 3.1)."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+
+PLAIN_CHAT = ChatOptions()
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Every method may raise `TokenizerError`."""
+
+    @property
+    def name(self) -> str:
+        """The folder, hub name or service that it came from."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Ids are in range(vocab_size); None when a remote service does not tell."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id that ends a text."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every id that ends a generation: the one above and those of the generation config."""
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raise `TokenIdError` naming the first id that is outside the vocabulary (prompts given as ids)."""
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Return the token ids of `text`."""
+
+    def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+        """Return the token ids of each text, in order."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`; ids without a token add nothing, bytes that are not UTF-8 U+FFFD."""
+
+    def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
+        """Return the text that each token adds to a stream; joined, they are `decode(ids)`.
+
+        Text is held back while it ends inside a character, and comes with the token that completes it.
+        """
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Return the vocabulary's own spelling of each token, as `/tokenize` lists them (`Ġworld`)."""
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token on its own, as log probabilities list them (` world`)."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that the token stands for, also where they are only part of a character."""
+
+    def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
+        """Return the prompt of a conversation as text."""
+
+    def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
+        """Return the prompt of a conversation as token ids."""

@@ -1,0 +1,99 @@
+"""The files of a tokenizer folder, as the Hugging Face hub lays them out."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.tokenization.base import TokenizerLoadError
+
+DEFAULT_TEMPLATE = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFolder:
+    """What stands beside `tokenizer.json`: everything optional has an empty default."""
+
+    tokenizer_file: Path
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Role -> token (`eos_token` -> `</s>`): the names that chat templates know."""
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    """Name -> Jinja source; the one without a name is called `default`."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Ends of a generation by `generation_config.json`, else by `config.json`."""
+    model_vocab_size: int = 0
+    """Rows of the model's embedding by `config.json`: may exceed the tokenizer's vocabulary."""
+
+
+def read_folder(path: Path) -> TokenizerFolder:
+    """Read a folder that holds `tokenizer.json`, or that file itself.
+
+    Raises:
+        TokenizerLoadError: there is no such file, or one of the JSON files cannot be read.
+    """
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise TokenizerLoadError(f"There is no tokenizer.json at {path}.")
+    folder = file.parent
+    config = _read_json(folder / "tokenizer_config.json")
+    model = _read_json(folder / "config.json")
+    return TokenizerFolder(
+        tokenizer_file=file,
+        special_tokens=_special_tokens(_read_json(folder / "special_tokens_map.json") | config),
+        chat_templates=_chat_templates(folder, config),
+        eos_token_ids=_eos_token_ids(_read_json(folder / "generation_config.json"), model),
+        model_vocab_size=_vocab_size(model),
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TokenizerLoadError(f"{file} is not readable JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise TokenizerLoadError(f"{file} should hold a JSON object.")
+    return content
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Collect `*_token` entries; a token is its text, or an object with the text under `content`."""
+    tokens = {}
+    for key, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            tokens[key] = text
+    return tokens
+
+
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Files win over the entry in tokenizer_config.json, which is one template or a list of named ones."""
+    templates: dict[str, str] = {}
+    for source in (_read_json(folder / "chat_template.json"), config):
+        entry = source.get("chat_template")
+        if isinstance(entry, str):
+            templates.setdefault(DEFAULT_TEMPLATE, entry)
+        elif isinstance(entry, list):
+            templates |= {named["name"]: named["template"] for named in entry}
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text(encoding="utf-8")
+    if (file := folder / "chat_template.jinja").is_file():
+        templates[DEFAULT_TEMPLATE] = file.read_text(encoding="utf-8")
+    return templates
+
+
+def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
+    for config in configs:
+        value = config.get("eos_token_id")
+        if value is not None:
+            return tuple(value) if isinstance(value, list) else (value,)
+    return ()
+
+
+def _vocab_size(model: Mapping[str, Any]) -> int:
+    nested = model.get("text_config")
+    size = model.get("vocab_size") or (nested.get("vocab_size") if isinstance(nested, dict) else None)
+    return size if isinstance(size, int) else 0

@@ -1,0 +1,68 @@
+"""Which tokenizer the settings ask for."""
+
+import logging
+from pathlib import Path
+
+from app.tokenization.base import Tokenizer, TokenizerLoadError
+from app.tokenization.huggingface import LocalTokenizer
+
+EMBEDDED = Path(__file__).parent / "data"
+
+logger = logging.getLogger(__name__)
+
+
+def default_tokenizer() -> LocalTokenizer:
+    """Return the embedded tokenizer: byte-level BPE of our own, lossless for any Unicode text."""
+    return LocalTokenizer.from_path(EMBEDDED, name="embedded")
+
+
+def load_tokenizer(
+    *,
+    model: str,
+    tokenizer: str | None = None,
+    explicit: bool = False,
+    force_dummy: bool = False,
+    render_url: str | None = None,
+    render_timeout_s: float = 5.0,
+    hf_token: str | None = None,
+) -> Tokenizer:
+    """Return the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
+
+    Args:
+        model: model name, the source when `tokenizer` is not given.
+        tokenizer: folder, file or `organisation/name` on the hub.
+        explicit: the user named `tokenizer`, so nothing else will do.
+        render_url: base address of a vLLM render service.
+        render_timeout_s: seconds until a call to it counts as failed.
+        hf_token: access token for the hub.
+
+    Raises:
+        TokenizerLoadError: `explicit`, and it cannot be loaded.
+    """
+    if force_dummy:
+        return default_tokenizer()
+    if render_url:
+        from app.tokenization.render import RenderTokenizer
+
+        return RenderTokenizer(render_url, model=model, timeout_s=render_timeout_s)
+    source = tokenizer or model
+    try:
+        return _load(source, explicit, hf_token)
+    except TokenizerLoadError as error:
+        if explicit:
+            raise
+        logger.warning("no tokenizer for %s, using the embedded one: %s", source, error)
+        return default_tokenizer()
+
+
+def _load(source: str, explicit: bool, hf_token: str | None) -> LocalTokenizer:
+    path = Path(source).expanduser()
+    if path.exists():
+        return LocalTokenizer.from_path(path, name=source)
+    if source.startswith((".", "/", "~")):
+        raise TokenizerLoadError(f"There is nothing at {source}.")
+    if not explicit and "/" not in source:
+        return default_tokenizer()  # a model name such as `tiny` is nobody's repository
+    from app.tokenization.hub import fetch  # its library is slow to import
+
+    return LocalTokenizer.from_path(fetch(source, hf_token), name=source)

@@ -1,0 +1,165 @@
+"""A tokenizer behind HTTP: a vLLM server or its render service (simulator.md section 6.5)."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import urllib3
+
+from app.tokenization.base import (
+    PLAIN_CHAT,
+    ChatOptions,
+    Message,
+    TokenIdError,
+    TokenizerInputError,
+    TokenizerServiceError,
+)
+
+CONNECTIONS = 32
+"""Kept open between calls; more run at once when needed, and are closed afterwards."""
+PROMPTS_PER_CALL = 256
+"""vLLM refuses more than 1024 prompts in one request."""
+WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
+
+
+class RenderTokenizer:
+    """The `Tokenizer` of a remote service.
+
+    The service tells ids, never which text belongs to which of them: `pieces` splits the text at words and
+    signs, and forces the parts to the number of ids.
+
+    Args:
+        url: base address, with or without a trailing slash.
+        model: the model name that the service knows.
+        timeout_s: seconds from the call to the last byte of the answer.
+    """
+
+    def __init__(self, url: str, *, model: str, timeout_s: float = 5.0) -> None:
+        self.name = url.rstrip("/")
+        self.vocab_size: int | None = None
+        self.eos_token_id: int | None = None
+        self.eos_token_ids: frozenset[int] = frozenset()
+        self._model = model
+        self._pool = urllib3.PoolManager(
+            maxsize=CONNECTIONS, timeout=urllib3.Timeout(total=timeout_s), retries=False
+        )
+
+    def close(self) -> None:
+        """Close the kept connections."""
+        self._pool.clear()
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """See `Tokenizer.check_ids`; all that is known here is that no id is negative."""
+        if ids and min(ids) < 0:
+            raise TokenIdError(f"Token id {min(ids)} is outside the vocabulary.")
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """See `Tokenizer.encode`."""
+        return self.encode_many([text], add_special_tokens)[0]
+
+    def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+        """See `Tokenizer.encode_many`. Empty texts are not asked for: the service refuses them."""
+        asked = [text for text in texts if text]
+        answers: list[list[int]] = []
+        for start in range(0, len(asked), PROMPTS_PER_CALL):
+            prompts = asked[start : start + PROMPTS_PER_CALL]
+            prompt = prompts[0] if len(prompts) == 1 else prompts
+            fields = {"prompt": prompt, "add_special_tokens": add_special_tokens}
+            answers += self._render("/v1/completions/render", fields, count=len(prompts))
+        ids = iter(answers)
+        return [next(ids) if text else [] for text in texts]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See `Tokenizer.decode`; the service always shows special tokens."""
+        if not ids:
+            return ""
+        answer = self._post("/detokenize", {"tokens": list(ids)})
+        text = answer.get("prompt") if isinstance(answer, dict) else None
+        if not isinstance(text, str):
+            raise self._unusable("/detokenize", "no prompt text")
+        return text
+
+    def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
+        """See `Tokenizer.pieces`."""
+        if not ids:
+            return []
+        words = WORD.findall(self.decode(ids, skip_special_tokens))
+        last = len(ids) - 1
+        return [*words[:last], *[""] * (last - len(words)), "".join(words[last:])]
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.token_strings`; the text of each token, one call each."""
+        return [self.decode([token_id]) for token_id in ids]
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.token_texts`; one call each."""
+        return self.token_strings(ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `Tokenizer.token_bytes`; parts of a character are not to be had from the service."""
+        return self.decode([token_id]).encode()
+
+    def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
+        """See `Tokenizer.render_chat`."""
+        return self.decode(self.encode_chat(messages, options))
+
+    def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
+        """See `Tokenizer.encode_chat`. Only what differs from the service's defaults is sent."""
+        fields: dict[str, Any] = {"messages": list(messages)}
+        for name in ChatOptions.__dataclass_fields__:
+            value = getattr(options, name)
+            if value != getattr(PLAIN_CHAT, name):
+                fields[name] = value
+        return self._render("/v1/chat/completions/render", fields, count=1)[0]
+
+    def _render(self, path: str, fields: Mapping[str, Any], count: int) -> list[list[int]]:
+        """Return the `token_ids` of each of `count` prompts; one prompt may be answered by a bare object."""
+        answer = self._post(path, fields)
+        answers = answer if isinstance(answer, list) else [answer]
+        if len(answers) < count:
+            raise self._unusable(path, f"{len(answers)} answers to {count} prompts")
+        found = [item.get("token_ids") if isinstance(item, dict) else None for item in answers[:count]]
+        ids = [item for item in found if isinstance(item, list) and all(type(each) is int for each in item)]
+        if len(ids) < count:
+            raise self._unusable(path, "no list of token_ids")
+        return ids
+
+    def _post(self, path: str, fields: Mapping[str, Any]) -> Any:
+        try:
+            response = self._request(path, {"model": self._model, **fields})
+        except urllib3.exceptions.HTTPError as error:
+            raise TokenizerServiceError(f"The tokenizer service {self.name} {_trouble(error)}.") from error
+        if response.status in (400, 422):
+            raise TokenizerInputError(_reason(response))
+        if not 200 <= response.status < 300:
+            raise self._unusable(path, f"status {response.status}: {_reason(response)}")
+        try:
+            return response.json()
+        except ValueError as error:
+            raise self._unusable(path, "no JSON") from error
+
+    def _request(self, path: str, body: Mapping[str, Any]) -> urllib3.BaseHTTPResponse:
+        try:
+            return self._pool.request("POST", self.name + path, json=body)
+        except urllib3.exceptions.ProtocolError:
+            # A kept connection that the service closed just now; the call changes nothing, so ask again.
+            return self._pool.request("POST", self.name + path, json=body)
+
+    def _unusable(self, path: str, what: str) -> TokenizerServiceError:
+        return TokenizerServiceError(f"The tokenizer service {self.name} answered {path} with {what}.")
+
+
+def _trouble(error: urllib3.exceptions.HTTPError) -> str:
+    # The library counts a refused connection among the time-outs.
+    refused = isinstance(error, urllib3.exceptions.NewConnectionError)
+    if isinstance(error, urllib3.exceptions.TimeoutError) and not refused:
+        return "timed out"
+    return f"is out of reach: {error}"
+
+
+def _reason(response: urllib3.BaseHTTPResponse) -> str:
+    """Return the message of an error body in vLLM's form, else the start of the body."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.data[:200].decode("utf-8", "replace")

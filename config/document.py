@@ -1,0 +1,77 @@
+"""Writes docs/configuration.md from the table: `python -m config.document`."""
+
+from pathlib import Path
+
+from config.fields import Setting
+from config.flags import IGNORED
+from config.table import ROOMS, TABLE
+
+PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+
+_INTRODUCTION = """\
+# Configuration
+
+<!-- Written by `python -m config.document`; change config/settings.py or config/document.py instead. -->
+
+A setting is taken from the first of these places that has it:
+
+1. its flag, when the server is started with `python -m app --port 8001 ...`
+2. its environment variable, `SIM_` and its name in capitals with underscores; this is also how
+   `gunicorn wsgi:app` is configured
+3. the YAML file that `--config` or `SIM_CONFIG` names; `config/examples` has some
+4. its default
+
+A value that breaks a rule, an unknown flag and an unknown YAML key stop the start with one line that names
+the setting, the value, the place and the rule; the exit status is 1. An unknown `SIM_` variable only causes a
+warning, because platforms inject variables of their own. (A Kubernetes service that is called `sim` injects a
+`SIM_PORT` that is not a port: set `enableServiceLinks: false` in the pod.)
+
+## How values are written
+
+| kind | flag | environment | YAML |
+|---|---|---|---|
+| text, number | `--port 8001` `--port=8001` | `SIM_PORT=8001` | `port: 8001` |
+| switch | `--access-log` `--no-access-log` | `SIM_ACCESS_LOG=true` | `access-log: true` |
+| duration | `--read-timeout 1m30s` | `SIM_READ_TIMEOUT=90s` | `read-timeout: 1.5m` |
+| list | `--served-model-name a b` | `SIM_SERVED_MODEL_NAME=a,b` | `served-model-name: [a, b]` |
+
+A duration is a sequence of decimal numbers with the units `ns`, `us` (or `µs`), `ms`, `s`, `m`, `h`; a bare
+integer counts milliseconds. A switch is `true`, `yes`, `on`, `1` or `false`, `no`, `off`, `0`, also after its
+flag (`--access-log=false`). In the environment, a list whose items have commas is written as a JSON array, an
+empty variable counts as not set, and `""` (two quotes) stands for an empty value. The YAML file is one flat
+mapping; its keys may be written with underscores. What is given again replaces what was there before: lists
+are never merged.
+
+`-v N` is understood as klog's verbosity: 0 and 1 log warnings, 2 and 3 info, 4 and more debug. Other flags of
+klog and of vLLM are accepted and change nothing: {ignored}.
+
+Settings marked *live* may change while the server runs.
+"""
+_HEAD = "| setting | type | default | environment | live | meaning |\n|---|---|---|---|---|---|\n"
+
+
+def render() -> str:
+    """The whole page."""
+    ignored = ", ".join(f"`--{name}`" for name in sorted(IGNORED))
+    sections = [
+        f"## {group.capitalize()}\n\n{room.__doc__}\n\n{_HEAD}"
+        + "".join(_line(row) for row in TABLE if row.group == group)
+        for group, room in ROOMS.items()
+    ]
+    return "\n".join([_INTRODUCTION.format(ignored=ignored), *sections])
+
+
+def _line(row: Setting) -> str:
+    kind = f"{row.type} ({row.unit})" if row.unit else row.type
+    default = row.kind.write(row.default)
+    shown = "empty" if default in ("", "[]") else f"`{default}`"
+    rules = "; ".join(rule.text for rule in row.rules)
+    meaning = row.help + (f" The value {rules}." if rules else "") + (" Never shown." if row.secret else "")
+    variables = " ".join(f"`{name}`" for name in row.env)
+    cells = (f"`{row.name}`", kind, shown, variables, "live" if row.live else "", meaning)
+    return "| " + " | ".join(cells) + " |\n"
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(render(), "utf-8")

@@ -1,0 +1,56 @@
+"""The YAML file: one flat mapping of setting names to values."""
+
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from config.errors import ConfigError
+from config.flags import IGNORED, suggestion
+from config.table import BY_NAME
+
+
+def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, Any]:
+    """Setting name to YAML value. Keys may be written with underscores.
+
+    Raises ConfigError when the file cannot be read or parsed, is not a flat mapping, has a key that is no
+    setting, or has a setting twice.
+    """
+    document = _parsed(path)
+    if not isinstance(document, dict):
+        raise ConfigError(f"YAML file {path}: must be a mapping of setting names to values")
+    values: dict[str, Any] = {}
+    for key, value in document.items():
+        name = str(key).replace("_", "-")
+        if name in IGNORED:
+            warn(f"YAML file {path}: {key} is accepted and ignored")
+            continue
+        if name not in BY_NAME:
+            raise ConfigError(f"YAML file {path}: unknown key {str(key)!r}{suggestion(name)}")
+        if name in values:
+            raise ConfigError(f"YAML file {path}: {name} is given twice")
+        values[name] = value
+    return values
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader for which a repeated key is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value]
+        repeated = next((key for key in keys if keys.count(key) > 1), None)
+        if repeated is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"{repeated} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _parsed(path: str) -> Any:
+    try:
+        text = Path(path).read_text("utf-8")
+        document = yaml.load(text, _Loader)
+    except OSError as error:
+        raise ConfigError(f"YAML file {path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"YAML file {path}: cannot be parsed: {error}") from None
+    return {} if document is None else document

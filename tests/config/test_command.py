@@ -1,0 +1,79 @@
+"""`python -m app`: exit status, one line on stderr, and what gunicorn is started with."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import app.__main__ as command
+from config import VERSION
+from config.loader import load
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("SIM_")}
+    return subprocess.run(
+        [sys.executable, "-m", "app", *argv],
+        cwd=ROOT,
+        env=clean | environ,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--port", "0"], "error: setting port: '0' (flag --port) must be between 1 and 65535\n"),
+        (["--prot", "1"], "error: unknown flag --prot; did you mean --port?\n"),
+        (["--config", "/nowhere"], "error: YAML file /nowhere: cannot be read: No such file or directory\n"),
+    ],
+)
+def test_a_wrong_setting_ends_with_status_1_and_one_line(argv: list[str], line: str) -> None:
+    done = run(*argv)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
+
+
+def test_a_wrong_variable_ends_with_status_1_and_one_line() -> None:
+    done = run(SIM_MAX_NUM_SEQS="none")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: setting max-num-seqs: 'none' (environment variable SIM_MAX_NUM_SEQS) "
+        "must be a whole number (of at most 64 bits)\n"
+    )
+
+
+def test_help_and_version_end_with_status_0() -> None:
+    done = run("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--max-num-seqs NUMBER" in done.stdout
+    assert run("--version").stdout == f"understudy {VERSION}\n"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """Command lines that the process would have become; its environment and folder are put back."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(os, "environ", {"SIM_SEED": "1"})
+    monkeypatch.setattr(os, "execv", lambda path, argv: commands.append(argv))
+    monkeypatch.chdir(tmp_path)
+    return commands
+
+
+def test_gunicorn_is_started_in_the_project_with_the_same_settings(
+    started: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--port", "8123", "--served-model-name", "a,b", "c", "--enforce-eager"]
+    command.main(argv)
+    (becomes,) = started
+    assert becomes == [
+        sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn.conf.py"), "wsgi:app"
+    ]  # fmt: skip
+    assert Path.cwd() == ROOT
+    assert load((), os.environ) == load(argv, {"SIM_SEED": "1"}, print)
+    assert capsys.readouterr().err == "warning: flag --enforce-eager is accepted and ignored\n"

@@ -1,0 +1,193 @@
+"""Where a setting comes from, and how it may be written."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from config import Settings
+from config.loader import load
+from config.table import TABLE
+
+Write = Callable[[str], str]
+
+
+def warnings(argv: list[str], environ: dict[str, str] | None = None) -> list[str]:
+    told: list[str] = []
+    load(argv, environ or {}, told.append)
+    return told
+
+
+# Precedence
+
+
+def test_without_any_source_the_defaults_hold() -> None:
+    assert load((), {}) == load(None, {}) == Settings()
+
+
+def test_the_strongest_source_wins(yaml_file: Write) -> None:
+    file = yaml_file("port: 1\nmax-num-seqs: 1\nmax-model-len: 1")
+    environ = {"SIM_CONFIG": file, "SIM_PORT": "2", "SIM_MAX_NUM_SEQS": "2"}
+    settings = load(["--port", "3"], environ)
+    assert (settings.server.port, settings.scheduling.max_num_seqs, settings.model.max_model_len) == (3, 2, 1)
+    assert settings.log == Settings().log
+
+
+def test_the_config_flag_is_stronger_than_its_variable(yaml_file: Write) -> None:
+    assert load(["--config", yaml_file("port: 7")], {"SIM_CONFIG": "/nowhere"}).server.port == 7
+    assert load(["--config="], {"SIM_CONFIG": "/nowhere"}) == Settings()
+
+
+def test_a_value_that_is_not_used_is_not_checked() -> None:
+    assert load(["--port", "1"], {"SIM_PORT": "tcp://10.0.0.1:80"}).server.port == 1
+
+
+def test_a_list_replaces_the_list_of_a_weaker_source(yaml_file: Write) -> None:
+    file = yaml_file("served-model-name: [a, b]")
+    assert load(["--config", file], {}).model.served_names == ("a", "b")
+    assert load(["--config", file, "--served-model-name", "c"], {}).model.served_names == ("c",)
+    emptied = load(["--config", file, "--model", "m", "--served-model-name"], {}).model
+    assert emptied.served_names == ("m",)
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"POD_NAME": "a"}, "a"),
+        ({"SIM_POD_NAME": "b"}, "b"),
+        ({"POD_NAME": "a", "SIM_POD_NAME": "b"}, "b"),
+        ({"POD_NAME": ""}, ""),
+    ],
+)
+def test_some_settings_have_a_variable_of_the_platform_too(environ: dict[str, str], name: str) -> None:
+    assert load((), environ).server.pod_name == name
+
+
+# Syntaxes
+
+
+@pytest.mark.parametrize(
+    ("argv", "group", "expected"),
+    [
+        (["--port", "5"], "server.port", 5),
+        (["--port=5"], "server.port", 5),
+        (["--port", "1", "--port", "5"], "server.port", 5),
+        (["--max_num_seqs", "5"], "scheduling.max_num_seqs", 5),
+        (["--seed", "-5"], "reply.seed", -5),
+        (["--seed="], "reply.seed", None),
+        (["--time-factor-under-load", "1.5"], "latency.time_factor_under_load", 1.5),
+        (["--access-log"], "log.access_log", True),
+        (["--access-log=false"], "log.access_log", False),
+        (["--access-log", "false"], "log.access_log", False),
+        (["--access-log", "true"], "log.access_log", True),
+        (["--access-log", "--no-access-log"], "log.access_log", False),
+        (["--inter-token-latency", "100us"], "latency.inter_token_latency", 0.0001),
+        (["--inter-token-latency", "20"], "latency.inter_token_latency", 0.02),
+        (["--latency-calculator="], "latency.latency_calculator", ""),
+        (["--mode", "ECHO"], "reply.mode", "echo"),
+        (["--served-model-name", "a", "b", "c"], "model.served_model_name", ("a", "b", "c")),
+        (["--served-model-name=a"], "model.served_model_name", ("a",)),
+        (["--served-model-name", "a,b", ""], "model.served_model_name", ("a,b",)),
+        (["--served-model-name", "a", "-v", "5"], "model.served_model_name", ("a",)),
+        (["-v", "5"], "log.log_level", "debug"),
+        (["--v=4"], "log.log_level", "debug"),
+        (["-v2"], "log.log_level", "info"),
+        (["-v=1"], "log.log_level", "warning"),
+        (["-v", "5", "--log-level", "error"], "log.log_level", "error"),
+        (["--log-level", "error", "-v", "5"], "log.log_level", "error"),
+    ],
+)
+def test_flag_syntaxes(argv: list[str], group: str, expected: Any) -> None:
+    room, attribute = group.split(".")
+    assert getattr(getattr(load(argv, {}), room), attribute) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "group", "expected"),
+    [
+        ("SIM_SERVED_MODEL_NAME", "a, b", "model.served_model_name", ("a", "b")),
+        ("SIM_SERVED_MODEL_NAME", '["a,b"]', "model.served_model_name", ("a,b",)),
+        ("SIM_SERVED_MODEL_NAME", "[]", "model.served_model_name", ()),
+        ("SIM_ACCESS_LOG", "1", "log.access_log", True),
+        ("SIM_ACCESS_LOG", "off", "log.access_log", False),
+        ("SIM_PORT", "", "server.port", 8000),
+        ("SIM_SEED", '""', "reply.seed", None),
+        ("SIM_INTER_TOKEN_LATENCY", "1m30s", "latency.inter_token_latency", 90.0),
+        ("HF_TOKEN", "secret", "tokenizer.hf_token", "secret"),
+    ],
+)
+def test_environment_syntaxes(name: str, text: str, group: str, expected: Any) -> None:
+    room, attribute = group.split(".")
+    assert getattr(getattr(load((), {name: text}), room), attribute) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "group", "expected"),
+    [
+        ("max_num_seqs: 5", "scheduling.max_num_seqs", 5),
+        ("port: '5'", "server.port", 5),
+        ("access-log: yes", "log.access_log", True),
+        ("inter-token-latency: 20", "latency.inter_token_latency", 0.02),
+        ("inter-token-latency: 1.5s", "latency.inter_token_latency", 1.5),
+        ("time-factor-under-load: 2", "latency.time_factor_under_load", 2.0),
+        ("seed: null", "reply.seed", None),
+        ("latency-calculator: ''", "latency.latency_calculator", ""),
+        ("served-model-name: one", "model.served_model_name", ("one",)),
+        ("", "server.port", 8000),
+        ("# nothing", "server.port", 8000),
+    ],
+)
+def test_yaml_syntaxes(yaml_file: Write, text: str, group: str, expected: Any) -> None:
+    room, attribute = group.split(".")
+    assert getattr(getattr(load(["--config", yaml_file(text)], {}), room), attribute) == expected
+
+
+# Warnings
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--enforce-eager"],
+        ["--no-enable-prefix-caching"],
+        ["--tensor-parallel-size", "8"],
+        ["--mm-processor-kwargs={}"],
+        ["--ec_transfer_config", "{}"],
+        ["--logtostderr", "true"],
+        ["--stderrthreshold=2"],
+        ["--vmodule", "a=1"],
+    ],
+)
+def test_flags_of_vllm_and_klog_are_ignored_with_one_warning(argv: list[str]) -> None:
+    (warning,) = warnings([*argv, "--port", "1"])
+    assert warning.endswith("is accepted and ignored")
+
+
+def test_ignored_keys_and_unknown_variables_cause_one_warning_each(yaml_file: Write) -> None:
+    file = yaml_file("enforce-eager: true")
+    environ = {"SIM_FOO": "1", "SIM_BAR": "2", "SIM_PORT": "1", "SIM_CONFIG": file}
+    ignored, unknown = warnings([], environ)
+    assert "enforce-eager is accepted and ignored" in ignored
+    assert unknown == "not a setting, ignored: environment variable SIM_BAR, SIM_FOO"
+
+
+# The table and the dump
+
+
+def test_every_setting_has_a_flag_a_variable_a_default_that_reads_back_and_a_help() -> None:
+    for row in TABLE:
+        assert row.name == row.attribute.replace("_", "-")
+        assert row.env[0] == "SIM_" + row.attribute.upper()
+        assert row.kind.read(row.kind.write(row.default)) == row.default
+        assert row.help.endswith(".")
+    assert len({row.name for row in TABLE}) == len(TABLE)
+
+
+def test_the_dump_shows_every_setting_and_no_secret() -> None:
+    argv = ["--hf-token", "hf_x", "--read-timeout", "90s", "--served-model-name", "a", "b"]
+    settings = load(argv, {})
+    shown = settings.dump()
+    assert list(shown) == [row.name for row in TABLE]
+    assert shown["hf-token"] == "***"
+    assert (shown["read-timeout"], shown["served-model-name"], shown["seed"]) == ("1m30s", ["a", "b"], None)
+    assert settings.dump(masked=False)["hf-token"] == "hf_x"

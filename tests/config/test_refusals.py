@@ -1,0 +1,151 @@
+"""What stops the start: one line that names the setting, the value, where it stands and the rule."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from config import ConfigError
+from config.loader import load
+
+Write = Callable[[str], str]
+
+
+def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
+    """The line that stops the start."""
+    with pytest.raises(ConfigError) as caught:
+        load(argv, environ or {})
+    line = str(caught.value)
+    assert line and "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--model", ""], "setting model: '' (flag --model) must not be empty"),
+        (["--mode", "loud"], "setting mode: 'loud' (flag --mode) must be random or echo"),
+        (["--port", "0"], "setting port: '0' (flag --port) must be between 1 and 65535"),
+        (["--port", "65536"], "setting port: '65536' (flag --port) must be between 1 and 65535"),
+        (["--port", "8k"], "setting port: '8k' (flag --port) must be a whole number (of at most 64 bits)"),
+        (["--port", "1" * 500], "(flag --port) must be a whole number"),
+        (["--seed", str(2**63)], "must be a whole number"),
+        (["--inter-token-latency", "-1ms"], "setting inter-token-latency: '-1ms' (flag"),
+        (["--inter-token-latency", "fast"], "must be a duration such as"),
+        (["--inter-token-latency-std-dev=-1ms"], "must not be negative"),
+        (
+            ["--inter-token-latency", "10ms", "--inter-token-latency-std-dev", "4ms"],
+            "setting inter-token-latency-std-dev: '4ms' (flag --inter-token-latency-std-dev) "
+            "must not be more than 30 % of inter-token-latency",
+        ),
+        (["--time-to-first-token", "-1ms"], "must not be negative"),
+        (["--time-to-first-token-std-dev", "-1"], "must not be negative"),
+        (["--time-to-first-token-std-dev", "1ns"], "must not be more than 30 % of time-to-first-token"),
+        (["--prefill-overhead", "-1ms"], "must not be negative"),
+        (["--prefill-time-per-token", "-1ms"], "must not be negative"),
+        (["--prefill-time-std-dev", "-1ms"], "must not be negative"),
+        (["--time-factor-under-load", "0.9"], "must be at least 1.0"),
+        (["--time-factor-under-load", "nan"], "must be a number"),
+        (["--max-model-len", "0"], "must be at least 1"),
+        (["--max-num-seqs", "0"], "must be at least 1"),
+        (["--max-waiting-queue-length", "-1"], "must be at least 0"),
+        (["--max-num-queued-reqs", "-1"], "must be at least 0"),
+        (["--max-request-body-size-mb", "0"], "must be between 1 and 512"),
+        (["--max-request-body-size-mb", "513"], "must be between 1 and 512"),
+        (["--max-logprobs", "-2"], "must be at least -1"),
+        (["--read-timeout", "0"], "must be longer than 0s"),
+        (["--graceful-timeout", "-1"], "must not be negative"),
+        (["--served-model-name", " "], "must not contain an empty item"),
+        (["--latency-calculator", "magic"], 'must be "" (empty), constant or per-token'),
+        (["--access-log=maybe"], "must be true or false"),
+        (["--log-level", "loud"], "must be debug, info, warning, error or critical"),
+        (["--prot", "1"], "unknown flag --prot; did you mean --port?"),
+        (["--xyzzy"], "unknown flag --xyzzy"),
+        (["--no-port"], "unknown flag --no-port"),
+        (["--no-access-log=true"], "unknown flag --no-access-log"),
+        (["--"], "unknown flag --"),
+        (["--port"], "flag --port needs a value"),
+        (["--port", "--mode"], "flag --port needs a value"),
+        (["--config"], "flag --config needs a value"),
+        (["-v", "loud"], "flag -v: 'loud' must be a whole number"),
+        (["8000"], "unexpected argument '8000'"),
+        (["-p", "8000"], "unexpected argument '-p'"),
+        (["--model", "a", "b"], "unexpected argument 'b'"),
+        (["--config", "/nowhere.yaml"], "YAML file /nowhere.yaml: cannot be read: No such file or directory"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_line(argv: list[str], line: str) -> None:
+    assert line in refusal(argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("prot: 1", "unknown key 'prot'; did you mean port?"),
+        ("1: 2", "unknown key '1'"),
+        ("config: x", "unknown key 'config'"),
+        ("port: 0", "must be between 1 and 65535"),
+        ("port: true", "must be a whole number"),
+        ("port: 5.0", "must be a whole number"),
+        ("port: [1]", "must be a whole number"),
+        ("port: null", "must be a whole number"),
+        ("model: 7", "must be text"),
+        ("model: {a: b}", "must be text"),
+        ("mode: 1", "must be random or echo"),
+        ("access-log: 3", "must be true or false"),
+        ("inter-token-latency: 0.5", "must be a duration"),
+        ("inter-token-latency: true", "must be a duration"),
+        ("time-factor-under-load: .inf", "must be a number"),
+        ("time-factor-under-load: true", "must be a number"),
+        ("served-model-name: [1]", "must be a list of texts"),
+        ("port: 1\nport: 2", "port is given twice"),
+        ("max-num-seqs: 1\nmax_num_seqs: 2", "max-num-seqs is given twice"),
+        ("- port", "must be a mapping"),
+        ("just words", "must be a mapping"),
+        ("port: [", "cannot be parsed"),
+        ("port: \x00", "cannot be parsed"),
+        ("!!python/object:os.system {}", "cannot be parsed"),
+        ("? [a]\n: b", "cannot be parsed"),
+    ],
+)
+def test_a_wrong_yaml_file_is_refused_in_one_line(yaml_file: Write, text: str, line: str) -> None:
+    path = yaml_file(text)
+    told = refusal(["--config", path])
+    assert line in told and path in told
+
+
+def test_a_yaml_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"model: caf\xe9")
+    assert "cannot be parsed" in refusal(["--config", str(path)])
+    assert "cannot be read: Is a directory" in refusal(["--config", str(tmp_path)])
+
+
+def test_a_refusal_names_the_variable() -> None:
+    line = refusal([], {"SIM_PORT": "tcp://10.0.0.1:80"})
+    assert line.startswith("setting port: 'tcp://10.0.0.1:80' (environment variable SIM_PORT) must be")
+
+
+def test_a_refusal_names_the_default_that_another_setting_contradicts() -> None:
+    assert "(environment variable SIM_TIME_TO_FIRST_TOKEN_STD_DEV)" in refusal(
+        [], {"SIM_TIME_TO_FIRST_TOKEN_STD_DEV": "5ms"}
+    )
+
+
+def test_a_refusal_shows_neither_secrets_nor_endless_values() -> None:
+    assert len(refusal(["--mode", "x" * 5000])) < 200
+    assert refusal(["--mode", "a\nb"])
+
+
+@pytest.mark.parametrize(("base", "deviation"), [("100ms", "30ms"), ("70ms", "21ms"), ("10us", "3us")])
+def test_a_deviation_of_exactly_30_percent_passes(base: str, deviation: str) -> None:
+    load(["--time-to-first-token", base, "--time-to-first-token-std-dev", deviation], {})
+
+
+def test_the_first_broken_rule_is_the_one_of_the_reference_order() -> None:
+    order = ["model", "port", "prefill-overhead", "max-num-seqs", "max-request-body-size-mb"]
+    wrong = {"model": "", "port": "0", "prefill-overhead": "-1ms", "max-num-seqs": "0"}
+    wrong["max-request-body-size-mb"] = "0"
+    while order:
+        argv = [word for name in reversed(order) for word in (f"--{name}", wrong[name])]
+        assert refusal(argv).startswith(f"setting {order.pop(0)}:")

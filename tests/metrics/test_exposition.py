@@ -1,0 +1,66 @@
+"""One scrape holds vLLM's, HTTP and process families and parses."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.metrics.exposition import CONTENT_TYPE, Exposition
+from app.metrics.http import HttpMetrics
+from app.metrics.recorder import Recorder
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_scrape_parses_and_has_every_kind_of_family() -> None:
+    http = HttpMetrics()
+    http.observe("POST", "/v1/completions", 200, 0.1, request_bytes=10, response_bytes=20)
+    text = Exposition(Recorder('mo"del\\\n%s', 2048, {}), http).render().decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert {
+        "vllm:num_requests_running",
+        "http_requests",
+        "process_open_fds",
+        "python_info",
+    } <= families.keys()
+    (running,) = families["vllm:num_requests_running"].samples
+    assert running.labels == {"model_name": 'mo"del\\\n%s', "engine": "0"}
+
+
+def test_no_family_is_printed_twice() -> None:
+    text = Exposition(Recorder("tiny", 2048, {}), HttpMetrics()).render().decode()
+    types = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+
+
+def test_process_families_are_read_now_and_then_and_the_others_always(clock: Clock) -> None:
+    reads = []
+
+    class Counted(HttpMetrics):
+        def process_text(self) -> str:
+            reads.append(clock.now)
+            return super().process_text()
+
+    recorder = Recorder("tiny", 2048, {})
+    exposition = Exposition(recorder, Counted(), clock=clock, process_age_s=1.0)
+    for count, now in enumerate((0.0, 0.05, 0.95, 1.0, 1.5), start=1):
+        clock.now = now
+        recorder.decoded(1)
+        text = exposition.render().decode()
+        assert f'vllm:generation_tokens_total{{engine="0",model_name="tiny"}} {count}.0\n' in text
+        assert "python_info" in text
+    assert reads == [0.0, 1.0]
+
+
+def test_the_content_type_is_the_text_format() -> None:
+    assert CONTENT_TYPE == "text/plain; version=0.0.4; charset=utf-8"

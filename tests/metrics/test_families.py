@@ -1,0 +1,82 @@
+"""The families are those of the recorded vLLM 0.32: names, types, labels, bounds (families.json)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.metrics.families import FINISHED, TABLE, token_bounds
+from app.metrics.recorder import Recorder
+
+FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("families.json").read_text())
+ALIASES = {spec.name: spec.alias_of for spec in TABLE if spec.alias_of}
+
+
+def scrape(recorder: Recorder) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(recorder.render())}
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder("tiny", max_model_len=2048, cache_config={"block_size": "32", "num_gpu_blocks": "66"})
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_family_is_as_recorded(name: str, recorder: Recorder) -> None:
+    facts = FACTS[name]
+    family = scrape(recorder)[name.removesuffix("_total") if facts["type"] == "counter" else name]
+    labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+    bounds = dict.fromkeys(
+        sample.labels["le"] for sample in family.samples if sample.name.endswith("_bucket")
+    )
+    assert (family.type, labels, list(bounds)) == (facts["type"], facts["labels"], facts.get("bounds", []))
+
+
+def test_there_are_no_other_families_than_aliases_and_creation_times(recorder: Recorder) -> None:
+    bases = {
+        name.removesuffix("_total") if fact["type"] == "counter" else name for name, fact in FACTS.items()
+    }
+    others = scrape(recorder).keys() - bases - {f"{base}_created" for base in bases | ALIASES.keys()}
+    assert others == ALIASES.keys()
+
+
+def test_the_older_names_repeat_the_modern_numbers(recorder: Recorder) -> None:
+    recorder.inter_token(0.03, 4)
+    recorder.completed(n=2, longest=17)
+    families = scrape(recorder)
+    for alias, modern in ALIASES.items():
+        repeated = [(sample.name.replace(alias, modern), *sample[1:3]) for sample in families[alias].samples]
+        assert repeated == [sample[:3] for sample in families[modern].samples]
+
+
+def test_series_that_vllm_has_at_start_are_there_at_zero(recorder: Recorder) -> None:
+    families = scrape(recorder)
+    success = {s.labels["finished_reason"]: s.value for s in families["vllm:request_success"].samples}
+    assert success == dict.fromkeys(FINISHED, 0.0)
+    state = {s.labels["sleep_state"]: s.value for s in families["vllm:engine_sleep_state"].samples}
+    assert state == {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
+
+
+def test_the_cache_configuration_is_a_gauge_of_one(recorder: Recorder) -> None:
+    (sample,) = scrape(recorder)["vllm:cache_config_info"].samples
+    assert sample.value == 1.0
+    assert (sample.labels["block_size"], sample.labels["num_gpu_blocks"]) == ("32", "66")
+    assert (sample.labels["engine"], sample.labels["sliding_window"]) == ("0", "None")
+
+
+def test_an_unknown_label_of_the_cache_configuration_is_refused() -> None:
+    with pytest.raises(ValueError, match="blok_size"):
+        Recorder("tiny", 2048, {"blok_size": "32"})
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "bounds"),
+    [(0, ()), (1, (1,)), (1024, (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)), (20, (1, 2, 5, 10, 20))],
+)
+def test_token_bounds_end_at_the_context_length(max_model_len: int, bounds: tuple[int, ...]) -> None:
+    assert token_bounds(max_model_len) == bounds

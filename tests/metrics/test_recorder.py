@@ -1,0 +1,154 @@
+"""What serving tells the recorder is what the families say (vllm-api.md 11.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.metrics.families import FINISHED, REJECTIONS
+from app.metrics.recorder import Recorder
+
+SECONDS = st.floats(0, 1000)
+TOKENS = st.integers(0, 2000)
+
+
+def samples(recorder: Recorder) -> dict[str, float]:
+    """`name{label="value"}` without the server's labels -> value."""
+    found = {}
+    for family in text_string_to_metric_families(recorder.render()):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+            found[sample.name + "".join(f'{{{k}="{v}"}}' for k, v in sorted(labels.items()))] = sample.value
+    return found
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder("tiny", max_model_len=2048, cache_config={})
+
+
+def finish(recorder: Recorder, reason: Any = "stop", **given: Any) -> None:
+    recorder.finished(
+        reason,
+        **{
+            **{"prompt_tokens": 10, "generation_tokens": 5, "cached_tokens": 0, "max_tokens": 64},
+            **{"queue_s": 0.0, "prefill_s": 0.05, "decode_s": 0.4, "e2e_s": 0.5},
+            **given,
+        },
+    )
+
+
+def test_waiting_and_running_return_to_zero(recorder: Recorder) -> None:
+    recorder.waiting(3)
+    recorder.waiting(-1)
+    recorder.running(1)
+    now = samples(recorder)
+    assert (now["vllm:num_requests_waiting"], now["vllm:num_requests_running"]) == (2, 1)
+    assert now['vllm:num_requests_waiting_by_reason{reason="capacity"}'] == 2
+    recorder.waiting(-2)
+    recorder.running(-1)
+    now = samples(recorder)
+    assert (now["vllm:num_requests_waiting"], now["vllm:num_requests_running"]) == (0, 0)
+    assert now['vllm:num_requests_waiting_by_reason{reason="capacity"}'] == 0
+
+
+def test_a_rejection_counts_under_its_limit(recorder: Recorder) -> None:
+    for reason in REJECTIONS:
+        recorder.rejected(reason)  # type: ignore[arg-type]
+    assert [samples(recorder)[f'vllm:admission_rejections_total{{reason="{r}"}}'] for r in REJECTIONS] == [
+        1,
+        1,
+    ]
+
+
+def test_prompt_tokens_split_by_where_they_came_from(recorder: Recorder) -> None:
+    recorder.prefilled(0.03, prompt_tokens=100, cached_tokens=64)
+    now = samples(recorder)
+    assert now["vllm:time_to_first_token_seconds_sum"] == 0.03
+    assert now["vllm:prompt_tokens_total"] == 100
+    assert now["vllm:prompt_tokens_cached_total"] == 64
+    assert now['vllm:prompt_tokens_by_source_total{source="local_compute"}'] == 36
+    assert now['vllm:prompt_tokens_by_source_total{source="local_cache_hit"}'] == 64
+
+
+def test_outputs_are_counted_once_however_many_tokens_they_bring(recorder: Recorder) -> None:
+    recorder.decoded(1)
+    recorder.decoded(7)
+    recorder.inter_token(0.02)
+    recorder.inter_token(0.02, 3)
+    recorder.iteration(9)
+    now = samples(recorder)
+    assert now["vllm:generation_tokens_total"] == 8
+    assert now["vllm:inter_token_latency_seconds_count"] == 4
+    assert now["vllm:inter_token_latency_seconds_sum"] == pytest.approx(0.08)
+    assert now['vllm:iteration_tokens_total_bucket{le="8.0"}'] == 0
+    assert now['vllm:iteration_tokens_total_bucket{le="16.0"}'] == 1
+
+
+def test_the_end_of_a_sequence_fills_its_histograms(recorder: Recorder) -> None:
+    finish(recorder, "length", cached_tokens=4, queue_s=0.2)
+    now = samples(recorder)
+    assert now['vllm:request_success_total{finished_reason="length"}'] == 1
+    assert now["vllm:e2e_request_latency_seconds_sum"] == 0.5
+    assert now["vllm:request_queue_time_seconds_sum"] == 0.2
+    assert now["vllm:request_prefill_time_seconds_sum"] == 0.05
+    assert now["vllm:request_decode_time_seconds_sum"] == 0.4
+    assert now["vllm:request_inference_time_seconds_sum"] == pytest.approx(0.45)
+    assert now["vllm:request_time_per_output_token_seconds_sum"] == pytest.approx(0.1)
+    assert now["vllm:request_prompt_tokens_sum"] == 10
+    assert now["vllm:request_generation_tokens_sum"] == 5
+    assert now["vllm:request_prefill_kv_computed_tokens_sum"] == 6
+    assert now["vllm:request_params_max_tokens_sum"] == 64
+
+
+def test_one_token_has_no_time_per_token(recorder: Recorder) -> None:
+    finish(recorder, generation_tokens=1, decode_s=0.0)
+    now = samples(recorder)
+    assert now["vllm:request_time_per_output_token_seconds_sum"] == 0
+    assert now["vllm:request_time_per_output_token_seconds_count"] == 1
+
+
+def test_an_unlimited_sequence_has_no_limit_to_observe(recorder: Recorder) -> None:
+    finish(recorder, max_tokens=None)
+    assert samples(recorder)["vllm:request_params_max_tokens_count"] == 0
+
+
+def test_a_prompt_is_counted_once_for_all_its_choices(recorder: Recorder) -> None:
+    for tokens in (3, 9, 5):
+        finish(recorder, generation_tokens=tokens)
+    recorder.completed(n=3, longest=9)
+    now = samples(recorder)
+    assert (now["vllm:request_params_n_sum"], now["vllm:request_params_n_count"]) == (3, 1)
+    assert now["vllm:request_max_num_generation_tokens_sum"] == 9
+    assert now["vllm:request_generation_tokens_count"] == 3
+
+
+@given(st.lists(st.tuples(st.sampled_from(FINISHED), TOKENS, SECONDS), max_size=20))
+def test_every_histogram_of_a_request_counts_every_end(ends: list[tuple[str, int, float]]) -> None:
+    recorder = Recorder("tiny", max_model_len=2048, cache_config={})
+    for reason, tokens, seconds in ends:
+        finish(recorder, reason, generation_tokens=tokens, e2e_s=seconds)
+    now = samples(recorder)
+    assert sum(now[f'vllm:request_success_total{{finished_reason="{r}"}}'] for r in FINISHED) == len(ends)
+    for name in ("request_prompt_tokens", "request_generation_tokens", "request_num_preemptions"):
+        assert now[f"vllm:{name}_count"] == len(ends)
+    for name in (
+        "e2e_request_latency",
+        "request_queue_time",
+        "request_inference_time",
+        "request_decode_time",
+    ):
+        assert now[f"vllm:{name}_seconds_count"] == len(ends)
+        assert now[f'vllm:{name}_seconds_bucket{{le="+Inf"}}'] == len(ends)
+    assert now["vllm:request_generation_tokens_sum"] == sum(tokens for _, tokens, _ in ends)
+
+
+def test_two_engines_do_not_share_numbers() -> None:
+    first, second = (Recorder("tiny", 2048, {}, engine=engine) for engine in ("0", "1"))
+    first.decoded(5)
+    assert samples(second)["vllm:generation_tokens_total"] == 0
+    assert 'vllm:generation_tokens_total{engine="1",model_name="tiny"} 0.0' in second.render()

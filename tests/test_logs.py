@@ -1,0 +1,164 @@
+"""Log lines as they leave the process: format, time, fields, and a request id on each."""
+
+import json
+import logging
+import logging.config
+import re
+from collections.abc import Callable, Iterator
+from contextvars import Context
+from types import SimpleNamespace
+from typing import Any
+
+import gevent
+import pytest
+from gunicorn.config import Config
+
+from app.logs import REQUEST_ID_KEY, ServerLogger, logconfig, request_id
+from config.settings import LogSettings
+
+Capture = pytest.CaptureFixture[str]
+NAMES = ("", "app", "gunicorn.error", "gunicorn.access")
+
+
+@pytest.fixture(autouse=True)
+def loggers_put_back() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in NAMES]
+    before = [(log.level, log.handlers[:], log.propagate) for log in loggers]
+    yield
+    for log, (level, handlers, propagate) in zip(loggers, before, strict=True):
+        log.setLevel(level)
+        log.handlers[:], log.propagate = handlers, propagate
+
+
+def configure(**settings: Any) -> None:
+    logging.config.dictConfig(logconfig(LogSettings(**settings)))
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def in_request(identifier: str, action: Callable[[], None]) -> None:
+    """Run `action` as part of a request."""
+
+    def served() -> None:
+        request_id.set(identifier)
+        action()
+
+    Context().run(served)
+
+
+def test_a_text_line_has_time_level_request_and_logger(capsys: Capture) -> None:
+    configure()
+    in_request("req-1", lambda: logging.getLogger("app.serving").warning("%d waiting", 3))
+    pattern = (
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING \[\d+\] \[req-1\] app\.serving: 3 waiting\n"
+    )
+    assert re.fullmatch(pattern, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", ["app.api", "gunicorn.error", "urllib3", "root"])
+def test_a_json_line_of_any_logger_has_a_request_id(capsys: Capture, name: str) -> None:
+    configure(log_format="json")
+    log = logging.getLogger(name)
+    log.info("outside")
+    in_request("req-2", lambda: log.info("inside", extra={"tokens": 7}))
+    outside, inside = lines(capsys.readouterr().err)
+    assert (outside["request_id"], inside["request_id"]) == ("-", "req-2")
+    assert inside["logger"] == name
+    assert (inside["message"], inside["level"], inside["tokens"]) == ("inside", "INFO", 7)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", inside["time"])
+
+
+def test_a_traceback_stays_in_its_json_line(capsys: Capture) -> None:
+    configure(log_format="json")
+    try:
+        raise RuntimeError("broken\nin two")
+    except RuntimeError:
+        logging.getLogger("gunicorn.error").exception("failed")
+    (line,) = lines(capsys.readouterr().err)
+    assert "RuntimeError: broken" in line["exc_info"]
+
+
+def test_every_greenlet_has_its_own_request_id(capsys: Capture) -> None:
+    configure(log_format="json")
+
+    def serve(identifier: str) -> None:
+        request_id.set(identifier)
+        gevent.sleep(0)
+        logging.getLogger("app").info("%s", identifier)
+
+    gevent.joinall([gevent.spawn(serve, f"req-{i}") for i in range(5)], raise_error=True)
+    written = lines(capsys.readouterr().err)
+    assert len(written) == 5
+    assert all(line["request_id"] == line["message"] for line in written)
+
+
+@pytest.mark.parametrize(("level", "shown"), [("debug", 3), ("info", 2), ("error", 1)])
+def test_the_level_is_the_least_that_is_shown(capsys: Capture, level: str, shown: int) -> None:
+    configure(log_level=level, log_format="json")
+    for name in ("app", "gunicorn.error", "elsewhere"):
+        log = logging.getLogger(name)
+        for severity in (logging.DEBUG, logging.INFO, logging.ERROR):
+            log.log(severity, "said")
+    assert len(lines(capsys.readouterr().err)) == 3 * shown
+
+
+# Access lines, written by gunicorn's own logger
+
+
+def access(server: ServerLogger, path: str = "/v1/models", **environ: str) -> None:
+    took = SimpleNamespace(seconds=1, microseconds=500_000)
+    request = SimpleNamespace(headers=[("AUTHORIZATION", "Bearer secret")])
+    response = SimpleNamespace(status="200 OK", sent=42, headers=[])
+    variables = {
+        "REQUEST_METHOD": "GET",
+        "RAW_URI": path,
+        "PATH_INFO": path,
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "REMOTE_ADDR": "10.0.0.1",
+    }
+    server.access(response, request, variables | environ, took)
+
+
+def server_logger(**settings: Any) -> ServerLogger:
+    configuration = Config()
+    configuration.set("logconfig_dict", logconfig(LogSettings(**settings)))
+    return ServerLogger(configuration)
+
+
+def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None:
+    server = server_logger(access_log=True, log_format="json")
+    access(server, "/v1/models?key=secret", **{REQUEST_ID_KEY: "req-3"})
+    written = capsys.readouterr().out
+    (line,) = lines(written)
+    assert line.items() >= {
+        "client": "10.0.0.1", "method": "GET", "path": "/v1/models", "status": 200, "bytes": 42,
+        "duration": 1.5, "request_id": "req-3", "logger": "gunicorn.access",
+    }.items()  # fmt: skip
+    assert "secret" not in written
+
+
+def test_a_text_access_line_takes_the_id_of_the_running_request(capsys: Capture) -> None:
+    server = server_logger(access_log=True)
+    in_request("req-4", lambda: access(server))
+    assert capsys.readouterr().out.endswith("[req-4] gunicorn.access: GET /v1/models 200 42 bytes 1.500 s\n")
+
+
+def test_a_path_cannot_forge_a_line(capsys: Capture) -> None:
+    access(server_logger(access_log=True), "/\nfake line\x1b[31m")
+    written = capsys.readouterr().out
+    assert written.count("\n") == 1 and "\x1b" not in written
+
+
+def test_without_access_log_no_access_line_is_prepared(capsys: Capture) -> None:
+    server = server_logger()
+    assert not server.access_log_enabled
+    access(server)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_ordinary_message_on_the_access_logger_is_written_as_it_is(capsys: Capture) -> None:
+    configure(access_log=True, log_format="json")
+    logging.getLogger("gunicorn.access").info("%s connections", 3)
+    assert lines(capsys.readouterr().out)[0]["message"] == "3 connections"

@@ -1,0 +1,53 @@
+"""Tokenizers that the tests share."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from app.tokenization import LocalTokenizer, default_tokenizer
+
+RECORDED = Path(__file__).parents[3] / "shared" / "golden" / "vllm-0.32" / "tiny"
+
+
+@pytest.fixture(scope="session")
+def embedded() -> LocalTokenizer:
+    return default_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def recorded() -> LocalTokenizer:
+    if not RECORDED.is_dir():
+        pytest.skip("the recorded tokenizer is not here")
+    return LocalTokenizer.from_path(RECORDED)
+
+
+@pytest.fixture(scope="session")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
+    """A vocabulary in the manner of SentencePiece: words start with a mark, rare characters are bytes."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
+    )
+    backend.train_from_iterator(["the cat sat on the mat and the dog sat on the log"] * 5, trainer)
+    # Bytes are special to the trainer only: a decoder has to show them.
+    text = backend.to_str(pretty=True)
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    (folder / "tokenizer.json").write_text(unmark_bytes(text), encoding="utf-8")
+    return LocalTokenizer.from_path(folder)
+
+
+def unmark_bytes(text: str) -> str:
+    content = json.loads(text)
+    content["added_tokens"] = [
+        token for token in content["added_tokens"] if not token["content"].startswith("<0x")
+    ]
+    return json.dumps(content)

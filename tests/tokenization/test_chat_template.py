@@ -1,0 +1,196 @@
+"""Chat templates render as their authors expect, and cannot do more than render."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.tokenization import ChatOptions, ChatTemplateError, LocalTokenizer, TokenizerInputError
+from app.tokenization.chat_template import ChatTemplates
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+def render(source: str, messages: list[Any] = HI, **options: Any) -> str:
+    templates = ChatTemplates(
+        {"default": source}, {"bos_token": "<s>"}, now=lambda: datetime(2024, 2, 29, 13, 5)
+    )
+    return templates.render(messages, ChatOptions(**options))
+
+
+def test_blocks_leave_no_blank_lines() -> None:
+    source = """\
+{% for m in messages %}
+    {% if true %}
+{{ m.role }}: {{ m['content'] }}
+    {% endif %}
+{% endfor %}"""
+    assert render(source) == "user: hi\n"
+
+
+def test_special_tokens_and_the_date_are_known() -> None:
+    assert render("{{ bos_token }}{{ strftime_now('%d %B %Y') }}{{ eos_token }}") == "<s>29 February 2024"
+
+
+def test_json_is_not_escaped_for_html() -> None:
+    assert render("{{ {'a': '<é&>'} | tojson }}") == '{"a": "<é&>"}'
+    assert render("{{ [1] | tojson(indent=2) }}") == "[\n  1\n]"
+
+
+def test_loops_can_be_left_and_generation_blocks_only_group() -> None:
+    source = "{% for n in [1, 2, 3] %}{% if n == 2 %}{% break %}{% endif %}{{ n }}{% endfor %}"
+    assert render(source) == "1"
+    assert render("{% generation %}{{ messages[0].content }}{% endgeneration %}!") == "hi!"
+
+
+def test_the_generation_prompt_is_asked_for() -> None:
+    source = "{% if add_generation_prompt %}go{% endif %}"
+    assert render(source) == "go"
+    assert render(source, add_generation_prompt=False) == ""
+
+
+def test_tools_documents_and_extra_variables_reach_the_template() -> None:
+    source = "{{ tools | length }}{{ documents[0].text }}{{ enable_thinking }}{{ tools is none }}"
+    options: dict[str, Any] = {
+        "tools": [{"a": 1}],
+        "documents": [{"text": "D"}],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    assert render(source, **options) == "1DFalseFalse"
+    assert render("{{ tools is none }}{{ documents is none }}") == "TrueTrue"
+
+
+def test_what_the_request_sets_wins_over_the_same_name_in_the_extra_variables() -> None:
+    extra = {"add_generation_prompt": False, "documents": [1], "bos_token": "<B>"}
+    source = "{{ add_generation_prompt }}{{ documents }}{{ bos_token }}"
+    assert render(source, chat_template_kwargs=extra) == "True[1]<B>"
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "conversation"])
+def test_the_extra_variables_may_not_take_the_templates_place(name: str) -> None:
+    with pytest.raises(ChatTemplateError, match=name):
+        render("", chat_template_kwargs={name: "x"})
+
+
+def test_an_empty_conversation_is_refused() -> None:
+    with pytest.raises(ChatTemplateError, match="at least one message"):
+        render("anything", [])
+
+
+def test_a_template_can_refuse_in_its_own_words() -> None:
+    with pytest.raises(ChatTemplateError, match="roles must take turns"):
+        render("{{ raise_exception('roles must take turns') }}")
+    assert issubclass(ChatTemplateError, TokenizerInputError)
+    assert issubclass(ChatTemplateError, ValueError)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__ }}{{ raise_exception.__globals__['json'] }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ messages.__class__.__base__.__subclasses__()[1] }}",
+        "{{ '{0.__class__.__mro__[1]}'.format(1).nothing.at.all }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ range(10 ** 9) | list }}",
+        "{{ strftime_now.__self__.x.y }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_a_template_that_reaches_for_more_is_stopped(source: str) -> None:
+    with pytest.raises(ChatTemplateError):
+        render(source)
+
+
+def test_dunder_attributes_show_nothing() -> None:
+    assert render("{{ messages.__class__ }}{{ ''.__doc__ }}") == ""
+
+
+@pytest.mark.parametrize(
+    "source", ["{% for %}", "{{ 1", "{% nonsense %}", "{{ 1 | nofilter }}", "(" * 10 + "{{" + "(" * 5_000]
+)
+def test_a_template_that_is_no_template_is_refused(source: str) -> None:
+    with pytest.raises(ChatTemplateError, match="does not compile"):
+        render(source)
+
+
+ECHO = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}"
+TRIM = ECHO.replace("m.content", "m.content | trim")
+TALK: list[Any] = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one, two, "}]
+
+
+def test_the_final_message_can_be_continued() -> None:
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    assert render(ECHO, TALK, **options) == "[user]count[/][assistant]one, two, "
+    assert render(TRIM, TALK, **options) == "[user]count[/][assistant]one, two,"
+    parts = [TALK[0], {"role": "assistant", "content": [{"type": "text", "text": "one"}]}]
+    source = "{% for m in messages %}{% for part in m.content %}{{ part.text }}|{% endfor %}{% endfor %}"
+    assert render(source, parts, **options) == "count|one"
+
+
+def test_a_final_message_that_does_not_show_cannot_be_continued() -> None:
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    with pytest.raises(ChatTemplateError, match="does not show"):
+        render("nothing", TALK, **options)
+    with pytest.raises(ChatTemplateError, match="exclude each other"):
+        render(ECHO, TALK, continue_final_message=True)
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    with pytest.raises(ChatTemplateError, match="text in it"):
+        render("{% for m in messages %}{% for p in m.content %}{% endfor %}{% endfor %}", image, **options)
+
+
+def test_named_templates_are_picked_by_name_or_by_tools() -> None:
+    templates = ChatTemplates({"default": "plain", "tool_use": "tools", "rag": "documents"}, {})
+    assert templates.render(HI) == "plain"
+    assert templates.render(HI, ChatOptions(tools=[{}])) == "tools"
+    assert templates.render(HI, ChatOptions(chat_template="rag")) == "documents"
+    assert templates.render(HI, ChatOptions(chat_template="{{ 1 + 1 }}")) == "2"
+
+
+def test_a_tokenizer_without_a_template_needs_one_from_the_request() -> None:
+    templates = ChatTemplates({}, {})
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        templates.render(HI)
+    assert templates.render(HI, ChatOptions(chat_template="own")) == "own"
+
+
+def test_templates_are_found_where_folders_keep_them(tmp_path: Path, embedded: LocalTokenizer) -> None:
+    data = Path(__file__).parents[2] / "app/tokenization/data"
+    (tmp_path / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
+
+    def rendered(**options: Any) -> str:
+        return LocalTokenizer.from_path(tmp_path).render_chat(HI, ChatOptions(**options))
+
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text('{"chat_template": "one {{ eos_token }}", "eos_token": {"content": "<e>"}}')
+    assert rendered() == "one <e>"
+    named = [{"name": "default", "template": "list"}, {"name": "tool_use", "template": "with"}]
+    config.write_text(json.dumps({"chat_template": named}))
+    assert (rendered(), rendered(tools=[{}])) == ("list", "with")
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert rendered() == "file"
+
+
+def test_the_embedded_template_writes_roles_tools_and_calls(embedded: LocalTokenizer) -> None:
+    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    talk: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "7"},
+    ]
+    prompt = embedded.render_chat(talk, ChatOptions(tools=[{"type": "function", "function": {"name": "f"}}]))
+    assert prompt.startswith("<|system|>\nYou can call")
+    assert '{"type": "function", "function": {"name": "f"}}\n<|endoftext|>\n<|system|>\nBe brief.' in prompt
+    assert prompt.endswith(
+        '<|user|>\nhi<|endoftext|>\n<|assistant|>\n\n{"name": "f", "arguments": {"a": 1}}<|endoftext|>\n'
+        "<|tool|>\n7<|endoftext|>\n<|assistant|>\n"
+    )
+    ids = embedded.encode_chat(HI)
+    assert embedded.decode(ids, skip_special_tokens=False) == "<|user|>\nhi<|endoftext|>\n<|assistant|>\n"
+    assert [ids[0], ids[-2]] == [2, 3]

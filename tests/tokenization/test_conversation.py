@@ -1,0 +1,155 @@
+"""Messages of a request become what a chat template expects."""
+
+import json
+from typing import Any
+
+import pytest
+from jinja2 import Environment
+
+from app.tokenization import ChatTemplateError
+from app.tokenization.content_format import ContentFormat, detect_content_format
+from app.tokenization.conversation import developer_as_system, parse_messages
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
+def content(value: object, content_format: ContentFormat = "string", role: str = "user") -> object:
+    return parse_messages([{"role": role, "content": value}], content_format)[0]["content"]
+
+
+def test_parts_are_joined_by_lines_for_templates_that_want_strings() -> None:
+    assert content("as it is") == "as it is"
+    assert content(None) == ""
+    assert content(["a", {"type": "text", "text": "b"}, {"type": "input_text", "text": "c"}]) == "a\nb\nc"
+    assert content([{"type": "refusal", "refusal": "no"}, {"type": "thinking", "thinking": "hm"}]) == "no\nhm"
+
+
+def test_media_are_placeholders_before_the_text() -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
+    assert content([{"type": "text", "text": "what?"}, IMAGE, sound]) == "<image>\n<audio>\nwhat?"
+    assert content([IMAGE]) == "<image>"
+    assert content([{"image_url": "x"}]) == "<image>"
+
+
+def test_parts_stay_parts_for_templates_that_loop_over_them() -> None:
+    assert content("a", "openai") == [{"type": "text", "text": "a"}]
+    assert content(None, "openai") == []
+    assert content([IMAGE, {"type": "output_text", "text": "b"}], "openai") == [
+        {"type": "image"},
+        {"type": "text", "text": "b"},
+    ]
+    assert content([{"type": "text", "text": "7"}], "openai", role="tool") == "7"
+
+
+@pytest.mark.parametrize("part", [{"type": "smell"}, {}, 7, None, {"type": ["text"]}])
+def test_a_part_of_no_known_kind_is_refused(part: object) -> None:
+    with pytest.raises(ChatTemplateError):
+        content([part])
+
+
+@pytest.mark.parametrize("value", [7, {"type": "text", "text": "x"}, True])
+def test_content_that_is_neither_text_nor_parts_is_refused(value: object) -> None:
+    with pytest.raises(ChatTemplateError, match="string, a list of parts or null"):
+        content(value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parsed"),
+    [
+        ('{"a": [1]}', {"a": [1]}),
+        ({"a": 1}, {"a": 1}),
+        ("", {}),
+        (None, {}),
+        ("{broken", {}),
+        ("[1]", {}),
+        (3, {}),
+    ],
+)
+def test_tool_call_arguments_become_an_object(arguments: object, parsed: object) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    before = json.dumps(message)
+    (result,) = parse_messages([message], "string")
+    assert result["tool_calls"][0]["function"] == {"name": "f", "arguments": parsed}
+    assert json.dumps(message) == before, "the request's own objects are left alone"
+
+
+def test_an_empty_list_of_tool_calls_is_none_at_all() -> None:
+    (result,) = parse_messages([{"role": "assistant", "content": "x", "tool_calls": []}], "string")
+    assert "tool_calls" not in result
+
+
+@pytest.mark.parametrize("call", ["f", {"type": "custom", "function": {}}, {"type": "function"}])
+def test_a_tool_call_that_is_no_function_call_is_refused(call: object) -> None:
+    with pytest.raises(ChatTemplateError, match="function"):
+        parse_messages([{"role": "assistant", "tool_calls": [call]}], "string")
+
+
+def test_names_call_ids_and_reasoning_are_kept() -> None:
+    messages: list[Any] = [
+        {"role": "user", "content": "a", "name": "Ann", "other": 1},
+        {"role": "assistant", "content": "b", "reasoning": "because"},
+        {"role": "tool", "content": "c", "tool_call_id": "7"},
+    ]
+    assert parse_messages(messages, "string") == [
+        {"role": "user", "content": "a", "name": "Ann"},
+        {"role": "assistant", "content": "b", "reasoning": "because", "reasoning_content": "because"},
+        {"role": "tool", "content": "c", "tool_call_id": "7"},
+    ]
+
+
+def test_developers_speak_as_the_system_at_the_front() -> None:
+    messages = [{"role": role, "content": role} for role in ("system", "user", "developer")]
+    assert developer_as_system(parse_messages(messages, "string")) == [
+        {"role": "system", "content": "system\n\ndeveloper"},
+        {"role": "user", "content": "user"},
+    ]
+    alone = parse_messages([{"role": "developer", "content": "d", "tools": []}], "string")
+    assert developer_as_system(alone) == [{"role": "system", "content": "d"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "string"),
+        ("{% for m in messages %}{% for part in m['content'] %}{{ part }}{% endfor %}{% endfor %}", "openai"),
+        ("{% for m in messages %}{% for part in m.content | list %}{% endfor %}{% endfor %}", "openai"),
+        (
+            "{% set rest = messages[1:] %}"
+            "{% for m in rest %}{% for p in m.content %}{% endfor %}{% endfor %}",
+            "openai",
+        ),
+        (
+            "{% for m in messages %}{% set content = m.content %}"
+            "{% for p in content %}{% endfor %}{% endfor %}",
+            "openai",
+        ),
+        (
+            "{% macro show(body) %}{% for p in body %}{{ p }}{% endfor %}{% endmacro %}"
+            "{% for m in messages %}{{ show(m.content) }}{% endfor %}",
+            "openai",
+        ),
+        (
+            "{% macro show(body) %}{% for p in body %}{{ p }}{% endfor %}{% endmacro %}"
+            "{% for m in messages %}{{ show(body=m['content'] | list) }}{% endfor %}",
+            "openai",
+        ),
+        (
+            "{% macro show(content) %}{% for p in content %}{{ p }}{% endfor %}{% endmacro %}"
+            "{% for m in messages %}{{ show(m.tool_calls) }}{% endfor %}",
+            "string",
+        ),
+        (
+            "{% for m in messages %}{% for call in m.tool_calls %}{{ m.content }}{% endfor %}{% endfor %}",
+            "string",
+        ),
+        ("{% for t in tools %}{% for p in t.content %}{% endfor %}{% endfor %}", "string"),
+        (
+            "{% set a = b %}{% set b = messages %}"
+            "{% for m in a %}{% for p in m.content %}{% endfor %}{% endfor %}",
+            "openai",
+        ),
+    ],
+)
+def test_a_template_that_loops_over_content_wants_parts(source: str, expected: str) -> None:
+    assert detect_content_format(Environment().parse(source)) == expected

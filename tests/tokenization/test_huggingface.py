@@ -1,0 +1,173 @@
+"""Local tokenizers: what goes in comes out."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.tokenization import (
+    LocalTokenizer,
+    TokenIdError,
+    TokenizerInputError,
+    TokenizerLoadError,
+    default_tokenizer,
+)
+
+ROOT = Path(__file__).parents[2]
+EMBEDDED = default_tokenizer()
+
+
+@given(st.text())
+def test_any_text_survives_the_embedded_tokenizer(text: str) -> None:
+    assert EMBEDDED.decode(EMBEDDED.encode(text), skip_special_tokens=False) == text
+
+
+@given(st.lists(st.text(max_size=30)))
+def test_encoding_many_is_encoding_each(texts: list[str]) -> None:
+    assert EMBEDDED.encode_many(texts) == [EMBEDDED.encode(text) for text in texts]
+
+
+def test_a_long_text_has_the_ids_of_its_lines() -> None:
+    line = "The answer is the same, however long the text.\n"
+    assert EMBEDDED.encode(line * 500) == EMBEDDED.encode(line) * 500
+
+
+def test_what_a_sentence_says_re_encodes_to_its_ids_wherever_it_is_cut(embedded: LocalTokenizer) -> None:
+    """The length of a reply is counted in ids, clients count by encoding its text."""
+    for file in (ROOT / "app/simulation/sentences").glob("*.txt"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            ids = embedded.encode(line)
+            for cut in range(1, len(ids) + 1):
+                text = embedded.decode(ids[:cut])
+                assert text.endswith("\ufffd") or embedded.encode(text) == ids[:cut]
+
+
+def test_training_again_gives_the_shipped_files(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts/train_tokenizer.py"), "--output", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    shipped = ROOT / "app/tokenization/data"
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / name).read_bytes() == (shipped / name).read_bytes(), name
+
+
+def test_special_tokens_are_skipped_or_shown(embedded: LocalTokenizer) -> None:
+    ids = [*embedded.encode("done"), 0]
+    assert embedded.decode(ids) == "done"
+    assert embedded.decode(ids, skip_special_tokens=False) == "done<|endoftext|>"
+    assert embedded.eos_token_id == 0
+    assert embedded.eos_token_ids == {0}
+
+
+def test_strings_are_the_vocabularys_and_texts_are_the_readers(embedded: LocalTokenizer) -> None:
+    ids = embedded.encode("hello world")
+    assert embedded.token_strings(ids)[-1] == "Ġworld"
+    assert embedded.token_texts(ids)[-1] == " world"
+    assert b"".join(map(embedded.token_bytes, embedded.encode("naïve 🎉"))).decode() == "naïve 🎉"
+
+
+@pytest.mark.parametrize("worst", [-1, 2**32, 2**63 - 1])
+def test_an_id_that_cannot_be_is_a_value_error(embedded: LocalTokenizer, worst: int) -> None:
+    for use in (embedded.decode, embedded.pieces, embedded.token_strings, embedded.check_ids):
+        with pytest.raises(TokenIdError, match=str(worst)):
+            use([5, worst])
+    assert issubclass(TokenIdError, ValueError)
+
+
+def test_an_id_without_a_token_adds_nothing_but_is_outside_the_vocabulary(embedded: LocalTokenizer) -> None:
+    assert embedded.vocab_size is not None
+    beyond = embedded.vocab_size
+    assert embedded.decode([beyond]) == ""
+    assert embedded.pieces([beyond, *embedded.encode("x")]) == ["", "x"]
+    assert embedded.token_strings([beyond]) == [""]
+    embedded.check_ids([0, beyond - 1])
+    with pytest.raises(TokenIdError):
+        embedded.check_ids([beyond])
+
+
+def test_half_a_surrogate_pair_is_an_input_error(embedded: LocalTokenizer) -> None:
+    with pytest.raises(TokenizerInputError, match="surrogate"):
+        embedded.encode("a\ud800b")
+    with pytest.raises(TokenizerInputError, match="surrogate"):
+        embedded.encode("a\ud800b" * 1_000)
+
+
+def test_the_recorded_ids_are_reproduced(recorded: LocalTokenizer) -> None:
+    assert recorded.encode("hello world") == [280, 76, 332, 1400, 1273]
+    assert recorded.decode([338, 1402, 4025]) == "one two three"
+    chat = [28, 92, 1495, 92, 30, 199, 2371, 199, 28, 92, 3510, 618, 897, 92, 30, 199]
+    assert recorded.encode_chat([{"role": "user", "content": "hi"}]) == chat
+    assert (recorded.eos_token_id, recorded.vocab_size) == (0, 4096)
+
+
+def test_the_post_processor_adds_special_tokens_on_request(tmp_path: Path) -> None:
+    content = json.loads((ROOT / "app/tokenization/data/tokenizer.json").read_text(encoding="utf-8"))
+    begin = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+    }
+    content["truncation"] = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    tokenizer = LocalTokenizer.from_path(tmp_path)
+    plain = tokenizer.encode("one two three")
+    assert len(plain) == 3
+    assert tokenizer.encode("one two three", add_special_tokens=True) == [0, *plain]
+    assert tokenizer.encode_many(["one two three"], add_special_tokens=True) == [[0, *plain]]
+
+
+def test_ends_of_a_generation_come_from_the_generation_config(tmp_path: Path) -> None:
+    data = ROOT / "app/tokenization/data"
+    (tmp_path / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    (tmp_path / "config.json").write_text('{"eos_token_id": 1, "text_config": {"vocab_size": 7000}}')
+    tokenizer = LocalTokenizer.from_path(tmp_path)
+    assert (tokenizer.eos_token_id, tokenizer.eos_token_ids) == (3, frozenset({3, 4}))
+    assert tokenizer.vocab_size == 7000
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|user|>"}}')
+    tokenizer = LocalTokenizer.from_path(tmp_path)
+    assert (tokenizer.eos_token_id, tokenizer.eos_token_ids) == (2, frozenset({2, 3, 4}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("other.json", "{}", "no tokenizer.json"),
+        ("tokenizer.json", "{}", "not a tokenizer"),
+        ("tokenizer.json", "no json", "not a tokenizer"),
+        ("tokenizer_config.json", "[]", "no tokenizer.json"),
+    ],
+)
+def test_a_folder_that_is_no_tokenizer_is_refused(
+    tmp_path: Path, name: str, content: str, complaint: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TokenizerLoadError, match=complaint):
+        LocalTokenizer.from_path(tmp_path)
+
+
+def test_other_greenlets_run_while_a_long_text_is_encoded() -> None:
+    program = """
+from gevent import monkey; monkey.patch_all()
+import gevent
+from app.tokenization import default_tokenizer
+tokenizer, ticks = default_tokenizer(), []
+def tick():
+    while True:
+        ticks.append(1)
+        gevent.sleep(0.001)
+gevent.spawn(tick)
+gevent.sleep(0)
+before = len(ticks)
+assert len(tokenizer.encode("word " * 400_000)) == 400_001
+print(len(ticks) - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, cwd=ROOT, text=True
+    )
+    assert int(done.stdout) > 5

@@ -1,0 +1,120 @@
+"""Which tokenizer is loaded, and what happens when it is not there."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.tokenization import LocalTokenizer, TokenizerLoadError, load_tokenizer
+from app.tokenization.hub import fetch
+from app.tokenization.loading import EMBEDDED
+from app.tokenization.render import RenderTokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+def name_of(**settings: object) -> str:
+    return load_tokenizer(**settings).name  # type: ignore[arg-type]
+
+
+def test_a_plain_model_name_gets_the_embedded_tokenizer_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        assert name_of(model="tiny") == "embedded"
+    assert caplog.records == []
+
+
+def test_a_folder_or_a_file_is_loaded_from_the_disk(tmp_path: Path) -> None:
+    shutil.copy(EMBEDDED / "tokenizer.json", tmp_path)
+    assert name_of(model="x", tokenizer=str(tmp_path), explicit=True) == str(tmp_path)
+    assert name_of(model=str(tmp_path)) == str(tmp_path)
+    file = str(tmp_path / "tokenizer.json")
+    assert name_of(model="x", tokenizer=file, explicit=True) == file
+
+
+def test_the_embedded_tokenizer_can_be_forced_and_a_service_named() -> None:
+    assert name_of(model="x", tokenizer="/nowhere", explicit=True, force_dummy=True) == "embedded"
+    service = load_tokenizer(model="x", render_url="http://127.0.0.1:9/", render_timeout_s=1.0)
+    assert isinstance(service, RenderTokenizer)
+    assert service.name == "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "~/nowhere-at-all"])
+def test_a_path_with_nothing_there_stops_the_start(name: str) -> None:
+    with pytest.raises(TokenizerLoadError, match="nothing at"):
+        load_tokenizer(model="x", tokenizer=name, explicit=True)
+
+
+def test_a_folder_without_a_tokenizer_falls_back_with_one_warning_unless_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert name_of(model=str(tmp_path)) == "embedded"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no tokenizer.json" in caplog.text
+    with pytest.raises(TokenizerLoadError, match="no tokenizer.json"):
+        load_tokenizer(model="x", tokenizer=str(tmp_path), explicit=True)
+
+
+def cached_repository(cache: Path, name: str) -> Path:
+    """Lay a repository out as the hub's library keeps it, and return its snapshot."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abc")
+    shutil.copytree(EMBEDDED, snapshot, dirs_exist_ok=True)
+    return snapshot
+
+
+def test_a_cached_repository_needs_no_network(tmp_path: Path) -> None:
+    snapshot = cached_repository(tmp_path, "somebody/small")
+    assert fetch("somebody/small", cache=tmp_path) == snapshot
+    assert LocalTokenizer.from_path(snapshot).encode("a") != []
+
+
+PROGRAM = """
+import logging
+from app.tokenization import TokenizerLoadError, load_tokenizer
+logging.basicConfig(format="%(levelname)s %(message)s")
+print(load_tokenizer(model="somebody/small").name)
+print(load_tokenizer(model="x", tokenizer="somebody/small", explicit=True).name)
+print(load_tokenizer(model="nobody/nothing").name)
+for name in ("nobody/nothing", "no name at all", "somebody/without"):
+    try:
+        load_tokenizer(model="x", tokenizer=name, explicit=True)
+    except TokenizerLoadError as error:
+        print("stopped:", error)
+"""
+
+
+def test_offline_only_the_cache_is_asked(tmp_path: Path) -> None:
+    cached_repository(tmp_path / "hub", "somebody/small")
+    (cached_repository(tmp_path / "hub", "somebody/without") / "tokenizer.json").unlink()
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["somebody/small", "somebody/small", "embedded"]
+    assert [line.split(" is neither")[0] for line in lines[3:]] == [
+        "stopped: nobody/nothing",
+        "stopped: no name at all",
+        "stopped: somebody/without",
+    ]
+    assert done.stderr.count("WARNING") == len(done.stderr.splitlines()) == 1
+
+
+def test_the_hub_library_is_not_imported_for_nothing() -> None:
+    program = """
+import sys
+from app.tokenization import load_tokenizer
+load_tokenizer(model="m")
+print("huggingface_hub" in sys.modules)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,164 @@
+"""The remote tokenizer, against a real HTTP service that tokenizes with the embedded one."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+
+from app.tokenization import (
+    ChatOptions,
+    TokenIdError,
+    TokenizerInputError,
+    TokenizerServiceError,
+    default_tokenizer,
+)
+from app.tokenization.render import RenderTokenizer
+
+TOKENIZER = default_tokenizer()
+
+
+class Service(BaseHTTPRequestHandler):
+    """A render service; a prompt that starts with `!` makes it misbehave."""
+
+    protocol_version = "HTTP/1.1"
+    seen: ClassVar[list[tuple[str, dict[str, Any]]]] = []
+    connections: ClassVar[set[int]] = set()
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.path, body))
+        self.connections.add(self.client_address[1])
+        status, answer = self.answer(body)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        prompt = body.get("prompt")
+        if isinstance(prompt, str) and prompt.startswith("!"):
+            status, text = prompt[1:].split(" ", 1)
+            return int(status), text.encode()
+        if self.path.endswith("/v1/completions/render"):
+            prompts = [prompt] if isinstance(prompt, str) else prompt or []
+            found: Any = [{"token_ids": TOKENIZER.encode(each), "features": None} for each in prompts]
+        elif self.path.endswith("/v1/chat/completions/render"):
+            options = ChatOptions(add_generation_prompt=body.get("add_generation_prompt", True))
+            found = {"token_ids": TOKENIZER.encode_chat(body["messages"], options)}
+        else:
+            found = {"prompt": TOKENIZER.decode(body["tokens"], skip_special_tokens=False)}
+        return 200, json.dumps(found).encode()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def service() -> Iterator[RenderTokenizer]:
+    Service.seen.clear()
+    Service.connections.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        remote = RenderTokenizer(f"http://127.0.0.1:{server.server_port}/", model="tiny", timeout_s=5.0)
+        yield remote
+        remote.close()
+        server.shutdown()
+
+
+def test_text_is_encoded_by_the_service(service: RenderTokenizer) -> None:
+    assert service.encode("hello world") == TOKENIZER.encode("hello world")
+    assert Service.seen == [
+        ("/v1/completions/render", {"model": "tiny", "prompt": "hello world", "add_special_tokens": False})
+    ]
+
+
+def test_many_texts_share_calls_and_empty_ones_need_none(service: RenderTokenizer) -> None:
+    texts = [f"text {n}" if n % 3 else "" for n in range(600)]
+    assert service.encode_many(texts) == TOKENIZER.encode_many(texts)
+    assert len(Service.seen) == 2
+    assert service.encode("") == []
+
+
+def test_a_chat_is_rendered_by_the_service(service: RenderTokenizer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert service.encode_chat(messages) == TOKENIZER.encode_chat(messages)
+    assert Service.seen == [("/v1/chat/completions/render", {"model": "tiny", "messages": messages})]
+    open_ended = ChatOptions(add_generation_prompt=False)
+    assert service.encode_chat(messages, open_ended) == TOKENIZER.encode_chat(messages, open_ended)
+    assert service.render_chat(messages) == TOKENIZER.render_chat(messages)
+
+
+def test_ids_are_decoded_by_the_service_and_cut_at_words(service: RenderTokenizer) -> None:
+    text = "Well, this is (quite) short."
+    ids = TOKENIZER.encode(text)
+    assert service.decode(ids) == text
+    pieces = service.pieces(ids)
+    assert (len(pieces), "".join(pieces)) == (len(ids), text)
+    assert pieces[:3] == ["Well", ",", " this"]
+    few, many = TOKENIZER.encode(" antidisestablishment"), TOKENIZER.encode("a\n\n\n b")
+    assert service.pieces(few) == [" antidisestablishment", *[""] * (len(few) - 1)]
+    assert "".join(service.pieces(many)) == "a\n\n\n b"
+    assert service.pieces([]) == []
+    assert service.token_texts(TOKENIZER.encode("hello world")) == ["hello", " world"]
+    assert service.token_bytes(TOKENIZER.encode(" world")[0]) == b" world"
+
+
+def test_calls_share_a_connection(service: RenderTokenizer) -> None:
+    for _ in range(5):
+        service.encode("again")
+    assert len(Service.connections) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        ("500 broken", "status 500: broken"),
+        ("404 {}", "status 404"),
+        ("200 no json", "no JSON"),
+        ("200 []", "0 answers to 1 prompts"),
+        ("200 {}", "no list of token_ids"),
+        ('200 {"token_ids": "12"}', "no list of token_ids"),
+        ('200 [{"token_ids": [1.5]}]', "no list of token_ids"),
+        ("200 3", "no list of token_ids"),
+    ],
+)
+def test_an_unusable_answer_is_told_clearly(service: RenderTokenizer, answer: str, complaint: str) -> None:
+    with pytest.raises(TokenizerServiceError, match=complaint):
+        service.encode(f"!{answer}")
+
+
+def test_what_the_service_refuses_is_the_requests_fault(service: RenderTokenizer) -> None:
+    with pytest.raises(TokenizerInputError, match="^too strange$"):
+        service.encode('!400 {"error": {"message": "too strange", "code": 400}}')
+
+
+def test_an_answer_may_be_one_object_or_a_list(service: RenderTokenizer) -> None:
+    assert service.encode('!200 {"token_ids": [1, 2]}') == [1, 2]
+    assert service.encode('!200 [{"token_ids": [3]}]') == [3]
+
+
+def test_silence_ends_with_the_time_limit() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        remote = RenderTokenizer(f"http://127.0.0.1:{mute.getsockname()[1]}", model="m", timeout_s=0.05)
+        with pytest.raises(TokenizerServiceError, match="timed out"):
+            remote.encode("x")
+        remote.close()
+
+
+def test_nobody_at_the_address_is_told_clearly() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    with pytest.raises(TokenizerServiceError, match="out of reach"):
+        RenderTokenizer(f"http://127.0.0.1:{port}", model="m").encode("x")
+
+
+def test_only_negative_ids_are_known_to_be_wrong() -> None:
+    remote = RenderTokenizer("http://127.0.0.1:9", model="m")
+    remote.check_ids([0, 10**6])
+    with pytest.raises(TokenIdError):
+        remote.check_ids([3, -1])

@@ -1,0 +1,5 @@
+"""The WSGI application: `gunicorn wsgi:app`."""
+
+from app import create_app
+
+app = create_app()
