@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from functools import cached_property
 from random import Random
 
-from flask import Flask
-from werkzeug.routing import Rule
+from flask import Flask, Request, Response
+from flask.sessions import NullSession, SessionInterface, SessionMixin
+from werkzeug.routing import MapAdapter, Rule
 
 from app.api import chat, completions, health, metrics, models, tokens
 from app.api.body import BodyLimits
@@ -18,7 +20,7 @@ from app.api.errors import init_errors
 from app.api.identity import Identity, pod_headers
 from app.api.replies import Reply
 from app.api.request_ids import init_request_ids
-from app.api.routing import ExactRule
+from app.api.routing import DirectAdapter, ExactRule, StaticRules, static_rules
 from app.metrics.exposition import Exposition
 from app.metrics.http import HttpMetrics
 from app.metrics.recorder import Recorder
@@ -39,12 +41,37 @@ UNKNOWN_VOCABULARY = 2**31
 """Size assumed when a remote tokenizer does not tell its own."""
 
 
+class NoSessions(SessionInterface):
+    """Nobody logs in here."""
+
+    def open_session(self, app: Flask, request: Request) -> NullSession:
+        return NO_SESSION
+
+    def save_session(self, app: Flask, session: SessionMixin, response: Response) -> None:
+        """There is nothing to save."""
+
+
+NO_SESSION = NullSession()
+
+
 class Understudy(Flask):
     """The Flask application, with what the worker needs to know of it."""
 
     response_class = Reply
     url_rule_class: type[Rule] = ExactRule
+    session_interface = NoSessions()
     service: Service
+
+    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
+        """Routes depend on path and method only, so nothing else of the environment is looked at."""
+        if request is None:
+            return super().create_url_adapter(request)
+        scheme = request.environ["wsgi.url_scheme"]
+        return DirectAdapter(self.url_map, self._static_rules, scheme, request.path, request.method)
+
+    @cached_property
+    def _static_rules(self) -> StaticRules:
+        return static_rules(self.url_map)
 
     def drain(self) -> None:
         """Admit no more requests; running ones go on (SIGTERM)."""
@@ -110,7 +137,9 @@ def build(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     load = ServerLoad(settings.api.enable_server_load_tracking)
     delivery = Delivery(service, load, pod_headers(settings.server), settings.server.write_timeout)
     body = BodyLimits(settings.server.max_request_body_size_mb << 20, settings.server.read_timeout)
-    served = models.ServedModels(settings.model.served_names, settings.model.model, settings.model.max_model_len)
+    served = models.ServedModels(
+        settings.model.served_names, settings.model.model, settings.model.max_model_len
+    )
 
     limits = ModelLimits(
         max_model_len=settings.model.max_model_len,

@@ -23,8 +23,11 @@ class BodyLimits:
         declared = environ.get("CONTENT_LENGTH") or "0"
         if declared.isdecimal() and int(declared) > self.most_bytes:
             raise self._too_large()
-        with gevent.Timeout(self.timeout_s, self._too_slow()):
-            body: bytes = environ["wsgi.input"].read(self.most_bytes + 1)
+        body: bytes | None = None
+        with gevent.Timeout(self.timeout_s, False):
+            body = environ["wsgi.input"].read(self.most_bytes + 1)
+        if body is None:
+            raise self._too_slow()
         if len(body) > self.most_bytes:
             raise self._too_large()
         return body
@@ -33,4 +36,6 @@ class BodyLimits:
         return too_large(f"The request body is larger than {self.most_bytes >> 20} MiB.")
 
     def _too_slow(self) -> ApiError:
-        return ApiError(408, "Request Timeout", f"The request body did not arrive within {self.timeout_s:g} s.")
+        return ApiError(
+            408, "Request Timeout", f"The request body did not arrive within {self.timeout_s:g} s."
+        )

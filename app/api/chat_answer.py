@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from app.api.head import Head, usage
 from app.api.sse import DONE, error_event, event_of
@@ -16,8 +17,7 @@ from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
 dumps = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatShape:
+class ChatShape(Struct, frozen=True, kw_only=True):
     """What the request asked to see in its answer."""
 
     n: int
@@ -57,10 +57,8 @@ class ChatAnswer:
         self._cached_tokens = 0
         self._opened = False
         self._failed = False
-        opening = dumps({"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model})
-        opening = b"data: " + opening[:-1] + b',"choices":[{"index":'
-        self._deltas = [opening + b'%d,"delta":' % i for i in range(shape.n)]
-        self._content = [delta + b'{"content":' for delta in self._deltas]
+        self._deltas: list[bytes] = []
+        self._content: list[bytes] = []
         self._plain = shape.top_logprobs is None and not shape.token_ids and not shape.continuous_usage
 
     def chunk(self, event: Event) -> bytes:
@@ -78,7 +76,10 @@ class ChatAnswer:
         head, shape = self._head, self._shape
         counted = usage(len(shape.prompt_ids), sum(self._completion))
         if shape.prompt_details:
-            counted["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens, "created_cache_tokens": 0}
+            counted["prompt_tokens_details"] = {
+                "cached_tokens": self._cached_tokens,
+                "created_cache_tokens": 0,
+            }
         return (
             event_of(
                 {
@@ -99,6 +100,7 @@ class ChatAnswer:
         if self._opened:
             return b""
         self._opened = True
+        self._prepare()
         self._cached_tokens = event.cached_tokens
         shape = self._shape
         delta = dumps({"role": shape.role, "content": ""})
@@ -113,6 +115,16 @@ class ChatAnswer:
             tail = b'},"logprobs":null,"finish_reason":null}]' + self._usage(0) + b"}\n\n"
             chunks += [content + dumps(shape.echo) + tail for content in self._content]
         return b"".join(chunks)
+
+    def _prepare(self) -> None:
+        """Render what all chunks of a choice begin with."""
+        head = self._head
+        opening = dumps(
+            {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
+        )
+        opening = b"data: " + opening[:-1] + b',"choices":[{"index":'
+        self._deltas = [opening + b'%d,"delta":' % i for i in range(self._shape.n)]
+        self._content = [delta + b'{"content":' for delta in self._deltas]
 
     def _tokens(self, event: Tokens) -> bytes:
         content, last = self._content[event.index], len(event.texts) - 1
@@ -137,7 +149,9 @@ class ChatAnswer:
             self._completion[event.index] += len(ids)
         logprobs = None
         if shape.top_logprobs is not None and event.logprobs is not None:
-            logprobs = {"content": chat_entries(event.logprobs[i : i + 1], shape.top_logprobs, shape.token_id_names)}
+            logprobs = {
+                "content": chat_entries(event.logprobs[i : i + 1], shape.top_logprobs, shape.token_id_names)
+            }
         stop = b"" if finish is None else b',"stop_reason":' + dumps(finish.stop_reason)
         fingerprint = b""
         if finish is not None and not shape.include_usage:
@@ -178,7 +192,11 @@ class ChatAnswer:
         head, shape = self._head, self._shape
         details = None
         if shape.prompt_details:
-            details = {"cached_tokens": self._cached_tokens, "created_cache_tokens": 0, "multimodal_tokens": None}
+            details = {
+                "cached_tokens": self._cached_tokens,
+                "created_cache_tokens": 0,
+                "multimodal_tokens": None,
+            }
         completion_tokens = sum(len(choice.ids) for choice in choices)
         return {
             "id": head.id,

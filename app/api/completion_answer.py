@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from app.api.head import Head, usage
 from app.api.sse import DONE, error_event, event_of
@@ -16,8 +17,7 @@ from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
 dumps = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class EchoedPrompt:
+class EchoedPrompt(Struct, frozen=True):
     """A prompt as an answer may repeat it; `token_texts` only when log probabilities are wanted."""
 
     ids: Sequence[int]
@@ -25,8 +25,7 @@ class EchoedPrompt:
     token_texts: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionShape:
+class CompletionShape(Struct, frozen=True, kw_only=True):
     """What the request asked to see in its answer. Choice i belongs to prompt i // n."""
 
     prompts: Sequence[EchoedPrompt]
@@ -65,9 +64,7 @@ class CompletionAnswer:
         self._choices = [_Choice() for _ in range(len(shape.prompts) * shape.n)]
         self._cached_tokens = 0
         self._failed = False
-        opening = dumps({"id": head.id, "object": "text_completion", "created": head.created, "model": head.model})
-        opening = b"data: " + opening[:-1] + b',"choices":[{"index":'
-        self._texts = [opening + b'%d,"text":' % i for i in range(len(self._choices))]
+        self._texts: list[bytes] = []
         self._plain = not (shape.logprobs or shape.token_ids or shape.continuous_usage or shape.echo)
 
     def chunk(self, event: Event) -> bytes:
@@ -85,7 +82,7 @@ class CompletionAnswer:
             return DONE
         head = self._head
         counted = usage(self._prompt_tokens(), sum(choice.count for choice in self._choices))
-        if self._shape.prompt_details:
+        if self._shape.prompt_details and self._shape.prompts:
             counted["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens}
         last = {
             "id": head.id,
@@ -105,7 +102,18 @@ class CompletionAnswer:
         self._cached_tokens = event.cached_tokens
         self._choices[event.index].prompt_entries = event.prompt_logprobs
 
+    def _prepare(self) -> None:
+        """Render what all chunks of a choice begin with."""
+        head = self._head
+        opening = dumps(
+            {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
+        )
+        opening = b"data: " + opening[:-1] + b',"choices":[{"index":'
+        self._texts = [opening + b'%d,"text":' % i for i in range(len(self._choices))]
+
     def _tokens(self, event: Tokens) -> bytes:
+        if not self._texts:
+            self._prepare()
         opening, choice, last = self._texts[event.index], self._choices[event.index], len(event.texts) - 1
         chunks: list[bytes] = []
         for i, text in enumerate(event.texts):
@@ -138,13 +146,17 @@ class CompletionAnswer:
             logprobs = completion_logprobs(entries, names, shape.token_id_names, choice.offset)
             choice.offset += sum(map(len, logprobs["tokens"]))
         prompt_ids = prompt.ids if first and (shape.token_ids or shape.echo) else None
-        return dumps(text), b',"logprobs":%b,"finish_reason":%b,"stop_reason":%b,"prompt_token_ids":%b,"token_ids":%b}]%b}\n\n' % (
-            dumps(logprobs),
-            dumps(None if finish is None else finish.reason),
-            dumps(None if finish is None else finish.stop_reason),
-            dumps(prompt_ids),
-            dumps(ids if shape.token_ids else None),
-            self._end_of_chunk(choice, len(prompt.ids), finish),
+        return (
+            dumps(text),
+            b',"logprobs":%b,"finish_reason":%b,"stop_reason":%b,"prompt_token_ids":%b,"token_ids":%b}]%b}\n\n'
+            % (
+                dumps(logprobs),
+                dumps(None if finish is None else finish.reason),
+                dumps(None if finish is None else finish.stop_reason),
+                dumps(prompt_ids),
+                dumps(ids if shape.token_ids else None),
+                self._end_of_chunk(choice, len(prompt.ids), finish),
+            ),
         )
 
     def _end_of_chunk(self, choice: _Choice, prompt_tokens: int, finish: Finish | None) -> bytes:
@@ -189,7 +201,11 @@ class CompletionAnswer:
         head, shape = self._head, self._shape
         details = None
         if shape.prompt_details and shape.prompts:
-            details = {"cached_tokens": self._cached_tokens, "created_cache_tokens": None, "multimodal_tokens": None}
+            details = {
+                "cached_tokens": self._cached_tokens,
+                "created_cache_tokens": None,
+                "multimodal_tokens": None,
+            }
         completion_tokens = sum(len(choice.ids) for choice in self._choices)
         return {
             "id": head.id,
@@ -233,6 +249,7 @@ class CompletionAnswer:
 
 
 PLAIN_TAIL = (
-    b',"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}\n\n'
+    b',"logprobs":null,"finish_reason":null,"stop_reason":null,'
+    b'"prompt_token_ids":null,"token_ids":null}]}\n\n'
 )
 """What follows the text in a chunk of which nothing special was asked."""

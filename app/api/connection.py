@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import gevent
@@ -69,7 +70,5 @@ class Connection:
 
     def shut(self) -> None:
         """Break the connection, so that whoever still writes to it stops at once."""
-        try:
+        with suppress(OSError):
             self._raw.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass

@@ -91,6 +91,8 @@ class Gathering:
         self._bell: Bell | None = None
 
     def emit(self, event: Event) -> None:
+        if not self.unfinished:  # one choice failed: the others do not matter any more
+            return
         self.events.append(event)
         if type(event) is Failed:
             self.unfinished = 0

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from app.api.answer import Answer
 from app.api.body import BodyLimits
 from app.api.delivery import Delivery
@@ -29,8 +31,7 @@ T = TypeVar("T", bound=Request)
 NO_SEED = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     """One prompt, and what mode `echo` makes of it."""
 
     ids: Sequence[int]
@@ -55,7 +56,7 @@ class Door:
         return decode(self.body.read(environ), environ.get("CONTENT_TYPE"), kind)
 
     def enter(self, asked: GenerateRequest) -> str:
-        """The model's name for the answer, once it is known that model, queue and lengths allow the request."""
+        """The model's name for the answer; ApiError when model, queue or lengths do not allow the request."""
         model = self.models.resolve(asked.model)
         self.delivery.service.admit(asked.n or 1)
         for name in ("mm_processor_kwargs", "media_io_kwargs"):

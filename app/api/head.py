@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Head:
+
+class Head(Struct, frozen=True):
     """Identity of one answer. `created` is Unix seconds."""
 
     id: str

@@ -21,11 +21,11 @@ class Identity:
         made_of = f"{model.model} {model.max_model_len}".encode()
         self._fingerprint = f"vllm-{model.vllm_version}-{crc32(made_of):08x}"
 
-    def head(self, prefix: str, environ: Mapping[str, Any], own_id: str | None, model: str) -> Head:
-        """The head of an answer: the id is the header's, the body's (`own_id`), or a fresh one."""
+    def head(self, prefix: str, environ: Mapping[str, Any], own_id: str, model: str) -> Head:
+        """The head of an answer: the id is the header's, the body's (`own_id`), if any, or a fresh one."""
         request_id = environ.get("HTTP_X_REQUEST_ID")
         if request_id is None:
-            request_id = own_id if own_id is not None else self.fresh_id()
+            request_id = own_id or self.fresh_id()
         return Head(f"{prefix}-{request_id}", self.now_s(), model, self._fingerprint)
 
     def now_s(self) -> int:
@@ -33,8 +33,12 @@ class Identity:
         return int(self._now())
 
     def fresh_id(self) -> str:
-        """16 random hex digits."""
+        """16 random hex digits, for the id of an answer."""
         return f"{self._rng.getrandbits(64):016x}"
+
+    def fresh_request_id(self) -> str:
+        """32 random hex digits, for a request without an X-Request-Id."""
+        return f"{self._rng.getrandbits(128):032x}"
 
 
 def pod_headers(server: ServerSettings) -> dict[str, str]:

@@ -33,7 +33,9 @@ def blueprint(models: ServedModels, identity: Identity) -> Blueprint:
     @routes.get("/v1/models")
     def list_models() -> Reply:
         """Every served name as a model card."""
-        return json_reply({"object": "list", "data": [_card(models, name, identity) for name in models.names]})
+        return json_reply(
+            {"object": "list", "data": [_card(models, name, identity) for name in models.names]}
+        )
 
     return routes
 

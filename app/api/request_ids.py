@@ -18,7 +18,7 @@ def init_request_ids(app: Flask, identity: Identity, answered: bool) -> None:
     wsgi_app = app.wsgi_app
 
     def named(environ: dict[str, Any], start_response: Any) -> Any:
-        name = environ.get(HEADER) or identity.fresh_id()
+        name = environ.get(HEADER) or identity.fresh_request_id()
         environ[REQUEST_ID_KEY] = name
         request_id.set(name)
         return wsgi_app(environ, start_response)

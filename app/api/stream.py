@@ -34,7 +34,12 @@ class EventStream:
     """
 
     def __init__(
-        self, answer: Answer, choices: int, connection: Connection | None, direct: bool, write_timeout_s: float
+        self,
+        answer: Answer,
+        choices: int,
+        connection: Connection | None,
+        direct: bool,
+        write_timeout_s: float,
     ) -> None:
         self._answer = answer
         self._choices = self._unfinished = choices
@@ -51,6 +56,8 @@ class EventStream:
 
     def emit(self, event: Event) -> None:
         """Take an event of the service: to the socket now, or to the list of those to write."""
+        if not self._unfinished:  # one choice failed: nothing more is told of the others
+            return
         if type(event) is Failed:
             self._unfinished = 0
         elif type(event) is Tokens and event.finish is not None:
@@ -111,8 +118,8 @@ class EventStream:
 
     @staticmethod
     def _framed(data: bytes) -> bytes:
-        """One chunk of HTTP/1.1 chunked coding (RFC 9112 section 7.1)."""
-        return b"%x\r\n%b\r\n" % (len(data), data)
+        """One chunk of HTTP/1.1 chunked coding (RFC 9112 section 7.1); an empty one would end the body."""
+        return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
     def _write_direct(self) -> None:
         """Greenlet: catch up, hand over to the pacer, sleep until the end or until the client lags."""
@@ -130,6 +137,8 @@ class EventStream:
                 except OSError:
                     connection.shut()
                     self.leave()
+            elif self._pending:
+                continue
             elif self._unfinished:
                 self._direct = True
                 self._bell.wait()

@@ -17,9 +17,11 @@ def chat_entries(entries: Sequence[TokenLogprob], top: int, as_id: bool) -> list
     """The `content` list of a chat choice; `top` alternatives each, the token itself first, -1 for all."""
     return [
         {
-            **_chat_token(entry.token_id, entry.token, entry.logprob, as_id),
+            "token": token_name(entry.token_id, entry.token, as_id),
+            "logprob": entry.logprob,
+            "bytes": list(entry.token.encode()),
             "top_logprobs": [
-                _chat_token(token_id, text, logprob, as_id)
+                _alternative(token_name(token_id, text, as_id), logprob)
                 for token_id, text, logprob in (entry.top if top == -1 else entry.top[:top])
             ],
         }
@@ -27,8 +29,8 @@ def chat_entries(entries: Sequence[TokenLogprob], top: int, as_id: bool) -> list
     ]
 
 
-def _chat_token(token_id: int, text: str, logprob: float, as_id: bool) -> dict[str, Any]:
-    name = token_name(token_id, text, as_id)
+def _alternative(name: str, logprob: float) -> dict[str, Any]:
+    """One of `top_logprobs`. Its bytes are those of the name shown, the entry's own those of its text."""
     return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
 
 
@@ -49,7 +51,9 @@ def completion_logprobs(
         "token_logprobs": [None if entry is None else entry.logprob for entry in entries],
         "tokens": tokens,
         "top_logprobs": [
-            None if entry is None else {token_name(token_id, text, as_id): lp for token_id, text, lp in entry.top}
+            None
+            if entry is None
+            else {token_name(token_id, text, as_id): lp for token_id, text, lp in entry.top}
             for entry in entries
         ],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from app.protocol import rules
 from app.protocol.coercion import Misfit
@@ -96,8 +96,8 @@ class ChatCompletionRequest(Request, kw_only=True):
     mm_processor_kwargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: Int64 = 0
-    request_id: str | None = None
-    """None when the client gave none: vLLM draws a random one."""
+    request_id: str = ""
+    """Empty when the client gave none: vLLM draws a random one."""
     session_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -113,12 +113,8 @@ class ChatCompletionRequest(Request, kw_only=True):
     repetition_detection: RepetitionDetection | None = None
     stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
-    lax: ClassVar[Mapping[str, Any]] = {
-        "messages": convert_messages,
-        "request_id": str,
-        "tool_choice": ToolChoice,
-    }
-    absent: ClassVar[Mapping[str, Any]] = {"messages": []}
+    lax: ClassVar[Mapping[str, Any]] = {"messages": convert_messages, "tool_choice": ToolChoice}
+    absent: ClassVar[Mapping[str, Any]] = {"messages": [], "tool_choice": "none"}
 
     def __post_init__(self) -> None:
         if self.tool_choice is UNSET:
@@ -162,8 +158,6 @@ def _check_tools(request: Any) -> None:
     if choice is None or choice == "none":
         return
     if tools is None:
-        if isinstance(request, Struct) and choice == "auto":
-            return
         raise bad_request("tool_choice needs tools", "tool_choice")
     if choice in ("auto", "required"):
         return
@@ -178,12 +172,16 @@ def _check_named_tool(function: Any, tools: Any) -> None:
     name = part(function, "name")
     if not isinstance(name, str) or not name:
         raise bad_request("tool_choice.function needs a name", "tool_choice.function.name")
-    if not isinstance(tools, list):
-        return
-    if any(not isinstance(tool, dict | Tool) for tool in tools):
-        raise bad_request("tools must be objects")
-    if name not in [part(part(tool, "function"), "name") for tool in tools]:
+    if not isinstance(tools, list) or any(
+        isinstance(_function_of(tool), str | int | float) for tool in tools
+    ):
+        raise bad_request("tools must be a list of objects")
+    if name not in [part(_function_of(tool), "name") for tool in tools]:
         raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
+
+
+def _function_of(tool: Any) -> Any:
+    return part(tool, "function") if isinstance(tool, dict | Tool) else 0
 
 
 def _check_structured_outputs(request: Any) -> None:
@@ -191,7 +189,7 @@ def _check_structured_outputs(request: Any) -> None:
     if wanted is None:
         return
     given = rules.count_constraints(wanted, None)
-    if given and request.tool_choice not in (None, UNSET, "none", "auto", "required"):
+    if given and request.tool_choice not in ("none", "auto", "required"):
         raise bad_request("structured_outputs and a named tool exclude each other")
     rules.check_structural_tag(wanted)
 
@@ -208,5 +206,5 @@ def _check_logprobs(request: Any) -> None:
         return
     if top < 0 and top != -1:
         raise bad_request("top_logprobs must be 0 or more, or -1", "top_logprobs")
-    if top != 0 and not request.logprobs:
+    if (top == -1 or top > 0) and not request.logprobs:
         raise bad_request("top_logprobs need logprobs=true", "top_logprobs")

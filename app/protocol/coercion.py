@@ -21,6 +21,7 @@ T = TypeVar("T", bound=Struct)
 Convert = Callable[[Any], Any]
 
 _INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
+_MAX_DIGITS = 4300
 _BOOLEANS = {
     **dict.fromkeys(("1", "on", "t", "true", "y", "yes"), True),
     **dict.fromkeys(("0", "off", "f", "false", "n", "no"), False),
@@ -62,7 +63,7 @@ def _integer(value: Any) -> int:
         return int(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return int(value)
-    if isinstance(value, str) and _INTEGER.fullmatch(text := value.strip()):
+    if isinstance(value, str) and len(value) <= _MAX_DIGITS and _INTEGER.fullmatch(text := value.strip()):
         return int(text.partition(".")[0])
     raise Misfit("an integer")
 

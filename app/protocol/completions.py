@@ -79,8 +79,8 @@ class CompletionRequest(Request, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: Int64 = 0
-    request_id: str | None = None
-    """None when the client gave none: vLLM draws a random one."""
+    request_id: str = ""
+    """Empty when the client gave none: vLLM draws a random one."""
     session_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -98,7 +98,6 @@ class CompletionRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Any]] = {
         "prompt": list[Natural] | list[list[Natural]] | str | list[str] | None,
-        "request_id": str,
     }
 
     def __post_init__(self) -> None:
@@ -112,9 +111,9 @@ class CompletionRequest(Request, kw_only=True):
         prompt: Any = self.prompt
         if isinstance(prompt, str):
             return [prompt]
-        if prompt and not isinstance(prompt[0], int):
-            return list(prompt)
-        return [prompt] if prompt is not None else []
+        if prompt and isinstance(prompt[0], int):
+            return [prompt]
+        return prompt or []
 
     def check(self) -> None:
         if isinstance(self.prompt, list) and len(set(map(type, self.prompt))) > 1:

@@ -26,10 +26,13 @@ U = TypeVar("U", bound=Request)
 
 
 class UnparsableBody(ApiError):
-    """400 for bytes that are no Unicode or nested too deeply to be tried; the body is ``{"detail": ...}``."""
+    """400 for bytes that are no Unicode or nested too deeply to be tried.
+
+    The body is ``{"detail": ...}``, which the web framework below vLLM words, and clients compare.
+    """
 
     def __init__(self) -> None:
-        super().__init__(400, "Bad Request", "the body could not be parsed")
+        super().__init__(400, "Bad Request", "There was an error parsing the body")
 
     def body(self) -> bytes:
         """The JSON body, in the shape of the web framework's own errors."""

@@ -59,8 +59,8 @@ def check_tool_calls(messages: list[Message]) -> None:
     for message in messages:
         if message.get("role") == "assistant" and (calls := message.get("tool_calls")):
             for index, call in enumerate(calls):
-                if (path := _wrong_tool_call(call)) is not None:
-                    where = param_of((index, _TOOL_CALL, *path))
+                if not _is_custom_call(call) and (path := _wrong_function_call(call)):
+                    where = param_of((index, *path))
                     raise malformed(f"{where}: a tool call of a message is incomplete", where)
 
 
@@ -91,11 +91,11 @@ def _is_known_kind(message: Message) -> bool:
     if not isinstance(message.get("name", ""), str):
         return False
     if role == "assistant":
-        objects = (message.get("audio"), message.get("function_call"))
         return (
             (content is None or _is_content(content))
             and isinstance(message.get("refusal"), str | None)
-            and all(value is None or isinstance(value, dict) for value in objects)
+            and _has_strings(message.get("audio"), "id")
+            and _has_strings(message.get("function_call"), "arguments", "name")
             and isinstance(message.get("tool_calls", []), list)
         )
     return role in ("developer", "system", "user") and _is_content(content)
@@ -109,10 +109,8 @@ def _is_custom_kind(message: Message) -> bool:
         and (isinstance(content, str) or isinstance(content, list) and all(map(_is_part, content)))
         and isinstance(message.get("name", ""), str)
         and all(isinstance(message.get(key), str | None) for key in ("tool_call_id", "reasoning", "task"))
-        and (
-            calls is None or isinstance(calls, list) and all(_wrong_tool_call(call) is None for call in calls)
-        )
-        and isinstance(message.get("tools"), list | None)
+        and (calls is None or isinstance(calls, list) and not any(map(_wrong_function_call, calls)))
+        and _are_tools(message.get("tools"))
     )
 
 
@@ -120,22 +118,39 @@ def _is_part(part: Any) -> bool:
     return isinstance(part, str | dict)
 
 
-def _wrong_tool_call(call: Any) -> tuple[str, ...] | None:
-    """Path to what is wrong with a tool call, as a function call; None when nothing is."""
+def _has_strings(value: Any, *keys: str) -> bool:
+    """Nothing at all, or an object with a string under each of `keys`."""
+    return value is None or isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)
+
+
+def _are_tools(tools: Any) -> bool:
+    if not isinstance(tools, list):
+        return tools is None
+    return all(
+        isinstance(tool, dict)
+        and tool.get("type") == "function"
+        and isinstance(tool.get("function"), dict)
+        and isinstance(tool["function"].get("name"), str)
+        for tool in tools
+    )
+
+
+def _is_custom_call(call: Any) -> bool:
+    if not isinstance(call, dict) or call.get("type") != "custom" or not isinstance(call.get("id"), str):
+        return False
+    return isinstance(call.get("custom"), dict) and _has_strings(call["custom"], "input", "name")
+
+
+def _wrong_function_call(call: Any) -> tuple[str, ...]:
+    """The path to what is wrong with a function call, its kind's name in front; empty if nothing is."""
     if not isinstance(call, dict):
-        return ()
-    if (
-        call.get("type") == "custom"
-        and isinstance(call.get("id"), str)
-        and isinstance(call.get("custom"), dict)
-    ):
-        return None
+        return (_TOOL_CALL,)
     function = call.get("function")
     if not isinstance(call.get("id"), str):
-        return ("id",)
+        return (_TOOL_CALL, "id")
     if not isinstance(function, dict):
-        return ("function",)
+        return (_TOOL_CALL, "function")
     for key in ("arguments", "name"):
         if not isinstance(function.get(key), str):
-            return ("function", key)
-    return None if call.get("type") == "function" else ("type",)
+            return (_TOOL_CALL, "function", key)
+    return () if call.get("type") == "function" else (_TOOL_CALL, "type")

@@ -38,13 +38,13 @@ class JsonSchema(Struct, kw_only=True):
 
 
 class ResponseFormat(Struct, kw_only=True):
-    """The form that the answer must have; the last three fields belong to ``structural_tag``."""
+    """The form that the answer must have; the last three fields count for ``structural_tag`` only."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     format: Any = None
-    structures: list[Any] | None = None
-    triggers: list[Any] | None = None
+    structures: Any = None
+    triggers: Any = None
 
 
 class StructuredOutputs(Struct, kw_only=True):

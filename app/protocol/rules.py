@@ -6,6 +6,7 @@ on a raw request a value can be of any type; a rule that cannot make sense of on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,9 +64,16 @@ def count_constraints(structured_outputs: Any, param: str | None) -> int:
 
 
 def check_structural_tag(structured_outputs: Any) -> None:
-    """A structural tag, where given, is a text that is not empty."""
-    if part(structured_outputs, "structural_tag") == "":
-        raise bad_request("structured_outputs.structural_tag is empty", "structured_outputs")
+    """A structural tag, where given, is a text that holds a JSON object."""
+    tag = part(structured_outputs, "structural_tag")
+    if tag is None:
+        return
+    try:
+        is_object = isinstance(tag, str) and isinstance(json.loads(tag), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise bad_request("structured_outputs.structural_tag must be a JSON object", "structured_outputs")
 
 
 def check_stream_options(request: Any) -> None:

@@ -48,8 +48,10 @@ class PlaceExecutor(Executor):
         if self._closed:
             raise RuntimeError("no new tasks after shutdown")
         future: Future[Any] = Future()
-        self._waiting[future] = (fn, args, kwargs)
-        self._fill()
+        if self.free > 0:
+            self._run(fn, args, kwargs, future)
+        else:
+            self._waiting[future] = (fn, args, kwargs)
         return future
 
     def forget(self, future: Future[Any]) -> bool:
@@ -65,11 +67,14 @@ class PlaceExecutor(Executor):
     def _fill(self) -> None:
         while self._waiting and self.running < self.places:
             future, (fn, args, kwargs) = self._waiting.popitem(last=False)
-            if future.set_running_or_notify_cancel():
-                self.running += 1
-                self._run(fn, args, kwargs, future)
+            self._run(fn, args, kwargs, future)
 
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], future: Future[Any]) -> None:
+    def _run(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], future: Future[Any]
+    ) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        self.running += 1
         try:
             result = fn(*args, **kwargs)
         except Exception as error:

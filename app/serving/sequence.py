@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Sequence:
     """One choice. It holds its place from `start` until its last token, failure or abort.
 
-    `place` is the future of its turn in the executor, `over` the one that gives the place back.
+    `place` is the future of its turn in the executor; `leave`, made when the start was not yet the end,
+    gives the place back.
     """
 
     def __init__(
@@ -30,7 +31,8 @@ class Sequence:
     ) -> None:
         self.generation = generation
         self.place: Future[None] | None = None
-        self.over: Future[None] = Future()
+        self.over = False
+        self._leave: Future[None] | None = None
         self.tokens = 0
         self._performance = performance
         self._service = service
@@ -44,12 +46,12 @@ class Sequence:
     def submit(self) -> None:
         """Ask for a place; waits in line when none is free."""
         self.place = self._service.executor.submit(self.start)
-        if not self._scheduled_s and not self.over.done():
+        if not self._scheduled_s and not self.over:
             self._queued = True
             self._recorder.waiting(1)
 
-    def start(self) -> Future[None]:
-        """The executor gives a place; it is ours until the returned future is done."""
+    def start(self) -> Future[None] | None:
+        """The executor gives a place; it is ours until the returned future is done, if there is one."""
         if self._queued:
             self._queued = False
             self._recorder.waiting(-1)
@@ -59,11 +61,14 @@ class Sequence:
             self._performance.start(self._on_event)
         except Exception as error:
             self._on_event(Failed(self.generation.index, error))
-        return self.over
+        if self.over:
+            return None
+        self._leave = Future()
+        return self._leave
 
     def abort(self) -> None:
         """The client is gone: stop playing, give the place or the turn in line back."""
-        if self.over.done():
+        if self.over:
             return
         self._performance.cancel()
         if self.place is not None and self._queued:
@@ -83,7 +88,7 @@ class Sequence:
             self._recorder.decoded(count)
             self._service.step(count, event.at_s)
             self._emit(event)
-            if event.finish is not None and not self.over.done():
+            if event.finish is not None and not self.over:
                 self._end(event.finish.reason)
             return
         if type(event) is Started:
@@ -107,9 +112,11 @@ class Sequence:
             self._recorder.waiting(-1)
         elif self._scheduled_s:
             self._recorder.running(-1)
+        self.over = True
         self._record_end(reason)
-        self.over.set_result(None)
         self._ended(self)
+        if self._leave is not None:
+            self._leave.set_result(None)
 
     def _record_end(self, reason: str) -> None:
         now_s = self._service.clock.now()

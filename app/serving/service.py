@@ -20,22 +20,38 @@ STEP_S = 0.001
 
 
 class SequenceGroup:
-    """The sequences of one request (n choices of each prompt), admitted and ended together."""
+    """The sequences of one request (n choices of each prompt), admitted and ended together.
+
+    It forgets each sequence as it ends, so that no cycle is left for the garbage collector.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
-        self.sequences: list[Sequence] = []
+        self._unfinished: dict[int, Sequence] = {}
         self._recorder = recorder
-        self._ended: dict[int, list[int]] = {}
+        self._lengths: dict[int, list[int]] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        """Take `sequence` in, before it asks for a place."""
+        self._unfinished[sequence.generation.index] = sequence
+
+    def submit(self) -> None:
+        """Let every sequence ask for a place, in order."""
+        for sequence in list(self._unfinished.values()):
+            sequence.submit()
 
     def abort(self) -> None:
         """End what still runs or waits."""
-        for sequence in self.sequences:
+        for sequence in list(self._unfinished.values()):
             sequence.abort()
 
     def ended(self, sequence: Sequence) -> None:
         """One sequence is over; the last choice of a prompt settles what is counted per prompt."""
+        del self._unfinished[sequence.generation.index]
         n = sequence.generation.n
-        lengths = self._ended.setdefault(sequence.generation.index // n, [])
+        if n == 1:
+            self._recorder.completed(1, sequence.tokens)
+            return
+        lengths = self._lengths.setdefault(sequence.generation.index // n, [])
         lengths.append(sequence.tokens)
         if len(lengths) == n:
             self._recorder.completed(n, max(lengths))
@@ -96,12 +112,10 @@ class Service:
         if self._max_unfinished is not None and self.unfinished + count > self._max_unfinished:
             self.recorder.rejected("max_num_queued_reqs")
             raise unavailable(
-                f"The server already holds {self.unfinished} of at most {self._max_unfinished} requests; retry later."
+                f"The server holds {self.unfinished} of at most {self._max_unfinished} requests; retry later."
             )
         if count > self.executor.free + self._max_waiting - self.executor.waiting:
-            raise too_many(
-                f"The waiting requests queue is full ({self.executor.waiting} of {self._max_waiting}); retry later."
-            )
+            raise too_many(f"The waiting requests queue is full, now {self.executor.waiting}; retry later.")
 
     def submit(self, generations: Listed[Generation], emit: Callable[[Event], None]) -> SequenceGroup:
         """Play `generations`; their events go to `emit`, some of them perhaps before this returns.
@@ -112,9 +126,8 @@ class Service:
         group = SequenceGroup(self.recorder)
         for generation in generations:
             performance = self._performer.prepare(generation)
-            group.sequences.append(Sequence(generation, performance, self, emit, group.ended))
-        for sequence in group.sequences:
-            sequence.submit()
+            group.add(Sequence(generation, performance, self, emit, group.ended))
+        group.submit()
         return group
 
     def step(self, tokens: int, at_s: float) -> None:

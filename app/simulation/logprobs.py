@@ -44,7 +44,9 @@ def reply_logprobs(vocabulary: Vocabulary, ids: Sequence[int], alternatives: int
     return entries
 
 
-def prompt_logprobs(vocabulary: Vocabulary, ids: Sequence[int], alternatives: int) -> list[TokenLogprob | None]:
+def prompt_logprobs(
+    vocabulary: Vocabulary, ids: Sequence[int], alternatives: int
+) -> list[TokenLogprob | None]:
     """One entry per prompt token; the first is None, for nothing comes before it."""
     entries: list[TokenLogprob | None] = list(reply_logprobs(vocabulary, ids, alternatives))
     if entries:

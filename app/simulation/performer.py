@@ -50,7 +50,9 @@ class Simulation:
     def prepare(self, generation: Generation) -> Play:
         """Decide the whole reply now, so that replies depend on arrival order and on nothing else."""
         said = self._echoed(generation) if self._mode == "echo" else self._composed(generation)
-        return Play(generation, stopped(said, generation), self._tokenizer, self._latency, self._pacer, self._clock)
+        return Play(
+            generation, stopped(said, generation), self._tokenizer, self._latency, self._pacer, self._clock
+        )
 
     def _composed(self, generation: Generation) -> Script:
         rng = self._stream(generation)
@@ -82,7 +84,13 @@ class Play:
     """
 
     def __init__(
-        self, generation: Generation, script: Script, tokenizer: Tokenizer, latency: Latency, pacer: Pacer, clock: Clock
+        self,
+        generation: Generation,
+        script: Script,
+        tokenizer: Tokenizer,
+        latency: Latency,
+        pacer: Pacer,
+        clock: Clock,
     ) -> None:
         self._generation = generation
         self._script = script

@@ -31,6 +31,7 @@ class CompiledTemplate(NamedTuple):
     """A template and what is known about it before it meets a conversation."""
 
     template: jinja2.Template
+    globals: Mapping[str, Any]
     content_format: ContentFormat
     knows_developer: bool
 
@@ -51,6 +52,8 @@ class ChatTemplates:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._sources = sources
+        self.tells_time = any("strftime_now" in source for source in sources.values())
+        """Some template's text depends on the clock, so equal conversations may differ as prompts."""
         self._special_tokens = special_tokens
         self._environment = _environment(now)
         self._compile = lru_cache(maxsize=KEPT_TEMPLATES)(self._compile_source)
@@ -69,9 +72,9 @@ class ChatTemplates:
             conversation = developer_as_system(conversation)
         variables = self._variables(options)
         if not options.continue_final_message:
-            return _render(compiled.template, conversation, variables)
+            return _render(compiled, conversation, variables)
         final, marked = _mark_final_text(conversation)
-        return _cut_at_mark(_render(compiled.template, marked, variables), final)
+        return _cut_at_mark(_render(compiled, marked, variables), final)
 
     def _source(self, options: ChatOptions) -> str:
         """Return the request's template (source or name), else `tool_use` for tools, else `default`."""
@@ -91,7 +94,7 @@ class ChatTemplates:
         except (jinja2.TemplateError, RecursionError) as error:
             raise ChatTemplateError(f"The chat template does not compile: {error}") from error
         knows_developer = re.search("""["']developer["']""", source) is not None
-        return CompiledTemplate(template, content_format, knows_developer)
+        return CompiledTemplate(template, dict(template.globals), content_format, knows_developer)
 
     def _variables(self, options: ChatOptions) -> dict[str, Any]:
         extra = dict(options.chat_template_kwargs or {})
@@ -104,9 +107,13 @@ class ChatTemplates:
         return variables | {"add_generation_prompt": options.add_generation_prompt}
 
 
-def _render(template: jinja2.Template, conversation: Conversation, variables: Mapping[str, Any]) -> str:
+def _render(compiled: CompiledTemplate, conversation: Conversation, variables: Mapping[str, Any]) -> str:
+    # `Template.render` would walk over the chained globals of the environment each time; this is its core.
+    context = compiled.template.new_context(
+        {**compiled.globals, **variables, "messages": conversation}, shared=True
+    )
     try:
-        return template.render(variables, messages=conversation)
+        return "".join(compiled.template.root_render_func(context))
     except Exception as error:  # a template is a program, and may fail in any way
         raise ChatTemplateError(f"The chat template refused the conversation: {error}") from error
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import tokenizers
+from cachetools import LRUCache
 from tokenizers import decoders
 
 from app.tokenization.base import (
@@ -26,6 +28,10 @@ LONG_SEQUENCE = 8_000
 """Tokens from which ids are decoded beside the event loop (about as much)."""
 Detokenizer = Callable[[Sequence[int]], list[str]]
 """Token ids -> the text that each adds."""
+KEPT_CHATS = 1_000_000
+"""Tokens in the memory of encoded conversations."""
+LARGEST_KEPT_CHAT = 20_000
+"""Bytes of JSON up to which a conversation is kept there."""
 WORD_START = "▁"
 """How SentencePiece vocabularies write a blank."""
 
@@ -56,6 +62,7 @@ class LocalTokenizer:
         self.eos_token_ids = frozenset(folder.eos_token_ids) | ({eos} if eos is not None else frozenset())
         self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         self._bytes = TokenBytes(backend)
+        self._chats: LRUCache[bytes, list[int]] = LRUCache(KEPT_CHATS, getsizeof=len)
         self._pieces, self._all_pieces = self._detokenizer(True), self._detokenizer(False)
 
     @classmethod
@@ -154,8 +161,17 @@ class LocalTokenizer:
         return self._templates.render(messages, options)
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
-        """See `Tokenizer.encode_chat`."""
-        return self.encode(self.render_chat(messages, options), options.add_special_tokens)
+        """See `Tokenizer.encode_chat`. What comes again, as from probes and load tests, is remembered."""
+        try:
+            key = msgspec.json.encode((messages, options))
+        except UnicodeEncodeError as error:
+            raise _not_unicode() from error
+        ids = self._chats.get(key)
+        if ids is None:
+            ids = self.encode(self.render_chat(messages, options), options.add_special_tokens)
+            if not self._templates.tells_time and len(key) <= LARGEST_KEPT_CHAT:
+                self._chats[key] = ids
+        return ids
 
 
 def _not_unicode() -> TokenizerInputError:

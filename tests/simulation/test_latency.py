@@ -32,9 +32,7 @@ def test_prefill_follows_the_calculator_and_ignores_the_other_one(settings: Any,
     assert latency(**settings).time_to_first_token(100, 20) == pytest.approx(expected_s, abs=1e-9)
 
 
-@given(
-    mean_s=st.floats(1e-6, 10), share=st.floats(0, 30), seed=st.integers(0, 2**32)
-)
+@given(mean_s=st.floats(1e-6, 10), share=st.floats(0, 30), seed=st.integers(0, 2**32))
 def test_jitter_stays_within_seventy_per_cent_however_large_the_deviation(
     mean_s: float, share: float, seed: int
 ) -> None:

@@ -14,7 +14,14 @@ from app.simulation.stops import Script, stopped
 
 def generation(**fields: Any) -> Generation:
     return Generation(
-        request_id="r", index=0, model="m", prompt_ids=[1], echo_text="", max_tokens=99, limited=True, arrival_s=0.0,
+        request_id="r",
+        index=0,
+        model="m",
+        prompt_ids=[1],
+        echo_text="",
+        max_tokens=99,
+        limited=True,
+        arrival_s=0.0,
         **fields,
     )
 

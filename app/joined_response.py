@@ -1,0 +1,58 @@
+"""gunicorn's response, with head and body of a whole answer in one system call."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from functools import lru_cache
+from typing import Any
+
+from gunicorn.http.wsgi import Response
+
+
+class JoinedResponse(Response):  # type: ignore[misc]
+    """Keeps the head back until the first bytes of a body of known length; other answers send it at once."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.headers_sent: bool = False
+        self._head = b""
+
+    def send_headers(self) -> None:
+        if self.headers_sent:
+            return
+        self.headers_sent = True
+        lines = [*self.default_headers(), *(f"{name}: {value}\r\n" for name, value in self.headers), "\r\n"]
+        head = "".join(lines).encode("latin-1")
+        if self.response_length:
+            self._head = head
+        else:
+            self.sock.sendall(head)
+
+    def default_headers(self) -> list[str]:
+        major, minor = self.req.version
+        lines = [
+            f"HTTP/{major}.{minor} {self.status}\r\n",
+            f"Server: {self.version}\r\nDate: {http_date(int(time.time()))}\r\n",
+            "Connection: close\r\n" if self.should_close() else "Connection: keep-alive\r\n",
+        ]
+        if self.chunked:
+            lines.append("Transfer-Encoding: chunked\r\n")
+        return lines
+
+    def _emit_body(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        super()._emit_body(data)
+
+    def close(self) -> None:
+        super().close()
+        if self._head:
+            self.sock.sendall(self._head)
+            self._head = b""
+
+
+@lru_cache(maxsize=2)
+def http_date(second: int) -> str:
+    """The Date header of a Unix second (RFC 9110 section 5.6.7)."""
+    return formatdate(second, usegmt=True)

@@ -1,0 +1,17 @@
+"""One server for the checks of this folder, started like the recorded vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conformance.recording import ENVIRONMENT, FLAGS
+from tests.running_server import RunningServer, running_server
+
+
+@pytest.fixture(scope="session")
+def vllm() -> Iterator[RunningServer]:
+    """Serves model `tiny` with a context of 2048 tokens, and tells request ids and cached tokens."""
+    with running_server(*FLAGS, "--enable-request-id-headers", env=ENVIRONMENT) as server:
+        yield server

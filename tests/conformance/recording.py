@@ -1,0 +1,27 @@
+"""Where the recording of a real vLLM lies, if anywhere, and how a server is started like the recorded one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.running_server import ROOT
+
+RECORDING = Path(os.environ.get("VLLM_RECORDING", ROOT.parent / "shared" / "golden"))
+"""Not part of the repository; VLLM_RECORDING names another place."""
+
+CASES = RECORDING / "vllm-0.32" / "cases.jsonl"
+REPLAY = RECORDING / "replay.py"
+TOKENIZER = RECORDING / "vllm-0.32" / "tiny"
+"""The recorded model's tokenizer; without it, numbers of tokens differ from the recorded ones."""
+
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONHASHSEED": "0"}
+SETTINGS = {
+    "model": "tiny",
+    "max-model-len": "2048",
+    "max-num-seqs": "8",
+    "enable-prompt-tokens-details": "true",
+    **({"tokenizer": str(TOKENIZER)} if TOKENIZER.exists() else {}),
+}
+FLAGS = tuple(f"--{name}={value}" for name, value in SETTINGS.items())
+VARIABLES = {"SIM_" + name.upper().replace("-", "_"): value for name, value in SETTINGS.items()}

@@ -1,0 +1,176 @@
+"""Parse-time rules of chat requests."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.decoding import decode
+from app.protocol.errors import ApiError
+
+HELLO = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "weather"}}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+DEVELOPER = "body.messages.0.ChatCompletionDeveloperMessageParam"
+TOOL_CALL = "body.0.ChatCompletionMessageFunctionToolCallParam"
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    body = json.dumps({"messages": HELLO, **fields}).encode()
+    return decode(body, "application/json", ChatCompletionRequest)
+
+
+def refusal(**fields: Any) -> tuple[int, str, str | None]:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    return caught.value.status, caught.value.type, caught.value.param
+
+
+def named(name: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"top_logprobs": -1}, "top_logprobs"),
+        ({"top_logprobs": -2, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": "5", "logprobs": True}, "top_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs"),
+        ({"prompt_logprobs": []}, "prompt_logprobs"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [1], "logprobs": True, "use_beam_search": True}, "logprob_token_ids"),
+        ({"tools": []}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": named("weather")}, "tool_choice"),
+        ({"tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": 5, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": named("tides"), "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {}, "tools": [TOOL]}, "tool_choice.function"),
+        ({"tool_choice": {"function": {}}, "tools": [TOOL]}, "tool_choice.function.name"),
+        ({"tool_choice": named(""), "tools": [TOOL]}, "tool_choice.function.name"),
+        ({"tool_choice": named("weather"), "tools": ["x"]}, None),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, None),
+        ({"structured_outputs": {"regex": "a", "grammar": "b"}}, None),
+        ({"structured_outputs": {}}, None),
+        ({"structured_outputs": {"structural_tag": ""}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "tools": [TOOL], "tool_choice": named("weather")}, None),
+        ({"structured_outputs": {"regex": "a"}, "tool_choice": None}, None),
+        ({"continue_final_message": True, "add_generation_prompt": True}, None),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"cache_salt": "a@b"}, "cache_salt"),
+        ({"cache_salt": "a" * 129}, "cache_salt"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget"),
+        ({"thinking_token_budget": True}, "thinking_token_budget"),
+        ({"repetition_detection": {"max_pattern_size": -1}}, None),
+        ({"repetition_detection": {"max_pattern_size": 3, "min_count": 1}}, None),
+        ({"messages": 5}, None),
+        ({"messages": None}, None),
+    ],
+)
+def test_a_broken_rule_names_the_bare_field_or_none(fields: dict[str, Any], param: str | None) -> None:
+    assert refusal(**fields) == (400, "BadRequestError", param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stream": True, "stream_options": {"include_usage": True}},
+        {"stream": "false", "stream_options": {"include_usage": True}},
+        {"stream_options": {}},
+        {"top_logprobs": 20, "logprobs": True},
+        {"prompt_logprobs": 0, "stream": True},
+        {"continue_final_message": True},
+        {"continue_final_message": True, "add_generation_prompt": False},
+        {"response_format": {"type": "text", "structures": 7}},
+        {"response_format": {"type": "structural_tag", "format": {}}},
+        {"structured_outputs": {"json": {}}, "tool_choice": "required", "tools": [TOOL]},
+        {"tool_choice": None},
+        {"tool_choice": "none"},
+        {"tool_choice": named("weather"), "tools": [TOOL]},
+        {"cache_salt": "a" * 128},
+    ],
+)
+def test_what_the_rules_allow_is_accepted(fields: dict[str, Any]) -> None:
+    chat(**fields)
+
+
+def test_the_rules_are_looked_at_in_vllms_order() -> None:
+    assert refusal(tools=[], cache_salt="", stream_options={"include_usage": True})[2] == "tools"
+    assert refusal(cache_salt="", stream_options={"include_usage": True})[2] == "stream_options"
+    assert refusal(cache_salt="", response_format={"type": "json_schema"})[2] == "response_format"
+
+
+def test_the_tool_choice_defaults_to_auto_with_tools_and_to_none_without() -> None:
+    assert chat().tool_choice == "none"
+    assert chat(tools=[TOOL]).tool_choice == "auto"
+    assert chat(tools=[TOOL], tool_choice=None).tool_choice is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "x", "name": "n"},
+        {"role": "user"},
+        {"role": "narrator", "content": "x"},
+        {"role": "narrator", "content": ["a", {"type": "text", "text": "b"}]},
+        {"role": "system", "content": [{"type": "text", "text": "x"}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "refusal": "no", "audio": {"id": "a"}},
+        {"role": "tool", "content": "x", "tool_call_id": "a"},
+        {"role": "function", "content": None, "name": "f"},
+        {"role": "user", "content": "x", "anything": {"else": 1}},
+    ],
+)
+def test_messages_of_every_kind_pass_and_keep_their_keys(message: dict[str, Any]) -> None:
+    assert chat(messages=[message]).messages == [message]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (5, DEVELOPER),
+        (None, DEVELOPER),
+        ({}, DEVELOPER + ".content"),
+        ({"content": "x"}, DEVELOPER + ".role"),
+        ({"role": 5, "content": "x"}, DEVELOPER + ".role"),
+        ({"role": "user", "content": 5}, DEVELOPER + ".content"),
+        ({"role": "user", "content": None}, DEVELOPER + ".content"),
+        ({"role": "user", "content": "x", "name": 5}, DEVELOPER + ".role"),
+        ({"role": "developer", "content": "x", "name": 5}, DEVELOPER + ".name"),
+        ({"role": "narrator", "content": [5]}, DEVELOPER + ".role"),
+        ({"role": "narrator", "content": "x", "tools": [5]}, DEVELOPER + ".role"),
+        ({"role": "assistant", "tool_calls": [5]}, TOOL_CALL),
+        ({"role": "assistant", "tool_calls": "abc"}, TOOL_CALL),
+        ({"role": "assistant", "tool_calls": [{"id": 5}]}, TOOL_CALL + ".id"),
+        ({"role": "assistant", "tool_calls": [{"id": "a"}]}, TOOL_CALL + ".function"),
+    ],
+)
+def test_a_message_of_no_kind_is_reported_as_a_developer_message(message: object, param: str) -> None:
+    assert refusal(messages=[message]) == (400, "Bad Request", param)
+
+
+def test_the_second_message_is_counted_as_one() -> None:
+    assert (
+        refusal(messages=[*HELLO, {"role": "user", "content": 5}])[2]
+        == DEVELOPER.replace("0", "1") + ".content"
+    )
+
+
+@pytest.mark.parametrize("calls", [5, True, 1.5])
+def test_tool_calls_that_cannot_be_listed_break_a_rule(calls: object) -> None:
+    assert refusal(messages=[{"role": "assistant", "tool_calls": calls}]) == (400, "BadRequestError", None)
+
+
+def test_an_old_name_of_reasoning_is_understood() -> None:
+    message = {"role": "assistant", "content": "x", "reasoning_content": "because"}
+    assert chat(messages=[message]).messages == [
+        {"role": "assistant", "content": "x", "reasoning": "because"}
+    ]

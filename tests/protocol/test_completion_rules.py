@@ -1,0 +1,98 @@
+"""Parse-time rules of text completions, and the forms of a prompt."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.protocol.completions import MAX_PROMPTS, CompletionRequest
+from app.protocol.decoding import decode
+from app.protocol.errors import ApiError
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return decode(json.dumps({"prompt": "hi", **fields}).encode(), "application/json", CompletionRequest)
+
+
+def refusal(**fields: Any) -> tuple[int, str, str | None]:
+    with pytest.raises(ApiError) as caught:
+        completion(**fields)
+    return caught.value.status, caught.value.type, caught.value.param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("hi", ["hi"]),
+        (["a", "b"], ["a", "b"]),
+        (["1", "2"], ["1", "2"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["1", 2], [[1, 2]]),
+        ([True], [[1]]),
+        ([["1"]], [[1]]),
+        ([""], [""]),
+        ([[]], [[]]),
+        ([], []),
+        ([1] * (MAX_PROMPTS + 1), [[1] * (MAX_PROMPTS + 1)]),
+    ],
+)
+def test_a_prompt_comes_in_four_forms(prompt: object, prompts: list[object]) -> None:
+    assert completion(prompt=prompt).prompts() == prompts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (5, "body.prompt"),
+        ({}, "body.prompt"),
+        ([1, "a"], "body.prompt.1"),
+        (["a", 1], "body.prompt.0"),
+        ([-1], "body.prompt.0"),
+        ([[1, -1]], "body.prompt.0"),
+        ([1.5], "body.prompt.0"),
+        ([None], "body.prompt.0"),
+        ([[1], "a"], "body.prompt.0"),
+    ],
+)
+def test_forms_are_not_mixed(prompt: object, param: str) -> None:
+    assert refusal(prompt=prompt) == (400, "Bad Request", param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": None, "prompt_embeds": []}, "prompt"),
+        ({"prompt": ["a"] * (MAX_PROMPTS + 1)}, "prompt"),
+        ({"prompt": [[1]] * (MAX_PROMPTS + 1)}, "prompt"),
+        ({"prompt_embeds": ["a"] * (MAX_PROMPTS + 1)}, "prompt_embeds"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"logprobs": -2}, "logprobs"),
+        ({"logprobs": "5"}, "logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [1], "logprobs": 1, "echo": True, "max_tokens": 0}, "logprob_token_ids"),
+        ({"use_beam_search": True, "echo": True, "logprobs": 1}, "echo"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"cache_salt": "/"}, "cache_salt"),
+        ({"thinking_token_budget": 1.5}, "thinking_token_budget"),
+    ],
+)
+def test_a_broken_rule_names_the_bare_field(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields) == (400, "BadRequestError", param)
+
+
+def test_an_empty_prompt_comes_before_the_other_rules() -> None:
+    assert refusal(prompt="", cache_salt="", logprobs=-5)[2] == "prompt"
+
+
+@pytest.mark.parametrize("fields", [{"n": None}, {"suffix": 5}, {"echo": "x"}, {"use_beam_search": None}])
+def test_fields_have_their_types(fields: dict[str, Any]) -> None:
+    assert refusal(**fields) == (400, "Bad Request", "body." + next(iter(fields)))
+
+
+def test_fields_of_other_servers_are_accepted() -> None:
+    completion(best_of="x", max_completion_tokens="q")

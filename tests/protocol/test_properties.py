@@ -1,0 +1,127 @@
+"""Whatever arrives: a request or an ApiError, and a valid request arrives as it was sent."""
+
+import json
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.completions import CompletionRequest
+from app.protocol.decoding import decode, decode_first
+from app.protocol.errors import ApiError
+from app.protocol.limits import check_lengths, check_sampling, resolve_max_tokens
+from app.protocol.model_limits import ModelLimits, check_engine
+from app.protocol.request import Request
+from app.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
+
+JSON = "application/json"
+KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, DetokenizeRequest)
+LIMITS = ModelLimits(max_model_len=2048, vocab_size=4096)
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+)
+field_names = sorted({field.encode_name for kind in KINDS for field in msgspec.structs.fields(kind)})
+nested_names = [
+    "role",
+    "content",
+    "type",
+    "function",
+    "name",
+    "json_schema",
+    "json",
+    "include_usage",
+    "tool_calls",
+]
+shaped = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(nested_names), inner, max_size=4)
+        | st.sampled_from(["user", "assistant", "function", "json_schema", "auto", "none"])
+    ),
+)
+bodies = st.dictionaries(st.sampled_from(field_names), shaped, max_size=6)
+
+
+def decode_everywhere(body: bytes, content_type: str | None = JSON) -> None:
+    """Decoding and all later rules end normally or with an ApiError that can be sent."""
+    for kind in KINDS:
+        try:
+            request = decode(body, content_type, kind)
+            if isinstance(request, ChatCompletionRequest | CompletionRequest):
+                check_lengths(request, LIMITS.max_model_len)
+                check_sampling(request, resolve_max_tokens(request.max_tokens, 16, LIMITS.max_model_len))
+                check_engine(request, [1] * 16, LIMITS)
+        except ApiError as error:
+            assert error.status == 400
+            json.loads(error.body())
+    try:
+        decode_first(body, content_type, TOKENIZE_REQUESTS)
+    except ApiError as error:
+        json.loads(error.body())
+
+
+@given(st.binary(max_size=200), st.none() | st.sampled_from([JSON, "text/plain"]) | st.text(max_size=20))
+def test_any_bytes_give_a_request_or_an_api_error(body: bytes, content_type: str | None) -> None:
+    decode_everywhere(body, content_type)
+
+
+@given(anything)
+def test_any_json_gives_a_request_or_an_api_error(value: object) -> None:
+    decode_everywhere(json.dumps(value).encode())
+
+
+@given(bodies)
+def test_any_values_in_known_fields_give_a_request_or_an_api_error(body: dict[str, object]) -> None:
+    decode_everywhere(json.dumps(body).encode())
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+token_ids = st.lists(st.integers(0, 4095), max_size=8)
+sampling = {
+    "model": texts,
+    "temperature": st.floats(0, 2) | st.none(),
+    "top_p": st.floats(0, 1, exclude_min=True),
+    "max_tokens": st.integers(1, 2048),
+    "n": st.integers(1, 8),
+    "seed": st.integers(-(2**63), 2**63 - 1),
+    "stop": st.lists(texts, max_size=4) | texts,
+    "stop_token_ids": token_ids,
+    "stream": st.booleans(),
+    "ignore_eos": st.booleans(),
+    "logit_bias": st.dictionaries(st.integers(0, 4095).map(str), st.floats(-100, 100), max_size=3),
+    "kv_transfer_params": st.dictionaries(texts, texts | st.integers(-100, 100) | st.none(), max_size=3),
+    "return_token_ids": st.booleans() | st.none(),
+    "truncate_prompt_tokens": st.integers(-1, 100),
+}
+messages = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": texts}),
+    max_size=4,
+)
+prompts = (
+    texts.filter(bool) | st.lists(texts, min_size=1, max_size=4) | token_ids | st.lists(token_ids, min_size=1)
+)
+
+
+@given(st.fixed_dictionaries({"messages": messages}, optional=sampling))
+def test_a_valid_chat_arrives_as_it_was_sent(body: dict[str, Any]) -> None:
+    request = decode(json.dumps(body).encode(), JSON, ChatCompletionRequest)
+    assert {name: getattr(request, name) for name in body} == body
+
+
+@given(st.fixed_dictionaries({"prompt": prompts}, optional=sampling))
+def test_a_valid_completion_arrives_as_it_was_sent(body: dict[str, Any]) -> None:
+    request = decode(json.dumps(body).encode(), JSON, CompletionRequest)
+    assert {name: getattr(request, name) for name in body} == body
+
+
+@given(st.fixed_dictionaries({"messages": messages}, optional=sampling))
+def test_both_ways_of_decoding_agree(body: dict[str, Any]) -> None:
+    direct = decode(json.dumps(body).encode(), JSON, ChatCompletionRequest)
+    laxly = decode(json.dumps({**body, "min_tokens": "0"}).encode(), JSON, ChatCompletionRequest)
+    assert direct == laxly

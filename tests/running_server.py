@@ -1,0 +1,127 @@
+"""A real server in a process of its own, on a free port, for as long as a `with` block lasts."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+START_LIMIT_S = 20.0
+STOP_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """One server; `process` is gunicorn's arbiter."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def log(self) -> str:
+        """All that the server has written to stdout and stderr so far."""
+        return self.log_file.read_text()
+
+    def stop(self, timeout_s: float = STOP_LIMIT_S) -> int:
+        """SIGTERM, then the exit status. subprocess.TimeoutExpired when it goes on running."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+
+@contextmanager
+def running_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
+    """`python -m app` with `flags`; `env` is added to an environment without SIM_ variables.
+
+    Ready (GET /health answers) inside the block, stopped by SIGTERM after it. RuntimeError with the
+    log when it does not start or does not stop.
+    """
+    port = free_port()
+    command = [sys.executable, "-m", "app", "--host", "127.0.0.1", "--port", str(port), *flags]
+    with _running(command, port, env or {}) as server:
+        yield server
+
+
+@contextmanager
+def running_gunicorn(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
+    """`gunicorn wsgi:app` with `arguments`; settings are SIM_ variables in `env`. As `running_server`."""
+    port = free_port()
+    command = [sys.executable, "-m", "gunicorn", *arguments, "wsgi:app"]
+    with _running(command, port, {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port), **(env or {})}) as server:
+        yield server
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@contextmanager
+def _running(command: Sequence[str], port: int, env: Mapping[str, str]) -> Iterator[RunningServer]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
+    with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**inherited, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        server = RunningServer(port, process, Path(log.name))
+        try:
+            _wait_until_healthy(server)
+            yield server
+            _end(server)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _wait_until_healthy(server: RunningServer) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while not _is_healthy(server.port):
+        if server.process.poll() is not None:
+            raise RuntimeError(f"the server ended with status {server.process.returncode}:\n{server.log()}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the server is not healthy after {START_LIMIT_S:g} s:\n{server.log()}")
+        time.sleep(0.02)
+
+
+def _is_healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _end(server: RunningServer) -> None:
+    """Stop a server that the block has not stopped itself."""
+    if server.process.poll() is not None:
+        return
+    try:
+        server.stop()
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"the server runs {STOP_LIMIT_S:g} s after SIGTERM:\n{server.log()}") from None
