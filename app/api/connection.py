@@ -14,6 +14,10 @@ from typing import Any
 import gevent
 
 READ = 1
+LOOK_AGAIN_S = 0.05
+"""How often a connection with unread data is looked at."""
+ESTABLISHED = b"\x01"
+"""First byte of Linux' tcp_info while neither side has closed."""
 
 
 class Connection:
@@ -51,10 +55,20 @@ class Connection:
             return
         except OSError:
             closed = True
-        # Data that is not the end is a pipelined request: it stays readable, so watching would spin.
         self.unwatch()
         if closed:
             gone()
+        elif hasattr(socket, "TCP_INFO"):
+            # Data that is not the end is a pipelined request: it stays readable, so watching would spin.
+            self._watcher = gevent.get_hub().loop.timer(LOOK_AGAIN_S, LOOK_AGAIN_S)
+            self._watcher.start(self._look_again, gone)
+
+    def _look_again(self, gone: Callable[[], None]) -> None:
+        """Behind unread data, only the state of the connection tells that the client has gone."""
+        with suppress(OSError):  # a Unix socket, of which nothing can be known here
+            if self._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED:
+                self.unwatch()
+                gone()
 
     def send_now(self, data: bytes) -> int:
         """Send what fits without waiting; returns the number of bytes taken. OSError: client gone."""

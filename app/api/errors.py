@@ -46,6 +46,8 @@ def _http_error(error: HTTPException) -> Reply:
     reply = json_reply({"detail": error.name}, error.code or 500)
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         reply.headers["Allow"] = ", ".join(sorted(error.valid_methods))
+    if request.method == "HEAD":
+        reply.response = ()  # all but the body, whose length is still told
     return reply
 
 

@@ -34,8 +34,10 @@ class DirectAdapter(MapAdapter):
         super().__init__(routes, "localhost", "/", "", scheme, path, method)
         self._rules = rules
 
-    def match(self, *args: Any, return_rule: bool = False, **options: Any) -> Any:  # type: ignore[override]
+    def match(
+        self, *args: Any, return_rule: bool = False, **options: Any
+    ) -> Any:
         rule = self._rules.get((self.path_info, self.default_method)) if return_rule and not args else None
         if rule is not None:
             return rule, {}
-        return super().match(*args, return_rule=return_rule, **options)
+        return super().match(*args, return_rule=return_rule, **options)  # type: ignore[call-overload]

@@ -23,8 +23,12 @@ from app.api.connection import Connection
 from app.events import Event, Failed, Tokens
 from app.serving.service import SequenceGroup
 
-SLICE_EVENTS = 256
-"""Events rendered at once for a client that lags behind."""
+SLICE_TOKENS = 256
+"""About as many tokens are rendered at once for a client that lags behind."""
+
+
+def _nowhere(data: bytes) -> int:
+    return 0
 
 
 class EventStream:
@@ -45,6 +49,7 @@ class EventStream:
         self._choices = self._unfinished = choices
         self._connection = connection
         self._takes_over = direct and connection is not None
+        self._send_now = connection.send_now if connection is not None else _nowhere
         self._write_timeout_s = write_timeout_s
         self._direct = False
         self._gone = False
@@ -98,23 +103,24 @@ class EventStream:
 
     def _push(self, event: Event) -> None:
         """Hub: one event, straight to the socket."""
-        data = self._framed(self._rendered(event))
+        data = self._answer.chunk(event)
+        if not self._unfinished:
+            data += self._answer.closing()
+        if not data:
+            return
+        data = b"%x\r\n%b\r\n" % (len(data), data)
         try:
-            sent = self._connection.send_now(data)  # type: ignore[union-attr]
+            sent = self._send_now(data)
         except OSError:
             self.leave()
             return
-        self.bytes_sent += len(data)
+        self.bytes_sent += sent
         if sent < len(data):
             self._unsent = data[sent:]
             self._direct = False
             self._bell.set()
         elif not self._unfinished:
             self._bell.set()
-
-    def _rendered(self, event: Event) -> bytes:
-        data = self._answer.chunk(event)
-        return data if self._unfinished or self._pending else data + self._answer.closing()
 
     @staticmethod
     def _framed(data: bytes) -> bytes:
@@ -158,5 +164,13 @@ class EventStream:
                 return
 
     def _slice(self) -> bytes:
-        count = min(len(self._pending), SLICE_EVENTS)
-        return b"".join([self._rendered(self._pending.popleft()) for _ in range(count)])
+        """The next events that wait, rendered; with the last one of all, the end of the stream."""
+        chunks: list[bytes] = []
+        tokens = 0
+        while self._pending and tokens < SLICE_TOKENS:
+            event = self._pending.popleft()
+            chunks.append(self._answer.chunk(event))
+            tokens += len(event.ids) if type(event) is Tokens else 0
+        if not self._pending and not self._unfinished:
+            chunks.append(self._answer.closing())
+        return b"".join(chunks)

@@ -12,18 +12,15 @@ FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
 
 
+STEPS_PER_S = 1000
+"""Engine steps that a second of simulated decoding may have."""
+
+
 class Recorder:
     """Counts what happens to sequences, with the meaning of vLLM's families (vllm-api.md 11.2).
 
     A sequence is one choice of one prompt: a prompt with n = 3 is three sequences, each of which waits,
     runs, is prefilled, decoded and finished, as in vLLM. Only `completed` is called once per prompt.
-
-    Three events of the hot path are bound straight to their accumulators:
-
-    * `decoded(tokens)`: so many tokens were generated, first ones included;
-    * `inter_token(gap_s, count=1)`: an output after a sequence's first, even one of several tokens, came
-      `gap_s` after the one before it; `count` such outputs at once;
-    * `iteration(tokens)`: one engine step computed so many tokens, prompt (not cached) and generated.
 
     `now` gives Unix seconds for the `_created` series. ValueError: see `families.build`.
     """
@@ -38,9 +35,11 @@ class Recorder:
     ) -> None:
         self._server = {"model_name": model_name, "engine": engine}
         self._families = build(self._server, max_model_len, cache_config, now)
-        self.decoded: Callable[[int], None] = self._one("generation_tokens_total").inc
-        self.inter_token: Callable[..., None] = self._one("inter_token_latency_seconds").observe
-        self.iteration: Callable[[int], None] = self._one("iteration_tokens_total").observe
+        self._generated = self._one("generation_tokens_total")
+        self._inter_token = self._one("inter_token_latency_seconds")
+        self._iteration = self._one("iteration_tokens_total")
+        self._step = 0
+        self._step_tokens = 0
         self._bind_gauges()
         self._bind_prefill()
         self._bind_end()
@@ -96,13 +95,34 @@ class Recorder:
         """A request was turned away by a limit of the waiting list. KeyError for another reason."""
         self._rejected[reason].inc()
 
-    def prefilled(self, ttft_s: float, prompt_tokens: int, cached_tokens: int) -> None:
-        """A sequence's first token came `ttft_s` after its arrival; cached tokens belong to the prompt."""
+    def decoded(self, tokens: int, gap_s: float, at_s: float) -> None:
+        """`tokens` after a sequence's first came, the last at `at_s`, each `gap_s` after the one before."""
+        self._generated.inc(tokens)
+        self._inter_token.observe(gap_s, tokens)
+        self._computed_at(at_s, tokens)
+
+    def prefilled(self, ttft_s: float, prompt_tokens: int, cached_tokens: int, at_s: float) -> None:
+        """A sequence's first token came at `at_s`, `ttft_s` after its arrival; cached tokens count, too."""
+        self._generated.inc()
+        self._computed_at(at_s, prompt_tokens - cached_tokens + 1)
         self._ttft.observe(ttft_s)
         self._prompt.inc(prompt_tokens)
         self._cached.inc(cached_tokens)
         self._computed.inc(prompt_tokens - cached_tokens)
         self._local_hit.inc(cached_tokens)
+
+    def _computed_at(self, at_s: float, tokens: int) -> None:
+        """What is computed in the same millisecond counts as one engine step."""
+        step = int(at_s * STEPS_PER_S)
+        if step != self._step:
+            self._flush_step()
+            self._step = step
+        self._step_tokens += tokens
+
+    def _flush_step(self) -> None:
+        if self._step_tokens:
+            self._iteration.observe(self._step_tokens)
+            self._step_tokens = 0
 
     def finished(
         self,
@@ -145,4 +165,5 @@ class Recorder:
 
     def render(self) -> str:
         """The text of all `vllm:` families."""
+        self._flush_step()
         return "".join(family.render() for family in self._families.values())

@@ -50,6 +50,7 @@ class PlaceExecutor(Executor):
         future: Future[Any] = Future()
         if self.free > 0:
             self._run(fn, args, kwargs, future)
+            self._fill()  # others may have come while it ran, and found no place
         else:
             self._waiting[future] = (fn, args, kwargs)
         return future
@@ -77,21 +78,24 @@ class PlaceExecutor(Executor):
         self.running += 1
         try:
             result = fn(*args, **kwargs)
+            if isinstance(result, Future):
+                if not result.done():
+                    result.add_done_callback(lambda done: self._leave(done, future))
+                    return
+                result = result.result()
         except Exception as error:
             self.running -= 1
             future.set_exception(error)
-            return
-        if isinstance(result, Future) and not result.done():
-            result.add_done_callback(lambda done: self._leave(done, future))
         else:
             self.running -= 1
-            future.set_result(result.result() if isinstance(result, Future) else result)
+            future.set_result(result)
 
     def _leave(self, done: Future[Any], future: Future[Any]) -> None:
         self.running -= 1
-        error = done.exception()
-        if error is None:
-            future.set_result(done.result())
-        else:
+        try:
+            result = done.result()
+        except Exception as error:
             future.set_exception(error)
+        else:
+            future.set_result(result)
         self._fill()

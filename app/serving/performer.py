@@ -12,8 +12,11 @@ from app.generation import Generation
 class Performance(Protocol):
     """One generation that has been accepted."""
 
-    def start(self, emit: Callable[[Event], None]) -> None:
-        """Begin: a place has been taken. Every event goes to `emit`, from the hub or from this call."""
+    def start(self, emit: Callable[[Event], None], at_s: float) -> None:
+        """Begin: a place was taken at `at_s` (monotonic seconds; arrival, when none had to be waited for).
+
+        Every event goes to `emit`, from the hub or from this call.
+        """
 
     def cancel(self) -> None:
         """Emit nothing more."""

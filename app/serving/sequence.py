@@ -41,24 +41,27 @@ class Sequence:
         self._ended = ended
         self._queued = False
         self._cached_tokens = 0
-        self._scheduled_s = self._first_s = self._last_s = 0.0
+        self._scheduled_s: float | None = None
+        self._first_s: float | None = None
+        self._last_s = 0.0
 
     def submit(self) -> None:
         """Ask for a place; waits in line when none is free."""
         self.place = self._service.executor.submit(self.start)
-        if not self._scheduled_s and not self.over:
+        if self._scheduled_s is None and not self.over:
             self._queued = True
             self._recorder.waiting(1)
 
     def start(self) -> Future[None] | None:
         """The executor gives a place; it is ours until the returned future is done, if there is one."""
+        self._scheduled_s = self.generation.arrival_s
         if self._queued:
             self._queued = False
             self._recorder.waiting(-1)
-        self._scheduled_s = self._service.clock.now()
+            self._scheduled_s = self._service.clock.now()
         self._recorder.running(1)
         try:
-            self._performance.start(self._on_event)
+            self._performance.start(self._on_event, self._scheduled_s)
         except Exception as error:
             self._on_event(Failed(self.generation.index, error))
         if self.over:
@@ -79,38 +82,35 @@ class Sequence:
         if type(event) is Tokens:
             count = len(event.ids)
             self.tokens += count
-            if self._first_s:
-                if count:
-                    self._recorder.inter_token((event.at_s - self._last_s) / count, count)
-            else:
+            if self._first_s is None:
                 self._first_token(event)
+            elif count:
+                self._recorder.decoded(count, (event.at_s - self._last_s) / count, event.at_s)
             self._last_s = event.at_s
-            self._recorder.decoded(count)
-            self._service.step(count, event.at_s)
             self._emit(event)
             if event.finish is not None and not self.over:
                 self._end(event.finish.reason)
             return
         if type(event) is Started:
             self._cached_tokens = event.cached_tokens
-        self._emit(event)
-        if type(event) is Failed:
+        elif not self.over:
             self._end("error")
+        self._emit(event)
 
     def _first_token(self, event: Tokens) -> None:
-        """Several tokens at once are one first token and waits of no length after it."""
-        self._first_s = event.at_s
-        prompt_tokens = len(self.generation.prompt_ids)
-        self._recorder.prefilled(event.at_s - self.generation.arrival_s, prompt_tokens, self._cached_tokens)
-        self._service.step(prompt_tokens - self._cached_tokens, event.at_s)
+        """Several tokens at once are one first token, and more that follow without a wait."""
+        at_s, generation = event.at_s, self.generation
+        self._first_s = at_s
+        prompt_tokens = len(generation.prompt_ids)
+        self._recorder.prefilled(at_s - generation.arrival_s, prompt_tokens, self._cached_tokens, at_s)
         if len(event.ids) > 1:
-            self._recorder.inter_token(0.0, len(event.ids) - 1)
+            self._recorder.decoded(len(event.ids) - 1, 0.0, at_s)
 
     def _end(self, reason: str) -> None:
         if self._queued:
             self._queued = False
             self._recorder.waiting(-1)
-        elif self._scheduled_s:
+        elif self._scheduled_s is not None:
             self._recorder.running(-1)
         self.over = True
         self._record_end(reason)
@@ -121,8 +121,8 @@ class Sequence:
     def _record_end(self, reason: str) -> None:
         now_s = self._service.clock.now()
         generation = self.generation
-        scheduled_s = self._scheduled_s or now_s
-        first_s = self._first_s or scheduled_s
+        scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
+        first_s = scheduled_s if self._first_s is None else self._first_s
         self._recorder.finished(
             reason,  # type: ignore[arg-type]
             prompt_tokens=len(generation.prompt_ids),

@@ -15,9 +15,6 @@ from app.serving.performer import Performer
 from app.serving.sequence import Sequence
 from app.simulation.clock import Clock
 
-STEP_S = 0.001
-"""Tokens due within one such span count as one engine step."""
-
 
 class SequenceGroup:
     """The sequences of one request (n choices of each prompt), admitted and ended together.
@@ -40,8 +37,8 @@ class SequenceGroup:
             sequence.submit()
 
     def abort(self) -> None:
-        """End what still runs or waits."""
-        for sequence in list(self._unfinished.values()):
+        """End what still runs or waits; the last first, so that none gets a place on the way out."""
+        for sequence in reversed(list(self._unfinished.values())):
             sequence.abort()
 
     def ended(self, sequence: Sequence) -> None:
@@ -80,8 +77,6 @@ class Service:
         self._places = places
         self._max_waiting = max_waiting
         self._max_unfinished = max_unfinished
-        self._step = 0
-        self._step_tokens = 0
 
     @cached_property
     def executor(self) -> PlaceExecutor:
@@ -129,16 +124,3 @@ class Service:
             group.add(Sequence(generation, performance, self, emit, group.ended))
         group.submit()
         return group
-
-    def step(self, tokens: int, at_s: float) -> None:
-        """`tokens` were computed at `at_s`; tokens of the same millisecond are one engine step."""
-        step = int(at_s / STEP_S)
-        if step != self._step:
-            self._flush_step()
-            self._step = step
-        self._step_tokens += tokens
-
-    def _flush_step(self) -> None:
-        if self._step_tokens:
-            self.recorder.iteration(self._step_tokens)
-            self._step_tokens = 0

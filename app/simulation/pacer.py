@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import heapq
 import logging
+from contextlib import suppress
 from typing import Protocol
 
 from app.simulation.clock import Clock
 
 SLOTS_PER_S = 4000
+ROUNDING = 1e-3
+"""Part of a slot by which a moment counted in floating point may seem to lie before its slot."""
 log = logging.getLogger(__name__)
 
 
@@ -65,8 +68,8 @@ class Pacer:
     def ring(self) -> None:
         """Give a turn to all that is due, then set the alarm for the next slot."""
         self._ringing = True
-        budget = self._most
-        while self._slots and budget > 0 and self._slots[0] <= self._clock.now() * SLOTS_PER_S:
+        budget, now = self._most, self._clock.now
+        while self._slots and budget > 0 and self._slots[0] <= now() * SLOTS_PER_S + ROUNDING:
             slot = self._slots[0]
             waiting = self._wheel[slot]
             taken = waiting[:budget]
@@ -77,19 +80,17 @@ class Pacer:
                 del waiting[:budget]
             budget -= len(taken)
             for paced in taken:
-                self._turn(paced)
+                try:
+                    due_s = paced.turn(now())
+                except Exception as error:
+                    # One broken stream must not stop the others.
+                    log.exception("a paced turn failed")
+                    with suppress(Exception):
+                        paced.fail(error)
+                else:
+                    if due_s is not None:
+                        self.add(due_s, paced)
         self._ringing = False
         self._armed = None
         if self._slots:
             self._arm(self._slots[0])
-
-    def _turn(self, paced: Paced) -> None:
-        try:
-            due_s = paced.turn(self._clock.now())
-        except Exception as error:
-            # One broken stream must not stop the others.
-            log.exception("a paced turn failed")
-            paced.fail(error)
-            return
-        if due_s is not None:
-            self.add(due_s, paced)

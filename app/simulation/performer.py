@@ -107,11 +107,11 @@ class Play:
             else None
         )
 
-    def start(self, emit: Emit) -> None:
-        """A place is ours from now on; what is due at once is emitted before this returns."""
+    def start(self, emit: Emit, at_s: float) -> None:
+        """A place is ours since `at_s`; what is due already is emitted before this returns."""
         self._emit = emit
         now_s = self._clock.now()
-        self._due_s = now_s + self._latency.time_to_first_token(len(self._generation.prompt_ids))
+        self._due_s = at_s + self._latency.time_to_first_token(len(self._generation.prompt_ids))
         due_s = self.turn(now_s) if self._due_s <= now_s else self._due_s
         if due_s is not None:
             self._pacer.add(due_s, self)
@@ -131,6 +131,8 @@ class Play:
             return None
         if self._position == 0:
             emit(self._started())
+            if self._emit is None:  # cancelled by who was told
+                return None
         start, total = self._position, len(self._script.ids)
         stop, at_s, next_s = start + 1, self._due_s, self._due_s
         inter_token = self._latency.inter_token
@@ -142,8 +144,6 @@ class Play:
             stop += 1
         self._position, self._due_s = stop, next_s
         over = stop >= total
-        if over:
-            self._emit = None
         script, logprobs = self._script, self._logprobs
         emit(
             Tokens(
@@ -155,6 +155,8 @@ class Play:
                 script.finish if over else None,
             )
         )
+        if over:
+            self._emit = None
         return None if over else next_s
 
     def _started(self) -> Started:

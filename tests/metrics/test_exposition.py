@@ -55,7 +55,7 @@ def test_process_families_are_read_now_and_then_and_the_others_always(clock: Clo
     exposition = Exposition(recorder, Counted(), clock=clock, process_age_s=1.0)
     for count, now in enumerate((0.0, 0.05, 0.95, 1.0, 1.5), start=1):
         clock.now = now
-        recorder.decoded(1)
+        recorder.decoded(1, 0.02, at_s=now)
         text = exposition.render().decode()
         assert f'vllm:generation_tokens_total{{engine="0",model_name="tiny"}} {count}.0\n' in text
         assert "python_info" in text

@@ -46,7 +46,7 @@ def test_there_are_no_other_families_than_aliases_and_creation_times(recorder: R
 
 
 def test_the_older_names_repeat_the_modern_numbers(recorder: Recorder) -> None:
-    recorder.inter_token(0.03, 4)
+    recorder.decoded(4, 0.03, at_s=1.0)
     recorder.completed(n=2, longest=17)
     families = scrape(recorder)
     for alias, modern in ALIASES.items():

@@ -66,7 +66,7 @@ def test_a_rejection_counts_under_its_limit(recorder: Recorder) -> None:
 
 
 def test_prompt_tokens_split_by_where_they_came_from(recorder: Recorder) -> None:
-    recorder.prefilled(0.03, prompt_tokens=100, cached_tokens=64)
+    recorder.prefilled(0.03, prompt_tokens=100, cached_tokens=64, at_s=1.0)
     now = samples(recorder)
     assert now["vllm:time_to_first_token_seconds_sum"] == 0.03
     assert now["vllm:prompt_tokens_total"] == 100
@@ -75,18 +75,23 @@ def test_prompt_tokens_split_by_where_they_came_from(recorder: Recorder) -> None
     assert now['vllm:prompt_tokens_by_source_total{source="local_cache_hit"}'] == 64
 
 
-def test_outputs_are_counted_once_however_many_tokens_they_bring(recorder: Recorder) -> None:
-    recorder.decoded(1)
-    recorder.decoded(7)
-    recorder.inter_token(0.02)
-    recorder.inter_token(0.02, 3)
-    recorder.iteration(9)
+def test_every_token_after_the_first_is_one_observation_of_its_wait(recorder: Recorder) -> None:
+    recorder.prefilled(0.03, prompt_tokens=1, cached_tokens=0, at_s=1.0)
+    recorder.decoded(1, 0.02, at_s=1.02)
+    recorder.decoded(3, 0.02, at_s=1.08)
     now = samples(recorder)
-    assert now["vllm:generation_tokens_total"] == 8
+    assert now["vllm:generation_tokens_total"] == 5
     assert now["vllm:inter_token_latency_seconds_count"] == 4
     assert now["vllm:inter_token_latency_seconds_sum"] == pytest.approx(0.08)
-    assert now['vllm:iteration_tokens_total_bucket{le="8.0"}'] == 0
-    assert now['vllm:iteration_tokens_total_bucket{le="16.0"}'] == 1
+
+
+def test_what_is_computed_in_the_same_millisecond_is_one_engine_step(recorder: Recorder) -> None:
+    recorder.prefilled(0.03, prompt_tokens=100, cached_tokens=96, at_s=1.0001)
+    recorder.decoded(4, 0.02, at_s=1.0002)
+    recorder.decoded(2, 0.02, at_s=1.0022)
+    now = samples(recorder)
+    assert now["vllm:iteration_tokens_total_count"] == 2
+    assert now["vllm:iteration_tokens_total_sum"] == (4 + 1 + 4) + 2
 
 
 def test_the_end_of_a_sequence_fills_its_histograms(recorder: Recorder) -> None:
@@ -149,6 +154,6 @@ def test_every_histogram_of_a_request_counts_every_end(ends: list[tuple[str, int
 
 def test_two_engines_do_not_share_numbers() -> None:
     first, second = (Recorder("tiny", 2048, {}, engine=engine) for engine in ("0", "1"))
-    first.decoded(5)
+    first.decoded(5, 0.02, at_s=1.0)
     assert samples(second)["vllm:generation_tokens_total"] == 0
     assert 'vllm:generation_tokens_total{engine="1",model_name="tiny"} 0.0' in second.render()

@@ -23,12 +23,13 @@ def assert_unharmed(server: RunningServer) -> None:
     """Nothing runs, waits or is counted as load; the worker lives; every log line is in order."""
     assert_idle(server.port)
     lines = [json.loads(line) for line in server.log().splitlines()]
-    assert not [line for line in lines if "exc_info" in line or line["level"] in ("ERROR", "CRITICAL")]
+    broken = [line for line in lines if "exc_info" in line or line["level"] in ("ERROR", "CRITICAL")]
+    assert not broken, broken[0]
     assert all(line["request_id"] for line in lines)
     answered = [line for line in lines if line["logger"] == "gunicorn.access"]
     # gunicorn itself refuses what it cannot parse: there was no request to name yet.
     assert all(line["request_id"] != "-" or line["status"] in (400, 414, 431) for line in answered)
-    assert not [line for line in answered if line["status"] == 500]
+    assert all(line["status"] != 500 for line in answered)
     assert sum("Booting worker" in line["message"] for line in lines) == 1
 
 

@@ -1,0 +1,170 @@
+"""The openai SDK, strict about every answer that it receives.
+
+Strict validation refuses each chunk of a text completion stream, from a real vLLM as from us: the SDK
+requires `logprobs` to be an object there and vLLM sends null. That one is read without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from tests.running_server import RunningServer
+
+MODEL = "tiny"
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say something."}]
+
+
+def sdk(server: RunningServer, strict: bool) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=server.url + "/v1",
+        api_key="x",
+        max_retries=0,
+        timeout=20,
+        _strict_response_validation=strict,
+    )
+
+
+@pytest.fixture(scope="module")
+def client(vllm: RunningServer) -> Iterator[openai.OpenAI]:
+    with sdk(vllm, strict=True) as strict:
+        yield strict
+
+
+@pytest.fixture(scope="module")
+def lenient(vllm: RunningServer) -> Iterator[openai.OpenAI]:
+    with sdk(vllm, strict=False) as lenient:
+        yield lenient
+
+
+def chat(client: openai.OpenAI, **asked: Any) -> Any:
+    return client.chat.completions.create(model=MODEL, messages=MESSAGES, **asked)
+
+
+def test_the_model_is_listed(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.owned_by) == (MODEL, "vllm")
+
+
+def test_a_chat_counts_its_tokens(client: openai.OpenAI) -> None:
+    reply = chat(client, max_tokens=5)
+    assert reply.choices[0].message.content
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage.completion_tokens == 5
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + 5
+
+
+def test_a_streamed_chat_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
+    whole = chat(client, max_tokens=40, seed=1).choices[0]
+    chunks = list(chat(client, max_tokens=40, seed=1, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
+    assert chunks[-1].choices[0].finish_reason == whole.finish_reason
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_a_stream_ends_with_its_usage_when_asked(client: openai.OpenAI) -> None:
+    *_, last = chat(client, max_tokens=5, stream=True, stream_options={"include_usage": True})
+    assert last.choices == []
+    assert last.usage.completion_tokens == 5
+
+
+def test_the_stream_helper_gathers_the_reply(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model=MODEL, messages=MESSAGES, stop=["e", "a", " "]) as stream:
+        contents = [event.delta for event in stream if event.type == "content.delta"]
+        reply = stream.get_final_completion().choices[0]
+    assert reply.finish_reason == "stop"
+    assert reply.message.content == "".join(contents)
+
+
+def test_n_gives_that_many_choices(client: openai.OpenAI) -> None:
+    reply = chat(client, n=3, max_tokens=4)
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    assert reply.usage.completion_tokens == 12
+
+
+def test_each_token_has_its_log_probabilities(client: openai.OpenAI) -> None:
+    reply = chat(client, max_tokens=4, logprobs=True, top_logprobs=3)
+    tokens = reply.choices[0].logprobs.content
+    assert [len(token.top_logprobs) for token in tokens] == [3, 3, 3, 3]
+    assert all(token.logprob <= 0 and token.top_logprobs[0].token == token.token for token in tokens)
+
+
+def test_a_reply_ends_before_a_stop_string(client: openai.OpenAI) -> None:
+    asked = {"max_tokens": 30, "seed": 4, "extra_body": {"ignore_eos": True}}
+    whole = chat(client, **asked).choices[0].message.content
+    word = whole.split()[2]
+    reply = chat(client, **asked, stop=word).choices[0]
+    assert reply.finish_reason == "stop"
+    assert reply.stop_reason == word
+    assert reply.message.content == whole[: whole.index(word)]
+
+
+def test_a_seed_repeats_the_reply(client: openai.OpenAI) -> None:
+    first, again, other = (
+        chat(client, seed=seed, max_tokens=30).choices[0].message.content for seed in (7, 7, 8)
+    )
+    assert first == again != other
+
+
+PROMPTS = [
+    pytest.param("hello", 1, id="text"),
+    pytest.param(["hello", "world"], 2, id="texts"),
+    pytest.param([1, 2, 3], 1, id="ids"),
+    pytest.param([[1, 2], [3]], 2, id="lists-of-ids"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "count"), PROMPTS)
+def test_a_completion_takes_every_form_of_prompt(client: openai.OpenAI, prompt: Any, count: int) -> None:
+    reply = client.completions.create(model=MODEL, prompt=prompt, max_tokens=3)
+    assert [choice.index for choice in reply.choices] == list(range(count))
+    assert reply.usage is not None and reply.usage.completion_tokens == 3 * count
+
+
+def test_a_streamed_completion_is_the_whole_one_in_pieces(lenient: openai.OpenAI) -> None:
+    whole = lenient.completions.create(model=MODEL, prompt="hello", max_tokens=30, seed=1).choices[0]
+    chunks = list(lenient.completions.create(model=MODEL, prompt="hello", max_tokens=30, seed=1, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
+    assert chunks[-1].choices[0].finish_reason == whole.finish_reason
+
+
+def test_strict_validation_refuses_a_completion_stream_as_with_vllm(client: openai.OpenAI) -> None:
+    stream = client.completions.create(model=MODEL, prompt="hello", max_tokens=3, stream=True)
+    with pytest.raises(openai.APIResponseValidationError):
+        next(iter(stream))
+    stream.close()
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="nope", messages=MESSAGES)
+    assert (caught.value.type, caught.value.param) == ("NotFoundError", "model")
+
+
+def test_a_wrong_value_is_a_bad_request(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, temperature=-1)
+    assert (caught.value.type, caught.value.param) == ("BadRequestError", "temperature")
+
+
+def test_the_clients_request_id_names_the_answer(client: openai.OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=MESSAGES, max_tokens=1, extra_headers={"X-Request-Id": "mine"}
+    )
+    assert raw.headers["x-request-id"] == "mine"
+    assert raw.parse().id == "chatcmpl-mine"
+    assert raw.headers["content-type"] == "application/json"
+
+
+def test_a_stream_is_server_sent_events(client: openai.OpenAI) -> None:
+    with client.chat.completions.with_streaming_response.create(
+        model=MODEL, messages=MESSAGES, max_tokens=1, stream=True
+    ) as raw:
+        assert raw.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert raw.headers["transfer-encoding"] == "chunked"
+        assert raw.http_response.read().endswith(b"data: [DONE]\n\n")

@@ -1,0 +1,75 @@
+"""Requests to the endpoints of generation, and their answers, as the checks of this folder see them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import requests
+
+from tests.running_server import RunningServer
+
+CHAT, TEXT, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
+MESSAGES = [{"role": "user", "content": "hi"}]
+DONE = "[DONE]"
+
+HEAD_KEYS = ["id", "object", "created", "model", "choices"]
+"""What every answer and every chunk begins with."""
+
+USAGE_KEYS = [
+    *("prompt_tokens", "total_tokens", "completion_tokens", "prompt_tokens_details"),
+    "completion_tokens_details",
+]
+
+
+def post(server: RunningServer, path: str, body: Any, **headers: str) -> requests.Response:
+    return requests.post(server.url + path, json=body, headers=headers, timeout=20)
+
+
+def chat(server: RunningServer, **asked: Any) -> dict[str, Any]:
+    return ok(post(server, CHAT, {"messages": MESSAGES, "max_tokens": 2, **asked}))
+
+
+def text(server: RunningServer, **asked: Any) -> dict[str, Any]:
+    return ok(post(server, TEXT, {"prompt": "hello", "max_tokens": 2, **asked}))
+
+
+def ok(got: requests.Response) -> dict[str, Any]:
+    assert got.status_code == 200, got.text
+    answer: dict[str, Any] = got.json()
+    return answer
+
+
+def chat_stream(server: RunningServer, **asked: Any) -> list[Any]:
+    return events(post(server, CHAT, {"messages": MESSAGES, "max_tokens": 2, "stream": True, **asked}))
+
+
+def text_stream(server: RunningServer, **asked: Any) -> list[Any]:
+    return events(post(server, TEXT, {"prompt": "hello", "max_tokens": 2, "stream": True, **asked}))
+
+
+def events(got: requests.Response) -> list[Any]:
+    """The JSON of each event, and the end."""
+    assert got.status_code == 200, got.text
+    assert got.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    data = [event.removeprefix("data: ") for event in got.content.decode().split("\n\n")[:-1]]
+    return [event if event == DONE else json.loads(event) for event in data]
+
+
+def error_of(got: requests.Response) -> tuple[int, str, str | None]:
+    assert list(got.json()) == ["error"]
+    assert list(got.json()["error"]) == ["message", "type", "param", "code"]
+    error = got.json()["error"]
+    assert error["code"] == got.status_code
+    return got.status_code, error["type"], error["param"]
+
+
+def token_ids(server: RunningServer, prompt: str = "hello") -> list[int]:
+    ids: list[int] = ok(post(server, TOKENIZE, {"prompt": prompt}))["tokens"]
+    return ids
+
+
+def choices(chunks: Sequence[Any]) -> list[dict[str, Any]]:
+    """The choice of each chunk that has one."""
+    return [chunk["choices"][0] for chunk in chunks if chunk != DONE and chunk["choices"]]
