@@ -7,22 +7,25 @@ from gevent import monkey
 
 monkey.patch_all()
 
+import json  # noqa: E402
 import math  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 
-from app import logs  # noqa: E402
+from app import factory, logs  # noqa: E402
+from app.tokenization import TokenizerError  # noqa: E402
 from app.worker import mark_replaced  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.loader import load  # noqa: E402
 
+ONE_RANK = "each worker would be a server of its own, with its own places, queue and metrics, behind one port"
+
 try:
     settings = load((), os.environ)
 except ConfigError as error:
-    sys.exit(str(error))
+    sys.exit(f"error: {error}")
 
 bind = f"{settings.server.host}:{settings.server.port}"
-workers = 1
 worker_class = "app.worker.Worker"
 worker_connections = settings.server.worker_connections
 backlog = 4096
@@ -35,12 +38,23 @@ control_socket_disable = True
 
 
 def on_starting(server):
-    """One worker is one rank: places, waiting list and seeds live in its process."""
+    """Refuse what cannot be served before a worker tries to, and tell what is served."""
     if server.cfg.workers > 1:
-        sys.exit(
-            f"workers={server.cfg.workers}: must be 1, because each worker would be a server of its own "
-            "with its own places, queue and metrics behind one port."
-        )
+        sys.exit(f"error: workers={server.cfg.workers}: must be 1: {ONE_RANK}")
+    named = settings.tokenizer
+    if named.tokenizer or named.render_url or named.chat_template:
+        try:
+            factory.check_tokenizer(settings)
+        except TokenizerError as error:
+            sys.exit(f"error: {error}")
+    server.log.info("settings: %s", json.dumps(settings.dump()))
+
+
+def nworkers_changed(server, new_value, old_value):
+    """SIGTTIN asks for one worker more, which would be a second server on the same port."""
+    if new_value > 1:
+        server.log.error("workers=%d: must be 1: %s", new_value, ONE_RANK)
+        server._num_workers = 1
 
 
 def on_reload(server):

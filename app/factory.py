@@ -67,7 +67,8 @@ class Understudy(Flask):
         if request is None:
             return super().create_url_adapter(request)
         scheme = request.environ["wsgi.url_scheme"]
-        return DirectAdapter(self.url_map, self._static_rules, scheme, request.path, request.method)
+        path = request.environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
+        return DirectAdapter(self.url_map, self._static_rules, scheme, path, request.method)
 
     @cached_property
     def _static_rules(self) -> StaticRules:
@@ -86,13 +87,14 @@ def create_app(settings: Settings | None = None) -> Understudy:
     """
     try:
         settings = settings or load((), os.environ)
-        tokenizer = _tokenizer(settings)
+        tokenizer = tokenizer_of(settings)
     except (ConfigError, TokenizerError) as error:
-        sys.exit(str(error))
+        sys.exit(f"error: {error}")
     return build(settings, tokenizer)
 
 
-def _tokenizer(settings: Settings) -> Tokenizer:
+def tokenizer_of(settings: Settings) -> Tokenizer:
+    """The tokenizer that the settings ask for. TokenizerError when an explicit one cannot be loaded."""
     at = settings.tokenizer
     return load_tokenizer(
         model=settings.model.model,
@@ -102,7 +104,13 @@ def _tokenizer(settings: Settings) -> Tokenizer:
         render_url=at.render_url,
         render_timeout_s=at.render_timeout,
         hf_token=at.hf_token,
+        chat_template=at.chat_template,
     )
+
+
+def check_tokenizer(settings: Settings) -> None:
+    """TokenizerError when the tokenizer cannot be loaded, or its service does not answer."""
+    tokenizer_of(settings).encode("Ready?")
 
 
 def build(settings: Settings, tokenizer: Tokenizer) -> Understudy:
@@ -128,6 +136,7 @@ def build(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     )
 
     app = Understudy("app", static_folder=None)
+    app.url_map.merge_slashes = False
     app.service = service
     http = HttpMetrics(clock.now)
     http.init_app(app)

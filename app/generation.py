@@ -38,3 +38,5 @@ class Generation(Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     n: int = 1
     """Choices that this prompt was asked for (metrics only)."""
+    together: int = 1
+    """Choices of the whole request. Several take turns token by token, as in the steps of an engine."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import gevent
 
-from app.protocol.errors import ApiError, too_large
+from app.protocol.errors import ApiError, malformed, too_large
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class BodyLimits:
     timeout_s: float
 
     def read(self, environ: Mapping[str, Any]) -> bytes:
-        """The whole body. ApiError 413 when it is too large, 408 when it does not come."""
+        """The whole body. ApiError 413 when it is too large, 408 when it does not come, 400 when it is cut."""
         declared = environ.get("CONTENT_LENGTH") or "0"
         if declared.isdecimal() and int(declared) > self.most_bytes:
             raise self._too_large()
@@ -28,6 +28,8 @@ class BodyLimits:
             body = environ["wsgi.input"].read(self.most_bytes + 1)
         if body is None:
             raise self._too_slow()
+        if declared.isdecimal() and len(body) < int(declared):
+            raise malformed(f"body: {len(body)} of {declared} bytes arrived", "body")
         if len(body) > self.most_bytes:
             raise self._too_large()
         return body

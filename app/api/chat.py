@@ -22,6 +22,8 @@ def blueprint(door: Door) -> Blueprint:
         environ = request.environ
         asked = door.decode(environ, ChatCompletionRequest)
         model = door.enter(asked)
+        for message in asked.messages:
+            door.check_text(content_text(message.get("content")))
         ids = door.fit(asked, door.tokenizer.encode_chat(asked.messages, chat_options(asked)))
         head = door.identity.head("chatcmpl", environ, asked.request_id, model)
         prompt = Prompt(ids, last_message_text(asked.messages))

@@ -134,16 +134,23 @@ class ChatAnswer:
         content, last = self._content[event.index], len(event.texts) - 1
         chunks: list[bytes] = []
         for i, text in enumerate(event.texts):
-            finish = event.finish if i == last else None
-            if self._plain and finish is None:
+            if i == last and event.finish is not None:
+                break
+            if self._plain:
                 chunks += (content, dumps(text), PLAIN_TAIL)
             else:
-                chunks += (content, dumps(text), self._tail(event, i, finish))
+                chunks += (content, dumps(text), self._tail(event, i, None))
         if self._plain:
             self._completion[event.index] += len(event.texts)
-        if last < 0 and event.finish is not None:
-            chunks += (content, b'""', self._tail(event, 0, event.finish))
+        if event.finish is not None:
+            chunks += self._last(event, last, event.finish)
         return b"".join(chunks)
+
+    def _last(self, event: Tokens, i: int, finish: Finish) -> tuple[bytes, ...]:
+        """The chunk of the last token; without more text, its delta is an empty object, as recorded."""
+        text = event.texts[i] if i >= 0 else ""
+        delta = (self._content[event.index], dumps(text)) if text else (self._deltas[event.index], b"{")
+        return *delta, self._tail(event, max(i, 0), finish)
 
     def _tail(self, event: Tokens, i: int, finish: Finish | None) -> bytes:
         """All that follows the text in the chunk of token `i` of `event`."""

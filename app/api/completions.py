@@ -37,6 +37,7 @@ def blueprint(door: Door) -> Blueprint:
 def _prompt(door: Door, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
     """A prompt of ids is echoed as its decimal ids (simulator.md 5.2)."""
     if isinstance(prompt, str):
+        door.check_text(prompt)
         return Prompt(door.fit(asked, door.tokenizer.encode(prompt, asked.add_special_tokens)), prompt)
     return Prompt(door.fit(asked, prompt), ",".join(map(str, prompt)))
 

@@ -58,12 +58,17 @@ class Door:
     def enter(self, asked: GenerateRequest) -> str:
         """The model's name for the answer; ApiError when model, queue or lengths do not allow the request."""
         model = self.models.resolve(asked.model)
-        self.delivery.service.admit(asked.n or 1)
+        self.delivery.service.preflight(asked.n or 1)
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(asked, name, None):
                 raise bad_request(f"{name} is for models that take more than text.", name)
         rules.check_lengths(asked, self.limits.max_model_len)
         return model
+
+    def check_text(self, text: str) -> None:
+        """ApiError 400 for a text that cannot fit the context, before any work is done on it."""
+        if len(text) > self.limits.max_model_len and self.tokenizer.longest_token is not None:
+            rules.check_prompt_text(text, self.limits.max_model_len, self.tokenizer.longest_token)
 
     def fit(self, asked: GenerateRequest, ids: Sequence[int]) -> Sequence[int]:
         """The part of a prompt that the request wants to keep; ApiError 400 when it exceeds the context."""
@@ -91,7 +96,7 @@ class Door:
         played = [
             generation
             for i, prompt in enumerate(prompts)
-            for generation in self._generations(asked, head, i, prompt, environ[ARRIVAL])
+            for generation in self._generations(asked, head, i, len(prompts), prompt, environ[ARRIVAL])
         ]
         try:
             for prompt in prompts:
@@ -103,9 +108,9 @@ class Door:
         return self.delivery.reply(played, answer, bool(asked.stream), environ)
 
     def _generations(
-        self, asked: GenerateRequest, head: Head, number: int, prompt: Prompt, arrival_s: float
+        self, asked: GenerateRequest, head: Head, number: int, of: int, prompt: Prompt, arrival_s: float
     ) -> list[Generation]:
-        """The n choices of one prompt."""
+        """The n choices of prompt `number` of `of`."""
         wanted, _ = rules.requested_max_tokens(asked)
         most = rules.resolve_max_tokens(wanted, len(prompt.ids), self.limits.max_model_len)
         rules.check_sampling(asked, most)
@@ -132,6 +137,7 @@ class Door:
                 logprobs=model_limits.wanted_logprobs(asked),
                 prompt_logprobs=model_limits.wanted_prompt_logprobs(asked),
                 n=n,
+                together=of * n,
             )
             for k in range(n)
         ]

@@ -40,9 +40,7 @@ def _service_error(error: TokenizerServiceError) -> Reply:
 def _http_error(error: HTTPException) -> Reply:
     """What routing refuses keeps the web framework's own body (vllm-api.md section 4)."""
     if isinstance(error, NotFound) and (moved := _without_slash()):
-        moving = Reply(b"", 307, {"Location": moved})
-        del moving.headers["Content-Type"]
-        return moving
+        return Reply(b"", 307, {"Location": moved})
     reply = json_reply({"detail": error.name}, error.code or 500)
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         reply.headers["Allow"] = ", ".join(sorted(error.valid_methods))

@@ -25,13 +25,13 @@ def blueprint(ready: Callable[[], bool], load: ServerLoad, vllm_version: str) ->
     @routes.route("/ping", methods=["GET", "POST"])
     def health() -> Reply:
         """200 as long as the process serves at all."""
-        return _empty(200)
+        return Reply(b"", 200)
 
     @routes.get("/health/ready")
     @routes.get("/ready")
     def health_ready() -> Reply:
         """200 when requests are welcome; 503 while starting up and while draining."""
-        return _empty(200 if ready() else 503)
+        return Reply(b"", 200 if ready() else 503)
 
     @routes.get("/version")
     def version() -> Reply:
@@ -44,10 +44,3 @@ def blueprint(ready: Callable[[], bool], load: ServerLoad, vllm_version: str) ->
         return json_reply({"server_load": load.count})
 
     return routes
-
-
-def _empty(status: int) -> Reply:
-    """No body, and so no media type."""
-    reply = Reply(b"", status)
-    del reply.headers["Content-Type"]
-    return reply

@@ -22,6 +22,8 @@ class Reply(Response):
     every call, at a tenth of the cost of a short chat; ours are complete when they are made.
     """
 
+    default_mimetype = None  # a body that says nothing has no media type
+
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response(self.status, self.headers.to_wsgi_list())
         return ClosingIterator(self.response, self.close)  # type: ignore[arg-type]  # bytes, never str

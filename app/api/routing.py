@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from werkzeug.exceptions import NotFound
 from werkzeug.routing import Map, MapAdapter, Rule
 
 StaticRules = dict[tuple[str, str], Rule]
@@ -34,10 +35,10 @@ class DirectAdapter(MapAdapter):
         super().__init__(routes, "localhost", "/", "", scheme, path, method)
         self._rules = rules
 
-    def match(
-        self, *args: Any, return_rule: bool = False, **options: Any
-    ) -> Any:
+    def match(self, *args: Any, return_rule: bool = False, **options: Any) -> Any:
         rule = self._rules.get((self.path_info, self.default_method)) if return_rule and not args else None
         if rule is not None:
             return rule, {}
+        if self.path_info.startswith("//"):  # which the general search would take for a single slash
+            raise NotFound
         return super().match(*args, return_rule=return_rule, **options)  # type: ignore[call-overload]

@@ -63,12 +63,17 @@ class EventStream:
         """Take an event of the service: to the socket now, or to the list of those to write."""
         if not self._unfinished:  # one choice failed: nothing more is told of the others
             return
+        before = self._unfinished
         if type(event) is Failed:
             self._unfinished = 0
         elif type(event) is Tokens and event.finish is not None:
             self._unfinished -= 1
         if self._direct:
-            self._push(event)
+            try:
+                self._push(event)
+            except Exception:  # it could not be rendered: the end is still to come, as a failure
+                self._unfinished = before
+                raise
         else:
             self._pending.append(event)
             self._bell.set()

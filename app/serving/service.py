@@ -97,11 +97,8 @@ class Service:
         """Admit nothing more; what was admitted goes on to its end."""
         self.draining = True
 
-    def admit(self, count: int) -> None:
-        """Raise ApiError 503 or 429 when `count` more sequences would exceed a limit.
-
-        All or nothing: a request of several choices is never admitted in part.
-        """
+    def preflight(self, count: int) -> None:
+        """Raise ApiError 503 when the server takes no requests, or not `count` sequences more."""
         if self.draining:
             raise unavailable("The server is shutting down and takes no new requests.")
         if self._max_unfinished is not None and self.unfinished + count > self._max_unfinished:
@@ -109,8 +106,16 @@ class Service:
             raise unavailable(
                 f"The server holds {self.unfinished} of at most {self._max_unfinished} requests; retry later."
             )
-        if count > self.executor.free + self._max_waiting - self.executor.waiting:
-            raise too_many(f"The waiting requests queue is full, now {self.executor.waiting}; retry later.")
+
+    def admit(self, count: int) -> None:
+        """Raise ApiError 503 or 429 when `count` more sequences would exceed a limit.
+
+        All or nothing: a request of several choices is never admitted in part.
+        """
+        self.preflight(count)
+        waiting = self.executor.waiting
+        if count > self.executor.free + self._max_waiting - waiting:
+            raise too_many(f"The waiting requests queue is full: {waiting} wait already; retry later.")
 
     def submit(self, generations: Listed[Generation], emit: Callable[[Event], None]) -> SequenceGroup:
         """Play `generations`; their events go to `emit`, some of them perhaps before this returns.

@@ -18,9 +18,16 @@ FLEXIBLE = 3
 
 
 def reply_length(most: int, limited: bool, rng: Random) -> int:
-    """Draw a length in tokens, 1..`most`; `limited` when the client itself set `most`."""
-    if limited:
-        return limited_length(most, rng)
+    """Draw a length in tokens, 1..`most`; `limited` when the client itself set `most`.
+
+    Only a limit of one makes a reply of one token: recorded streams always have a middle.
+    """
+    drawn = limited_length(most, rng) if limited else unlimited_length(most, rng)
+    return max(drawn, min(2, most))
+
+
+def unlimited_length(most: int, rng: Random) -> int:
+    """Draw a length for a client that set no limit: a bell curve, cut at what fits the context (5.4)."""
     if most < SHORT:
         return rng.randint(1, max(most, 1))
     while True:

@@ -12,6 +12,7 @@ from typing import Protocol
 from app.events import TokenLogprob
 
 STEP = 0.5
+BROKEN = "\N{REPLACEMENT CHARACTER}"
 STRIDE = 101
 """Distance in the vocabulary between a token and its alternatives."""
 
@@ -22,6 +23,8 @@ class Vocabulary(Protocol):
     @property
     def vocab_size(self) -> int | None: ...
 
+    def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]: ...
+
     def token_texts(self, ids: Sequence[int]) -> list[str]: ...
 
 
@@ -31,15 +34,19 @@ def own_logprob(position: int) -> float:
 
 
 def reply_logprobs(vocabulary: Vocabulary, ids: Sequence[int], alternatives: int) -> list[TokenLogprob]:
-    """One entry per token of a reply, each with as many `alternatives` besides itself."""
+    """One entry per token of a reply, each with as many `alternatives` besides itself.
+
+    A token that ends inside a character is called "", and the one that completes it by the character,
+    as in vLLM.
+    """
     size = vocabulary.vocab_size or max(ids, default=0) + 1
     entries = []
-    for position, (token_id, text) in enumerate(zip(ids, vocabulary.token_texts(ids), strict=True)):
+    for position, (token_id, text) in enumerate(zip(ids, vocabulary.pieces(ids, False), strict=True)):
         own = own_logprob(position)
         others = [(token_id + rank * STRIDE) % size for rank in range(1, alternatives + 1)]
-        texts = vocabulary.token_texts(others)
         top = [(token_id, text, own)]
-        top += [(other, texts[i], own - STEP * (i + 1)) for i, other in enumerate(others)]
+        for rank, (other, name) in enumerate(zip(others, vocabulary.token_texts(others), strict=True), 1):
+            top.append((other, "" if BROKEN in name else name, own - STEP * rank))
         entries.append(TokenLogprob(token_id, text, own, top))
     return entries
 

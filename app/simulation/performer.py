@@ -138,7 +138,7 @@ class Play:
         inter_token = self._latency.inter_token
         while stop < total:
             next_s += inter_token()
-            if next_s > now_s:
+            if next_s > now_s or self._generation.together > 1:
                 break
             at_s = next_s
             stop += 1
@@ -157,7 +157,8 @@ class Play:
         )
         if over:
             self._emit = None
-        return None if over else next_s
+        # Choices that are late together keep taking turns: none goes back before the moment of the others.
+        return None if over else max(next_s, now_s)
 
     def _started(self) -> Started:
         wanted, ids = self._generation.prompt_logprobs, self._generation.prompt_ids

@@ -21,13 +21,16 @@ TRIES = 24
 
 
 def sample_sentences() -> list[str]:
-    """Our own sample sentences: English, some CJK, emoji and code; `\\n` in the files is a line break."""
+    """Our own sample sentences: English, some CJK, emoji and code; `\\n` in the files is a line break.
+
+    None ends in white space, which tokenizers would join with the space before the next one.
+    """
     folder = files("app.simulation") / "sentences"
     lines: list[str] = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".txt"):
             lines += entry.read_text("utf-8").splitlines()
-    return [line.replace("\\n", "\n") for line in lines if line.strip()]
+    return [line.replace("\\n", "\n").strip() for line in lines if line.strip()]
 
 
 class Phrase:

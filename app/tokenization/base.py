@@ -67,6 +67,10 @@ class Tokenizer(Protocol):
     def eos_token_ids(self) -> frozenset[int]:
         """Every id that ends a generation: the one above and those of the generation config."""
 
+    @property
+    def longest_token(self) -> int | None:
+        """Characters of the longest token; None when a remote service does not tell."""
+
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raise `TokenIdError` naming the first id that is outside the vocabulary (prompts given as ids)."""
 

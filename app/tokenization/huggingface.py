@@ -1,7 +1,9 @@
 """A tokenizer from a local `tokenizer.json`, on the `tokenizers` library."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -19,7 +21,7 @@ from app.tokenization.base import (
 )
 from app.tokenization.chat_template import ChatTemplates
 from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, check_id_range
-from app.tokenization.folder import TokenizerFolder, read_folder
+from app.tokenization.folder import DEFAULT_TEMPLATE, TokenizerFolder, read_folder
 from app.tokenization.offload import call_off_hub
 
 LONG_TEXT = 2_000
@@ -66,13 +68,17 @@ class LocalTokenizer:
         self._pieces, self._all_pieces = self._detokenizer(True), self._detokenizer(False)
 
     @classmethod
-    def from_path(cls, path: Path, name: str | None = None) -> "LocalTokenizer":
-        """Load a folder that holds `tokenizer.json`, or such a file.
+    def from_path(
+        cls, path: Path, name: str | None = None, chat_template: str | None = None
+    ) -> "LocalTokenizer":
+        """Load a folder that holds `tokenizer.json`, or such a file; `chat_template` replaces its own ones.
 
         Raises:
             TokenizerLoadError: nothing there, or nothing that the library understands.
         """
         folder = read_folder(path)
+        if chat_template is not None:
+            folder = replace(folder, chat_templates={DEFAULT_TEMPLATE: chat_template})
         try:
             backend = tokenizers.Tokenizer.from_file(str(folder.tokenizer_file))
         except Exception as error:  # the library raises bare Exception
@@ -84,6 +90,11 @@ class LocalTokenizer:
         count = self._backend.get_vocab_size(with_added_tokens=True)
         holes = self._backend.id_to_token(count - 1) is None or self._backend.id_to_token(count) is not None
         return max(self._backend.get_vocab().values()) if holes else count - 1
+
+    @cached_property
+    def longest_token(self) -> int:
+        """See `Tokenizer.longest_token`. Counted when a text is first long enough to ask."""
+        return max(map(len, self._backend.get_vocab()), default=1)
 
     def _detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
         if self._byte_level:

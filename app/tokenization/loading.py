@@ -11,9 +11,9 @@ EMBEDDED = Path(__file__).parent / "data"
 logger = logging.getLogger(__name__)
 
 
-def default_tokenizer() -> LocalTokenizer:
+def default_tokenizer(chat_template: str | None = None) -> LocalTokenizer:
     """Return the embedded tokenizer: byte-level BPE of our own, lossless for any Unicode text."""
-    return LocalTokenizer.from_path(EMBEDDED, name="embedded")
+    return LocalTokenizer.from_path(EMBEDDED, "embedded", chat_template)
 
 
 def load_tokenizer(
@@ -25,6 +25,7 @@ def load_tokenizer(
     render_url: str | None = None,
     render_timeout_s: float = 5.0,
     hf_token: str | None = None,
+    chat_template: str | None = None,
 ) -> Tokenizer:
     """Return the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
 
@@ -35,34 +36,46 @@ def load_tokenizer(
         render_url: base address of a vLLM render service.
         render_timeout_s: seconds until a call to it counts as failed.
         hf_token: access token for the hub.
+        chat_template: Jinja source, or a file of it, that replaces the tokenizer's own; not for a service.
 
     Raises:
         TokenizerLoadError: `explicit`, and it cannot be loaded.
     """
+    chat_template = _template_source(chat_template)
     if force_dummy:
-        return default_tokenizer()
+        return default_tokenizer(chat_template)
     if render_url:
         from app.tokenization.render import RenderTokenizer
 
         return RenderTokenizer(render_url, model=model, timeout_s=render_timeout_s)
     source = tokenizer or model
     try:
-        return _load(source, explicit, hf_token)
+        return _load(source, explicit, hf_token, chat_template)
     except TokenizerLoadError as error:
         if explicit:
             raise
         logger.warning("no tokenizer for %s, using the embedded one: %s", source, error)
-        return default_tokenizer()
+        return default_tokenizer(chat_template)
 
 
-def _load(source: str, explicit: bool, hf_token: str | None) -> LocalTokenizer:
+def _template_source(given: str | None) -> str | None:
+    """The text of a template that was given as itself or as a file."""
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerLoadError(f"The chat template {given} cannot be read: {error}.") from error
+
+
+def _load(source: str, explicit: bool, hf_token: str | None, chat_template: str | None) -> LocalTokenizer:
     path = Path(source).expanduser()
     if path.exists():
-        return LocalTokenizer.from_path(path, name=source)
+        return LocalTokenizer.from_path(path, source, chat_template)
     if source.startswith((".", "/", "~")):
         raise TokenizerLoadError(f"There is nothing at {source}.")
     if not explicit and "/" not in source:
-        return default_tokenizer()  # a model name such as `tiny` is nobody's repository
+        return default_tokenizer(chat_template)  # a model name such as `tiny` is nobody's repository
     from app.tokenization.hub import fetch  # its library is slow to import
 
-    return LocalTokenizer.from_path(fetch(source, hf_token), name=source)
+    return LocalTokenizer.from_path(fetch(source, hf_token), source, chat_template)

@@ -37,6 +37,7 @@ class RenderTokenizer:
     def __init__(self, url: str, *, model: str, timeout_s: float = 5.0) -> None:
         self.name = url.rstrip("/")
         self.vocab_size: int | None = None
+        self.longest_token: int | None = None
         self.eos_token_id: int | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
         self._model = model

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-import litellm
+import litellm  # type: ignore[import-not-found]  # has an environment of its own
 
 
 def main(url: str, model: str) -> dict[str, Any]:

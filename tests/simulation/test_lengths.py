@@ -27,8 +27,15 @@ def test_buckets_are_those_of_the_specification(most: int, ranges: list[tuple[in
 
 
 @given(most=st.integers(1, 5000), limited=st.booleans(), seed=st.integers(0, 2**32))
-def test_a_length_is_at_least_one_and_at_most_the_limit(most: int, limited: bool, seed: int) -> None:
-    assert 1 <= reply_length(most, limited, Random(seed)) <= most
+def test_a_length_is_within_the_limit_and_one_only_where_the_limit_is(
+    most: int, limited: bool, seed: int
+) -> None:
+    assert min(2, most) <= reply_length(most, limited, Random(seed)) <= most
+
+
+@pytest.mark.parametrize("most", range(1, 7))
+def test_a_limit_too_small_for_buckets_is_used_up(most: int) -> None:
+    assert {reply_length(most, True, Random(seed)) for seed in range(50)} == {most}
 
 
 def test_fifteen_per_cent_use_the_limit_up() -> None:
@@ -41,4 +48,4 @@ def test_without_a_limit_lengths_gather_around_forty() -> None:
     rng = Random(4)
     drawn = [reply_length(4000, False, rng) for _ in range(20_000)]
     assert sum(drawn) / len(drawn) == pytest.approx(41, abs=1.5)
-    assert min(drawn) == 1
+    assert min(drawn) == 2

@@ -1,0 +1,70 @@
+"""Two tools in C that may lie beside the repository: a load client (sseload) and a pacing server (csrv).
+
+sseload takes the kernel's time stamps, so its own lateness is not charged to the server; csrv is the
+limit of what one thread can do on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arrivals import Pace
+from benchmarks.client import ClientHealth
+from benchmarks.servers import Load, Server, free_port, running
+from benchmarks.streams import StreamPlan
+
+CSRV = "C server"
+NAN = float("nan")
+
+
+@contextmanager
+def csrv(program: Path, load: Load) -> Iterator[Server]:
+    """The C server, pacing with the rhythm of `load`."""
+    port = free_port()
+    command = [str(program.resolve()), str(port), f"{load.itl_s * 1e3:g}", f"{load.ttft_s * 1e3:g}"]
+    with running(CSRV, command, port, {}) as server:
+        yield server
+
+
+def paced(program: Path, plan: StreamPlan, load: Load, role_chunks: int) -> tuple[Pace, int, ClientHealth]:
+    """What sseload saw of a plan: figures, streams that did not finish, and how the client itself did."""
+    seen = _sseload(
+        program, plan.port, plan.streams, plan.tokens, role_chunks,
+        "-i", f"{load.itl_s * 1e3:g}", "-f", f"{load.ttft_s * 1e3:g}", "-s", f"{plan.spread_s * 1e3:g}",
+    )  # fmt: skip
+    ttft, error = seen["ttft_err_ms"] or {}, seen["abs_err_ms"] or {}
+    figures = Pace(
+        chunks=seen["chunks"],
+        speed=NAN,
+        ttft_p50_ms=ttft.get("abs50", NAN),
+        ttft_p99_ms=ttft.get("abs99", NAN),
+        chunk_p50_ms=error.get("abs50", NAN),
+        chunk_p99_ms=error.get("abs99", NAN),
+        chunk_max_ms=max(abs(error.get("min", NAN)), abs(error.get("max", NAN))),
+        drift_ms=NAN,
+    )
+    return figures, plan.streams - seen["dones"], _health(seen)
+
+
+def burst(program: Path, port: int, streams: int, tokens: int, role_chunks: int, seconds: float) -> tuple[float, ClientHealth]:
+    """Chunks per second that sseload saw at zero latency, and how the client itself did."""
+    seen = _sseload(program, port, streams, tokens, role_chunks, "-i", "0", "-d", f"{seconds:g}")
+    return float(seen["chunks_s"]), _health(seen)
+
+
+def _sseload(program: Path, port: int, streams: int, tokens: int, role_chunks: int, *flags: str) -> dict[str, Any]:
+    command = [str(program.resolve()), "-p", str(port), "-n", str(streams), "-t", str(tokens), "-S", str(role_chunks)]
+    extra = ["-k", "-x", ',"ignore_eos":true']
+    printed = subprocess.run([*command, *flags, *extra], check=True, capture_output=True, timeout=120).stdout
+    seen: dict[str, Any] = json.loads(printed)
+    return seen
+
+
+def _health(seen: dict[str, Any]) -> ClientHealth:
+    lag = seen["client_lag_ms"] or {}
+    return ClientHealth(cpu=seen["client_cpu"] / seen["elapsed"], waited=0.0, lag_p99_ms=lag.get("p99", 0.0))

@@ -1,0 +1,101 @@
+"""Requests per second of short replies that are not streamed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks import closed_loop, cores
+from benchmarks.arrivals import quantile
+from benchmarks.connections import chat
+from benchmarks.options import parser
+from benchmarks.processes import used_by
+from benchmarks.report import medians, number, ratio, share, show, show_machine
+from benchmarks.servers import Load, Server, bare, ours
+
+WARM_UP_S = 0.5
+COLUMNS = ("server", "requests/s", "ratio", "CPU µs/request", "p50 ms", "p99 ms", "server CPU", "client CPU")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One server, once."""
+
+    per_s: float
+    cpu_us: float
+    p50_ms: float
+    p99_ms: float
+    server_cpu: float
+    client_cpu: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status."""
+    options = _options(argv)
+    cores.pin_client()
+    show_machine()
+    warnings: list[str] = []
+    load = Load(streams=options.connections)
+    with bare(load) as reference, ours(load) as server:
+        rounds: dict[Server, list[Round]] = {reference: [], server: []}
+        for each in rounds:
+            closed_loop.run(each.port, options.connections, WARM_UP_S, _request(options), streams=False)
+        for _ in range(options.rounds):
+            for each, seen in rounds.items():
+                seen.append(measure(each, options, warnings))
+    _show(rounds, options, warnings)
+    return 0
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    flags = parser("requests", __doc__)
+    flags.add_argument("--connections", type=int, default=32)
+    flags.add_argument("--seconds", type=float, default=3.0, help="length of a round")
+    flags.add_argument("--tokens", type=int, default=5, help="longest reply")
+    return flags.parse_args(argv)
+
+
+def _request(options: argparse.Namespace) -> bytes:
+    return chat(options.tokens, stream=False)
+
+
+def measure(server: Server, options: argparse.Namespace, warnings: list[str]) -> Round:
+    """One round; what disturbed it is added to `warnings`."""
+    with used_by(server.worker) as use:
+        run = closed_loop.run(
+            server.port, options.connections, options.seconds, _request(options), streams=False
+        )
+    warnings += run.client.warnings() + use.warnings(server.name)
+    return Round(
+        per_s=run.units / run.wall_s,
+        cpu_us=use.cpu_s / run.units * 1e6,
+        p50_ms=quantile(run.latencies_ms, 0.5),
+        p99_ms=quantile(run.latencies_ms, 0.99),
+        server_cpu=min(1.0, use.cpu_s / run.wall_s),
+        client_cpu=run.client.cpu,
+    )
+
+
+def _show(rounds: dict[Server, list[Round]], options: argparse.Namespace, warnings: list[str]) -> None:
+    middle = {server: medians(seen) for server, seen in rounds.items()}
+    reference = next(iter(middle.values()))
+    rows = [
+        (
+            server.name,
+            number(row.per_s, 0),
+            ratio(row.per_s, reference.per_s),
+            number(row.cpu_us, 0),
+            number(row.p50_ms),
+            number(row.p99_ms),
+            share(row.server_cpu),
+            share(row.client_cpu),
+        )
+        for server, row in middle.items()
+    ]
+    show(f"Short replies, {options.connections} connections", COLUMNS, rows, warnings)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""The paced load: many streams at once in one process, every chunk time-stamped as it arrives."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.arrivals import Arrivals
+from benchmarks.client import ClientHealth, watched
+from benchmarks.connections import RECEIVE, chat, opened
+from benchmarks.replies import EventStream
+
+PATIENCE = 4.0
+"""A run is given up after this many times its own length, and at least `PATIENCE_S`."""
+PATIENCE_S = 10.0
+SETTLE_S = 0.2
+"""The server accepts all connections before the first request."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """`streams` requests for `tokens` tokens each, their starts evenly spread over `spread_s`."""
+
+    port: int
+    streams: int
+    tokens: int
+    spread_s: float
+    length_s: float
+    """How long one stream should take."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRun:
+    """What came back; `unfinished` streams broke off or were given up."""
+
+    arrivals: list[Arrivals]
+    unfinished: int
+    client: ClientHealth
+
+
+def play(plan: StreamPlan) -> StreamRun:
+    """Run a plan to its end. RefusedError when an answer is not 200."""
+    with opened(plan.port, plan.streams) as sockets:
+        time.sleep(SETTLE_S)
+        with watched() as watch:
+            load = _Load(plan, sockets)
+            for wake in load.wakes():
+                watch.wakes.append(wake)
+    arrivals = [Arrivals(stream.requested_ns, stream.chunks_ns) for stream in load.streams]
+    return StreamRun(arrivals, load.unfinished, watch.health)
+
+
+class _Stream:
+    __slots__ = ("chunks_ns", "receive", "reply", "requested_ns", "sock")
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.receive = sock.recv
+        self.reply = EventStream()
+        self.requested_ns = 0
+        self.chunks_ns: list[int] = []
+
+
+class _Load:
+    def __init__(self, plan: StreamPlan, sockets: Sequence[socket.socket]) -> None:
+        self.streams = [_Stream(sock) for sock in sockets]
+        self.unfinished = len(self.streams)
+        self._request = chat(plan.tokens, stream=True)
+        self._by_fd = {stream.sock.fileno(): stream for stream in self.streams}
+        self._epoll = select.epoll()
+        for fd in self._by_fd:
+            self._epoll.register(fd, select.EPOLLIN)
+        now = time.monotonic()
+        step_s = plan.spread_s / max(1, plan.streams)
+        self._starts = [now + index * step_s for index in range(plan.streams)]
+        self._started = 0
+        self._give_up = now + max(PATIENCE_S, PATIENCE * (plan.spread_s + plan.length_s))
+
+    def wakes(self) -> Iterator[tuple[int, int]]:
+        """Run; for each wake-up the number of arrivals and the nanoseconds until the last was looked at."""
+        with self._epoll:
+            while self._by_fd and (now := time.monotonic()) < self._give_up:
+                wait_s = min(self._start_due(now), self._give_up) - now
+                ready = self._epoll.poll(max(0.0, wait_s))
+                woke_ns = time.monotonic_ns()
+                yield len(ready), self._receive(ready) - woke_ns
+
+    def _start_due(self, now: float) -> float:
+        """Send the requests whose moment has come; the moment of the next one, infinity after the last."""
+        while self._started < len(self._starts):
+            if (start := self._starts[self._started]) > now:
+                return start
+            stream = self.streams[self._started]
+            stream.requested_ns = time.monotonic_ns()
+            stream.sock.send(self._request)
+            self._started += 1
+        return float("inf")
+
+    def _receive(self, ready: Sequence[tuple[int, int]]) -> int:
+        clock = time.monotonic_ns
+        now = clock()
+        for fd, _ in ready:
+            stream = self._by_fd[fd]
+            try:
+                received = stream.receive(RECEIVE)
+            except ConnectionError:
+                received = b""
+            now = clock()
+            if not received:
+                self._end(fd)
+                continue
+            count = stream.reply.feed(received)
+            stream.chunks_ns.extend([now] * count)
+            if stream.reply.done:
+                self.unfinished -= 1
+                self._end(fd)
+        return now
+
+    def _end(self, fd: int) -> None:
+        self._epoll.unregister(fd)
+        del self._by_fd[fd]

@@ -1,0 +1,67 @@
+"""What mode `echo` repeats of a conversation, and how a template is to be applied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.api.conversation import chat_options, content_text, last_message_text
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.errors import ApiError
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, ""),
+        ("", ""),
+        ("Hello", "Hello"),
+        ([], ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),
+        (["a", {"type": "text", "text": "b"}], "a\nb"),
+        ([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}], "image: http://x/y.png"),
+        ([{"type": "image_url", "image_url": "http://x/y.png"}], "image: http://x/y.png"),
+        ([{"type": "input_audio", "input_audio": {}}, {"type": "text", "text": "b"}], "b"),
+        ([{"type": "text", "text": None}], ""),
+    ],
+)
+def test_the_text_of_a_content(content: Any, text: str) -> None:
+    assert content_text(content) == text
+
+
+def test_the_last_message_counts_whatever_its_role() -> None:
+    messages = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "last"}]
+    assert last_message_text(messages) == "last"
+    assert last_message_text([]) == ""
+
+
+def test_tool_calls_are_told_after_the_content() -> None:
+    calls = [
+        {"function": {"name": "f", "arguments": '{"x": 1}'}},
+        {"function": {"name": "g", "arguments": "{}"}},
+        {"function": None},
+        {},
+    ]
+    told = last_message_text([{"role": "assistant", "content": "so:", "tool_calls": calls}])
+    assert told == 'so:[f({"x": 1})][g({})]'
+
+
+def request(**fields: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest(messages=[{"role": "user", "content": "a"}], **fields)
+
+
+def test_options_are_the_request_s() -> None:
+    options = chat_options(request(add_generation_prompt=False, chat_template_kwargs={"deep": True}))
+    assert options.add_generation_prompt is False
+    assert options.chat_template_kwargs == {"deep": True}
+    assert options.tools is None and options.chat_template is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}]
+)
+def test_a_template_of_the_request_s_own_is_not_trusted(fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat_options(request(**fields))
+    assert caught.value.status == 400

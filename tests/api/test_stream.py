@@ -1,0 +1,297 @@
+"""A stream on its way to the socket: whatever the socket takes, the client gets the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import gevent
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.api.stream import SLICE_TOKENS, EventStream
+from app.events import Event, Failed, Finish, Started, Tokens
+
+END = b"[end]"
+
+
+class Plain:
+    """An answer that writes the texts of tokens, and nothing else."""
+
+    def __init__(self) -> None:
+        self.most_at_once = 0
+
+    def chunk(self, event: Event) -> bytes:
+        if isinstance(event, Tokens):
+            self.most_at_once = max(self.most_at_once, len(event.ids))
+            return "".join(event.texts).encode()
+        return b"[failed]" if isinstance(event, Failed) else b""
+
+    def closing(self) -> bytes:
+        return END
+
+    def body(self, events: Iterable[Event]) -> bytes:
+        raise NotImplementedError
+
+
+class Socket:
+    """A connection that takes as many bytes at once as it was told; everything when it was not told."""
+
+    def __init__(self, *takes: int | OSError) -> None:
+        self.takes = list(takes)
+        self.received = b""
+        self.breaks: OSError | None = None
+        self.watching: Callable[[], None] | None = None
+        self.watched = self.is_shut = False
+
+    def send_now(self, data: bytes) -> int:
+        take = self.takes.pop(0) if self.takes else len(data)
+        if isinstance(take, OSError):
+            raise take
+        self.received += data[:take]
+        return min(take, len(data))
+
+    def send_all(self, data: bytes, timeout_s: float) -> None:
+        gevent.sleep(0)
+        if self.breaks is not None:
+            raise self.breaks
+        self.received += data
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        self.watching, self.watched = gone, True
+
+    def unwatch(self) -> None:
+        self.watching = None
+
+    def shut(self) -> None:
+        self.is_shut = True
+
+
+class Group:
+    def __init__(self) -> None:
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Served:
+    """An EventStream in the hands of a server: headers sent, iterated in a greenlet, closed at the end."""
+
+    def __init__(self, socket: Socket | None, choices: int = 1, direct: bool = True, answer: Any = None) -> None:
+        self.socket = socket
+        self.answer = answer or Plain()
+        self.stream = EventStream(self.answer, choices, socket, direct, 1.0)  # type: ignore[arg-type]
+        self.group = Group()
+        self.stream.group = self.group  # type: ignore[assignment]
+        self.yielded: list[bytes] = []
+
+    def serve(self) -> None:
+        self.greenlet = gevent.spawn(self._iterate)
+        gevent.sleep(0)
+
+    def _iterate(self) -> None:
+        for item in self.stream:
+            self.yielded.append(item)
+        self.stream.close()
+
+    def ended(self) -> bool:
+        self.greenlet.join(5)
+        return bool(self.greenlet.successful())
+
+
+def tokens(text: str, index: int = 0, last: bool = False, ids: int = 1) -> Tokens:
+    texts = [text] + [""] * (ids - 1)
+    return Tokens(index, texts, list(range(ids)), 0.0, None, Finish("stop") if last else None)
+
+
+def unframed(data: bytes) -> bytes:
+    """The content of HTTP/1.1 chunks; no empty chunk may be among them."""
+    content = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        assert int(size, 16) > 0
+        content, data = content + data[: int(size, 16)], data[int(size, 16) :]
+        assert data.startswith(b"\r\n")
+        data = data[2:]
+    return content
+
+
+def test_each_event_goes_straight_to_the_socket_and_no_greenlet_wakes_for_it() -> None:
+    served = Served(Socket())
+    served.serve()
+    assert served.yielded == [b""] and served.socket and served.socket.watched
+    for text in ("a", "b", "c"):
+        served.stream.emit(tokens(text))
+        assert unframed(served.socket.received).endswith(text.encode())  # before anybody else ran
+    served.stream.emit(tokens("d", last=True))
+    assert unframed(served.socket.received) == b"abcd" + END
+    assert served.ended() and served.yielded == [b""] and served.socket.watching is None
+
+
+def test_an_event_of_which_nothing_is_told_does_not_end_the_body() -> None:
+    served = Served(Socket())
+    served.serve()
+    served.stream.emit(Started(0, 0.0))
+    assert served.socket and served.socket.received == b""
+    served.stream.emit(tokens("a", last=True))
+    assert served.ended() and unframed(served.socket.received) == b"a" + END
+
+
+@given(
+    takes=st.lists(st.integers(0, 12), max_size=30),
+    pauses=st.lists(st.booleans(), min_size=30, max_size=30),
+    count=st.integers(1, 30),
+    early=st.integers(0, 30),
+)
+@settings(max_examples=150, deadline=None)
+def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
+    takes: list[int], pauses: list[bool], count: int, early: int
+) -> None:
+    """`early` events come before the server begins to iterate."""
+    served = Served(Socket(*takes))
+    events: list[Event] = [Started(0, 0.0)]
+    events += [tokens(f"<{k}>", last=k == count - 1) for k in range(count)]
+    for event in events[:early]:
+        served.stream.emit(event)
+    served.serve()
+    for event, pause in zip(events[early:], pauses, strict=False):
+        served.stream.emit(event)
+        if pause:
+            gevent.sleep(0)
+    assert served.ended()
+    assert served.socket
+    expected = "".join(f"<{k}>" for k in range(count)).encode() + END
+    assert b"".join(served.yielded) + unframed(served.socket.received) == expected
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), OSError(110, "timed out")])
+def test_a_broken_connection_ends_the_generation(error: OSError) -> None:
+    served = Served(Socket(1000, error))
+    served.serve()
+    served.stream.emit(tokens("a"))
+    assert not served.group.aborted
+    served.stream.emit(tokens("b"))
+    assert served.group.aborted and served.ended()
+    assert served.socket and unframed(served.socket.received) == b"a"
+
+
+def test_a_client_that_stalls_is_cut_off() -> None:
+    served = Served(Socket(3))
+    assert served.socket
+    served.socket.breaks = OSError("the client takes no more data")
+    served.serve()
+    served.stream.emit(tokens("a long text"))
+    assert served.ended()
+    assert served.socket.is_shut and served.group.aborted
+
+
+def test_a_client_that_leaves_is_noticed_while_nothing_is_written() -> None:
+    served = Served(Socket())
+    served.serve()
+    assert served.socket and served.socket.watching
+    served.socket.watching()
+    assert served.group.aborted and served.ended()
+    served.stream.emit(tokens("nobody"))
+    assert served.socket.received == b""
+
+
+def test_while_a_client_lags_events_wait_and_leave_in_order_later() -> None:
+    served = Served(Socket(0))
+    served.serve()
+    for k in range(100):
+        served.stream.emit(tokens(str(k % 10)))
+    assert served.socket and served.socket.received == b""
+    gevent.sleep(0)
+    served.stream.emit(tokens("!", last=True))
+    assert served.ended()
+    assert unframed(served.socket.received) == b"0123456789" * 10 + b"!" + END
+
+
+def test_what_lags_is_rendered_in_slices() -> None:
+    served = Served(None)
+    for k in range(10 * SLICE_TOKENS):
+        served.stream.emit(tokens("x", last=k == 10 * SLICE_TOKENS - 1))
+    served.serve()
+    assert served.ended()
+    assert max(map(len, served.yielded)) <= SLICE_TOKENS + len(END)
+    assert b"".join(served.yielded) == b"x" * 10 * SLICE_TOKENS + END
+
+
+@pytest.mark.parametrize("socket", [None, Socket()], ids=["no socket", "not direct"])
+def test_where_the_socket_cannot_be_taken_over_the_server_gets_each_event_unframed(
+    socket: Socket | None,
+) -> None:
+    served = Served(socket, direct=False)
+    served.serve()
+    for text in ("a", "b"):
+        served.stream.emit(tokens(text))
+        gevent.sleep(0)
+    served.stream.emit(tokens("c", last=True))
+    assert served.ended()
+    assert served.yielded == [b"", b"a", b"b", b"c" + END]
+    assert socket is None or (socket.received == b"" and socket.watched)
+
+
+def test_what_is_over_already_is_given_to_the_server_in_one_piece() -> None:
+    served = Served(Socket())
+    served.stream.emit(tokens("all"))
+    served.stream.emit(tokens("!", last=True))
+    served.serve()
+    assert served.ended() and served.yielded == [b"all!" + END]
+    assert served.socket and not served.socket.watched
+
+
+def test_the_end_comes_with_the_last_of_all_choices() -> None:
+    served = Served(Socket(), choices=2)
+    served.serve()
+    served.stream.emit(tokens("a", 0, last=True))
+    served.stream.emit(tokens("b", 1))
+    assert served.socket and END not in served.socket.received
+    served.stream.emit(tokens("c", 1, last=True))
+    assert served.ended() and unframed(served.socket.received) == b"abc" + END
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_the_failure_of_one_choice_ends_the_stream_and_the_others(direct: bool) -> None:
+    served = Served(Socket(), choices=3, direct=direct)
+    served.serve()
+    served.stream.emit(tokens("a", 0))
+    served.stream.emit(Failed(1, ValueError()))
+    served.stream.emit(tokens("b", 0, last=True))
+    served.stream.emit(tokens("c", 2, last=True))
+    assert served.ended() and served.group.aborted
+    assert served.socket
+    assert b"".join(served.yielded) + unframed(served.socket.received) == b"a[failed]" + END
+
+
+def test_a_last_token_that_cannot_be_rendered_still_ends_the_stream() -> None:
+    class Unable(Plain):
+        def chunk(self, event: Event) -> bytes:
+            if isinstance(event, Tokens) and event.finish:
+                raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no")
+            return super().chunk(event)
+
+    served = Served(Socket(), answer=Unable())
+    served.serve()
+    served.stream.emit(tokens("a"))
+    with pytest.raises(UnicodeEncodeError):
+        served.stream.emit(tokens("b", last=True))
+    served.stream.emit(Failed(0, ValueError()))  # as the performer does then
+    assert served.ended()
+    assert served.socket and unframed(served.socket.received) == b"a[failed]" + END
+
+
+def test_no_choices_are_an_end_and_nothing_else() -> None:
+    served = Served(Socket(), choices=0)
+    served.serve()
+    assert served.ended() and b"".join(served.yielded) == END
+
+
+def test_closing_a_stream_in_the_middle_aborts_it() -> None:
+    served = Served(Socket())
+    served.serve()
+    served.stream.close()
+    assert served.group.aborted
+    served.greenlet.kill()
