@@ -69,7 +69,12 @@ def measure(server: Server, client: str, options: argparse.Namespace, warnings: 
     with used_by(server.worker) as use:
         if client == "C":
             per_s, health = ctools.burst(
-                options.sseload, server.port, options.streams, options.tokens, server.role_chunks, options.seconds
+                options.sseload,
+                server.port,
+                options.streams,
+                options.tokens,
+                server.role_chunks,
+                options.seconds,
             )
             wall_s = options.seconds
         else:
@@ -84,7 +89,9 @@ def measure(server: Server, client: str, options: argparse.Namespace, warnings: 
     return Round(per_s, use.cpu_s / (per_s * wall_s) * 1e6, server_cpu, health.cpu)
 
 
-def _show(rounds: dict[tuple[Server, str], list[Round]], options: argparse.Namespace, warnings: list[str]) -> None:
+def _show(
+    rounds: dict[tuple[Server, str], list[Round]], options: argparse.Namespace, warnings: list[str]
+) -> None:
     middle = {key: medians(seen) for key, seen in rounds.items()}
     references = {client: row for (server, client), row in reversed(middle.items())}
     rows = [

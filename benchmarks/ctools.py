@@ -51,14 +51,28 @@ def paced(program: Path, plan: StreamPlan, load: Load, role_chunks: int) -> tupl
     return figures, plan.streams - seen["dones"], _health(seen)
 
 
-def burst(program: Path, port: int, streams: int, tokens: int, role_chunks: int, seconds: float) -> tuple[float, ClientHealth]:
+def burst(
+    program: Path, port: int, streams: int, tokens: int, role_chunks: int, seconds: float
+) -> tuple[float, ClientHealth]:
     """Chunks per second that sseload saw at zero latency, and how the client itself did."""
     seen = _sseload(program, port, streams, tokens, role_chunks, "-i", "0", "-d", f"{seconds:g}")
     return float(seen["chunks_s"]), _health(seen)
 
 
-def _sseload(program: Path, port: int, streams: int, tokens: int, role_chunks: int, *flags: str) -> dict[str, Any]:
-    command = [str(program.resolve()), "-p", str(port), "-n", str(streams), "-t", str(tokens), "-S", str(role_chunks)]
+def _sseload(
+    program: Path, port: int, streams: int, tokens: int, role_chunks: int, *flags: str
+) -> dict[str, Any]:
+    command = [
+        str(program.resolve()),
+        "-p",
+        str(port),
+        "-n",
+        str(streams),
+        "-t",
+        str(tokens),
+        "-S",
+        str(role_chunks),
+    ]
     extra = ["-k", "-x", ',"ignore_eos":true']
     printed = subprocess.run([*command, *flags, *extra], check=True, capture_output=True, timeout=120).stdout
     seen: dict[str, Any] = json.loads(printed)

@@ -25,9 +25,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
     if not rounds:
         raise ValueError("no rounds")
     kind = type(rounds[0])
-    return kind(
-        **{name: statistics.median(getattr(each, name) for each in rounds) for name in _names(kind)}
-    )
+    return kind(**{name: statistics.median(getattr(each, name) for each in rounds) for name in _names(kind)})
 
 
 def _names(kind: type[DataclassInstance]) -> list[str]:
@@ -49,7 +47,9 @@ def ratio(value: float, reference: float) -> str:
     return number(value / reference if reference else float("nan"), 2, "x")
 
 
-def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], warnings: Iterable[str] = ()) -> None:
+def show(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], warnings: Iterable[str] = ()
+) -> None:
     """Print a table with its title, and below it each warning once."""
     print(f"\n### {title}\n")
     print("| " + " | ".join(columns) + " |")

@@ -20,12 +20,18 @@ def test_each_token_comes_first_and_its_alternatives_are_other_real_tokens_less_
     assert [entry.token_id for entry in entries] == ids
     for entry in entries:
         tokens, texts, logprobs = zip(*entry.top, strict=True)
-        assert (tokens[0], texts[0], logprobs[0]) == (entry.token_id, entry.token, entry.logprob)
+        assert entry.top[0] == (entry.token_id, entry.token, entry.logprob)
         assert len(tokens) == len(set(tokens)) == alternatives + 1
         assert all(0 <= token < SIZE for token in tokens)
         alone = embedded_tokenizer().token_texts(tokens[1:])
         assert list(texts[1:]) == ["" if BROKEN in text else text for text in alone]
         assert list(logprobs) == sorted(logprobs, reverse=True) and logprobs[0] < 0
+
+
+def test_the_names_of_the_tokens_of_a_reply_are_its_text() -> None:
+    text = "日本語 and 🙂🙃, together"
+    entries = reply_logprobs(embedded_tokenizer(), embedded_tokenizer().encode(text), 0)
+    assert "".join(entry.token for entry in entries) == text
 
 
 def test_the_probability_of_a_token_follows_its_position() -> None:

@@ -59,11 +59,7 @@ def start_refused(*arguments: str, **variables: str) -> tuple[int, str]:
     [
         (["-w", "2"], {}),
         (["--workers=4", "--preload"], {}),
-        pytest.param(
-            [],
-            {"WEB_CONCURRENCY": "2"},
-            marks=pytest.mark.xfail(strict=True, reason="`workers = 1` in gunicorn.conf.py hides the variable"),
-        ),
+        ([], {"WEB_CONCURRENCY": "2"}),
         ([], {"GUNICORN_CMD_ARGS": "--workers=3"}),
     ],
 )
@@ -84,7 +80,6 @@ def test_a_wrong_setting_is_refused_in_one_line() -> None:
     assert "max-num-seqs" in output and "-3" in output
 
 
-@pytest.mark.xfail(strict=True, reason="gunicorn.conf.py has no `nworkers_changed` hook yet")
 def test_a_request_for_one_more_worker_at_run_time_is_not_granted() -> None:
     with running_gunicorn() as server:
         server.process.send_signal(signal.SIGTTIN)

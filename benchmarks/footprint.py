@@ -1,0 +1,110 @@
+"""Memory of an idle server and of one with open streams, and the time until it answers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from benchmarks import cores
+from benchmarks.background import Background, background
+from benchmarks.options import parser
+from benchmarks.processes import pss_mib, rss_mib
+from benchmarks.report import medians, number, ratio, show, show_machine
+from benchmarks.servers import BARE, OURS, Load, Server, bare, ours
+from benchmarks.streams import StreamPlan
+
+SETTLE_S = 0.3
+SPREAD_S = 1.0
+LOAD = Load(ttft_s=0.05, itl_s=0.1, tokens=30, streams=4000)
+"""Streams long enough that all of them are open together, slow enough that nobody is short of time."""
+COLUMNS = (
+    "server", "start-up s", "ratio", "arbiter RSS MiB", "worker RSS MiB", "both PSS MiB", "ratio",
+    "worker RSS with streams MiB", "KiB/stream",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Seconds and MiB of one start."""
+
+    start_s: float
+    arbiter_mib: float
+    worker_mib: float
+    pss_mib: float
+    loaded_mib: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status."""
+    options = _options(argv)
+    cores.pin_client()
+    show_machine()
+    starts: dict[str, Callable[[Load], AbstractContextManager[Server]]] = {BARE: bare, OURS: ours}
+    seen: dict[str, list[Footprint]] = {name: [] for name in starts}
+    with background() as streams:
+        for _ in range(options.rounds):
+            for name, start in starts.items():
+                with start(LOAD) as server:
+                    seen[name].append(measure(server, streams, options.streams))
+    _show({name: medians(rounds) for name, rounds in seen.items()}, options.streams)
+    return 0
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    flags = parser("footprint", __doc__)
+    flags.add_argument("--streams", type=int, default=1000, help="streams of the loaded server")
+    return flags.parse_args(argv)
+
+
+def measure(server: Server, streams: Background, count: int) -> Footprint:
+    """One server that has just started."""
+    time.sleep(SETTLE_S)
+    processes = {server.arbiter, server.worker}
+    worker_mib, together_mib = rss_mib(server.worker), sum(map(pss_mib, processes))
+    return Footprint(
+        start_s=server.start_s,
+        arbiter_mib=rss_mib(server.arbiter),
+        worker_mib=worker_mib,
+        pss_mib=together_mib,
+        loaded_mib=_loaded_mib(server, streams, count),
+    )
+
+
+def _loaded_mib(server: Server, streams: Background, count: int) -> float:
+    """Most resident memory of the worker while `count` streams are open."""
+    length_s = LOAD.ttft_s + LOAD.tokens * LOAD.itl_s
+    run = streams.play(StreamPlan(server.port, count, LOAD.tokens, SPREAD_S, length_s))
+    most = 0.0
+    while not run.done():
+        most = max(most, rss_mib(server.worker))
+        time.sleep(0.05)
+    if unfinished := run.result().unfinished:
+        raise RuntimeError(f"{unfinished} streams of {server.name} did not finish")
+    return most
+
+
+def _show(middle: dict[str, Footprint], streams: int) -> None:
+    reference = middle[BARE]
+    rows = [
+        (
+            name,
+            number(row.start_s),
+            ratio(row.start_s, reference.start_s),
+            number(row.arbiter_mib, 1),
+            number(row.worker_mib, 1),
+            number(row.pss_mib, 1),
+            ratio(row.pss_mib, reference.pss_mib),
+            number(row.loaded_mib, 1),
+            number((row.loaded_mib - row.worker_mib) * 1024 / streams, 1),
+        )
+        for name, row in middle.items()
+    ]
+    show(f"Footprint, idle and with {streams:,} streams", COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
