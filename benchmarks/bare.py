@@ -18,13 +18,14 @@ TTFT_S = float(os.environ.get("BARE_TTFT_S", "0"))
 ITL_S = float(os.environ.get("BARE_ITL_S", "0"))
 
 ANSWER = (
-    b'{"id":"chatcmpl-0123456789abcdef","object":"chat.completion","created":1700000000,"model":"m","choices":'
-    b'[{"index":0,"message":{"role":"assistant","content":"one two three four five"},"finish_reason":"stop"}],'
+    b'{"id":"chatcmpl-0123456789abcdef","object":"chat.completion","created":1700000000,"model":"m",'
+    b'"choices":[{"index":0,"message":{"role":"assistant","content":"one two three four five"},'
+    b'"finish_reason":"stop"}],'
     b'"usage":{"prompt_tokens":8,"total_tokens":13,"completion_tokens":5}}'
 )
 CHUNK = (
-    b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"m",'
-    b'"choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}\n\n'
+    b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
+    b'"model":"m","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}\n\n'
 )
 DONE = b"data: [DONE]\n\n"
 

@@ -50,7 +50,7 @@ class Watch:
 
 @contextmanager
 def watched() -> Iterator[Watch]:
-    """Measure this process in the block, without pauses of the garbage collector; `health` is set at its end."""
+    """Measure this process in the block, its garbage collector off; `health` is set at the end."""
     watch = Watch()
     gc.collect()
     gc.disable()

@@ -43,7 +43,7 @@ class _Connection:
 
 
 def run(port: int, count: int, duration_s: float, request: bytes, streams: bool) -> LoopRun:
-    """Keep `count` connections busy. RefusedError when an answer is not 200, ConnectionError when one breaks."""
+    """Keep `count` connections busy. RefusedError: an answer is not 200; ConnectionError: one breaks."""
     with opened(port, count) as sockets:
         connections = [_Connection(sock, EventStream() if streams else WholeReply()) for sock in sockets]
         with watched() as watch:

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks import cores
 from benchmarks.background import Background, background
 from benchmarks.options import parser
 from benchmarks.processes import pss_mib, rss_mib
 from benchmarks.report import medians, number, ratio, show, show_machine
-from benchmarks.servers import BARE, OURS, Load, Server, bare, ours
+from benchmarks.servers import BARE, MODULE, OURS, Load, Server, bare, ours
 from benchmarks.streams import StreamPlan
 
 SETTLE_S = 0.3
@@ -43,7 +44,11 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     cores.pin_client()
     show_machine()
-    starts: dict[str, Callable[[Load], AbstractContextManager[Server]]] = {BARE: bare, OURS: ours}
+    starts: dict[str, Callable[[Load], AbstractContextManager[Server]]] = {
+        BARE: bare,
+        f"{OURS}, gunicorn wsgi:app": ours,
+        f"{OURS}, python -m app": partial(ours, command=MODULE),
+    }
     seen: dict[str, list[Footprint]] = {name: [] for name in starts}
     with background() as streams:
         for _ in range(options.rounds):
@@ -76,8 +81,7 @@ def measure(server: Server, streams: Background, count: int) -> Footprint:
 
 def _loaded_mib(server: Server, streams: Background, count: int) -> float:
     """Most resident memory of the worker while `count` streams are open."""
-    length_s = LOAD.ttft_s + LOAD.tokens * LOAD.itl_s
-    run = streams.play(StreamPlan(server.port, count, LOAD.tokens, SPREAD_S, length_s))
+    run = streams.play(StreamPlan(server.port, count, LOAD.tokens, SPREAD_S, LOAD.length_s))
     most = 0.0
     while not run.done():
         most = max(most, rss_mib(server.worker))

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         if options.csrv:
             servers.append(stack.enter_context(ctools.csrv(options.csrv, load)))
         for server in servers:
-            play(StreamPlan(server.port, WARM_UP_STREAMS, WARM_UP_TOKENS, 0.1, _length_s(load, options)))
+            play(StreamPlan(server.port, WARM_UP_STREAMS, WARM_UP_TOKENS, 0.1, load.length_s))
         for streams in options.streams:
             _compare(servers, streams, load, options)
     return 0
@@ -68,10 +68,6 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return flags.parse_args(argv)
 
 
-def _length_s(load: Load, options: argparse.Namespace) -> float:
-    return load.ttft_s + options.tokens * load.itl_s
-
-
 def _compare(servers: Sequence[Server], streams: int, load: Load, options: argparse.Namespace) -> None:
     spread_s = options.spread if options.spread is not None else (2.0 if streams >= 2000 else 1.0)
     clients = ["python", "C"] if options.sseload else ["python"]
@@ -79,7 +75,7 @@ def _compare(servers: Sequence[Server], streams: int, load: Load, options: argpa
     warnings: list[str] = []
     for _ in range(options.rounds):
         for (server, client), seen in rounds.items():
-            plan = StreamPlan(server.port, streams, options.tokens, spread_s, _length_s(load, options))
+            plan = StreamPlan(server.port, streams, options.tokens, spread_s, load.length_s)
             watch = partial(ctools.paced, options.sseload) if client == "C" else _watch
             with used_by(server.worker) as use:
                 figures, unfinished, health = watch(plan, load, server.role_chunks)

@@ -34,7 +34,7 @@ def _names(kind: type[DataclassInstance]) -> list[str]:
 
 def number(value: float, digits: int = 2, unit: str = "") -> str:
     """1234.5 as 1,234.50; nothing known (NaN) as a dash."""
-    return "–" if isnan(value) else f"{value:,.{digits}f}{unit}"
+    return "–" if isnan(value) else f"{round(value, digits) + 0.0:,.{digits}f}{unit}"
 
 
 def share(value: float) -> str:

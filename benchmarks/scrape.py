@@ -97,7 +97,7 @@ def scrape_busy(
 
     A scrape's CPU is the difference between the two runs.
     """
-    plan = StreamPlan(server.port, count, LOAD.tokens, SPREAD_S, LOAD.ttft_s + LOAD.tokens * LOAD.itl_s)
+    plan = StreamPlan(server.port, count, LOAD.tokens, SPREAD_S, LOAD.length_s)
     rhythm = Rhythm(LOAD.ttft_s, LOAD.itl_s, skipped=server.role_chunks)
     with used_by(server.worker) as without:
         before = pace(streams.play(plan).result().arrivals, rhythm)

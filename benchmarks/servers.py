@@ -22,7 +22,10 @@ ROOT = Path(__file__).parents[1]
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 15.0
 OURS, BARE = "understudy", "bare gunicorn-gevent"
-GUNICORN = [sys.executable, "-m", "gunicorn"]
+GUNICORN = (sys.executable, "-m", "gunicorn")
+WSGI = (*GUNICORN, "wsgi:app")
+MODULE = (sys.executable, "-m", "app")
+"""The two ways to start Understudy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,11 @@ class Load:
     itl_s: float = 0.0
     tokens: int = 100
     streams: int = 256
+
+    @property
+    def length_s(self) -> float:
+        """How long one stream should take."""
+        return self.ttft_s + self.tokens * self.itl_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +59,8 @@ class Server:
 
 
 @contextmanager
-def ours(load: Load) -> Iterator[Server]:
-    """`gunicorn wsgi:app` with its defaults: own worker, metrics on."""
+def ours(load: Load, command: Sequence[str] = WSGI) -> Iterator[Server]:
+    """Understudy with its defaults: own worker, metrics on."""
     port = free_port()
     settings = {
         "SIM_HOST": HOST,
@@ -62,7 +70,7 @@ def ours(load: Load) -> Iterator[Server]:
         "SIM_INTER_TOKEN_LATENCY": f"{load.itl_s}s",
         "SIM_MAX_NUM_SEQS": str(load.streams),
     }
-    with running(OURS, [*GUNICORN, "wsgi:app"], port, settings, role_chunks=1) as server:
+    with running(OURS, command, port, settings, role_chunks=1) as server:
         yield server
 
 

@@ -19,7 +19,7 @@ class BodyLimits:
     timeout_s: float
 
     def read(self, environ: Mapping[str, Any]) -> bytes:
-        """The whole body. ApiError 413 when it is too large, 408 when it does not come, 400 when it is cut."""
+        """The whole body. ApiError 413: too large, 408: it does not come, 400: it is cut short."""
         declared = environ.get("CONTENT_LENGTH") or "0"
         if declared.isdecimal() and int(declared) > self.most_bytes:
             raise self._too_large()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from app.events import Event, Failed, Started, Tokens
 from app.generation import Generation
+from app.metrics.recorder import Recorder
+from app.serving.executor import PlaceExecutor
 from app.serving.performer import Performance
-
-if TYPE_CHECKING:
-    from app.serving.service import Service
+from app.simulation.clock import Clock
 
 
 class Sequence:
@@ -25,18 +24,20 @@ class Sequence:
         self,
         generation: Generation,
         performance: Performance,
-        service: Service,
+        recorder: Recorder,
+        clock: Clock,
         emit: Callable[[Event], None],
         ended: Callable[[Sequence], None],
     ) -> None:
         self.generation = generation
         self.place: Future[None] | None = None
         self.over = False
+        self._executor: PlaceExecutor | None = None
         self._leave: Future[None] | None = None
         self.tokens = 0
         self._performance = performance
-        self._service = service
-        self._recorder = service.recorder
+        self._recorder = recorder
+        self._clock = clock
         self._emit = emit
         self._ended = ended
         self._queued = False
@@ -45,9 +46,10 @@ class Sequence:
         self._first_s: float | None = None
         self._last_s = 0.0
 
-    def submit(self) -> None:
+    def submit(self, executor: PlaceExecutor) -> None:
         """Ask for a place; waits in line when none is free."""
-        self.place = self._service.executor.submit(self.start)
+        self._executor = executor
+        self.place = executor.submit(self.start)
         if self._scheduled_s is None and not self.over:
             self._queued = True
             self._recorder.waiting(1)
@@ -58,7 +60,7 @@ class Sequence:
         if self._queued:
             self._queued = False
             self._recorder.waiting(-1)
-            self._scheduled_s = self._service.clock.now()
+            self._scheduled_s = self._clock.now()
         self._recorder.running(1)
         try:
             self._performance.start(self._on_event, self._scheduled_s)
@@ -74,8 +76,8 @@ class Sequence:
         if self.over:
             return
         self._performance.cancel()
-        if self.place is not None and self._queued:
-            self._service.executor.forget(self.place)
+        if self._executor is not None and self.place is not None and self._queued:
+            self._executor.forget(self.place)
         self._end("abort")
 
     def _on_event(self, event: Event) -> None:
@@ -119,7 +121,7 @@ class Sequence:
             self._leave.set_result(None)
 
     def _record_end(self, reason: str) -> None:
-        now_s = self._service.clock.now()
+        now_s = self._clock.now()
         generation = self.generation
         scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
         first_s = scheduled_s if self._first_s is None else self._first_s

@@ -31,10 +31,10 @@ class SequenceGroup:
         """Take `sequence` in, before it asks for a place."""
         self._unfinished[sequence.generation.index] = sequence
 
-    def submit(self) -> None:
+    def submit(self, executor: PlaceExecutor) -> None:
         """Let every sequence ask for a place, in order."""
         for sequence in list(self._unfinished.values()):
-            sequence.submit()
+            sequence.submit(executor)
 
     def abort(self) -> None:
         """End what still runs or waits; the last first, so that none gets a place on the way out."""
@@ -126,6 +126,6 @@ class Service:
         group = SequenceGroup(self.recorder)
         for generation in generations:
             performance = self._performer.prepare(generation)
-            group.add(Sequence(generation, performance, self, emit, group.ended))
-        group.submit()
+            group.add(Sequence(generation, performance, self.recorder, self.clock, emit, group.ended))
+        group.submit(self.executor)
         return group
