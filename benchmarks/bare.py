@@ -24,8 +24,9 @@ ANSWER = (
     b'"usage":{"prompt_tokens":8,"total_tokens":13,"completion_tokens":5}}'
 )
 CHUNK = (
-    b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
-    b'"model":"m","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}\n\n'
+    b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk",'
+    b'"created":1700000000,"model":"m",'
+    b'"choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}\n\n'
 )
 DONE = b"data: [DONE]\n\n"
 

@@ -6,6 +6,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from benchmarks.arrivals import Arrivals
@@ -96,7 +97,8 @@ class _Load:
                 return start
             stream = self.streams[self._started]
             stream.requested_ns = time.monotonic_ns()
-            stream.sock.send(self._request)
+            with suppress(ConnectionError):
+                stream.sock.send(self._request)
             self._started += 1
         return float("inf")
 

@@ -33,19 +33,13 @@ def blueprint(door: Door) -> Blueprint:
 
 
 def _shape(door: Door, asked: ChatCompletionRequest, ids: Sequence[int]) -> ChatShape:
-    include_usage, continuous_usage = door.usage_wanted(asked.stream_options)
     last = asked.messages[-1]
     role = "assistant" if asked.add_generation_prompt else last["role"]
     return ChatShape(
-        n=asked.n or 1,
+        **door.shape(asked),
         prompt_ids=ids,
         role=role,
         echo=content_text(last.get("content")) if asked.echo and last["role"] == role else "",
-        include_usage=include_usage,
-        continuous_usage=continuous_usage,
-        token_ids=bool(asked.return_token_ids),
-        token_id_names=bool(asked.return_tokens_as_token_ids),
         top_logprobs=asked.top_logprobs if asked.logprobs else None,
         prompt_text=door.tokenizer.decode(ids, False) if asked.return_prompt_text else None,
-        prompt_details=door.prompt_details,
     )

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from app.api.head import Head, usage
+from app.api.head import AnswerShape, Head, usage
 from app.api.sse import DONE, error_event, event_of
 from app.api.token_logprobs import chat_entries, prompt_entries
 from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
@@ -17,24 +16,15 @@ from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
 dumps = msgspec.json.Encoder().encode
 
 
-class ChatShape(Struct, frozen=True, kw_only=True):
-    """What the request asked to see in its answer."""
+class ChatShape(AnswerShape, frozen=True, kw_only=True):
+    """What a chat request asked to see in its answer."""
 
-    n: int
     prompt_ids: Sequence[int]
     role: str = "assistant"
     echo: str = ""
-    include_usage: bool = False
-    continuous_usage: bool = False
-    token_ids: bool = False
-    """`return_token_ids`"""
-    token_id_names: bool = False
-    """`return_tokens_as_token_ids`: tokens are named `token_id:N`"""
     top_logprobs: int | None = None
     """Alternatives shown; None without log probabilities."""
     prompt_text: str | None = None
-    prompt_details: bool = False
-    """`enable-prompt-tokens-details` of the server"""
 
 
 @dataclass(slots=True)

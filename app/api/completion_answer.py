@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from app.api.head import Head, usage
+from app.api.head import AnswerShape, Head, usage
 from app.api.sse import DONE, error_event, event_of
 from app.api.token_logprobs import completion_logprobs, prompt_entries, token_name
 from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
@@ -25,20 +25,14 @@ class EchoedPrompt(Struct, frozen=True):
     token_texts: Sequence[str] = ()
 
 
-class CompletionShape(Struct, frozen=True, kw_only=True):
-    """What the request asked to see in its answer. Choice i belongs to prompt i // n."""
+class CompletionShape(AnswerShape, frozen=True, kw_only=True):
+    """What a completion request asked to see in its answer. Choice i belongs to prompt i // n."""
 
     prompts: Sequence[EchoedPrompt]
-    n: int
     echo: bool = False
     prompt_only: bool = False
     """`echo` with `max_tokens` 0: the prompt is the whole text."""
-    include_usage: bool = False
-    continuous_usage: bool = False
-    token_ids: bool = False
-    token_id_names: bool = False
     logprobs: bool = False
-    prompt_details: bool = False
 
 
 @dataclass(slots=True)

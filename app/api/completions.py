@@ -28,7 +28,13 @@ def blueprint(door: Door) -> Blueprint:
             raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
         prompts = [_prompt(door, asked, prompt) for prompt in asked.prompts()]
         head = door.identity.head("cmpl", environ, asked.request_id, model)
-        shape = _shape(door, asked, [_echoed(door, asked, prompt) for prompt in prompts])
+        shape = CompletionShape(
+            **door.shape(asked),
+            prompts=[_echoed(door, asked, prompt) for prompt in prompts],
+            echo=bool(asked.echo),
+            prompt_only=asked.max_tokens == 0,
+            logprobs=asked.logprobs is not None,
+        )
         return door.play(asked, head, prompts, CompletionAnswer(head, shape), environ)
 
     return routes
@@ -47,19 +53,3 @@ def _echoed(door: Door, asked: CompletionRequest, prompt: Prompt) -> EchoedPromp
     text = door.tokenizer.decode(prompt.ids) if asked.echo else ""
     texts = door.tokenizer.token_texts(prompt.ids) if asked.echo and asked.logprobs is not None else ()
     return EchoedPrompt(prompt.ids, text, texts)
-
-
-def _shape(door: Door, asked: CompletionRequest, prompts: list[EchoedPrompt]) -> CompletionShape:
-    include_usage, continuous_usage = door.usage_wanted(asked.stream_options)
-    return CompletionShape(
-        prompts=prompts,
-        n=asked.n or 1,
-        echo=bool(asked.echo),
-        prompt_only=asked.max_tokens == 0,
-        include_usage=include_usage,
-        continuous_usage=continuous_usage,
-        token_ids=bool(asked.return_token_ids),
-        token_id_names=bool(asked.return_tokens_as_token_ids),
-        logprobs=asked.logprobs is not None,
-        prompt_details=door.prompt_details,
-    )

@@ -23,7 +23,6 @@ from app.protocol.decoding import decode
 from app.protocol.errors import ApiError, bad_request
 from app.protocol.limits import GenerateRequest
 from app.protocol.model_limits import ModelLimits
-from app.protocol.options import StreamOptions
 from app.protocol.request import Request
 from app.tokenization import Tokenizer
 
@@ -76,13 +75,19 @@ class Door:
         rules.check_prompt_length(len(kept), self.limits.max_model_len)
         return kept
 
-    def usage_wanted(self, options: StreamOptions | None) -> tuple[bool, bool]:
-        """Whether a stream ends with its usage, and whether every chunk carries it."""
-        if self.force_usage:
-            return True, True
-        if options is None or not options.include_usage:
-            return False, False
-        return True, bool(options.continuous_usage_stats)
+    def shape(self, asked: GenerateRequest) -> dict[str, Any]:
+        """The fields of `AnswerShape` for this request."""
+        options = asked.stream_options
+        wanted = options is not None and bool(options.include_usage)
+        everywhere = wanted and bool(options and options.continuous_usage_stats)
+        return {
+            "n": asked.n or 1,
+            "include_usage": wanted or self.force_usage,
+            "continuous_usage": everywhere or self.force_usage,
+            "token_ids": bool(asked.return_token_ids),
+            "token_id_names": bool(asked.return_tokens_as_token_ids),
+            "prompt_details": self.prompt_details,
+        }
 
     def play(
         self,

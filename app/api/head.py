@@ -16,6 +16,22 @@ class Head(Struct, frozen=True):
     fingerprint: str
 
 
+class AnswerShape(Struct, frozen=True, kw_only=True):
+    """What a request asked to see in its answer, whatever its API family."""
+
+    n: int
+    include_usage: bool = False
+    """A stream ends with its usage."""
+    continuous_usage: bool = False
+    """Every chunk carries the usage so far."""
+    token_ids: bool = False
+    """`return_token_ids`"""
+    token_id_names: bool = False
+    """`return_tokens_as_token_ids`: log probabilities call tokens `token_id:N`."""
+    prompt_details: bool = False
+    """`enable-prompt-tokens-details` of the server"""
+
+
 def usage(prompt_tokens: int, completion_tokens: int, **details: Any) -> dict[str, Any]:
     """vLLM's usage object, its keys in vLLM's order; `details` are the fields that were set besides."""
     return {

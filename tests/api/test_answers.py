@@ -37,7 +37,12 @@ class Reply:
         ]
         over = stop >= len(self.texts)
         return Tokens(
-            index, self.texts[start:stop], list(span), 1.0, entries if logprobs else None, self.finish if over else None
+            index,
+            self.texts[start:stop],
+            list(span),
+            1.0,
+            entries if logprobs else None,
+            self.finish if over else None,
         )
 
 
@@ -107,7 +112,9 @@ def test_a_streamed_chat_says_what_a_whole_one_says(replies: list[Reply], most: 
         entries = [x for part in parts if part["logprobs"] for x in part["logprobs"]["content"]]
         assert entries == choice["logprobs"]["content"]
     assert chunks[-1]["choices"] == []
-    assert {**chunks[-1]["usage"], "prompt_tokens_details": None, "completion_tokens_details": None} == body["usage"]
+    assert {**chunks[-1]["usage"], "prompt_tokens_details": None, "completion_tokens_details": None} == body[
+        "usage"
+    ]
     assert body["usage"]["completion_tokens"] == sum(len(reply.texts) for reply in replies)
 
 
@@ -158,7 +165,9 @@ def test_continuous_usage_counts_each_choice_token_by_token(replies: list[Reply]
     for make, skipped in ((chat, 1), (completion, 0)):
         chunks = streamed(make(replies, **shape), events)
         for index, reply in enumerate(replies):
-            own = [item for item in chunks if item["choices"] and item["choices"][0]["index"] == index][skipped:]
+            own = [item for item in chunks if item["choices"] and item["choices"][0]["index"] == index][
+                skipped:
+            ]
             counted = [item["usage"]["completion_tokens"] for item in own]
             assert counted == list(range(1, len(reply.texts) + 1))
             assert all(item["usage"]["prompt_tokens"] == len(PROMPT.ids) for item in own)
@@ -199,7 +208,9 @@ def test_a_failure_is_told_in_the_stream_and_raised_for_a_whole_answer(make: Any
 def test_every_chunk_carries_the_same_identity(make: Any) -> None:
     replies = [Reply(["a", "b"], Finish("stop"))] * 3
     chunks = streamed(make(replies, include_usage=True), told(replies, 2, Random(1)))
-    assert {(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks} == {(HEAD.id, HEAD.created, HEAD.model)}
+    assert {(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks} == {
+        (HEAD.id, HEAD.created, HEAD.model)
+    }
 
 
 def test_a_choice_of_several_prompts_belongs_to_its_own() -> None:

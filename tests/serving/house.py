@@ -109,9 +109,7 @@ class House:
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         lines = [line for line in self.recorder.render().splitlines() if line.startswith(f"vllm:{name}{{")]
         assert lines, name
-        return sum(
-            float(line.rpartition(" ")[2]) for line in lines if all(label in line for label in wanted)
-        )
+        return sum(float(line.rpartition(" ")[2]) for line in lines if all(label in line for label in wanted))
 
     def gauges(self) -> tuple[float, float]:
         """(running, waiting) as the metrics tell."""

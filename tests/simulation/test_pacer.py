@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,3 +105,38 @@ def test_an_earlier_moment_moves_the_alarm_forward() -> None:
     pacer.add(soon.due_s, soon)
     clock.advance(1)
     assert len(soon.turns) == 1 and not late.turns
+
+
+class Recording(VirtualClock):
+    """Remembers for when its alarm was set."""
+
+    set_for = 0.0
+
+    def ring_at(self, moment_s: float, alarm: Callable[[], None]) -> None:
+        self.set_for = moment_s
+
+
+@given(due_s=st.floats(0, 1e8))
+def test_at_the_moment_that_it_asked_for_there_is_something_to_do(due_s: float) -> None:
+    """Were a slot not yet due at its own moment, because of rounding, the alarm would ring on and on."""
+    clock = Recording()
+    pacer = Pacer(clock)
+    beat = Metronome(clock, 1.0, 1)
+    pacer.add(due_s, beat)
+    clock.advance(clock.set_for)
+    pacer.ring()
+    assert len(beat.turns) == 1
+
+
+def test_a_failure_that_cannot_be_told_stops_nobody_either() -> None:
+    class Hopeless(Broken):
+        def fail(self, error: Exception) -> None:
+            raise error
+
+    clock = VirtualClock()
+    pacer = Pacer(clock)
+    hopeless, beat = Hopeless(clock, 0.01, 5), Metronome(clock, 0.01, 5)
+    pacer.add(hopeless.due_s, hopeless)
+    pacer.add(beat.due_s, beat)
+    clock.advance(1)
+    assert len(beat.turns) == 5

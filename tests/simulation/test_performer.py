@@ -23,9 +23,7 @@ def said(house: House, **fields: Any) -> str:
     return house.said(name)
 
 
-@given(
-    ttft=st.floats(0, 2), itl=st.floats(0, 0.5), tokens=st.integers(1, 60), start=st.floats(0, 1e6)
-)
+@given(ttft=st.floats(0, 2), itl=st.floats(0, 0.5), tokens=st.integers(1, 60), start=st.floats(0, 1e6))
 @settings(max_examples=60, deadline=None)
 def test_token_k_is_due_k_gaps_after_the_first_and_comes_less_than_two_slots_late(
     ttft: float, itl: float, tokens: int, start: float

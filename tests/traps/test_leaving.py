@@ -117,7 +117,10 @@ def test_with_some_choices_running_and_some_waiting(server: RunningServer) -> No
     wire.sock.close()
     assert wait_until(lambda: waiting(server.port) == 0) < NOTICED_S
     # None of those that waited got a turn on the way out.
-    assert (aborts(server.port), metric(server.port, "vllm:prompt_tokens_total")) == (before[0] + 5, before[1])
+    assert (aborts(server.port), metric(server.port, "vllm:prompt_tokens_total")) == (
+        before[0] + 5,
+        before[1],
+    )
 
 
 def test_whoever_waits_behind_gets_the_place(server: RunningServer) -> None:
@@ -144,7 +147,9 @@ def test_after_the_end_of_a_reply_nothing_is_counted_as_aborted(server: RunningS
     assert aborts(server.port) == before
 
 
-@pytest.mark.parametrize("more", [b"\r\n", b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n"], ids=["crlf", "pipelined"])
+@pytest.mark.parametrize(
+    "more", [b"\r\n", b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n"], ids=["crlf", "pipelined"]
+)
 def test_a_request_sent_ahead_does_not_hide_that_the_client_has_gone(
     server: RunningServer, more: bytes
 ) -> None:

@@ -66,7 +66,7 @@ def server() -> Iterator[RunningServer]:
         ({"prompt": ["a"] * 2000}, RULE, "prompt"),
         ({"stream_options": {"include_usage": "perhaps"}}, SHAPE, "body.stream_options.include_usage"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_a_number_out_of_range_and_a_value_of_another_type(
     server: RunningServer, fields: dict[str, Any], kind: str, param: str | None, stream: bool
@@ -156,15 +156,22 @@ def test_what_only_the_engine_would_refuse_comes_in_the_stream(server: RunningSe
         [{"role": "user", "content": [5]}],
         [{"role": "assistant", "tool_calls": [{"function": 5}]}],
         [{"role": "assistant", "tool_calls": 5}],
-        [{"role": "assistant", "content": None, "tool_calls": [{"function": {"arguments": "{", "name": "f"}}]}],
+        [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"arguments": "{", "name": "f"}}],
+            }
+        ],
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
 def test_messages_of_any_shape_are_never_an_error_of_the_server(
     server: RunningServer, path: str, messages: Any
 ) -> None:
-    for more in ({}, {"echo": True}, {"stream": True}, {"add_generation_prompt": False, "continue_final_message": True}):
+    continued = {"add_generation_prompt": False, "continue_final_message": True}
+    for more in ({}, {"echo": True}, {"stream": True}, continued):
         assert post(server.port, {"messages": messages, "max_tokens": 2, **more}, path).status in (200, 400)
 
 

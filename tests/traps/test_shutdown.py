@@ -45,16 +45,20 @@ def ended_well(server: RunningServer, witness: Path, limit_s: float) -> None:
 
 
 def test_an_idle_server_leaves_within_a_second_although_clients_keep_connections_open(tmp_path: Path) -> None:
-    with server_with_exit_hook(tmp_path, graceful_timeout="20s") as (server, witness):
-        with Wire(server.port) as used, Wire(server.port) as fresh, Wire(server.port) as halfway:
-            assert used.post(ask()).answer().status == 200
-            halfway.send(b"POST /v1/completions HTTP/1.1\r\nHost:")
-            start = time.monotonic()
-            server.process.send_signal(signal.SIGTERM)
-            ended_well(server, witness, limit_s=10)
-            assert time.monotonic() - start < 2.0  # one second on a machine that has nothing else to do
-            assert used.sock.recv(1) == b""
-            assert fresh.seconds_until_closed() < 1
+    with (
+        server_with_exit_hook(tmp_path, graceful_timeout="20s") as (server, witness),
+        Wire(server.port) as used,
+        Wire(server.port) as fresh,
+        Wire(server.port) as halfway,
+    ):
+        assert used.post(ask()).answer().status == 200
+        halfway.send(b"POST /v1/completions HTTP/1.1\r\nHost:")
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        ended_well(server, witness, limit_s=10)
+        assert time.monotonic() - start < 2.0  # one second on a machine that has nothing else to do
+        assert used.sock.recv(1) == b""
+        assert fresh.seconds_until_closed() < 1
 
 
 def test_a_running_stream_ends_well_while_nothing_new_is_admitted(tmp_path: Path) -> None:

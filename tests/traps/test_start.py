@@ -63,9 +63,7 @@ def start_refused(*arguments: str, **variables: str) -> tuple[int, str]:
         ([], {"GUNICORN_CMD_ARGS": "--workers=3"}),
     ],
 )
-def test_more_than_one_worker_is_refused_in_one_line(
-    arguments: list[str], variables: dict[str, str]
-) -> None:
+def test_more_than_one_worker_is_refused_in_one_line(arguments: list[str], variables: dict[str, str]) -> None:
     status, output = start_refused(*arguments, **variables)
     assert status == 1
     told = [line for line in output.splitlines() if "worker" in line.lower() and "1" in line]

@@ -96,7 +96,11 @@ async def everybody_leaves(port: int, count: int, rng: Random) -> None:
 
     async def exchange() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        fields = {"n": rng.choice((1, 1, 1, 3)), "stream": rng.random() < 0.7, "max_tokens": rng.randint(1, 200)}
+        fields = {
+            "n": rng.choice((1, 1, 1, 3)),
+            "stream": rng.random() < 0.7,
+            "max_tokens": rng.randint(1, 200),
+        }
         request = http_post(COMPLETIONS, json.dumps(ask(temperature=1, **fields)).encode())
         if rng.random() < 0.1:
             request = request[: rng.randrange(request.index(b"\r\n\r\n"))]
@@ -120,7 +124,9 @@ def test_a_crowd_that_leaves_at_every_stage_leaves_nothing_behind(
     before = [metric(server.port, name) for name in counted]
     asyncio.run(everybody_leaves(server.port, min(1500, connections), Random(7)))
     assert_idle(server.port)
-    finished, observed = (metric(server.port, name) - past for name, past in zip(counted, before, strict=True))
+    finished, observed = (
+        metric(server.port, name) - past for name, past in zip(counted, before, strict=True)
+    )
     assert finished == observed > 0
     assert metric(server.port, "vllm:request_success_total", finished_reason="abort") > 0
     assert metric(server.port, "vllm:request_success_total", finished_reason="error") == 0

@@ -69,7 +69,9 @@ class Wire:
         """The whole answer. HTTPException when it is cut short."""
         with closing(self.begin()) as response:
             body = response.read()
-            return Whole(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+            return Whole(
+                response.status, {name.lower(): value for name, value in response.getheaders()}, body
+            )
 
     def begin(self) -> HTTPResponse:
         """The answer once its headers are there; the caller closes it."""
