@@ -52,7 +52,7 @@ def on_starting(server):
 
 def nworkers_changed(server, new_value, old_value):
     """SIGTTIN asks for one worker more, which would be a second server on the same port."""
-    if new_value > 1:
+    if old_value is not None and new_value > 1:
         server.log.error("workers=%d: must be 1: %s", new_value, ONE_RANK)
         server._num_workers = 1
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gevent
+from gunicorn.http.errors import ParseException
 
 from app.protocol.errors import ApiError, malformed, too_large
 
@@ -24,8 +25,11 @@ class BodyLimits:
         if declared.isdecimal() and int(declared) > self.most_bytes:
             raise self._too_large()
         body: bytes | None = None
-        with gevent.Timeout(self.timeout_s, False):
-            body = environ["wsgi.input"].read(self.most_bytes + 1)
+        try:
+            with gevent.Timeout(self.timeout_s, False):
+                body = environ["wsgi.input"].read(self.most_bytes + 1)
+        except (OSError, ParseException) as error:
+            raise malformed(f"body: it broke off: {error}", "body") from error
         if body is None:
             raise self._too_slow()
         if declared.isdecimal() and len(body) < int(declared):

@@ -48,6 +48,8 @@ def content_text(content: Any) -> str:
 def _part_text(part: Any) -> str | None:
     if isinstance(part, str):
         return part
+    if not isinstance(part, dict):
+        return None
     if part.get("type") == "image_url":
         image = part.get("image_url")
         return f"image: {image.get('url') if isinstance(image, dict) else image}"

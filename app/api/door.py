@@ -58,6 +58,7 @@ class Door:
         """The model's name for the answer; ApiError when model, queue or lengths do not allow the request."""
         model = self.models.resolve(asked.model)
         self.delivery.service.preflight(asked.n or 1)
+        rules.check_choices(asked)
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(asked, name, None):
                 raise bad_request(f"{name} is for models that take more than text.", name)
@@ -98,11 +99,7 @@ class Door:
         environ: Mapping[str, Any],
     ) -> Reply:
         """The response. What only the engine would refuse comes, in a stream, after its 200."""
-        played = [
-            generation
-            for i, prompt in enumerate(prompts)
-            for generation in self._generations(asked, head, i, len(prompts), prompt, environ[ARRIVAL])
-        ]
+        limits = [self._most_tokens(asked, prompt) for prompt in prompts]
         try:
             for prompt in prompts:
                 model_limits.check_engine(asked, prompt.ids, self.limits)
@@ -110,15 +107,35 @@ class Door:
             if asked.stream:
                 return self.delivery.broken(error)
             raise
+        # Before as many generations are made as a hostile request asks for.
+        self.delivery.service.admit(len(prompts) * (asked.n or 1))
+        played = [
+            generation
+            for i, prompt in enumerate(prompts)
+            for generation in self._generations(
+                asked, head, i, len(prompts), prompt, limits[i], environ[ARRIVAL]
+            )
+        ]
         return self.delivery.reply(played, answer, bool(asked.stream), environ)
 
-    def _generations(
-        self, asked: GenerateRequest, head: Head, number: int, of: int, prompt: Prompt, arrival_s: float
-    ) -> list[Generation]:
-        """The n choices of prompt `number` of `of`."""
+    def _most_tokens(self, asked: GenerateRequest, prompt: Prompt) -> int:
+        """Tokens that may be generated; ApiError 400 when the sampling fields do not fit together."""
         wanted, _ = rules.requested_max_tokens(asked)
         most = rules.resolve_max_tokens(wanted, len(prompt.ids), self.limits.max_model_len)
         rules.check_sampling(asked, most)
+        return max(most, 1)
+
+    def _generations(
+        self,
+        asked: GenerateRequest,
+        head: Head,
+        number: int,
+        of: int,
+        prompt: Prompt,
+        most_tokens: int,
+        arrival_s: float,
+    ) -> list[Generation]:
+        """The n choices of prompt `number` of `of`."""
         n = asked.n or 1
         stop = asked.stop or ()
         seed = None if asked.seed == NO_SEED else asked.seed
@@ -129,8 +146,8 @@ class Door:
                 model=head.model,
                 prompt_ids=prompt.ids,
                 echo_text=prompt.echo_text,
-                max_tokens=max(most, 1),
-                limited=wanted is not None,
+                max_tokens=most_tokens,
+                limited=rules.requested_max_tokens(asked)[0] is not None,
                 arrival_s=arrival_s,
                 min_tokens=asked.min_tokens,
                 ignore_eos=asked.ignore_eos,

@@ -101,10 +101,15 @@ class Recorder:
         self._inter_token.observe(gap_s, tokens)
         self._computed_at(at_s, tokens)
 
-    def prefilled(self, ttft_s: float, prompt_tokens: int, cached_tokens: int, at_s: float) -> None:
-        """A sequence's first token came at `at_s`, `ttft_s` after its arrival; cached tokens count, too."""
-        self._generated.inc()
-        self._computed_at(at_s, prompt_tokens - cached_tokens + 1)
+    def prefilled(
+        self, ttft_s: float, prompt_tokens: int, cached_tokens: int, at_s: float, tokens: int = 1
+    ) -> None:
+        """A sequence's first token came at `at_s`, `ttft_s` after its arrival; cached tokens count, too.
+
+        `tokens` is 0 for a reply that is empty.
+        """
+        self._generated.inc(tokens)
+        self._computed_at(at_s, prompt_tokens - cached_tokens + tokens)
         self._ttft.observe(ttft_s)
         self._prompt.inc(prompt_tokens)
         self._cached.inc(cached_tokens)

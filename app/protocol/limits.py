@@ -89,11 +89,7 @@ def check_sampling(request: GenerateRequest, max_tokens: int) -> None:
     """
     constrained_outputs(request)
     _check_logit_bias_keys(request.logit_bias)
-    n = 1 if request.n is None else request.n
-    if n < 1:
-        raise bad_request(f"n must be at least 1, got {n}")
-    if n > MAX_CHOICES:
-        raise bad_request(f"n must be at most {MAX_CHOICES}, got {n}")
+    check_choices(request)
     if request.use_beam_search:
         return
     _check_extra_arguments(request)
@@ -101,8 +97,18 @@ def check_sampling(request: GenerateRequest, max_tokens: int) -> None:
     _check_distribution(request)
     _check_token_counts(request, max_tokens)
     _check_words(request)
+    n = 1 if request.n is None else request.n
     if n > 1 and request.temperature is not None and 0 <= request.temperature < GREEDY_BELOW:
         raise bad_request(f"n must be 1 with greedy sampling, got {n}")
+
+
+def check_choices(request: GenerateRequest) -> None:
+    """The number of choices is one that may be thought of at all. Raises `ApiError`."""
+    n = 1 if request.n is None else request.n
+    if n < 1:
+        raise bad_request(f"n must be at least 1, got {n}")
+    if n > MAX_CHOICES:
+        raise bad_request(f"n must be at most {MAX_CHOICES}, got {n}")
 
 
 def constrained_outputs(request: GenerateRequest) -> StructuredOutputs | None:

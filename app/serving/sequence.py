@@ -104,9 +104,10 @@ class Sequence:
         at_s, generation = event.at_s, self.generation
         self._first_s = at_s
         prompt_tokens = len(generation.prompt_ids)
-        self._recorder.prefilled(at_s - generation.arrival_s, prompt_tokens, self._cached_tokens, at_s)
-        if len(event.ids) > 1:
-            self._recorder.decoded(len(event.ids) - 1, 0.0, at_s)
+        ttft_s, count = at_s - generation.arrival_s, len(event.ids)
+        self._recorder.prefilled(ttft_s, prompt_tokens, self._cached_tokens, at_s, min(count, 1))
+        if count > 1:
+            self._recorder.decoded(count - 1, 0.0, at_s)
 
     def _end(self, reason: str) -> None:
         if self._queued:

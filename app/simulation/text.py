@@ -17,7 +17,7 @@ from app.tokenization import Tokenizer
 SEAM = "Well."
 """A neighbour with which every sentence must join cleanly."""
 TRIES = 24
-"""Sentences looked at for a clean last cut before a longer search is worth its time."""
+"""Sentences drawn for one that fits before all are looked at."""
 
 
 def sample_sentences() -> list[str]:
@@ -93,23 +93,20 @@ class Phrasebook:
         texts: list[str] = []
         choices = self._openings
         while len(ids) < count:
-            phrase = rng.choice(choices)
             room = count - len(ids)
-            if len(phrase.ids) > room:
-                phrase = self._cut_to(room, choices, rng)
+            phrase = self._fitting(room, choices, rng)
             ids += phrase.ids[:room]
             texts += phrase.texts[:room]
             choices = self._followers
         return ids, texts
 
-    def _cut_to(self, room: int, choices: Sequence[Phrase], rng: Random) -> Phrase:
-        """A phrase that may be cut after `room` tokens, or any when no sentence allows that."""
+    def _fitting(self, room: int, choices: Sequence[Phrase], rng: Random) -> Phrase:
+        """A phrase that has at most `room` tokens, or may be cut after so many."""
         for _ in range(TRIES):
             phrase = rng.choice(choices)
-            if len(phrase.ids) >= room and phrase.ends_cleanly(room):
+            if len(phrase.ids) <= room or phrase.ends_cleanly(room):
                 return phrase
         for phrase in choices:
-            if len(phrase.ids) >= room and phrase.ends_cleanly(room):
+            if len(phrase.ids) <= room or phrase.ends_cleanly(room):
                 return phrase
-        shorter = [phrase for phrase in choices if len(phrase.ids) < room]
-        return rng.choice(shorter or choices)
+        return rng.choice(choices)

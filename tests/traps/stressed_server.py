@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tests.running_server import RunningServer, running_server
 from tests.traps.wire import get, running, wait_until, waiting
@@ -36,6 +37,12 @@ def assert_unharmed(server: RunningServer) -> None:
 def assert_idle(port: int) -> None:
     """Places, waiting list and load come back to zero."""
     wait_until(lambda: running(port) == 0 and waiting(port) == 0 and _load(port) == 0)
+
+
+def workers_of(server: RunningServer) -> list[int]:
+    """Process ids of the arbiter's children."""
+    tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
 
 def _load(port: int) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.running_server import RunningServer
-from tests.traps.stressed_server import stressed_server
+from tests.traps.stressed_server import stressed_server, workers_of
 from tests.traps.wire import COMPLETIONS, Wire, ask, get, http_post, is_error, metric, post
 
 CHAT = "/v1/chat/completions"
@@ -93,14 +94,26 @@ def test_numbers_that_no_type_holds_are_never_an_error_of_the_server(
     assert answer.status == 400 or (harmless and answer.status == 200), answer
 
 
+def with_choices(n: int) -> dict[str, Any]:
+    return {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "n": n}
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-@pytest.mark.parametrize("n", [16385, 100_000, 2**62, 2**70])
+@pytest.mark.parametrize("n", [16385, 100_000])
 def test_more_choices_than_vllm_allows_are_refused_however_long_the_waiting_list(
     server: RunningServer, path: str, n: int
 ) -> None:
-    messages = [{"role": "user", "content": "a"}]
-    body = {"prompt": "a", "messages": messages, "max_tokens": 1, "n": n}
-    is_error(post(server.port, body, path), 400, RULE)
+    is_error(post(server.port, with_choices(n), path), 400, RULE)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_number_of_choices_that_no_memory_holds_is_refused_before_anything_is_made_of_it(path: str) -> None:
+    with stressed_server() as careful:
+        [worker] = workers_of(careful)
+        # Were it tried all the same, this machine should not suffer.
+        resource.prlimit(worker, resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        for n in (10**8, 2**62, 2**70):
+            is_error(post(careful.port, with_choices(n), path), 400, RULE)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])

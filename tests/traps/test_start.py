@@ -7,18 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.running_server import ROOT, RunningServer, free_port, running_gunicorn
+from tests.running_server import ROOT, free_port, running_gunicorn
+from tests.traps.stressed_server import workers_of
 from tests.traps.wire import Wire, ask, metric, post, wait_until
-
-
-def workers_of(server: RunningServer) -> list[int]:
-    """Process ids of the arbiter's children."""
-    tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
 
 def test_preloading_the_application_changes_nothing_for_clients() -> None:
