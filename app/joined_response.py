@@ -9,14 +9,21 @@ from typing import Any
 
 from gunicorn.http.wsgi import Response
 
+ENDED = "understudy.ended"
+"""Key of the WSGI environ: `JoinedResponse.ended` of the response to this request."""
+
 
 class JoinedResponse(Response):  # type: ignore[misc]
-    """Keeps the head back until the first bytes of a body of known length; other answers send it at once."""
+    """Keeps the head back until the first bytes of a body of known length; other answers send it at once.
+
+    Who writes a chunked body past the server may write its end, too, and then calls `ended`.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.headers_sent: bool = False
         self._head = b""
+        self._ended = False
 
     def send_headers(self) -> None:
         if self.headers_sent:
@@ -45,8 +52,13 @@ class JoinedResponse(Response):  # type: ignore[misc]
             data, self._head = self._head + data, b""
         super()._emit_body(data)
 
+    def ended(self) -> None:
+        """The last chunk is out already."""
+        self._ended = True
+
     def close(self) -> None:
-        super().close()
+        if not self._ended:
+            super().close()
         if self._head:
             self.sock.sendall(self._head)
             self._head = b""

@@ -30,7 +30,7 @@ from gunicorn.http import wsgi
 from gunicorn.sock import ssl_context
 from gunicorn.workers.ggevent import GeventWorker
 
-from app.joined_response import JoinedResponse
+from app.joined_response import ENDED, JoinedResponse
 
 TICK_S = 1.0
 """How often the arbiter hears that we live."""
@@ -144,6 +144,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 req, sock, addr, listener_name, self.cfg, response_class=JoinedResponse
             )
             environ["wsgi.multithread"] = True
+            environ[ENDED] = response.ended
             if not self.alive:
                 response.force_close()
             self._respond(req, response, environ)

@@ -13,6 +13,8 @@ from typing import Any
 
 import gevent
 
+from app.joined_response import ENDED
+
 READ = 1
 LOOK_AGAIN_S = 0.05
 """How often a connection with unread data is looked at."""
@@ -21,9 +23,14 @@ ESTABLISHED = b"\x01"
 
 
 class Connection:
-    """One client's socket (plain TCP or Unix, owned by gevent)."""
+    """One client's socket (plain TCP or Unix, owned by gevent).
 
-    def __init__(self, sock: Any) -> None:
+    `ended` tells the server that a chunked body has been written to its very end; None under a server that
+    cannot be told, and ends it itself.
+    """
+
+    def __init__(self, sock: Any, ended: Callable[[], None] | None = None) -> None:
+        self.ended = ended
         self._sock = sock
         self._raw: socket.socket = sock._sock
         self._watcher: Any = None
@@ -34,7 +41,7 @@ class Connection:
         sock = environ.get("gunicorn.socket")
         if sock is None or environ.get("wsgi.url_scheme") != "http" or not hasattr(sock, "_sock"):
             return None
-        return cls(sock)
+        return cls(sock, environ.get(ENDED))
 
     def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` in the hub as soon as the client closes or resets the connection."""

@@ -23,6 +23,7 @@ from app.api.connection import Connection
 from app.events import Event, Failed, Tokens
 from app.serving.service import SequenceGroup
 
+LAST_CHUNK = b"0\r\n\r\n"
 SLICE_TOKENS = 256
 """About as many tokens are rendered at once for a client that lags behind."""
 
@@ -49,6 +50,7 @@ class EventStream:
         self._choices = self._unfinished = choices
         self._connection = connection
         self._takes_over = direct and connection is not None
+        self._ends = connection is not None and connection.ended is not None
         self._send_now = connection.send_now if connection is not None else _nowhere
         self._write_timeout_s = write_timeout_s
         self._direct = False
@@ -113,7 +115,7 @@ class EventStream:
             data += self._answer.closing()
         if not data:
             return
-        data = b"%x\r\n%b\r\n" % (len(data), data)
+        data = self._framed(data)
         try:
             sent = self._send_now(data)
         except OSError:
@@ -127,10 +129,10 @@ class EventStream:
         elif not self._unfinished:
             self._bell.set()
 
-    @staticmethod
-    def _framed(data: bytes) -> bytes:
-        """One chunk of HTTP/1.1 chunked coding (RFC 9112 section 7.1); an empty one would end the body."""
-        return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+    def _framed(self, data: bytes) -> bytes:
+        """One chunk of HTTP/1.1 chunked coding (RFC 9112 section 7.1); after all, the end of the body."""
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        return chunk + LAST_CHUNK if self._ends and not self._unfinished and not self._pending else chunk
 
     def _write_direct(self) -> None:
         """Greenlet: catch up, hand over to the pacer, sleep until the end or until the client lags."""
@@ -139,8 +141,8 @@ class EventStream:
         while not self._gone:
             self._bell.clear()
             data, self._unsent = self._unsent, b""
-            if not data and self._pending:
-                data = self._framed(self._slice())
+            if not data and self._pending and (rendered := self._slice()):
+                data = self._framed(rendered)
             if data:
                 try:
                     self.bytes_sent += len(data)
@@ -155,6 +157,8 @@ class EventStream:
                 self._bell.wait()
                 self._direct = False
             else:
+                if connection.ended is not None:
+                    connection.ended()
                 return
 
     def _written(self) -> Iterator[bytes]:

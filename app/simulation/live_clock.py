@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import gevent
@@ -56,11 +57,12 @@ class TimerFd:
         self._spec = TimerSpec()
         self._spec_ref = ctypes.byref(self._spec)
         self._alarm: Callable[[], None] = lambda: None
+        self._pending = False
         self._watcher: Any = gevent.get_hub().loop.io(self._fd, _READ)
         self._watcher.start(self._ring)
 
     def set(self, moment_s: float, alarm: Callable[[], None]) -> None:
-        self._alarm = alarm
+        self._alarm, self._pending = alarm, True
         seconds = int(moment_s)
         self._spec.value_s = seconds
         # All zeros would disarm the timer, hence the one nanosecond.
@@ -68,11 +70,11 @@ class TimerFd:
         self._settime(self._fd, _TFD_TIMER_ABSTIME, self._spec_ref, None)
 
     def _ring(self) -> None:
-        try:
-            os.read(self._fd, 8)
-        except BlockingIOError:  # re-armed between the wake-up and this read
-            return
+        self._pending = False
         self._alarm()
+        if not self._pending:  # setting the timer anew makes it unreadable; else reading does
+            with suppress(BlockingIOError):
+                os.read(self._fd, 8)
 
 
 class LoopTimer:

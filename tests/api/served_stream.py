@@ -38,6 +38,7 @@ class Socket:
     def __init__(self, *takes: int | OSError) -> None:
         self.takes = list(takes)
         self.received = b""
+        self.ended: Callable[[], None] | None = None
         self.breaks: OSError | None = None
         self.watching: Callable[[], None] | None = None
         self.watched = self.is_shut = False

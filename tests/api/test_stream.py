@@ -24,6 +24,24 @@ def test_each_event_goes_straight_to_the_socket_and_no_greenlet_wakes_for_it() -
     assert served.ended() and served.yielded == [b""] and served.socket.watching is None
 
 
+@pytest.mark.parametrize("takes", [(), (1000, 1000, 3)], ids=["at once", "in pieces"])
+def test_the_end_of_the_body_leaves_with_the_last_token_where_the_server_can_be_told(
+    takes: tuple[int, ...],
+) -> None:
+    told: list[str] = []
+    socket = Socket(*takes)
+    socket.ended = lambda: told.append("ended")
+    served = Served(socket)
+    served.serve()
+    for text in ("a", "b"):
+        served.stream.emit(tokens(text))
+    assert not told
+    served.stream.emit(tokens("c", last=True))
+    assert served.ended() and told == ["ended"]
+    body, end, after = socket.received.rpartition(b"0\r\n\r\n")
+    assert (unframed(body), end, after) == (b"abc" + END, b"0\r\n\r\n", b"")
+
+
 def test_an_event_of_which_nothing_is_told_does_not_end_the_body() -> None:
     served = Served(Socket())
     served.serve()

@@ -48,7 +48,9 @@ def test_a_stop_token_is_counted_but_not_shown(vllm: RunningServer, seeded: dict
     assert kept["text"].startswith(choice["text"]) and len(kept["text"]) > len(choice["text"])
 
 
-def test_the_streamed_text_with_a_stop_string_is_the_whole_one(vllm: RunningServer, seeded: dict[str, Any]) -> None:
+def test_the_streamed_text_with_a_stop_string_is_the_whole_one(
+    vllm: RunningServer, seeded: dict[str, Any]
+) -> None:
     whole = text(vllm, **seeded)["choices"][0]["text"]
     word = whole.split()[1]
     streamed = choices(text_stream(vllm, **seeded, stop=word))
