@@ -23,7 +23,7 @@ class Rhythm:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """One stream: when its request left and when each chunk arrived, monotonic nanoseconds."""
+    """One stream: when its request left and when each chunk arrived, nanoseconds of one clock."""
 
     requested_ns: int
     chunks_ns: Sequence[int]
@@ -87,8 +87,10 @@ def drift_ms(errors: Sequence[Sequence[float]]) -> float:
 
 
 def _speed(streams: Sequence[Arrivals], rhythm: Rhythm) -> float:
-    """How long all streams should take over how long they took, from first to last chunk."""
-    counted = [moments for stream in streams if (moments := stream.chunks_ns[rhythm.skipped :])]
-    should = sum((len(moments) - 1) * rhythm.itl_s * 1e9 for moments in counted)
-    took = sum(moments[-1] - moments[0] for moments in counted)
+    """How long all streams should take over how long they took, from request to last chunk."""
+    should = took = 0.0
+    for stream in streams:
+        if counted := len(stream.chunks_ns[rhythm.skipped :]):
+            should += (rhythm.ttft_s + (counted - 1) * rhythm.itl_s) * 1e9
+            took += stream.chunks_ns[-1] - stream.requested_ns
     return should / took if took else float("nan")

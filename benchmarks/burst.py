@@ -84,7 +84,7 @@ def measure(server: Server, client: str, options: argparse.Namespace, warnings: 
             # A role chunk is not a token.
             counted = options.tokens / (options.tokens + server.role_chunks)
             per_s, wall_s, health = run.units * counted / run.wall_s, run.wall_s, run.client
-    warnings += health.warnings(lag_matters=False) + use.warnings(server.name)
+    warnings += health.warnings() + use.warnings(server.name)
     server_cpu = min(1.0, use.cpu_s / wall_s)
     return Round(per_s, use.cpu_s / (per_s * wall_s) * 1e6, server_cpu, health.cpu)
 

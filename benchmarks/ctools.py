@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arrivals import Pace
+from benchmarks.arrivals import Pace, Rhythm
 from benchmarks.client import ClientHealth
 from benchmarks.servers import Load, Server, free_port, running
-from benchmarks.streams import StreamPlan
+from benchmarks.streams import Observation, StreamPlan
 
 CSRV = "C server"
 NAN = float("nan")
@@ -31,12 +31,11 @@ def csrv(program: Path, load: Load) -> Iterator[Server]:
         yield server
 
 
-def paced(program: Path, plan: StreamPlan, load: Load, role_chunks: int) -> tuple[Pace, int, ClientHealth]:
-    """What sseload saw of a plan: figures, streams that did not finish, and how the client itself did."""
-    seen = _sseload(
-        program, plan.port, plan.streams, plan.tokens, role_chunks,
-        "-i", f"{load.itl_s * 1e3:g}", "-f", f"{load.ttft_s * 1e3:g}", "-s", f"{plan.spread_s * 1e3:g}",
-    )  # fmt: skip
+def observe(program: Path, plan: StreamPlan, rhythm: Rhythm) -> Observation:
+    """What sseload saw of a plan."""
+    beat = {"-i": rhythm.itl_s, "-f": rhythm.ttft_s, "-s": plan.spread_s}
+    flags = [text for flag, value_s in beat.items() for text in (flag, f"{value_s * 1e3:g}")]
+    seen = _sseload(program, plan.port, plan.streams, plan.tokens, rhythm.skipped, *flags)
     ttft, error = seen["ttft_err_ms"] or {}, seen["abs_err_ms"] or {}
     figures = Pace(
         chunks=seen["chunks"],
@@ -48,7 +47,7 @@ def paced(program: Path, plan: StreamPlan, load: Load, role_chunks: int) -> tupl
         chunk_max_ms=max(abs(error.get("min", NAN)), abs(error.get("max", NAN))),
         drift_ms=NAN,
     )
-    return figures, plan.streams - seen["dones"], _health(seen)
+    return Observation(figures, plan.streams - seen["dones"], True, _health(seen))
 
 
 def burst(

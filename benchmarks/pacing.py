@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from benchmarks import cores, ctools
-from benchmarks.arrivals import Pace, Rhythm, pace
-from benchmarks.client import ClientHealth
+from benchmarks.arrivals import Pace, Rhythm
 from benchmarks.options import add_c_tools, counts, parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, number, ratio, share, show, show_machine
 from benchmarks.servers import BARE, Load, Server, bare, ours
-from benchmarks.streams import StreamPlan, play
+from benchmarks.streams import Observation, StreamPlan, observe, play
 
 WARM_UP_STREAMS, WARM_UP_TOKENS = 50, 10
 COLUMNS = (
@@ -70,25 +69,25 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 def _compare(servers: Sequence[Server], streams: int, load: Load, options: argparse.Namespace) -> None:
     spread_s = options.spread if options.spread is not None else (2.0 if streams >= 2000 else 1.0)
-    clients = ["python", "C"] if options.sseload else ["python"]
-    rounds: Rounds = {(server, client): [] for client in clients for server in servers}
+    watch: dict[str, Callable[[StreamPlan, Rhythm], Observation]] = {"python": observe}
+    if options.sseload:
+        watch["C"] = partial(ctools.observe, options.sseload)
+    rounds: Rounds = {(server, client): [] for client in watch for server in servers}
     warnings: list[str] = []
     for _ in range(options.rounds):
         for (server, client), seen in rounds.items():
             plan = StreamPlan(server.port, streams, options.tokens, spread_s, load.length_s)
-            watch = partial(ctools.paced, options.sseload) if client == "C" else _watch
+            rhythm = Rhythm(load.ttft_s, load.itl_s, server.role_chunks)
             with used_by(server.worker) as use:
-                figures, unfinished, health = watch(plan, load, server.role_chunks)
-            seen.append((figures, Cost(use.cpu_s / figures.chunks * 1e6, health.cpu, health.lag_p99_ms)))
-            warnings += health.warnings(lag_matters=client != "C") + use.warnings(server.name)
-            warnings += [f"{unfinished} streams of {server.name} did not finish"] if unfinished else []
+                observed = watch[client](plan, rhythm)
+            warnings += observed.warnings(server.name, rhythm) + use.warnings(server.name)
+            seen.append((observed.pace, _cost(observed, use.cpu_s)))
     _show(f"{streams:,} streams of {options.tokens} tokens, errors in ms", rounds, warnings)
 
 
-def _watch(plan: StreamPlan, load: Load, role_chunks: int) -> tuple[Pace, int, ClientHealth]:
-    run = play(plan)
-    figures = pace(run.arrivals, Rhythm(load.ttft_s, load.itl_s, skipped=role_chunks))
-    return figures, run.unfinished, run.client
+def _cost(observed: Observation, cpu_s: float) -> Cost:
+    cpu_us = cpu_s / observed.pace.chunks * 1e6
+    return Cost(cpu_us, observed.client.cpu, observed.client.lag_p99_ms)
 
 
 def _show(title: str, rounds: Rounds, warnings: Sequence[str]) -> None:

@@ -8,19 +8,23 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks import cores
-from benchmarks.arrivals import Pace, Rhythm, pace, quantile
+from benchmarks.arrivals import Rhythm, pace, quantile
 from benchmarks.background import Background, background
 from benchmarks.connections import chat, exchange, get, opened
 from benchmarks.options import parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, number, ratio, show, show_machine
-from benchmarks.servers import Load, Server, bare, ours
+from benchmarks.servers import OURS, Load, Server, bare, ours
 from benchmarks.streams import StreamPlan
 
 LOAD = Load(ttft_s=0.05, itl_s=0.02, tokens=100, streams=4000)
 SPREAD_S = 1.0
+WINDOW_S, WINDOWS, WINDOW_TOKENS = 0.3, 5, 200
+PAUSE_S = 0.002
+"""Between scrapes whose CPU is measured: far more of them than in life, to be seen above the noise."""
 PAGE = get("/metrics")
 COLUMNS = ("server", "streams", "page KiB", "CPU µs/scrape", "ratio", "p50 ms", "p99 ms")
 STREAM_COLUMNS = ("understudy", "chunk p50 ms", "chunk p99 ms", "CPU µs/chunk")
@@ -50,17 +54,21 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     cores.pin_client()
     show_machine()
-    idle: dict[Server, list[Scrapes]] = {}
-    busy: list[tuple[Scrapes, Streams, Streams]] = []
+    busy: list[Scrapes] = []
+    warnings: list[str] = []
+    beside: dict[float | None, list[Streams]] = {None: [], options.every / 1e3: []}
     with bare(LOAD) as reference, ours(LOAD) as server, background() as streams:
-        idle = {reference: [], server: []}
+        idle: dict[Server, list[Scrapes]] = {reference: [], server: []}
         for each in idle:
             _warm_up(each)
         for _ in range(options.rounds):
             for each, seen in idle.items():
                 seen.append(scrape_idle(each, options.scrapes))
-            busy.append(scrape_busy(server, streams, options.streams, options.every / 1e3))
-    _show(idle, busy, options)
+            busy.append(scrape_busy(server, streams, options.streams))
+            for every_s, observed in beside.items():
+                observed.append(stream_beside(server, streams, options.streams, every_s, warnings))
+    _show_scrapes(idle, busy, options.streams)
+    _show_streams(beside, options.streams, warnings)
     return 0
 
 
@@ -69,7 +77,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags.add_argument("--scrapes", type=int, default=500, help="scrapes of the idle server in a round")
     flags.add_argument("--streams", type=int, default=500, help="streams of the busy server")
     flags.add_argument(
-        "--every", type=float, default=20, help="milliseconds between scrapes of the busy server"
+        "--every", type=float, default=50, help="milliseconds between scrapes of the busy server"
     )
     return flags.parse_args(argv)
 
@@ -90,23 +98,51 @@ def scrape_idle(server: Server, scrapes: int) -> Scrapes:
     return _scrapes(page, walls_ms, use.cpu_s)
 
 
-def scrape_busy(
-    server: Server, streams: Background, count: int, every_s: float
-) -> tuple[Scrapes, Streams, Streams]:
-    """Cost of scrapes beside `count` streams, and how the streams do without and with them.
+def scrape_busy(server: Server, streams: Background, count: int) -> Scrapes:
+    """Cost of scrapes beside `count` streams.
 
-    A scrape's CPU is the difference between the two runs.
+    One run, in which windows with scrapes and without take turns; a scrape's CPU is the difference.
     """
-    plan = StreamPlan(server.port, count, LOAD.tokens, SPREAD_S, LOAD.length_s)
+    run = streams.play(_plan(server, count, WINDOW_TOKENS))
+    time.sleep(SPREAD_S + WINDOW_S)
+    quiet_s, scraping_s, walls_ms, page = 0.0, 0.0, [], b""
+    with opened(server.port, 1) as (sock,):
+        for _ in range(WINDOWS):
+            with used_by(server.worker) as quiet:
+                time.sleep(WINDOW_S)
+            with used_by(server.worker) as scraping:
+                page, walls = _scrape(sock, partial(_before, time.monotonic() + WINDOW_S), PAUSE_S)
+            walls_ms += walls
+            quiet_s += quiet.cpu_s / quiet.wall_s
+            scraping_s += scraping.cpu_s / scraping.wall_s
+    run.result()
+    return _scrapes(page, walls_ms, (scraping_s - quiet_s) * WINDOW_S)
+
+
+def stream_beside(
+    server: Server, streams: Background, count: int, every_s: float | None, warnings: list[str]
+) -> Streams:
+    """How `count` streams do with a scrape each `every_s` seconds; None is no scrape.
+
+    What disturbed the run is added to `warnings`.
+    """
     rhythm = Rhythm(LOAD.ttft_s, LOAD.itl_s, skipped=server.role_chunks)
-    with used_by(server.worker) as without:
-        before = pace(streams.play(plan).result().arrivals, rhythm)
     with used_by(server.worker) as use, opened(server.port, 1) as (sock,):
-        run = streams.play(plan)
-        page, walls_ms = _scrape(sock, lambda: not run.done(), every_s)
-        beside = pace(run.result().arrivals, rhythm)
-    scrapes = _scrapes(page, walls_ms, use.cpu_s - without.cpu_s)
-    return scrapes, _streams(before, without.cpu_s), _streams(beside, use.cpu_s)
+        run = streams.play(_plan(server, count, LOAD.tokens))
+        if every_s is not None:
+            _scrape(sock, lambda: not run.done(), every_s)
+        played = run.result()
+    warnings += use.warnings(server.name) + played.client.warnings()
+    seen = pace(played.arrivals, rhythm)
+    return Streams(seen.chunk_p50_ms, seen.chunk_p99_ms, use.cpu_s / seen.chunks * 1e6)
+
+
+def _before(end: float) -> bool:
+    return time.monotonic() < end
+
+
+def _plan(server: Server, streams: int, tokens: int) -> StreamPlan:
+    return StreamPlan(server.port, streams, tokens, SPREAD_S, LOAD.ttft_s + tokens * LOAD.itl_s)
 
 
 def _scrape(sock: socket.socket, go_on: Callable[[], bool], every_s: float) -> tuple[bytes, list[float]]:
@@ -127,40 +163,32 @@ def _scrapes(page: bytes, walls_ms: list[float], cpu_s: float) -> Scrapes:
     return Scrapes(len(page) / 1024, cpu_us, quantile(walls_ms, 0.5), quantile(walls_ms, 0.99))
 
 
-def _streams(seen: Pace, cpu_s: float) -> Streams:
-    return Streams(seen.chunk_p50_ms, seen.chunk_p99_ms, cpu_s / seen.chunks * 1e6)
-
-
-def _show(
-    idle: dict[Server, list[Scrapes]],
-    busy: Sequence[tuple[Scrapes, Streams, Streams]],
-    options: argparse.Namespace,
-) -> None:
+def _show_scrapes(idle: dict[Server, list[Scrapes]], busy: Sequence[Scrapes], streams: int) -> None:
     middle = [(server.name, "0", medians(seen)) for server, seen in idle.items()]
-    middle.append((middle[-1][0], str(options.streams), medians([scrapes for scrapes, _, _ in busy])))
+    middle.append((OURS, str(streams), medians(busy)))
     reference = middle[0][2]
     rows = [
         (
             name,
-            streams,
+            beside,
             number(row.page_kib, 1),
             number(row.cpu_us, 0),
             ratio(row.cpu_us, reference.cpu_us),
             number(row.p50_ms),
             number(row.p99_ms),
         )
-        for name, streams, row in middle
+        for name, beside, row in middle
     ]
-    show("GET /metrics (the reference's page is its short answer)", COLUMNS, rows)
-    without, beside = medians([each for _, each, _ in busy]), medians([each for _, _, each in busy])
-    show(
-        f"{options.streams} streams beside the scrapes",
-        STREAM_COLUMNS,
-        [
-            (name, number(row.chunk_p50_ms), number(row.chunk_p99_ms), number(row.cpu_us, 1))
-            for name, row in (("no scrapes", without), (f"a scrape each {options.every:g} ms", beside))
-        ],
-    )
+    show("GET /metrics (the reference gives its short answer)", COLUMNS, rows)
+
+
+def _show_streams(beside: dict[float | None, list[Streams]], streams: int, warnings: list[str]) -> None:
+    rows = []
+    for every_s, seen in beside.items():
+        row = medians(seen)
+        name = "no scrapes" if every_s is None else f"a scrape each {every_s * 1e3:g} ms"
+        rows.append((name, number(row.chunk_p50_ms), number(row.chunk_p99_ms), number(row.cpu_us, 1)))
+    show(f"{streams} streams beside scrapes", STREAM_COLUMNS, rows, warnings)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def bare(load: Load) -> Iterator[Server]:
         "BARE_TOKENS": str(load.tokens),
     }
     flags = ["-c", os.devnull, "-k", "gevent", "--no-control-socket", "-b", f"{HOST}:{port}"]
-    room = ["--worker-connections", "16384", "--backlog", "4096"]
+    room = ["--worker-connections", "16384", "--backlog", "4096", "--keep-alive", "75"]
     with running(BARE, [*GUNICORN, *flags, *room, "benchmarks.bare:app"], port, settings) as server:
         yield server
 
