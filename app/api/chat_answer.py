@@ -40,6 +40,18 @@ class _Choice:
 class ChatAnswer:
     """Writes one chat request's events down."""
 
+    __slots__ = (
+        "_cached_tokens",
+        "_completion",
+        "_content",
+        "_deltas",
+        "_failed",
+        "_head",
+        "_opened",
+        "_plain",
+        "_shape",
+    )
+
     def __init__(self, head: Head, shape: ChatShape) -> None:
         self._head = head
         self._shape = shape

@@ -52,6 +52,8 @@ class _Choice:
 class CompletionAnswer:
     """Writes one completion request's events down."""
 
+    __slots__ = ("_cached_tokens", "_choices", "_failed", "_head", "_plain", "_shape", "_texts")
+
     def __init__(self, head: Head, shape: CompletionShape) -> None:
         self._head = head
         self._shape = shape

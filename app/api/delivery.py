@@ -52,14 +52,9 @@ class Delivery:
         self, generations: Sequence[Generation], answer: Answer, stream: bool, environ: Mapping[str, Any]
     ) -> Reply:
         """The response to a request for `generations`. Raises ApiError as `Service.submit` does."""
-        self.load.begin()
-        try:
-            reply = (self._stream if stream else self._whole)(generations, answer, environ)
-        except BaseException:
-            self.load.end()
-            raise
-        reply.call_on_close(self.load.end)
-        return reply
+        if not stream:
+            return self._whole(generations, answer, environ)
+        return self._stream(generations, answer, environ)
 
     def broken(self, error: ApiError) -> Reply:
         """A stream that ends with `error` before its first token."""
@@ -69,13 +64,20 @@ class Delivery:
         direct = environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
         stream = EventStream(answer, len(generations), Connection.of(environ), direct, self.write_timeout_s)
         stream.group = self.service.submit(generations, stream.emit)
-        return Reply(stream, 200, self.headers, content_type=MEDIA_TYPE)
+        reply = Reply(stream, 200, self.headers, content_type=MEDIA_TYPE)
+        self.load.begin()
+        reply.call_on_close(self.load.end)
+        return reply
 
     def _whole(self, generations: Sequence[Generation], answer: Answer, environ: Mapping[str, Any]) -> Reply:
         gathered = Gathering(len(generations))
         group = self.service.submit(generations, gathered.emit)
         if gathered.unfinished:
-            gathered.wait(group, Connection.of(environ))
+            self.load.begin()
+            try:
+                gathered.wait(group, Connection.of(environ))
+            finally:
+                self.load.end()
         if gathered.gone:
             return json_reply(b"", CLIENT_GONE)
         return json_reply(answer.body(gathered.events), 200, self.headers)

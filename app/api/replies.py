@@ -26,6 +26,8 @@ class Reply(Response):
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response(self.status, self.headers.to_wsgi_list())
+        if type(self.response) is list and not self._on_close:
+            return self.response
         return ClosingIterator(self.response, self.close)  # type: ignore[arg-type]  # bytes, never str
 
 

@@ -38,6 +38,24 @@ class EventStream:
     `direct` allows writing past the server, in HTTP/1.1 chunks. Iterate once; `close` always.
     """
 
+    __slots__ = (
+        "_answer",
+        "_bell",
+        "_choices",
+        "_connection",
+        "_direct",
+        "_ends",
+        "_gone",
+        "_pending",
+        "_send_now",
+        "_takes_over",
+        "_unfinished",
+        "_unsent",
+        "_write_timeout_s",
+        "bytes_sent",
+        "group",
+    )
+
     def __init__(
         self,
         answer: Answer,
@@ -127,6 +145,8 @@ class EventStream:
             self._direct = False
             self._bell.set()
         elif not self._unfinished:
+            if self._connection is not None:
+                self._connection.unwatch()
             self._bell.set()
 
     def _framed(self, data: bytes) -> bytes:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from flask import Flask, Request, Response, request
+from flask import Flask, Request, Response
 from flask.globals import request_ctx
 from prometheus_client import (
     CollectorRegistry,
@@ -126,7 +126,7 @@ class HttpMetrics(PrometheusMetrics):  # type: ignore[misc]  # the exporter ship
 
     def _follow(self, response: Response) -> Response:
         """After-request hook: observe the exchange when its response has ended."""
-        current: Request = request._get_current_object()  # type: ignore[attr-defined]
+        current = request_ctx.request
         rule = current.url_rule
         route = rule.rule if rule else _unmatched(current)
         exchange = self._exchange(current.method, route, response.status_code) if route else None
@@ -135,11 +135,10 @@ class HttpMetrics(PrometheusMetrics):  # type: ignore[misc]  # the exporter ship
         return response
 
     def _observe_at_end(self, exchange: Exchange, environ: dict[str, Any], response: Response) -> None:
-        if response.direct_passthrough:  # a file in the server's hands: its end is not seen here
+        if type(response.response) is list:  # it is all there, and leaves in the next moment
+            self._ended(exchange, environ, sum(map(_size, response.response)))
+        elif response.direct_passthrough:  # a file in the server's hands: its end is not seen here
             self._ended(exchange, environ, response.content_length or 0)
-        elif response.is_sequence:
-            size = sum(map(_size, response.response))
-            response.call_on_close(partial(self._ended, exchange, environ, size))
         else:
             if not hasattr(response.response, "bytes_sent"):
                 response.response = _Counted(response.response)

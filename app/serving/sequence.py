@@ -20,6 +20,25 @@ class Sequence:
     gives the place back.
     """
 
+    __slots__ = (
+        "_cached_tokens",
+        "_clock",
+        "_emit",
+        "_ended",
+        "_executor",
+        "_first_s",
+        "_last_s",
+        "_leave",
+        "_performance",
+        "_queued",
+        "_recorder",
+        "_scheduled_s",
+        "generation",
+        "over",
+        "place",
+        "tokens",
+    )
+
     def __init__(
         self,
         generation: Generation,

@@ -83,6 +83,20 @@ class Play:
     have become due together leave in one event.
     """
 
+    # Thousands of plays take their turns one after another: each must touch little memory.
+    __slots__ = (
+        "_clock",
+        "_due_s",
+        "_emit",
+        "_generation",
+        "_latency",
+        "_logprobs",
+        "_pacer",
+        "_position",
+        "_script",
+        "_tokenizer",
+    )
+
     def __init__(
         self,
         generation: Generation,
