@@ -68,7 +68,7 @@ class ChatAnswer:
             if self._plain and event.finish is None and len(event.texts) == 1:
                 # Nearly every event of a paced stream is such a one.
                 self._completion[event.index] += 1
-                return self._content[event.index] + dumps(event.texts[0]) + PLAIN_TAIL
+                return b"%b%b%b" % (self._content[event.index], dumps(event.texts[0]), PLAIN_TAIL)
             return self._tokens(event)
         if type(event) is Started:
             return self._open(event)

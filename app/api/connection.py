@@ -33,6 +33,8 @@ class Connection:
         self.ended = ended
         self._sock = sock
         self._raw: socket.socket = sock._sock
+        self.send_now: Callable[[bytes], int] = self._raw.send
+        """Sends what fits without waiting. BlockingIOError: nothing; other OSError: the client is gone."""
         self._watcher: Any = None
 
     @classmethod
@@ -76,13 +78,6 @@ class Connection:
             if self._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED:
                 self.unwatch()
                 gone()
-
-    def send_now(self, data: bytes) -> int:
-        """Send what fits without waiting; returns the number of bytes taken. OSError: client gone."""
-        try:
-            return self._raw.send(data)
-        except BlockingIOError:
-            return 0
 
     def send_all(self, data: bytes, timeout_s: float) -> None:
         """Send everything, letting others run meanwhile. OSError: gone, or stalled for `timeout_s`."""

@@ -84,19 +84,20 @@ class EventStream:
         if not self._unfinished:  # one choice failed: nothing more is told of the others
             return
         before = self._unfinished
-        if type(event) is Failed:
+        if type(event) is Tokens:
+            if event.finish is not None:
+                self._unfinished -= 1
+        elif type(event) is Failed:
             self._unfinished = 0
-        elif type(event) is Tokens and event.finish is not None:
-            self._unfinished -= 1
-        if self._direct:
-            try:
-                self._push(event)
-            except Exception:  # it could not be rendered: the end is still to come, as a failure
-                self._unfinished = before
-                raise
-        else:
+        if not self._direct:
             self._pending.append(event)
             self._bell.set()
+            return
+        try:
+            self._push(event)
+        except Exception:  # it could not be rendered: the end is still to come, as a failure
+            self._unfinished = before
+            raise
 
     def __iter__(self) -> Iterator[bytes]:
         if not self._choices:
@@ -136,6 +137,8 @@ class EventStream:
         data = self._framed(data)
         try:
             sent = self._send_now(data)
+        except BlockingIOError:
+            sent = 0
         except OSError:
             self.leave()
             return

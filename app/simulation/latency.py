@@ -59,10 +59,10 @@ class Latency:
     def inter_token(self) -> float:
         """Seconds between one token and the next."""
         at = self.durations
-        mean = at.inter_token_latency
+        mean, std_dev = at.inter_token_latency, at.inter_token_latency_std_dev
         if at.time_factor_under_load != 1.0:
             mean *= self.load_factor()
-        return self._sample(mean, at.inter_token_latency_std_dev)
+        return mean if std_dev == 0 else self._sample(mean, std_dev)
 
     def load_factor(self) -> float:
         """1 when alone, `time-factor-under-load` when full, linear in between (9.2)."""

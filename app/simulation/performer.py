@@ -85,15 +85,19 @@ class Play:
 
     # Thousands of plays take their turns one after another: each must touch little memory.
     __slots__ = (
+        "_alone",
         "_clock",
         "_due_s",
         "_emit",
+        "_finish",
         "_generation",
+        "_ids",
+        "_index",
         "_latency",
         "_logprobs",
         "_pacer",
         "_position",
-        "_script",
+        "_texts",
         "_tokenizer",
     )
 
@@ -107,7 +111,8 @@ class Play:
         clock: Clock,
     ) -> None:
         self._generation = generation
-        self._script = script
+        self._index, self._alone = generation.index, generation.together == 1
+        self._texts, self._ids, self._finish = script.texts, script.ids, script.finish
         self._tokenizer = tokenizer
         self._latency = latency
         self._pacer = pacer
@@ -137,7 +142,7 @@ class Play:
     def fail(self, error: Exception) -> None:
         emit, self._emit = self._emit, None
         if emit is not None:
-            emit(Failed(self._generation.index, error))
+            emit(Failed(self._index, error))
 
     def turn(self, now_s: float) -> float | None:
         emit = self._emit
@@ -147,36 +152,28 @@ class Play:
             emit(self._started())
             if self._emit is None:  # cancelled by who was told
                 return None
-        start, total = self._position, len(self._script.ids)
+        start, total = self._position, len(self._texts)
         stop, at_s, next_s = start + 1, self._due_s, self._due_s
-        inter_token = self._latency.inter_token
         while stop < total:
-            next_s += inter_token()
-            if next_s > now_s or self._generation.together > 1:
+            next_s += self._latency.inter_token()
+            if next_s > now_s or not self._alone:
                 break
             at_s = next_s
             stop += 1
         self._position, self._due_s = stop, next_s
-        over = stop >= total
-        script, logprobs = self._script, self._logprobs
-        emit(
-            Tokens(
-                self._generation.index,
-                script.texts[start:stop],
-                script.ids[start:stop],
-                at_s,
-                None if logprobs is None else logprobs[start:stop],
-                script.finish if over else None,
-            )
-        )
-        if over:
-            self._emit = None
-        # Choices that are late together keep taking turns: none goes back before the moment of the others.
-        return None if over else max(next_s, now_s)
+        logprobs = None if self._logprobs is None else self._logprobs[start:stop]
+        texts, ids = self._texts[start:stop], self._ids[start:stop]
+        if stop < total:
+            emit(Tokens(self._index, texts, ids, at_s, logprobs))
+            # Choices that are late together take turns: none goes back before the moment of the others.
+            return next_s if next_s > now_s else now_s
+        emit(Tokens(self._index, texts, ids, at_s, logprobs, self._finish))
+        self._emit = None
+        return None
 
     def _started(self) -> Started:
         wanted, ids = self._generation.prompt_logprobs, self._generation.prompt_ids
         entries = None
         if wanted is not None:
             entries = prompt_logprobs(self._tokenizer, ids, wanted)
-        return Started(self._generation.index, self._due_s, 0, entries)
+        return Started(self._index, self._due_s, 0, entries)

@@ -53,7 +53,7 @@ def test_an_event_of_which_nothing_is_told_does_not_end_the_body() -> None:
 
 @given(
     takes=st.lists(st.integers(0, 12), max_size=30),
-    pauses=st.lists(st.booleans(), min_size=30, max_size=30),
+    pauses=st.lists(st.booleans(), min_size=31, max_size=31),
     count=st.integers(1, 30),
     early=st.integers(0, 30),
 )
