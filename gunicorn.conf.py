@@ -33,6 +33,10 @@ keepalive = math.ceil(settings.server.keep_alive_timeout)
 graceful_timeout = math.ceil(settings.server.graceful_timeout)
 logger_class = logs.ServerLogger
 logconfig_dict = logs.logconfig(settings.log)
+# No header of a proxy changes anything here, so nobody has to find out who may send one.
+forwarded_allow_ips = "*"
+secure_scheme_headers = {}
+forwarder_headers = ""
 # A second socket that nobody here uses, and that read-only images do not allow.
 control_socket_disable = True
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Any
 
+from gevent.socket import socket
 from gunicorn.http.wsgi import Response
 
 ENDED = "understudy.ended"
@@ -34,7 +36,7 @@ class JoinedResponse(Response):  # type: ignore[misc]
         if self.response_length:
             self._head = head
         else:
-            self.sock.sendall(head)
+            self._send(head)
 
     def default_headers(self) -> list[str]:
         major, minor = self.req.version
@@ -50,7 +52,18 @@ class JoinedResponse(Response):  # type: ignore[misc]
     def _emit_body(self, data: bytes) -> None:
         if self._head:
             data, self._head = self._head + data, b""
-        super()._emit_body(data)
+        if self.chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        """Send all of `data`, which nearly always fits at once; gevent would ask for buffer sizes first."""
+        sent = 0
+        if type(self.sock) is socket:
+            with suppress(BlockingIOError):
+                sent = self.sock._sock.send(data)
+        if sent < len(data):
+            self.sock.sendall(data[sent:])
 
     def ended(self) -> None:
         """The last chunk is out already."""
@@ -60,7 +73,7 @@ class JoinedResponse(Response):  # type: ignore[misc]
         if not self._ended:
             super().close()
         if self._head:
-            self.sock.sendall(self._head)
+            self._send(self._head)
             self._head = b""
 
 

@@ -129,6 +129,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
         super().handle_exit(sig, frame)
         self._stopping.set()
 
+    def _try_h2c_upgrade(self, *args: Any) -> bool:
+        return False  # HTTP/1.1 only, as vLLM
+
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         self._open.add(client)
         try:
