@@ -18,6 +18,7 @@ from app.api.delivery import Delivery, ServerLoad
 from app.api.door import Door
 from app.api.errors import init_errors
 from app.api.identity import Identity, pod_headers
+from app.api.outbox import Outbox
 from app.api.replies import Reply
 from app.api.request_ids import init_request_ids
 from app.api.routing import DirectAdapter, ExactRule, StaticRules, static_rules
@@ -144,7 +145,7 @@ def build(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     identity = Identity(settings.model, id_rng)
     init_request_ids(app, identity, settings.api.enable_request_id_headers)
     load = ServerLoad(settings.api.enable_server_load_tracking)
-    delivery = Delivery(service, load, pod_headers(settings.server), settings.server.write_timeout)
+    delivery = Delivery(service, load, pod_headers(settings.server), Outbox(), settings.server.write_timeout)
     body = BodyLimits(settings.server.max_request_body_size_mb << 20, settings.server.read_timeout)
     served = models.ServedModels(
         settings.model.served_names, settings.model.model, settings.model.max_model_len

@@ -10,6 +10,7 @@ from gevent.event import Event as Bell
 
 from app.api.answer import Answer
 from app.api.connection import Connection
+from app.api.outbox import Outbox
 from app.api.replies import Reply, json_reply
 from app.api.sse import DONE, MEDIA_TYPE, error_event
 from app.api.stream import EventStream
@@ -46,6 +47,7 @@ class Delivery:
     service: Service
     load: ServerLoad
     headers: Mapping[str, str]
+    outbox: Outbox
     write_timeout_s: float
 
     def reply(
@@ -62,7 +64,9 @@ class Delivery:
 
     def _stream(self, generations: Sequence[Generation], answer: Answer, environ: Mapping[str, Any]) -> Reply:
         direct = environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
-        stream = EventStream(answer, len(generations), Connection.of(environ), direct, self.write_timeout_s)
+        stream = EventStream(
+            answer, len(generations), Connection.of(environ), direct, self.outbox, self.write_timeout_s
+        )
         stream.group = self.service.submit(generations, stream.emit)
         reply = Reply(stream, 200, self.headers, content_type=MEDIA_TYPE)
         self.load.begin()

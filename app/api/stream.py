@@ -2,7 +2,7 @@
 
 The server iterates the stream in the request's greenlet. Its first item is empty and makes the
 server send status line and headers. Then the greenlet parks, and each due chunk goes from the pacer
-straight to the socket: no greenlet wakes for a token. Where the socket cannot be taken over (TLS,
+by the outbox to the socket: no greenlet wakes for a token. Where the socket cannot be taken over (TLS,
 HTTP/1.0, another server) the greenlet wakes and yields each chunk instead. What is written, and
 when, is the same in both ways.
 
@@ -20,6 +20,7 @@ from gevent.event import Event as Bell
 
 from app.api.answer import Answer
 from app.api.connection import Connection
+from app.api.outbox import Outbox
 from app.events import Event, Failed, Tokens
 from app.serving.service import SequenceGroup
 
@@ -46,6 +47,7 @@ class EventStream:
         "_direct",
         "_ends",
         "_gone",
+        "_outbox",
         "_pending",
         "_send_now",
         "_takes_over",
@@ -62,11 +64,13 @@ class EventStream:
         choices: int,
         connection: Connection | None,
         direct: bool,
+        outbox: Outbox,
         write_timeout_s: float,
     ) -> None:
         self._answer = answer
         self._choices = self._unfinished = choices
         self._connection = connection
+        self._outbox = outbox
         self._takes_over = direct and connection is not None
         self._ends = connection is not None and connection.ended is not None
         self._send_now = connection.send_now if connection is not None else _nowhere
@@ -128,13 +132,21 @@ class EventStream:
         self._bell.set()
 
     def _push(self, event: Event) -> None:
-        """Hub: one event, straight to the socket."""
+        """Hub: render one event for the outbox; what comes before it is emptied leaves in the same write."""
         data = self._answer.chunk(event)
         if not self._unfinished:
             data += self._answer.closing()
         if not data:
             return
-        data = self._framed(data)
+        if not self._unsent:
+            self._outbox.put(self._send)
+        self._unsent += self._framed(data)
+
+    def _send(self) -> None:
+        """Hub: to the socket, as much as it takes; the greenlet sees to the rest."""
+        if not self._direct:
+            return
+        data = self._unsent
         try:
             sent = self._send_now(data)
         except BlockingIOError:
@@ -147,7 +159,9 @@ class EventStream:
             self._unsent = data[sent:]
             self._direct = False
             self._bell.set()
-        elif not self._unfinished:
+            return
+        self._unsent = b""
+        if not self._unfinished:
             if self._connection is not None:
                 self._connection.unwatch()
             self._bell.set()

@@ -7,6 +7,7 @@ from typing import Any
 
 import gevent
 
+from app.api.outbox import Outbox
 from app.api.stream import EventStream
 from app.events import Event, Failed, Finish, Tokens
 
@@ -82,7 +83,14 @@ class Served:
     ) -> None:
         self.socket = socket
         self.answer = answer or Plain()
-        self.stream = EventStream(self.answer, choices, socket, direct, 1.0)  # type: ignore[arg-type]
+        self.stream = EventStream(
+            self.answer,
+            choices,
+            socket,  # type: ignore[arg-type]
+            direct,
+            Outbox(),
+            1.0,
+        )
         self.group = Group()
         self.stream.group = self.group  # type: ignore[assignment]
         self.yielded: list[bytes] = []
