@@ -11,9 +11,6 @@ from typing import Any
 from gevent.socket import socket
 from gunicorn.http.wsgi import Response
 
-ENDED = "understudy.ended"
-"""Key of the WSGI environ: `JoinedResponse.ended` of the response to this request."""
-
 
 class JoinedResponse(Response):  # type: ignore[misc]
     """Keeps the head back until the first bytes of a body of known length; other answers send it at once.

@@ -9,14 +9,12 @@ from typing import Any
 from gunicorn.glogging import Logger
 from pythonjsonlogger.json import JsonFormatter
 
+from app.environ import REQUEST_ID
 from config.settings import LogSettings
 
 NO_REQUEST = "-"
 request_id: ContextVar[str] = ContextVar("request_id", default=NO_REQUEST)
 """Id of the request that the current greenlet serves; every greenlet has a context of its own."""
-
-REQUEST_ID_KEY = "understudy.request_id"
-"""WSGI environ key: an access line takes its id from here, because it is written when the request is over."""
 
 TEXT = "%(asctime)s %(levelname)s [%(process)d] [%(request_id)s] %(name)s: %(message)s"
 JSON = "%(asctime)s %(levelname)s %(process)d %(request_id)s %(name)s %(message)s"
@@ -49,7 +47,7 @@ class AccessFields(logging.Filter):
 
 def _access_fields(atoms: Mapping[str, Any]) -> dict[str, Any]:
     path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
-    identifier = atoms.get(f"{{{REQUEST_ID_KEY}}}e") or NO_REQUEST
+    identifier = atoms.get(f"{{{REQUEST_ID}}}e") or NO_REQUEST
     return {
         "client": atoms.get("h"),
         "method": atoms.get("m"),

@@ -30,7 +30,8 @@ from gunicorn.http import wsgi
 from gunicorn.sock import ssl_context
 from gunicorn.workers.ggevent import GeventWorker
 
-from app.joined_response import ENDED, JoinedResponse
+from app.environ import ARRIVAL, ENDED
+from app.joined_response import JoinedResponse
 
 TICK_S = 1.0
 """How often the arbiter hears that we live."""
@@ -141,16 +142,18 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """One request; StopIteration when the connection is to be closed after it."""
+        arrived = time.monotonic()
         self._busy.add(sock)
         try:
             response, environ = wsgi.create(
                 req, sock, addr, listener_name, self.cfg, response_class=JoinedResponse
             )
             environ["wsgi.multithread"] = True
+            environ[ARRIVAL] = arrived
             environ[ENDED] = response.ended
             if not self.alive:
                 response.force_close()
-            self._respond(req, response, environ)
+            self._respond(req, response, environ, arrived)
         except gevent.GreenletExit:
             raise StopIteration from None
         finally:
@@ -160,8 +163,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         # A client that always has its next request ready would never let go of the loop.
         gevent.sleep(0)
 
-    def _respond(self, req: Any, response: JoinedResponse, environ: dict[str, Any]) -> None:
-        started = time.monotonic()
+    def _respond(self, req: Any, response: JoinedResponse, environ: dict[str, Any], arrived: float) -> None:
         body = self.wsgi(environ, response.start_response)
         try:
             for item in body:
@@ -175,7 +177,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             raise StopIteration from None
         finally:
             if self.log.access_log_enabled:
-                self.log.access(response, req, environ, timedelta(seconds=time.monotonic() - started))
+                self.log.access(response, req, environ, timedelta(seconds=time.monotonic() - arrived))
             if hasattr(body, "close"):
                 body.close()
 

@@ -13,7 +13,8 @@ import gevent
 import pytest
 from gunicorn.config import Config
 
-from app.logs import REQUEST_ID_KEY, ServerLogger, logconfig, request_id
+from app.environ import REQUEST_ID
+from app.logs import ServerLogger, logconfig, request_id
 from config.settings import LogSettings
 
 Capture = pytest.CaptureFixture[str]
@@ -129,7 +130,7 @@ def server_logger(**settings: Any) -> ServerLogger:
 
 def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None:
     server = server_logger(access_log=True, log_format="json")
-    access(server, "/v1/models?key=secret", **{REQUEST_ID_KEY: "req-3"})
+    access(server, "/v1/models?key=secret", **{REQUEST_ID: "req-3"})
     written = capsys.readouterr().out
     (line,) = lines(written)
     assert line.items() >= {

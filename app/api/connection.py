@@ -13,7 +13,7 @@ from typing import Any
 
 import gevent
 
-from app.joined_response import ENDED
+from app.environ import ENDED
 
 READ = 1
 LOOK_AGAIN_S = 0.05

@@ -15,8 +15,8 @@ from app.api.head import Head
 from app.api.identity import Identity
 from app.api.models import ServedModels
 from app.api.replies import Reply
+from app.environ import ARRIVAL
 from app.generation import Generation
-from app.metrics.http import ARRIVAL
 from app.protocol import limits as rules
 from app.protocol import model_limits
 from app.protocol.decoding import decode

@@ -8,7 +8,8 @@ from flask import Flask, request
 
 from app.api.identity import Identity
 from app.api.replies import Reply
-from app.logs import REQUEST_ID_KEY, request_id
+from app.environ import REQUEST_ID
+from app.logs import request_id
 
 HEADER = "HTTP_X_REQUEST_ID"
 
@@ -19,7 +20,7 @@ def init_request_ids(app: Flask, identity: Identity, answered: bool) -> None:
 
     def named(environ: dict[str, Any], start_response: Any) -> Any:
         name = environ.get(HEADER) or identity.fresh_request_id()
-        environ[REQUEST_ID_KEY] = name
+        environ[REQUEST_ID] = name
         request_id.set(name)
         return wsgi_app(environ, start_response)
 
@@ -29,5 +30,5 @@ def init_request_ids(app: Flask, identity: Identity, answered: bool) -> None:
 
 
 def _tell(reply: Reply) -> Reply:
-    reply.headers["X-Request-Id"] = request.environ[REQUEST_ID_KEY]
+    reply.headers["X-Request-Id"] = request.environ[REQUEST_ID]
     return reply

@@ -13,7 +13,6 @@ and no more than one slice of bytes is held.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from gevent.event import Event as Bell
@@ -77,7 +76,7 @@ class EventStream:
         self._write_timeout_s = write_timeout_s
         self._direct = False
         self._gone = False
-        self._pending: deque[Event] = deque()
+        self._pending: list[Event] = []
         self._unsent = b""
         self._bell = Bell()
         self.group: SequenceGroup | None = None
@@ -211,12 +210,13 @@ class EventStream:
 
     def _slice(self) -> bytes:
         """The next events that wait, rendered; with the last one of all, the end of the stream."""
-        chunks: list[bytes] = []
-        tokens = 0
-        while self._pending and tokens < SLICE_TOKENS:
-            event = self._pending.popleft()
-            chunks.append(self._answer.chunk(event))
+        taken = tokens = 0
+        while taken < len(self._pending) and tokens < SLICE_TOKENS:
+            event = self._pending[taken]
             tokens += len(event.ids) if type(event) is Tokens else 0
+            taken += 1
+        events, self._pending = self._pending[:taken], self._pending[taken:]
+        chunks = [self._answer.chunk(event) for event in events]
         if not self._pending and not self._unfinished:
             chunks.append(self._answer.closing())
         return b"".join(chunks)

@@ -25,10 +25,8 @@ from prometheus_client import (
 from prometheus_flask_exporter import PrometheusMetrics
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
+from app.environ import ARRIVAL
 from app.metrics.http_families import Exchange, HttpFamilies
-
-ARRIVAL = "understudy.arrival"
-"""Key of the WSGI environ: the clock's seconds when the request reached the app."""
 
 UNMATCHED = "none"
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
@@ -89,7 +87,8 @@ class HttpMetrics(PrometheusMetrics):  # type: ignore[misc]  # the exporter ship
         wsgi_app, clock = app.wsgi_app, self._clock
 
         def stamped(environ: dict[str, Any], start_response: Any) -> Any:
-            environ[ARRIVAL] = clock()
+            if ARRIVAL not in environ:  # a server that does not stamp requests itself
+                environ[ARRIVAL] = clock()
             return wsgi_app(environ, start_response)
 
         app.wsgi_app = stamped  # type: ignore[method-assign]
