@@ -97,10 +97,17 @@ class EventStream:
             self._bell.set()
             return
         try:
-            self._push(event)
+            data = self._answer.chunk(event)
+            if not self._unfinished:
+                data += self._answer.closing()
         except Exception:  # it could not be rendered: the end is still to come, as a failure
             self._unfinished = before
             raise
+        if data:
+            # What comes before the outbox is emptied leaves in the same write.
+            if not self._unsent:
+                self._outbox.put(self._send)
+            self._unsent += self._framed(data)
 
     def __iter__(self) -> Iterator[bytes]:
         if not self._choices:
@@ -129,17 +136,6 @@ class EventStream:
         if self.group is not None:
             self.group.abort()
         self._bell.set()
-
-    def _push(self, event: Event) -> None:
-        """Hub: render one event for the outbox; what comes before it is emptied leaves in the same write."""
-        data = self._answer.chunk(event)
-        if not self._unfinished:
-            data += self._answer.closing()
-        if not data:
-            return
-        if not self._unsent:
-            self._outbox.put(self._send)
-        self._unsent += self._framed(data)
 
     def _send(self) -> None:
         """Hub: to the socket, as much as it takes; the greenlet sees to the rest."""

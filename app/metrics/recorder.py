@@ -97,9 +97,13 @@ class Recorder:
 
     def decoded(self, tokens: int, gap_s: float, at_s: float) -> None:
         """`tokens` after a sequence's first came, the last at `at_s`, each `gap_s` after the one before."""
-        self._generated.inc(tokens)
+        # Once per token of every stream: the counters are reached without a call each.
+        self._generated.value += tokens
         self._inter_token.observe(gap_s, tokens)
-        self._computed_at(at_s, tokens)
+        if int(at_s * STEPS_PER_S) == self._step:
+            self._step_tokens += tokens
+        else:
+            self._computed_at(at_s, tokens)
 
     def prefilled(
         self, ttft_s: float, prompt_tokens: int, cached_tokens: int, at_s: float, tokens: int = 1
