@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-from functools import cached_property
 from random import Random
-
-from flask import Flask, Request, Response
-from flask.sessions import NullSession, SessionInterface, SessionMixin
-from werkzeug.routing import MapAdapter, Rule
 
 from app.api import chat, completions, health, metrics, models, tokens
 from app.api.body import BodyLimits
@@ -19,14 +13,14 @@ from app.api.door import Door
 from app.api.errors import init_errors
 from app.api.identity import Identity, pod_headers
 from app.api.outbox import Outbox
-from app.api.replies import Reply
 from app.api.request_ids import init_request_ids
-from app.api.routing import DirectAdapter, ExactRule, StaticRules, static_rules
+from app.application import Understudy
 from app.metrics.exposition import Exposition
 from app.metrics.http import HttpMetrics
 from app.metrics.recorder import Recorder
 from app.protocol.model_limits import ModelLimits
 from app.serving.service import Service
+from app.simulation.clock import Clock
 from app.simulation.latency import Latency
 from app.simulation.live_clock import LiveClock
 from app.simulation.pacer import Pacer
@@ -36,48 +30,8 @@ from app.tokenization import Tokenizer, TokenizerError, load_tokenizer
 from config import ConfigError, Settings
 from config.loader import load
 
-log = logging.getLogger(__name__)
-
 UNKNOWN_VOCABULARY = 2**31
 """Size assumed when a remote tokenizer does not tell its own."""
-
-
-class NoSessions(SessionInterface):
-    """Nobody logs in here."""
-
-    def open_session(self, app: Flask, request: Request) -> NullSession:
-        return NO_SESSION
-
-    def save_session(self, app: Flask, session: SessionMixin, response: Response) -> None:
-        """There is nothing to save."""
-
-
-NO_SESSION = NullSession()
-
-
-class Understudy(Flask):
-    """The Flask application, with what the worker needs to know of it."""
-
-    response_class = Reply
-    url_rule_class: type[Rule] = ExactRule
-    session_interface = NoSessions()
-    service: Service
-
-    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Routes depend on path and method only, so nothing else of the environment is looked at."""
-        if request is None:
-            return super().create_url_adapter(request)
-        scheme = request.environ["wsgi.url_scheme"]
-        path = request.environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
-        return DirectAdapter(self.url_map, self._static_rules, scheme, path, request.method)
-
-    @cached_property
-    def _static_rules(self) -> StaticRules:
-        return static_rules(self.url_map)
-
-    def drain(self) -> None:
-        """Admit no more requests; running ones go on (SIGTERM)."""
-        self.service.drain()
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
@@ -119,58 +73,69 @@ def build(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     # Named streams of randomness, so that one feature's draws do not shift another's.
     seeds = Random(settings.reply.seed)
     text_rng, latency_rng, id_rng = (Random(seeds.getrandbits(64)) for _ in range(3))
-
     clock = LiveClock()
-    places = settings.scheduling.max_num_seqs
     recorder = Recorder(settings.model.served_names[0], settings.model.max_model_len, {})
+    http = HttpMetrics(clock.now)
+    service = _service(settings, tokenizer, clock, recorder, text_rng, latency_rng)
+    identity = Identity(settings.model, id_rng)
+    load = ServerLoad(settings.api.enable_server_load_tracking)
+    door = _door(settings, tokenizer, service, identity, load)
+
+    app = Understudy(service)
+    http.init_app(app)
+    init_errors(app)
+    init_request_ids(app, identity, settings.api.enable_request_id_headers)
+    ready = health.readiness(service, clock, settings.server.startup_duration)
+    app.register_blueprint(chat.blueprint(door))
+    app.register_blueprint(completions.blueprint(door))
+    app.register_blueprint(models.blueprint(door.models, identity))
+    app.register_blueprint(tokens.blueprint(door.body, door.models, tokenizer))
+    app.register_blueprint(health.blueprint(ready, load, settings.model.vllm_version))
+    app.register_blueprint(metrics.blueprint(Exposition(recorder, http)))
+    return app
+
+
+def _service(
+    settings: Settings,
+    tokenizer: Tokenizer,
+    clock: Clock,
+    recorder: Recorder,
+    text_rng: Random,
+    latency_rng: Random,
+) -> Service:
+    """The simulation behind its places."""
+    limits = settings.scheduling
     pacer = Pacer(clock)
-    latency = Latency(settings.latency, places, lambda: service.running, latency_rng)
+    latency = Latency(settings.latency, limits.max_num_seqs, lambda: service.running, latency_rng)
     phrasebook = Phrasebook(tokenizer, sample_sentences())
     performer = Simulation(settings.reply.mode, tokenizer, phrasebook, latency, pacer, clock, text_rng)
     service = Service(
         performer,
         recorder,
         clock,
-        places,
-        settings.scheduling.max_waiting_queue_length,
-        settings.scheduling.max_num_queued_reqs,
+        limits.max_num_seqs,
+        limits.max_waiting_queue_length,
+        limits.max_num_queued_reqs,
     )
+    return service
 
-    app = Understudy("app", static_folder=None)
-    app.url_map.merge_slashes = False
-    app.service = service
-    http = HttpMetrics(clock.now)
-    http.init_app(app)
-    init_errors(app)
-    identity = Identity(settings.model, id_rng)
-    init_request_ids(app, identity, settings.api.enable_request_id_headers)
-    load = ServerLoad(settings.api.enable_server_load_tracking)
-    delivery = Delivery(service, load, pod_headers(settings.server), Outbox(), settings.server.write_timeout)
-    body = BodyLimits(settings.server.max_request_body_size_mb << 20, settings.server.read_timeout)
-    served = models.ServedModels(
-        settings.model.served_names, settings.model.model, settings.model.max_model_len
-    )
 
-    limits = ModelLimits(
-        max_model_len=settings.model.max_model_len,
-        vocab_size=tokenizer.vocab_size or UNKNOWN_VOCABULARY,
-        max_logprobs=settings.api.max_logprobs,
+def _door(
+    settings: Settings, tokenizer: Tokenizer, service: Service, identity: Identity, load: ServerLoad
+) -> Door:
+    """What the generating API families share."""
+    server, model, api = settings.server, settings.model, settings.api
+    return Door(
+        body=BodyLimits(server.max_request_body_size_mb << 20, server.read_timeout),
+        models=models.ServedModels(model.served_names, model.model, model.max_model_len),
+        tokenizer=tokenizer,
+        identity=identity,
+        delivery=Delivery(service, load, pod_headers(server), Outbox(), server.write_timeout),
+        limits=ModelLimits(
+            max_model_len=model.max_model_len,
+            vocab_size=tokenizer.vocab_size or UNKNOWN_VOCABULARY,
+            max_logprobs=api.max_logprobs,
+        ),
+        force_usage=api.enable_force_include_usage,
+        prompt_details=api.enable_prompt_tokens_details,
     )
-    door = Door(
-        body,
-        served,
-        tokenizer,
-        identity,
-        delivery,
-        limits,
-        settings.api.enable_force_include_usage,
-        settings.api.enable_prompt_tokens_details,
-    )
-    app.register_blueprint(chat.blueprint(door))
-    app.register_blueprint(completions.blueprint(door))
-    app.register_blueprint(models.blueprint(served, identity))
-    app.register_blueprint(tokens.blueprint(body, served, tokenizer))
-    ready = health.readiness(service, clock, settings.server.startup_duration)
-    app.register_blueprint(health.blueprint(ready, load, settings.model.vllm_version))
-    app.register_blueprint(metrics.blueprint(Exposition(recorder, http)))
-    return app

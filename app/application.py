@@ -1,0 +1,55 @@
+"""The Flask application: our kind of responses, routes and nothing that nobody uses."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from flask import Flask, Request, Response
+from flask.sessions import NullSession, SessionInterface, SessionMixin
+from werkzeug.routing import MapAdapter, Rule
+
+from app.api.replies import Reply
+from app.api.routing import DirectAdapter, ExactRule, StaticRules, static_rules
+from app.serving.service import Service
+
+
+class NoSessions(SessionInterface):
+    """Nobody logs in here."""
+
+    def open_session(self, app: Flask, request: Request) -> NullSession:
+        return NO_SESSION
+
+    def save_session(self, app: Flask, session: SessionMixin, response: Response) -> None:
+        """There is nothing to save."""
+
+
+NO_SESSION = NullSession()
+
+
+class Understudy(Flask):
+    """The Flask application, with what the worker needs to know of it."""
+
+    response_class = Reply
+    url_rule_class: type[Rule] = ExactRule
+    session_interface = NoSessions()
+
+    def __init__(self, service: Service) -> None:
+        super().__init__("app", static_folder=None)
+        self.url_map.merge_slashes = False
+        self.service = service
+
+    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
+        """Routes depend on path and method only, so nothing else of the environment is looked at."""
+        if request is None:
+            return super().create_url_adapter(request)
+        scheme = request.environ["wsgi.url_scheme"]
+        path = request.environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
+        return DirectAdapter(self.url_map, self._static_rules, scheme, path, request.method)
+
+    @cached_property
+    def _static_rules(self) -> StaticRules:
+        return static_rules(self.url_map)
+
+    def drain(self) -> None:
+        """Admit no more requests; running ones go on (SIGTERM)."""
+        self.service.drain()
