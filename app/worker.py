@@ -1,6 +1,6 @@
 """gunicorn's gevent worker, with an end that comes in time and a fair turn for every connection.
 
-What it changes, and why (measured in docs/benchmarks.md):
+What it changes, and why (figures in docs/benchmarks.md):
 
 * the stock worker waits for idle keep-alive connections until it is killed, so exit hooks never run;
 * the stock worker serves one busy connection on and on, while others starve;
