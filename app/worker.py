@@ -44,6 +44,8 @@ What may come together all the same is collected while nothing runs; what exists
 """
 YOUNG = 1
 """Generation up to which an idle worker collects."""
+FIRST_REQUEST_S = 0.3
+"""How long a draining worker waits for the first request of a connection, which may be on its way."""
 REPLACED = b"replaced"
 """Written into a worker's heartbeat file when a reload has started its successor."""
 
@@ -54,8 +56,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._stopping = Event()
-        self._open: set[Any] = set()
         self._busy: set[Any] = set()
+        self._idle_at: dict[Any, float] = {}
+        """Open connections: from when on each may be told that there is no next request."""
 
     def init_process(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -93,15 +96,17 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return server
 
     def _drain(self, servers: list[StreamServer]) -> None:
-        """Refuse new work but go on answering, so that probes see 503, until nothing runs any more."""
-        drain = getattr(self.wsgi, "drain", None)
-        if drain is not None:
-            drain()
+        """Wait until nothing runs; new work goes to the successor or, if there is none, is refused.
+
+        Who connected to us before there was a successor is served; probes of a server that ends see 503.
+        """
         if self._is_replaced():
             for server in servers:
                 server.close()
+        elif hasattr(self.wsgi, "drain"):
+            self.wsgi.drain()
         deadline = time.monotonic() + max(0.0, self.cfg.graceful_timeout - CUT_S)
-        while self._busy and time.monotonic() < deadline:
+        while self._is_awaited() and time.monotonic() < deadline:
             self.notify()
             self._release_idle()
             gevent.sleep(0.05)
@@ -119,9 +124,15 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """True when a successor shares our listener: it should get all new connections."""
         return os.pread(self.tmp.fileno(), len(REPLACED), 0) == REPLACED
 
+    def _is_awaited(self) -> bool:
+        """True while a request runs, or may be on its way through a new connection."""
+        return bool(self._busy) or any(moment > time.monotonic() for moment in self._idle_at.values())
+
     def _release_idle(self) -> None:
         """Tell connections that wait for a next request that there will be none."""
-        for sock in self._open - self._busy:
+        now = time.monotonic()
+        idle = [sock for sock, moment in self._idle_at.items() if moment <= now and sock not in self._busy]
+        for sock in idle:
             with suppress(OSError):
                 # The bare socket's: gevent's own would raise in the greenlet that reads, and log an error.
                 sock._sock.shutdown(socket.SHUT_RD)
@@ -134,11 +145,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return False  # HTTP/1.1 only, as vLLM
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        self._open.add(client)
+        self._idle_at[client] = time.monotonic() + FIRST_REQUEST_S
         try:
             super().handle(listener, client, addr)
         finally:
-            self._open.discard(client)
+            self._idle_at.pop(client, None)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """One request; StopIteration when the connection is to be closed after it."""
@@ -158,6 +169,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             raise StopIteration from None
         finally:
             self._busy.discard(sock)
+            self._idle_at[sock] = arrived
         if not self.alive or response.should_close():
             raise StopIteration
         # A client that always has its next request ready would never let go of the loop.

@@ -95,7 +95,10 @@ def test_a_reload_lets_streams_end_and_refuses_nobody() -> None:
             statuses = []
 
             def replaced() -> bool:
-                statuses.append(post(server.port, ask()).status)
+                with Wire(server.port) as late:
+                    # Long enough for the worker of before to be told to go in the meantime.
+                    time.sleep(0.05)
+                    statuses.append(late.post(ask()).answer().status)
                 return first not in workers_of(server) and len(workers_of(server)) == 1
 
             wait_until(replaced)
