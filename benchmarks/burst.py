@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from benchmarks import closed_loop, cores, ctools
@@ -13,7 +12,8 @@ from benchmarks.connections import chat
 from benchmarks.options import add_c_tools, parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, number, ratio, share, show, show_machine
-from benchmarks.servers import Load, Server, bare, ours
+from benchmarks.rounds import interleaved
+from benchmarks.servers import Load, Server
 
 WARM_UP_S = 0.5
 COLUMNS = ("server", "client", "chunks/s", "ratio", "CPU µs/chunk", "server CPU", "client CPU")
@@ -36,17 +36,15 @@ def main(argv: Sequence[str]) -> int:
     show_machine()
     warnings: list[str] = []
     load = Load(tokens=options.tokens, streams=options.streams)
-    with ExitStack() as stack:
-        servers = [stack.enter_context(bare(load)), stack.enter_context(ours(load))]
-        if options.csrv:
-            servers.append(stack.enter_context(ctools.csrv(options.csrv, load)))
+    with ctools.compared(load, options.csrv) as servers:
         clients = ["python", "C"] if options.sseload else ["python"]
-        rounds: dict[tuple[Server, str], list[Round]] = {(s, c): [] for c in clients for s in servers}
         for server in servers:
             closed_loop.run(server.port, options.streams, WARM_UP_S, _request(options), streams=True)
-        for _ in range(options.rounds):
-            for (server, client), seen in rounds.items():
-                seen.append(measure(server, client, options, warnings))
+        rounds = interleaved(
+            [(server, client) for client in clients for server in servers],
+            options.rounds,
+            lambda pair: measure(*pair, options, warnings),
+        )
     _show(rounds, options, warnings)
     return 0
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.arrivals import Pace, Rhythm
 from benchmarks.client import ClientHealth
-from benchmarks.servers import Load, Server, free_port, running
+from benchmarks.servers import Load, Server, bare, free_port, ours, running
 from benchmarks.streams import Observation, StreamPlan
 
 CSRV = "C server"
@@ -29,6 +29,16 @@ def csrv(program: Path, load: Load) -> Iterator[Server]:
     command = [str(program.resolve()), str(port), f"{load.itl_s * 1e3:g}", f"{load.ttft_s * 1e3:g}"]
     with running(CSRV, command, port, {}) as server:
         yield server
+
+
+@contextmanager
+def compared(load: Load, csrv_program: Path | None) -> Iterator[list[Server]]:
+    """The bare application, Understudy and, when its program is given, the C server."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(bare(load)), stack.enter_context(ours(load))]
+        if csrv_program:
+            servers.append(stack.enter_context(csrv(csrv_program, load)))
+        yield servers
 
 
 def observe(program: Path, plan: StreamPlan, rhythm: Rhythm) -> Observation:

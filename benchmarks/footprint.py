@@ -15,6 +15,7 @@ from benchmarks.background import Background, background
 from benchmarks.options import parser
 from benchmarks.processes import pss_mib, rss_mib
 from benchmarks.report import medians, number, ratio, show, show_machine
+from benchmarks.rounds import interleaved
 from benchmarks.servers import BARE, MODULE, OURS, Load, Server, bare, ours
 from benchmarks.streams import StreamPlan
 
@@ -49,12 +50,13 @@ def main(argv: Sequence[str]) -> int:
         f"{OURS}, gunicorn wsgi:app": ours,
         f"{OURS}, python -m app": partial(ours, command=MODULE),
     }
-    seen: dict[str, list[Footprint]] = {name: [] for name in starts}
     with background() as streams:
-        for _ in range(options.rounds):
-            for name, start in starts.items():
-                with start(LOAD) as server:
-                    seen[name].append(measure(server, streams, options.streams))
+
+        def measured(name: str) -> Footprint:
+            with starts[name](LOAD) as server:
+                return measure(server, streams, options.streams)
+
+        seen = interleaved(starts, options.rounds, measured)
     _show({name: medians(rounds) for name, rounds in seen.items()}, options.streams)
     return 0
 

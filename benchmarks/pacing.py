@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +13,8 @@ from benchmarks.arrivals import Pace, Rhythm
 from benchmarks.options import add_c_tools, counts, parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, number, ratio, share, show, show_machine
-from benchmarks.servers import BARE, Load, Server, bare, ours
+from benchmarks.rounds import interleaved
+from benchmarks.servers import BARE, Load, Server
 from benchmarks.streams import Observation, StreamPlan, observe, play
 
 WARM_UP_STREAMS, WARM_UP_TOKENS = 50, 10
@@ -43,10 +43,7 @@ def main(argv: Sequence[str]) -> int:
     cores.pin_client()
     show_machine()
     load = Load(options.ttft / 1e3, options.itl / 1e3, options.tokens, max(options.streams))
-    with ExitStack() as stack:
-        servers = [stack.enter_context(bare(load)), stack.enter_context(ours(load))]
-        if options.csrv:
-            servers.append(stack.enter_context(ctools.csrv(options.csrv, load)))
+    with ctools.compared(load, options.csrv) as servers:
         for server in servers:
             play(StreamPlan(server.port, WARM_UP_STREAMS, WARM_UP_TOKENS, 0.1, load.length_s))
         for streams in options.streams:
@@ -72,16 +69,20 @@ def _compare(servers: Sequence[Server], streams: int, load: Load, options: argpa
     watch: dict[str, Callable[[StreamPlan, Rhythm], Observation]] = {"python": observe}
     if options.sseload:
         watch["C"] = partial(ctools.observe, options.sseload)
-    rounds: Rounds = {(server, client): [] for client in watch for server in servers}
     warnings: list[str] = []
-    for _ in range(options.rounds):
-        for (server, client), seen in rounds.items():
-            plan = StreamPlan(server.port, streams, options.tokens, spread_s, load.length_s)
-            rhythm = Rhythm(load.ttft_s, load.itl_s, server.role_chunks)
-            with used_by(server.worker) as use:
-                observed = watch[client](plan, rhythm)
-            warnings += observed.warnings(server.name, rhythm) + use.warnings(server.name)
-            seen.append((observed.pace, _cost(observed, use.cpu_s)))
+
+    def measure(key: Key) -> tuple[Pace, Cost]:
+        server, client = key
+        plan = StreamPlan(server.port, streams, options.tokens, spread_s, load.length_s)
+        rhythm = Rhythm(load.ttft_s, load.itl_s, server.role_chunks)
+        with used_by(server.worker) as use:
+            observed = watch[client](plan, rhythm)
+        warnings.extend(observed.warnings(server.name, rhythm) + use.warnings(server.name))
+        return observed.pace, _cost(observed, use.cpu_s)
+
+    rounds = interleaved(
+        [(server, client) for client in watch for server in servers], options.rounds, measure
+    )
     _show(f"{streams:,} streams of {options.tokens} tokens, errors in ms", rounds, warnings)
 
 

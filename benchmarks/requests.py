@@ -13,6 +13,7 @@ from benchmarks.connections import chat
 from benchmarks.options import parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, number, ratio, share, show, show_machine
+from benchmarks.rounds import interleaved
 from benchmarks.servers import Load, Server, bare, ours
 
 WARM_UP_S = 0.5
@@ -39,12 +40,11 @@ def main(argv: Sequence[str]) -> int:
     warnings: list[str] = []
     load = Load(streams=options.connections)
     with bare(load) as reference, ours(load) as server:
-        rounds: dict[Server, list[Round]] = {reference: [], server: []}
-        for each in rounds:
+        for each in (reference, server):
             closed_loop.run(each.port, options.connections, WARM_UP_S, _request(options), streams=False)
-        for _ in range(options.rounds):
-            for each, seen in rounds.items():
-                seen.append(measure(each, options, warnings))
+        rounds = interleaved(
+            (reference, server), options.rounds, lambda each: measure(each, options, warnings)
+        )
     _show(rounds, options, warnings)
     return 0
 

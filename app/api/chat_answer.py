@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 
 from app.api.head import AnswerShape, Head, usage
-from app.api.sse import DONE, error_event, event_of
+from app.api.sse import DONE, error_event
 from app.api.token_logprobs import chat_entries, prompt_entries
 from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
 
 dumps = msgspec.json.Encoder().encode
+CHUNK = "chat.completion.chunk"
 
 
 class ChatShape(AnswerShape, frozen=True, kw_only=True):
@@ -79,27 +80,14 @@ class ChatAnswer:
     def closing(self) -> bytes:
         if not self._shape.include_usage or self._failed:
             return DONE
-        head, shape = self._head, self._shape
+        shape = self._shape
         counted = usage(len(shape.prompt_ids), sum(self._completion))
         if shape.prompt_details:
             counted["prompt_tokens_details"] = {
                 "cached_tokens": self._cached_tokens,
                 "created_cache_tokens": 0,
             }
-        return (
-            event_of(
-                {
-                    "id": head.id,
-                    "object": "chat.completion.chunk",
-                    "created": head.created,
-                    "model": head.model,
-                    "choices": [],
-                    "usage": counted,
-                    "system_fingerprint": head.fingerprint,
-                }
-            )
-            + DONE
-        )
+        return self._head.usage_event(CHUNK, counted) + DONE
 
     def _open(self, event: Started) -> bytes:
         """The role chunks of all choices leave together, when the first choice begins."""
@@ -124,11 +112,7 @@ class ChatAnswer:
 
     def _prepare(self) -> None:
         """Render what all chunks of a choice begin with."""
-        head = self._head
-        opening = dumps(
-            {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
-        )
-        opening = b"data: " + opening[:-1] + b',"choices":[{"index":'
+        opening = self._head.opening(CHUNK)
         self._deltas = [opening + b'%d,"delta":' % i for i in range(self._shape.n)]
         self._content = [delta + b'{"content":' for delta in self._deltas]
 
@@ -212,10 +196,7 @@ class ChatAnswer:
             }
         completion_tokens = sum(len(choice.ids) for choice in choices)
         return {
-            "id": head.id,
-            "object": "chat.completion",
-            "created": head.created,
-            "model": head.model,
+            **head.fields("chat.completion"),
             "choices": [self._choice(i, choice) for i, choice in enumerate(choices)],
             "service_tier": None,
             "system_fingerprint": head.fingerprint,

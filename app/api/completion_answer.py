@@ -10,11 +10,12 @@ import msgspec
 from msgspec import Struct
 
 from app.api.head import AnswerShape, Head, usage
-from app.api.sse import DONE, error_event, event_of
+from app.api.sse import DONE, error_event
 from app.api.token_logprobs import completion_logprobs, prompt_entries, token_name
 from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
 
 dumps = msgspec.json.Encoder().encode
+COMPLETION = "text_completion"
 
 
 class EchoedPrompt(Struct, frozen=True):
@@ -76,20 +77,10 @@ class CompletionAnswer:
     def closing(self) -> bytes:
         if not self._shape.include_usage or self._failed:
             return DONE
-        head = self._head
         counted = usage(self._prompt_tokens(), sum(choice.count for choice in self._choices))
         if self._shape.prompt_details and self._shape.prompts:
             counted["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens}
-        last = {
-            "id": head.id,
-            "object": "text_completion",
-            "created": head.created,
-            "model": head.model,
-            "choices": [],
-            "usage": counted,
-            "system_fingerprint": head.fingerprint,
-        }
-        return event_of(last) + DONE
+        return self._head.usage_event(COMPLETION, counted) + DONE
 
     def _prompt_tokens(self) -> int:
         return sum(len(prompt.ids) for prompt in self._shape.prompts)
@@ -100,11 +91,7 @@ class CompletionAnswer:
 
     def _prepare(self) -> None:
         """Render what all chunks of a choice begin with."""
-        head = self._head
-        opening = dumps(
-            {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
-        )
-        opening = b"data: " + opening[:-1] + b',"choices":[{"index":'
+        opening = self._head.opening(COMPLETION)
         self._texts = [opening + b'%d,"text":' % i for i in range(len(self._choices))]
 
     def _tokens(self, event: Tokens) -> bytes:
@@ -204,10 +191,7 @@ class CompletionAnswer:
             }
         completion_tokens = sum(len(choice.ids) for choice in self._choices)
         return {
-            "id": head.id,
-            "object": "text_completion",
-            "created": head.created,
-            "model": head.model,
+            **head.fields(COMPLETION),
             "choices": [self._choice(i, choice) for i, choice in enumerate(self._choices)],
             "service_tier": None,
             "system_fingerprint": head.fingerprint,

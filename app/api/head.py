@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from msgspec import Struct
+
+from app.api.sse import event_of
 
 
 class Head(Struct, frozen=True):
@@ -14,6 +17,25 @@ class Head(Struct, frozen=True):
     created: int
     model: str
     fingerprint: str
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        """What every object of the answer begins with; `kind` is its `object`."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def opening(self, kind: str) -> bytes:
+        """The event of a chunk, up to the index of its choice."""
+        return b"data: " + msgspec.json.encode(self.fields(kind))[:-1] + b',"choices":[{"index":'
+
+    def usage_event(self, kind: str, counted: dict[str, Any]) -> bytes:
+        """The chunk without choices that tells the usage of a stream."""
+        return event_of(
+            {
+                **self.fields(kind),
+                "choices": [],
+                "usage": counted,
+                "system_fingerprint": self.fingerprint,
+            }
+        )
 
 
 class AnswerShape(Struct, frozen=True, kw_only=True):
