@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.api.answer import Answer
 from app.api.body import BodyLimits
@@ -107,13 +108,14 @@ class Door:
             if asked.stream:
                 return self.delivery.broken(error)
             raise
+        together = len(prompts) * (asked.n or 1)
         # Before as many generations are made as a hostile request asks for.
-        self.delivery.service.admit(len(prompts) * (asked.n or 1))
+        self.delivery.service.admit(together)
         played = [
-            generation
+            choice
             for i, prompt in enumerate(prompts)
-            for generation in self._generations(
-                asked, head, i, len(prompts), prompt, limits[i], environ[ARRIVAL]
+            for choice in _choices(
+                self._first_choice(asked, head, i, prompt, limits[i], together, environ[ARRIVAL])
             )
         ]
         return self.delivery.reply(played, answer, bool(asked.stream), environ)
@@ -125,41 +127,45 @@ class Door:
         rules.check_sampling(asked, most)
         return max(most, 1)
 
-    def _generations(
+    def _first_choice(
         self,
         asked: GenerateRequest,
         head: Head,
         number: int,
-        of: int,
         prompt: Prompt,
         most_tokens: int,
+        together: int,
         arrival_s: float,
-    ) -> list[Generation]:
-        """The n choices of prompt `number` of `of`."""
-        n = asked.n or 1
-        stop = asked.stop or ()
-        seed = None if asked.seed == NO_SEED else asked.seed
-        return [
-            Generation(
-                request_id=head.id,
-                index=number * n + k,
-                model=head.model,
-                prompt_ids=prompt.ids,
-                echo_text=prompt.echo_text,
-                max_tokens=most_tokens,
-                limited=rules.requested_max_tokens(asked)[0] is not None,
-                arrival_s=arrival_s,
-                min_tokens=asked.min_tokens,
-                ignore_eos=asked.ignore_eos,
-                stop=(stop,) if isinstance(stop, str) else tuple(stop),
-                stop_token_ids=frozenset(asked.stop_token_ids or ()),
-                include_stop=asked.include_stop_str_in_output,
-                seed=None if seed is None else seed + k,
-                greedy=asked.temperature is not None and asked.temperature < rules.GREEDY_BELOW,
-                logprobs=model_limits.wanted_logprobs(asked),
-                prompt_logprobs=model_limits.wanted_prompt_logprobs(asked),
-                n=n,
-                together=of * n,
-            )
-            for k in range(n)
-        ]
+    ) -> Generation:
+        """The first choice of prompt `number`; the whole request has `together` choices."""
+        n, stop = asked.n or 1, asked.stop or ()
+        return Generation(
+            request_id=head.id,
+            index=number * n,
+            model=head.model,
+            prompt_ids=prompt.ids,
+            echo_text=prompt.echo_text,
+            max_tokens=most_tokens,
+            limited=rules.requested_max_tokens(asked)[0] is not None,
+            arrival_s=arrival_s,
+            min_tokens=asked.min_tokens,
+            ignore_eos=asked.ignore_eos,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=frozenset(asked.stop_token_ids or ()),
+            include_stop=asked.include_stop_str_in_output,
+            seed=None if asked.seed == NO_SEED else asked.seed,
+            greedy=asked.temperature is not None and asked.temperature < rules.GREEDY_BELOW,
+            logprobs=model_limits.wanted_logprobs(asked),
+            prompt_logprobs=model_limits.wanted_prompt_logprobs(asked),
+            n=n,
+            together=together,
+        )
+
+
+def _choices(first: Generation) -> list[Generation]:
+    """All n choices of a prompt: they differ in their place and, if there is one, their seed."""
+    others = (
+        replace(first, index=first.index + k, seed=None if first.seed is None else first.seed + k)
+        for k in range(1, first.n)
+    )
+    return [first, *others]
