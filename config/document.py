@@ -64,7 +64,7 @@ def render() -> str:
 def _line(row: Setting) -> str:
     kind = f"{row.type} ({row.unit})" if row.unit else row.type
     default = row.kind.write(row.default)
-    shown = "empty" if default in ("", "[]") else f"`{default}`"
+    shown = "empty" if default in ("", "[]", "{}") else f"`{default}`"
     rules = "; ".join(rule.text for rule in row.rules)
     meaning = row.help + (f" The value {rules}." if rules else "") + (" Never shown." if row.secret else "")
     variables = " ".join(f"`{name}`" for name in row.env)

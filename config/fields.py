@@ -1,11 +1,12 @@
 """How a setting is declared: one dataclass field that carries everything that is known about it."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
-from config.kinds import DURATION, Kind, kind_of
+from config.kinds import DURATION, JSON, Kind, kind_of
 from config.rules import Rule
 
 T = TypeVar("T")
@@ -46,6 +47,8 @@ class Setting:
             return MASK
         if self.type == DURATION:
             return self.kind.write(value)
+        if self.type == JSON:
+            return None if value is None else json.loads(value)
         return list(value) if isinstance(value, tuple) else value
 
 

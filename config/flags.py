@@ -11,11 +11,11 @@ from config.kinds import FALSE, TRUE
 from config.table import BY_NAME
 
 IGNORED_SWITCHES = frozenset(
-    {"enforce-eager", "enable-prefix-caching"}
+    {"enforce-eager", "enable-prefix-caching", "enable-auto-tool-choice"}
     | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
 )
 IGNORED_VALUES = frozenset(
-    {"mm-processor-kwargs", "ec-transfer-config", "tensor-parallel-size"}
+    {"mm-processor-kwargs", "ec-transfer-config", "tensor-parallel-size", "tool-call-parser"}
     | {"vmodule", "log-backtrace-at", "log-dir", "log-file", "log-file-max-size", "stderrthreshold"}
 )
 IGNORED = IGNORED_SWITCHES | IGNORED_VALUES
@@ -102,7 +102,7 @@ def _take_verbosity(flags: Flags, text: str) -> None:
 
 
 def _value(row: Setting, words: _Words, flag: str, text: str | None) -> str | list[str]:
-    if row.type == "list":
+    if row.type.startswith("list"):
         given = [text] if text is not None else list(iter(words.value, None))
         return [item for item in given if item]
     if text is not None:

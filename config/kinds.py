@@ -14,6 +14,14 @@ DURATION = "duration"
 Duration = Annotated[float, DURATION]
 """Seconds inside the program, a Go style text outside of it."""
 
+JSON = "JSON"
+Json = Annotated[str | None, JSON]
+"""JSON text (None for nothing); in YAML it may be written as YAML."""
+
+OBJECTS = "list of objects"
+Objects = Annotated[tuple[str, ...], OBJECTS]
+"""Texts, of which some are JSON objects; in YAML those may be written as mappings."""
+
 TRUE = frozenset({"true", "yes", "on", "1"})
 FALSE = frozenset({"false", "no", "off", "0"})
 _WHOLE = re.compile(r"[+-]?\d{1,19}", re.ASCII)
@@ -34,6 +42,10 @@ def kind_of(annotation: Any) -> Kind:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated and DURATION in arguments:
         return Kind(DURATION, parse_duration, format_duration)
+    if origin is Annotated and JSON in arguments:
+        return _optional(Kind(JSON, _read_json))
+    if origin is Annotated and OBJECTS in arguments:
+        return Kind(OBJECTS, _read_objects, json.dumps)
     if origin is Literal:
         return _choice(arguments)
     if origin in (Union, types.UnionType):
@@ -85,6 +97,25 @@ def _read_list(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
         raise ValueError("must be a list of texts (quote them in YAML)")
     return tuple(value)
+
+
+def _read_json(value: Any) -> str:
+    try:
+        return json.dumps(json.loads(value) if isinstance(value, str) else value, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError("must be JSON") from None
+
+
+def _read_objects(value: Any) -> tuple[str, ...]:
+    """A list of texts and objects, a JSON array of them, one JSON object, or items separated by commas."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = [value]
+    if isinstance(value, str):
+        value = _json_array(value) if value.lstrip().startswith("[") else _separated(value)
+    items = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(item, str | dict) for item in items):
+        raise ValueError("must be a list of texts and objects")
+    return tuple(item if isinstance(item, str) else _read_json(item) for item in items)
 
 
 def _separated(text: str) -> list[str]:

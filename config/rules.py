@@ -1,6 +1,6 @@
 """What a value must satisfy beyond its type; a rule is said in words and tested in code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,10 @@ class Rule:
 
 def at_least(low: float) -> Rule:
     return Rule(f"must be at least {low}", lambda value, room: value >= low)
+
+
+def at_most(high: float) -> Rule:
+    return Rule(f"must be at most {high}", lambda value, room: value <= high)
 
 
 def between(low: float, high: float) -> Rule:
@@ -47,3 +51,19 @@ def not_above_share(percent: int, of: str) -> Rule:
     text = f"must not be more than {percent} % of {of.replace('_', '-')}"
     share = percent / 100 * (1 + ROUNDING)
     return Rule(text, lambda value, room: value <= share * getattr(room, of))
+
+
+def not_below(other: str) -> Rule:
+    """At least the room's field `other`."""
+    text = f"must not be less than {other.replace('_', '-')}"
+    return Rule(text, lambda value, room: value >= getattr(room, other))
+
+
+def items_among(words: Sequence[str]) -> Rule:
+    """Every item of a list is one of `words`."""
+    return Rule(f"must only have {', '.join(words)}", lambda value, room: set(value) <= set(words))
+
+
+def is_identifier() -> Rule:
+    """A name that needs no quotes in SQL."""
+    return Rule("must be a name of letters, digits and underscores", lambda value, room: value.isidentifier())

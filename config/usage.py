@@ -31,14 +31,15 @@ def usage() -> str:
 
 
 def _flag(row: Setting) -> str:
-    words = {"switch": "", "list": " TEXT ...", "text": " TEXT", "duration": " DURATION"}
+    words = {"switch": "", "text": " TEXT", "duration": " DURATION", "JSON": " JSON"}
+    words |= {"list": " TEXT ...", "list of objects": " JSON ..."}
     choices = row.type.removeprefix("one of ").replace(", ", "|")
     return f"--{row.name}" + words.get(row.type, " NUMBER" if "number" in row.type else f" {choices}")
 
 
 def _help(row: Setting) -> str:
     default = row.kind.write(row.default)
-    return f"{row.help} [{default}]" if default and row.type != "list" else row.help
+    return f"{row.help} [{default}]" if default and not row.type.startswith("list") else row.help
 
 
 def _entry(flag: str, text: str) -> str:

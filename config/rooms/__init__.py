@@ -1,0 +1,1 @@
+"""The settings, room by room; `config.settings` puts them together."""
