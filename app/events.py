@@ -7,6 +7,7 @@ them carries a `Finish`; or `Failed` at any point, and nothing after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
 
@@ -26,6 +27,18 @@ class Finish(Struct, gc=False, frozen=True):
 
     reason: str
     stop_reason: str | int | None = None
+
+
+class Part(Struct, gc=False, frozen=True):
+    """What tokens belong to that are not the reply's own text: a thought, a tool call, an image.
+
+    `number` counts the calls of a choice from 0, `name` is the function that a call calls. The texts of a
+    call are its arguments, those of an image a data URL; tokens of the markup around them have none.
+    """
+
+    kind: Literal["reasoning", "call", "image"]
+    number: int = 0
+    name: str = ""
 
 
 class Started(Struct, gc=False):
@@ -50,6 +63,8 @@ class Tokens(Struct, gc=False):
     at_s: float
     logprobs: Sequence[TokenLogprob] | None = None
     finish: Finish | None = None
+    part: Part | None = None
+    """What all these tokens belong to; None is the reply's own text."""
 
 
 class Failed(Struct, gc=False):

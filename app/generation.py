@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
+
+
+class Tool(Struct, frozen=True):
+    """A function that may be called; `schema` is that of its arguments."""
+
+    name: str
+    schema: Mapping[str, Any] | bool = True
+
+
+class Calls(Struct, frozen=True, kw_only=True):
+    """The tool calls that a reply may consist of: at least `least`, at most `most`, of `tools`."""
+
+    tools: tuple[Tool, ...]
+    least: int = 0
+    most: int = 1
+    named: bool = False
+    """The client named the tool, so the reply is the bare arguments, without the markup of a call."""
+
+
+class Constraint(Struct, frozen=True, kw_only=True):
+    """What the reply's text must be: JSON that satisfies `schema`, a match of `regex`, or one of `choices`."""
+
+    schema: Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] = ()
 
 
 class Generation(Struct, frozen=True, kw_only=True):
@@ -36,6 +62,20 @@ class Generation(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """Alternatives wanted per generated token; None when no log probabilities are wanted."""
     prompt_logprobs: int | None = None
+    calls: Calls | None = None
+    constraint: Constraint | None = None
+    reasoning: bool = False
+    """The model thinks aloud before it replies."""
+    image: bool = False
+    """An image follows the reply."""
+    adapter: str | None = None
+    """LoRA adapter that must be resident while this runs."""
+    priority: int = 0
+    """Lower is earlier, where the scheduling policy looks at it."""
+    remote_prefill: bool = False
+    """The prefill was done elsewhere: its cache is fetched instead of computed."""
+    remote_decode: bool = False
+    """The decode will be done elsewhere: the answer says where this cache is."""
     n: int = 1
     """Choices that this prompt was asked for (metrics only)."""
     together: int = 1

@@ -1,6 +1,7 @@
 """The rules of the table, tried in a fixed order; the first that does not hold stops the start."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from config.errors import ConfigError
@@ -32,6 +33,49 @@ ORDER: tuple[Setting, ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A rule between several settings; it is told of the setting `name`."""
+
+    name: str
+    text: str
+    holds: Callable[[Settings], bool]
+
+
+AGREEMENTS = (
+    Agreement(
+        "max-cpu-loras",
+        "must not be less than max-loras",
+        lambda at: at.lora.max_cpu_loras is None or at.lora.max_cpu_loras >= at.lora.max_loras,
+    ),
+    Agreement(
+        "ssl-certfile",
+        "must be given together with ssl-keyfile",
+        lambda at: (at.tls.ssl_certfile is None) == (at.tls.ssl_keyfile is None),
+    ),
+    Agreement(
+        "self-signed-certs",
+        "must not be given together with ssl-certfile",
+        lambda at: not (at.tls.self_signed_certs and at.tls.ssl_certfile),
+    ),
+    Agreement(
+        "dataset-path",
+        "must be empty in mode echo",
+        lambda at: not (at.dataset.dataset_path and at.reply.mode == "echo"),
+    ),
+    Agreement(
+        "dataset-url",
+        "must be given together with dataset-path",
+        lambda at: at.dataset.dataset_url is None or bool(at.dataset.dataset_path),
+    ),
+    Agreement(
+        "port",
+        "must leave room for data-parallel-size ports up to 65535",
+        lambda at: at.server.rank is not None or at.server.port + at.server.data_parallel_size <= 65536,
+    ),
+)
+
+
 def validate(settings: Settings, sources: Mapping[str, str]) -> None:
     """Raise ConfigError for the first setting that breaks a rule; `sources` says where a value came from."""
     for row in ORDER:
@@ -42,6 +86,11 @@ def validate(settings: Settings, sources: Mapping[str, str]) -> None:
         for rule in row.rules:
             if not rule.holds(value, room):
                 raise wrong(row, row.kind.write(value), sources.get(row.name, "default"), rule.text)
+    for agreement in AGREEMENTS:
+        if not agreement.holds(settings):
+            row = BY_NAME[agreement.name]
+            value = getattr(getattr(settings, row.group), row.attribute)
+            raise wrong(row, row.kind.write(value), sources.get(row.name, "default"), agreement.text)
 
 
 def wrong(row: Setting, value: Any, source: str, rule: str) -> ConfigError:

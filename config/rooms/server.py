@@ -42,8 +42,8 @@ class ServerSettings:
     )
     data_parallel_rank: int | None = setting(
         None,
-        help="Rank that this server plays alone, on its port as it is; then data-parallel-size only tells how "
-        "many there are. Empty, or negative, plays all ranks.",
+        help="Rank that this server plays alone, on its port as it is; data-parallel-size then only tells "
+        "how many there are. Empty, or negative, plays all ranks.",
         rule=at_most(7),
     )
     pod_name: str = setting(

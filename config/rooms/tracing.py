@@ -13,7 +13,7 @@ class TracingSettings:
     otlp_traces_endpoint: str | None = setting(
         None,
         env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",),
-        help="Where spans are sent (OTLP over HTTP), such as http://collector:4318/v1/traces; off when empty.",
+        help="Where spans are sent (OTLP over HTTP), as http://collector:4318/v1/traces; off when empty.",
     )
     otlp_service_name: str = setting(
         "understudy", env=("OTEL_SERVICE_NAME",), help="service.name of the spans.", rule=not_empty()
