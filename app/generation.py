@@ -26,7 +26,7 @@ class Calls(Struct, frozen=True, kw_only=True):
 
 
 class Constraint(Struct, frozen=True, kw_only=True):
-    """What the reply's text must be: JSON that satisfies `schema`, a match of `regex`, or one of `choices`."""
+    """What the text must be: JSON that satisfies `schema`, a match of `regex`, or one of `choices`."""
 
     schema: Mapping[str, Any] | bool | None = None
     regex: str | None = None
