@@ -74,6 +74,8 @@ class Generation(Struct, frozen=True, kw_only=True):
     """Lower is earlier, where the scheduling policy looks at it."""
     remote_prefill: bool = False
     """The prefill was done elsewhere: its cache is fetched instead of computed."""
+    delays: tuple[tuple[int, float], ...] = ()
+    """Extra waits on purpose: (before token n of the reply, seconds)."""
     remote_decode: bool = False
     """The decode will be done elsewhere: the answer says where this cache is."""
     n: int = 1

@@ -15,6 +15,12 @@ class Rule:
 
     text: str
     holds: Callable[[Any, Any], bool]
+    flaw: Callable[[Any], str] | None = None
+    """Says what is wrong with a value that it does not hold for, where `text` would not be precise."""
+
+    def broken_by(self, value: Any) -> str:
+        """What to say of a value that it does not hold for."""
+        return self.flaw(value) if self.flaw else self.text
 
 
 def at_least(low: float) -> Rule:
@@ -67,3 +73,16 @@ def items_among(words: Sequence[str]) -> Rule:
 def is_identifier() -> Rule:
     """A name that needs no quotes in SQL."""
     return Rule("must be a name of letters, digits and underscores", lambda value, room: value.isidentifier())
+
+
+def understood_by(read: Callable[[Any], object], text: str) -> Rule:
+    """`read` takes the value; the ValueError that it raises for another says what is wrong."""
+
+    def flaw(value: Any) -> str:
+        try:
+            read(value)
+        except ValueError as error:
+            return f"is wrong: {error}"
+        return ""
+
+    return Rule(text, lambda value, room: not flaw(value), flaw)

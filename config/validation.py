@@ -85,7 +85,8 @@ def validate(settings: Settings, sources: Mapping[str, str]) -> None:
             continue
         for rule in row.rules:
             if not rule.holds(value, room):
-                raise wrong(row, row.kind.write(value), sources.get(row.name, "default"), rule.text)
+                source = sources.get(row.name, "default")
+                raise wrong(row, row.kind.write(value), source, rule.broken_by(value))
     for agreement in AGREEMENTS:
         if not agreement.holds(settings):
             row = BY_NAME[agreement.name]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from flask import Blueprint, request
 
-from app.api.chat_answer import ChatAnswer, ChatShape
+from app.api.chat_answer import ChatAnswer
+from app.api.chat_shape import ChatShape
 from app.api.conversation import chat_options, content_text, last_message_text
-from app.api.door import Door, Prompt
+from app.api.door import Door
+from app.api.media import features, media_tokens
 from app.api.replies import Reply
+from app.api.transfer import address_of
+from app.api.translation import Prompt
 from app.protocol.chat import ChatCompletionRequest
+from app.protocol.tools import NamedToolChoice
 
 
 def blueprint(door: Door) -> Blueprint:
@@ -21,25 +27,43 @@ def blueprint(door: Door) -> Blueprint:
         """The next message of a conversation, whole or as a stream."""
         environ = request.environ
         asked = door.decode(environ, ChatCompletionRequest)
-        model = door.enter(asked)
-        for message in asked.messages:
-            door.check_text(content_text(message.get("content")))
-        ids = door.fit(asked, door.tokenizer.encode_chat(asked.messages, chat_options(asked)))
+        model = door.enter(asked, environ)
+        prompt = chat_prompt(door, asked)
         head = door.identity.head("chatcmpl", environ, asked.request_id, model)
-        prompt = Prompt(ids, last_message_text(asked.messages))
-        return door.play(asked, head, [prompt], ChatAnswer(head, _shape(door, asked, ids)), environ)
+        image = door.wants_image(environ)
+        shape = ChatShape(**chat_shape(door, asked, prompt), blocks=image)
+        return door.play(asked, head, [prompt], ChatAnswer(head, shape), environ, image=image)
 
     return routes
 
 
-def _shape(door: Door, asked: ChatCompletionRequest, ids: Sequence[int]) -> ChatShape:
-    last = asked.messages[-1]
+def chat_prompt(door: Door, asked: ChatCompletionRequest) -> Prompt:
+    """The conversation as tokens. ApiError 400 when it cannot be rendered, or exceeds the context."""
+    for message in asked.messages:
+        door.check_text(content_text(message.get("content")))
+    ids = door.fit(asked, door.tokenizer.encode_chat(asked.messages, chat_options(asked)))
+    return Prompt(ids, last_message_text(asked.messages))
+
+
+def chat_shape(door: Door, asked: ChatCompletionRequest, prompt: Prompt) -> Mapping[str, Any]:
+    """The fields of `ChatShape` that the request decides."""
+    last, ids = asked.messages[-1], prompt.ids
     role = "assistant" if asked.add_generation_prompt else last["role"]
-    return ChatShape(
+    named = isinstance(asked.tool_choice, NamedToolChoice) and asked.tool_choice.type == "function"
+    media = features(asked.messages, ids)
+    return {
         **door.shape(asked),
-        prompt_ids=ids,
-        role=role,
-        echo=content_text(last.get("content")) if asked.echo and last["role"] == role else "",
-        top_logprobs=asked.top_logprobs if asked.logprobs else None,
-        prompt_text=door.tokenizer.decode(ids, False) if asked.return_prompt_text else None,
-    )
+        "prompt_ids": ids,
+        "role": role,
+        "echo": content_text(last.get("content")) if asked.echo and last["role"] == role else "",
+        "top_logprobs": asked.top_logprobs if asked.logprobs else None,
+        "prompt_text": door.tokenizer.decode(ids, False) if asked.return_prompt_text else None,
+        "named_tool": named,
+        "forced_tool": named or asked.tool_choice == "required",
+        "new_call_id": lambda: f"chatcmpl-tool-{door.identity.fresh_id()}",
+        "reasons": door.limits.reasons,
+        "show_reasoning": asked.include_reasoning,
+        "transfer": address_of(asked, door.identity, len(ids)),
+        "encoded_media": door.encoded_media(media and media["mm_hashes"]),
+        "media_tokens": media_tokens(media),
+    }

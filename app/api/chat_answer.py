@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from app.api.head import AnswerShape, Head, usage
+from app.api.chat_message import WholeChoice, finish_reason
+from app.api.chat_shape import ChatShape, image_block, text_block
+from app.api.head import Head, usage
 from app.api.sse import DONE, error_event
 from app.api.token_logprobs import chat_entries, prompt_entries
-from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
+from app.events import Event, Failed, Finish, Part, Started, Tokens
 
 dumps = msgspec.json.Encoder().encode
 CHUNK = "chat.completion.chunk"
-
-
-class ChatShape(AnswerShape, frozen=True, kw_only=True):
-    """What a chat request asked to see in its answer."""
-
-    prompt_ids: Sequence[int]
-    role: str = "assistant"
-    echo: str = ""
-    top_logprobs: int | None = None
-    """Alternatives shown; None without log probabilities."""
-    prompt_text: str | None = None
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One whole choice, gathered from its events."""
-
-    text: list[str] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: Finish | None = None
+Delta = dict[str, Any]
 
 
 class ChatAnswer:
@@ -43,6 +24,7 @@ class ChatAnswer:
 
     __slots__ = (
         "_cached_tokens",
+        "_call_ids",
         "_completion",
         "_content",
         "_deltas",
@@ -50,6 +32,7 @@ class ChatAnswer:
         "_head",
         "_opened",
         "_plain",
+        "_reasoning",
         "_shape",
     )
 
@@ -57,20 +40,25 @@ class ChatAnswer:
         self._head = head
         self._shape = shape
         self._completion = [0] * shape.n
+        self._reasoning = [0] * shape.n
+        self._call_ids: dict[tuple[int, int], str] = {}
+        """Ids of the calls begun, by choice and number."""
         self._cached_tokens = 0
         self._opened = False
         self._failed = False
         self._deltas: list[bytes] = []
         self._content: list[bytes] = []
-        self._plain = shape.top_logprobs is None and not shape.token_ids and not shape.continuous_usage
+        self._plain = not (
+            shape.top_logprobs is not None or shape.token_ids or shape.continuous_usage or shape.blocks
+        )
 
     def chunk(self, event: Event) -> bytes:
         if type(event) is Tokens:
-            if self._plain and event.finish is None and len(event.texts) == 1:
+            if self._plain and event.finish is None and event.part is None and len(event.texts) == 1:
                 # Nearly every event of a paced stream is such a one.
                 self._completion[event.index] += 1
                 return b"%b%b%b" % (self._content[event.index], dumps(event.texts[0]), PLAIN_TAIL)
-            return self._tokens(event)
+            return self._tokens(event) if event.part is None else self._part(event, event.part)
         if type(event) is Started:
             return self._open(event)
         assert type(event) is Failed
@@ -82,10 +70,13 @@ class ChatAnswer:
             return DONE
         shape = self._shape
         counted = usage(len(shape.prompt_ids), sum(self._completion))
+        if shape.reasons:
+            counted["completion_tokens_details"] = {"reasoning_tokens": sum(self._reasoning)}
         if shape.prompt_details:
             counted["prompt_tokens_details"] = {
                 "cached_tokens": self._cached_tokens,
                 "created_cache_tokens": 0,
+                **({"multimodal_tokens": shape.media_tokens} if shape.media_tokens else {}),
             }
         return self._head.usage_event(CHUNK, counted) + DONE
 
@@ -100,13 +91,13 @@ class ChatAnswer:
         delta = dumps({"role": shape.role, "content": ""})
         ids = dumps(shape.prompt_ids if shape.token_ids else None)
         tail = b',"logprobs":null,"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":%b}\n\n' % (
-            self._usage(0),
+            self._usage(None),
             ids,
             dumps(shape.prompt_text),
         )
         chunks = [opening + delta + tail for opening in self._deltas]
         if shape.echo:
-            tail = b'},"logprobs":null,"finish_reason":null}]' + self._usage(0) + b"}\n\n"
+            tail = b'},"logprobs":null,"finish_reason":null}]' + self._usage(None) + b"}\n\n"
             chunks += [content + dumps(shape.echo) + tail for content in self._content]
         return b"".join(chunks)
 
@@ -117,6 +108,7 @@ class ChatAnswer:
         self._content = [delta + b'{"content":' for delta in self._deltas]
 
     def _tokens(self, event: Tokens) -> bytes:
+        """The chunks of text; without any left, the last delta is an empty object, as recorded."""
         content, last = self._content[event.index], len(event.texts) - 1
         chunks: list[bytes] = []
         for i, text in enumerate(event.texts):
@@ -125,59 +117,96 @@ class ChatAnswer:
             if self._plain:
                 chunks += (content, dumps(text), PLAIN_TAIL)
             else:
-                chunks += (content, dumps(text), self._tail(event, i, None))
+                chunks += (content, dumps(self._shown(text)), self._tail(event, i, None))
         if self._plain:
             self._completion[event.index] += len(event.texts)
         if event.finish is not None:
-            chunks += self._last(event, last, event.finish)
+            text = event.texts[last] if last >= 0 else ""
+            delta = (content, dumps(self._shown(text))) if text else (self._deltas[event.index], b"{")
+            chunks += (*delta, self._tail(event, max(last, 0), event.finish))
         return b"".join(chunks)
 
-    def _last(self, event: Tokens, i: int, finish: Finish) -> tuple[bytes, ...]:
-        """The chunk of the last token; without more text, its delta is an empty object, as recorded."""
-        text = event.texts[i] if i >= 0 else ""
-        delta = (self._content[event.index], dumps(text)) if text else (self._deltas[event.index], b"{")
-        return *delta, self._tail(event, max(i, 0), finish)
+    def _shown(self, text: str) -> Any:
+        return [text_block(text)] if self._shape.blocks else text
+
+    def _part(self, event: Tokens, part: Part) -> bytes:
+        """The chunks of thoughts, calls and images; a token that shows nothing has no chunk of its own."""
+        shape, last = self._shape, len(event.texts) - 1
+        if part.kind == "reasoning":
+            self._reasoning[event.index] += len(event.ids)
+        if self._plain:
+            self._completion[event.index] += len(event.ids)
+        metadata = (shape.token_ids or shape.top_logprobs is not None) and not self._hides()
+        chunks: list[bytes] = []
+        for i, text in enumerate(event.texts):
+            finish = event.finish if i == last else None
+            delta = self._delta(event.index, part, text)
+            tail = self._tail(event, i, finish) if not self._plain or finish else PLAIN_TAIL
+            if delta or finish is not None or metadata:
+                chunks += (self._deltas[event.index], dumps(delta)[:-1], tail)
+        return b"".join(chunks)
+
+    def _delta(self, index: int, part: Part, text: str) -> Delta:
+        """What a client is told of a token; nothing of markup and of hidden thoughts."""
+        if part.kind == "reasoning":
+            return {"reasoning": text} if text and self._shape.show_reasoning else {}
+        if part.kind == "image":
+            return {"content": [image_block(text)]}
+        call: Delta = {"index": part.number, "function": {"arguments": text}}
+        if (index, part.number) not in self._call_ids:
+            self._call_ids[index, part.number] = own_id = self._shape.new_call_id()
+            named = {"name": part.name, **({"arguments": text} if text else {})}
+            call |= {"id": own_id, "type": "function", "function": named}
+            return {"tool_calls": [call]}
+        return {"tool_calls": [call]} if text else {}
+
+    def _hides(self) -> bool:
+        return self._shape.reasons and not self._shape.show_reasoning
 
     def _tail(self, event: Tokens, i: int, finish: Finish | None) -> bytes:
-        """All that follows the text in the chunk of token `i` of `event`."""
+        """All that follows the delta in the chunk of token `i` of `event`, from its closing brace on."""
         shape = self._shape
         ids = event.ids[i : i + 1]
         if not self._plain:
             self._completion[event.index] += len(ids)
         logprobs = None
-        if shape.top_logprobs is not None and event.logprobs is not None:
+        if shape.top_logprobs is not None and event.logprobs is not None and not self._hides():
             logprobs = {
                 "content": chat_entries(event.logprobs[i : i + 1], shape.top_logprobs, shape.token_id_names)
             }
-        stop = b"" if finish is None else b',"stop_reason":' + dumps(finish.stop_reason)
-        fingerprint = b""
-        if finish is not None and not shape.include_usage:
-            fingerprint = b',"system_fingerprint":' + dumps(self._head.fingerprint)
+        reason, stop, fingerprint = None, b"", b""
+        if finish is not None:
+            reason = finish_reason(finish, (event.index, 0) in self._call_ids, shape)
+            stop = b',"stop_reason":' + dumps(finish.stop_reason)
+            if not shape.include_usage:
+                fingerprint = b',"system_fingerprint":' + dumps(self._head.fingerprint)
         return b'},"logprobs":%b,"finish_reason":%b%b,"token_ids":%b}]%b%b}\n\n' % (
             dumps(logprobs),
-            dumps(None if finish is None else finish.reason),
+            dumps(reason),
             stop,
-            dumps(ids if shape.token_ids else None),
-            self._usage(self._completion[event.index]),
+            dumps(ids if shape.token_ids and not self._hides() else None),
+            self._usage(event.index),
             fingerprint,
         )
 
-    def _usage(self, completion_tokens: int) -> bytes:
+    def _usage(self, index: int | None) -> bytes:
+        """The usage of a choice so far, if every chunk is to tell it; None before there is a token."""
         if not self._shape.continuous_usage:
             return b""
-        counted = usage(len(self._shape.prompt_ids), completion_tokens, completion_tokens_details=None)
-        return b',"usage":' + dumps(counted)
+        completion, thoughts = (0, 0) if index is None else (self._completion[index], self._reasoning[index])
+        return b',"usage":' + dumps(self._counted(completion, thoughts))
+
+    def _counted(self, completion_tokens: int, reasoning_tokens: int, **details: Any) -> dict[str, Any]:
+        thoughts = {"reasoning_tokens": reasoning_tokens} if self._shape.reasons else None
+        prompt_tokens = len(self._shape.prompt_ids)
+        return usage(prompt_tokens, completion_tokens, **details, completion_tokens_details=thoughts)
 
     def body(self, events: Iterable[Event]) -> bytes:
-        choices = [_Choice() for _ in range(self._shape.n)]
+        choices = [WholeChoice() for _ in range(self._shape.n)]
         prompt_logprobs = None
         for event in events:
             if type(event) is Tokens:
-                choice = choices[event.index]
-                choice.text += event.texts
-                choice.ids += event.ids
-                choice.logprobs += event.logprobs or ()
-                choice.finish = event.finish
+                choices[event.index].take(event)
             elif type(event) is Started:
                 self._cached_tokens = event.cached_tokens
                 prompt_logprobs = prompt_entries(event.prompt_logprobs)
@@ -185,59 +214,33 @@ class ChatAnswer:
                 raise event.error
         return dumps(self._whole(choices, prompt_logprobs))
 
-    def _whole(self, choices: Sequence[_Choice], prompt_logprobs: Any) -> dict[str, Any]:
+    def _whole(self, choices: Sequence[WholeChoice], prompt_logprobs: Any) -> dict[str, Any]:
         head, shape = self._head, self._shape
         details = None
         if shape.prompt_details:
             details = {
                 "cached_tokens": self._cached_tokens,
                 "created_cache_tokens": 0,
-                "multimodal_tokens": None,
+                "multimodal_tokens": shape.media_tokens,
             }
-        completion_tokens = sum(len(choice.ids) for choice in choices)
         return {
             **head.fields("chat.completion"),
-            "choices": [self._choice(i, choice) for i, choice in enumerate(choices)],
+            "choices": [choice.body(i, shape) for i, choice in enumerate(choices)],
             "service_tier": None,
             "system_fingerprint": head.fingerprint,
-            "usage": usage(
-                len(shape.prompt_ids),
-                completion_tokens,
+            "usage": self._counted(
+                sum(len(choice.ids) for choice in choices),
+                sum(choice.reasoning_tokens for choice in choices),
                 prompt_tokens_details=details,
-                completion_tokens_details=None,
             ),
             "prompt_logprobs": prompt_logprobs,
             "prompt_token_ids": shape.prompt_ids if shape.token_ids else None,
             "prompt_text": shape.prompt_text,
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
+            "kv_transfer_params": shape.transfer,
+            "ec_transfer_params": shape.encoded_media,
             "metrics": None,
-        }
-
-    def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
-        shape, finish = self._shape, choice.finish or Finish("abort")
-        logprobs = None
-        if shape.top_logprobs is not None:
-            logprobs = {"content": chat_entries(choice.logprobs, shape.top_logprobs, shape.token_id_names)}
-        message = {
-            "role": shape.role,
-            "content": shape.echo + "".join(choice.text),
-            "refusal": None,
-            "annotations": None,
-            "audio": None,
-            "function_call": None,
-            "reasoning": None,
-        }
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": finish.reason,
-            "stop_reason": finish.stop_reason,
-            "token_ids": choice.ids if shape.token_ids else None,
-            "routed_experts": None,
         }
 
 
 PLAIN_TAIL = b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
-"""What follows the text in a chunk of which nothing special was asked."""
+"""What follows the delta in a chunk of which nothing special was asked."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,8 @@ class CompletionShape(AnswerShape, frozen=True, kw_only=True):
     prompt_only: bool = False
     """`echo` with `max_tokens` 0: the prompt is the whole text."""
     logprobs: bool = False
+    transfer: Mapping[str, Any] | None = None
+    """`kv_transfer_params` of the answer."""
 
 
 @dataclass(slots=True)
@@ -201,7 +203,7 @@ class CompletionAnswer:
                 prompt_tokens_details=details,
                 completion_tokens_details=None,
             ),
-            "kv_transfer_params": None,
+            "kv_transfer_params": shape.transfer,
             "ec_transfer_params": None,
             "metrics": None,
         }

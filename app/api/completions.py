@@ -5,8 +5,10 @@ from __future__ import annotations
 from flask import Blueprint, request
 
 from app.api.completion_answer import CompletionAnswer, CompletionShape, EchoedPrompt
-from app.api.door import Door, Prompt
+from app.api.door import Door
 from app.api.replies import Reply
+from app.api.transfer import address_of
+from app.api.translation import Prompt
 from app.protocol.completions import CompletionRequest, TokenIds
 from app.protocol.errors import bad_request
 
@@ -21,12 +23,12 @@ def blueprint(door: Door) -> Blueprint:
         asked = door.decode(environ, CompletionRequest)
         if asked.stream and asked.use_beam_search:
             raise bad_request("Beam search cannot be streamed.")
-        model = door.enter(asked)
+        model = door.enter(asked, environ)
         if asked.suffix is not None:
             raise bad_request("This model cannot fill in before a suffix.", "suffix")
         if asked.prompt_embeds:
             raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
-        prompts = [_prompt(door, asked, prompt) for prompt in asked.prompts()]
+        prompts = [completion_prompt(door, asked, prompt) for prompt in asked.prompts()]
         head = door.identity.head("cmpl", environ, asked.request_id, model)
         shape = CompletionShape(
             **door.shape(asked),
@@ -34,14 +36,15 @@ def blueprint(door: Door) -> Blueprint:
             echo=bool(asked.echo),
             prompt_only=asked.max_tokens == 0,
             logprobs=asked.logprobs is not None,
+            transfer=address_of(asked, door.identity, len(prompts[0].ids)) if prompts else None,
         )
         return door.play(asked, head, prompts, CompletionAnswer(head, shape), environ)
 
     return routes
 
 
-def _prompt(door: Door, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
-    """A prompt of ids is echoed as its decimal ids (simulator.md 5.2)."""
+def completion_prompt(door: Door, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
+    """One of the prompts as tokens; one of ids is echoed as its decimal ids (simulator.md 5.2)."""
     if isinstance(prompt, str):
         door.check_text(prompt)
         return Prompt(door.fit(asked, door.tokenizer.encode(prompt, asked.add_special_tokens)), prompt)

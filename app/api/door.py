@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from msgspec import Struct
-from msgspec.structs import replace
-
 from app.api.answer import Answer
 from app.api.body import BodyLimits
 from app.api.delivery import Delivery
 from app.api.head import Head
 from app.api.identity import Identity
+from app.api.media import encoded
 from app.api.models import ServedModels
 from app.api.replies import Reply
+from app.api.translation import Asked, Prompt, Translation
 from app.environ import ARRIVAL
-from app.generation import Generation
 from app.protocol import limits as rules
 from app.protocol import model_limits
 from app.protocol.decoding import decode
@@ -28,14 +26,6 @@ from app.protocol.request import Request
 from app.tokenization import Tokenizer
 
 T = TypeVar("T", bound=Request)
-NO_SEED = -1
-
-
-class Prompt(Struct, frozen=True):
-    """One prompt, and what mode `echo` makes of it."""
-
-    ids: Sequence[int]
-    echo_text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +37,18 @@ class Door:
     tokenizer: Tokenizer
     identity: Identity
     delivery: Delivery
+    translation: Translation
     limits: ModelLimits
     force_usage: bool
     prompt_details: bool
+    encoder_only: bool = False
+    omni: bool = False
 
     def decode(self, environ: Mapping[str, Any], kind: type[T]) -> T:
         """The request in the body. ApiError 400, 408 or 413."""
         return decode(self.body.read(environ), environ.get("CONTENT_TYPE"), kind)
 
-    def enter(self, asked: GenerateRequest) -> str:
+    def enter(self, asked: GenerateRequest, environ: Mapping[str, Any]) -> str:
         """The model's name for the answer; ApiError when model, queue or lengths do not allow the request."""
         model = self.models.resolve(asked.model)
         self.delivery.service.preflight(asked.n or 1)
@@ -76,6 +69,14 @@ class Door:
         kept = rules.truncate_prompt(ids, asked, self.limits.max_model_len)
         rules.check_prompt_length(len(kept), self.limits.max_model_len)
         return kept
+
+    def wants_image(self, environ: Mapping[str, Any]) -> bool:
+        """True when an image should follow the reply: asked for by header, or drawn (simulator.md 2.2)."""
+        return self.omni and self.translation.wants_image(environ.get("HTTP_X_SEND_IMAGE"))
+
+    def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> dict[str, Any] | None:
+        """`ec_transfer_params` of an encoder's answer; None of any other's."""
+        return encoded(hashes) if self.encoder_only else None
 
     def shape(self, asked: GenerateRequest) -> dict[str, Any]:
         """The fields of `AnswerShape` for this request."""
@@ -98,6 +99,7 @@ class Door:
         prompts: Sequence[Prompt],
         answer: Answer,
         environ: Mapping[str, Any],
+        image: bool = False,
     ) -> Reply:
         """The response. What only the engine would refuse comes, in a stream, after its 200."""
         limits = [self._most_tokens(asked, prompt) for prompt in prompts]
@@ -111,12 +113,11 @@ class Door:
         together = len(prompts) * (asked.n or 1)
         # Before as many generations are made as a hostile request asks for.
         self.delivery.service.admit(together)
+        meant = Asked(head, environ[ARRIVAL], together, priority_of(asked, environ), image)
         played = [
             choice
-            for i, prompt in enumerate(prompts)
-            for choice in _choices(
-                self._first_choice(asked, head, i, prompt, limits[i], together, environ[ARRIVAL])
-            )
+            for number, prompt in enumerate(prompts)
+            for choice in self.translation.choices(asked, meant, prompt, number, limits[number])
         ]
         return self.delivery.reply(played, answer, bool(asked.stream), environ)
 
@@ -127,45 +128,13 @@ class Door:
         rules.check_sampling(asked, most)
         return max(most, 1)
 
-    def _first_choice(
-        self,
-        asked: GenerateRequest,
-        head: Head,
-        number: int,
-        prompt: Prompt,
-        most_tokens: int,
-        together: int,
-        arrival_s: float,
-    ) -> Generation:
-        """The first choice of prompt `number`; the whole request has `together` choices."""
-        n, stop = asked.n or 1, asked.stop or ()
-        return Generation(
-            request_id=head.id,
-            index=number * n,
-            model=head.model,
-            prompt_ids=prompt.ids,
-            echo_text=prompt.echo_text,
-            max_tokens=most_tokens,
-            limited=rules.requested_max_tokens(asked)[0] is not None,
-            arrival_s=arrival_s,
-            min_tokens=asked.min_tokens,
-            ignore_eos=asked.ignore_eos,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            stop_token_ids=frozenset(asked.stop_token_ids or ()),
-            include_stop=asked.include_stop_str_in_output,
-            seed=None if asked.seed == NO_SEED else asked.seed,
-            greedy=asked.temperature is not None and asked.temperature < rules.GREEDY_BELOW,
-            logprobs=model_limits.wanted_logprobs(asked),
-            prompt_logprobs=model_limits.wanted_prompt_logprobs(asked),
-            n=n,
-            together=together,
-        )
 
-
-def _choices(first: Generation) -> list[Generation]:
-    """All n choices of a prompt: they differ in their place and, if there is one, their seed."""
-    others = (
-        replace(first, index=first.index + k, seed=None if first.seed is None else first.seed + k)
-        for k in range(1, first.n)
-    )
-    return [first, *others]
+def priority_of(asked: GenerateRequest, environ: Mapping[str, Any]) -> int:
+    """The priority of a request: its header's, or else its body's. ApiError 400 when it is no integer."""
+    told = environ.get("HTTP_X_VLLM_PRIORITY")
+    if told is None:
+        return asked.priority
+    try:
+        return int(told)
+    except ValueError:
+        raise bad_request(f"X-Vllm-Priority must be an integer, got {told[:40]!r}") from None

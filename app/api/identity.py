@@ -13,9 +13,16 @@ from config.settings import ModelSettings, ServerSettings
 
 
 class Identity:
-    """Makes the heads of answers. `rng` draws ids, `now` is Unix seconds."""
+    """Makes the heads of answers. `rng` draws ids, `now` is Unix seconds.
 
-    def __init__(self, model: ModelSettings, rng: Random, now: Callable[[], float] = time.time) -> None:
+    `engine_id` and `host` tell others where to find this server's cache.
+    """
+
+    def __init__(
+        self, model: ModelSettings, host: str, rng: Random, now: Callable[[], float] = time.time
+    ) -> None:
+        self.engine_id = f"{rng.getrandbits(128):032x}"
+        self.host = host
         self._rng = rng
         self._now = now
         made_of = f"{model.model} {model.max_model_len}".encode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flask import Blueprint
@@ -10,21 +10,33 @@ from flask import Blueprint
 from app.api.identity import Identity
 from app.api.replies import Reply, json_reply
 from app.protocol.errors import not_found
+from app.serving.adapters import Adapters
 
 
 class ServedModels:
-    """The names under which the base model is served; the first is the one that answers show."""
+    """The names under which the base model is served, the first of which answers show, and its adapters."""
 
-    def __init__(self, names: Sequence[str], root: str, max_model_len: int) -> None:
+    def __init__(self, names: Sequence[str], root: str, max_model_len: int, adapters: Adapters) -> None:
         self.names = names
         self.root = root
         self.max_model_len = max_model_len
+        self.adapters = adapters
 
     def resolve(self, asked: str | None) -> str:
         """The name to answer with; a request may leave the model out. ApiError 404 for another one."""
-        if asked and asked not in self.names:
-            raise not_found(f"No model `{asked}` is served here; served: {', '.join(self.names)}.", "model")
-        return self.names[0]
+        if not asked or asked in self.names:
+            return self.names[0]
+        if asked in self.adapters:
+            return asked
+        known = ", ".join([*self.names, *(adapter.name for adapter in self.adapters)])
+        raise not_found(f"No model `{asked}` is served here; served: {known}.", "model")
+
+    def rows(self) -> Iterator[tuple[str, str, str | None, int | None]]:
+        """Name, root, parent and context length of every model that is listed."""
+        for name in self.names:
+            yield name, self.root, None, self.max_model_len
+        for adapter in self.adapters:
+            yield adapter.name, adapter.path, self.names[0], None
 
 
 def blueprint(models: ServedModels, identity: Identity) -> Blueprint:
@@ -32,15 +44,15 @@ def blueprint(models: ServedModels, identity: Identity) -> Blueprint:
 
     @routes.get("/v1/models")
     def list_models() -> Reply:
-        """Every served name as a model card."""
-        return json_reply(
-            {"object": "list", "data": [_card(models, name, identity) for name in models.names]}
-        )
+        """Every served name and every adapter as a model card."""
+        return json_reply({"object": "list", "data": [_card(identity, *row) for row in models.rows()]})
 
     return routes
 
 
-def _card(models: ServedModels, name: str, identity: Identity) -> dict[str, Any]:
+def _card(
+    identity: Identity, name: str, root: str, parent: str | None, max_model_len: int | None
+) -> dict[str, Any]:
     created = identity.now_s()
     permission = {
         "id": f"modelperm-{identity.fresh_id()}",
@@ -61,8 +73,8 @@ def _card(models: ServedModels, name: str, identity: Identity) -> dict[str, Any]
         "object": "model",
         "created": created,
         "owned_by": "vllm",
-        "root": models.root,
-        "parent": None,
-        "max_model_len": models.max_model_len,
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_model_len,
         "permission": [permission],
     }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from app.metrics.families import FINISHED, REJECTIONS, build
+from app.metrics.loras import LoraRequests
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
@@ -22,7 +23,7 @@ class Recorder:
     A sequence is one choice of one prompt: a prompt with n = 3 is three sequences, each of which waits,
     runs, is prefilled, decoded and finished, as in vLLM. Only `completed` is called once per prompt.
 
-    `now` gives Unix seconds for the `_created` series. ValueError: see `families.build`.
+    `now` gives Unix seconds for the `_created` series; with `max_loras` adapters are told of. ValueError: see `families.build`.
     """
 
     def __init__(
@@ -32,7 +33,9 @@ class Recorder:
         cache_config: Mapping[str, str],
         engine: str = "0",
         now: Callable[[], float] = time.time,
+        max_loras: int | None = None,
     ) -> None:
+        self._loras = None if max_loras is None else LoraRequests(max_loras, now)
         self._server = {"model_name": model_name, "engine": engine}
         self._families = build(self._server, max_model_len, cache_config, now)
         self._generated = self._one("generation_tokens_total")
@@ -82,14 +85,39 @@ class Recorder:
         self._n = self._one("request_params_n")
         self._longest = self._one("request_max_num_generation_tokens")
 
-    def waiting(self, delta: int) -> None:
-        """So many sequences entered (or, negative, left) the waiting list."""
+    def waiting(self, delta: int, adapter: str | None = None) -> None:
+        """So many sequences, which need `adapter`, entered (or, negative, left) the waiting list."""
         self._waiting.add(delta)
         self._waiting_for_capacity.add(delta)
+        if adapter is not None and self._loras is not None:
+            self._loras.waiting(adapter, delta)
 
-    def running(self, delta: int) -> None:
-        """So many sequences took (or, negative, gave back) a place."""
+    def running(self, delta: int, adapter: str | None = None) -> None:
+        """So many sequences, which need `adapter`, took (or, negative, gave back) a place."""
         self._running.add(delta)
+        if adapter is not None and self._loras is not None:
+            self._loras.running(adapter, delta)
+
+    def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
+        """The parser of tool calls looked at a reply, or at an event of a stream, and `found` a call."""
+        labels = {
+            "mode": "streaming" if streaming else "non_streaming",
+            "outcome": "tool_call" if found else "no_tool_call",
+            "request_type": "chat_completions",
+            "model_name": self._server["model_name"],
+        }
+        self._families["vllm:tool_call_parser_invocations_total"].labels(**labels).inc(times)
+
+    def sleeping(self, level: int | None) -> None:
+        """Asleep at `level` (0, 1 or 2), or awake when None."""
+        states = {"awake": level in (None, 0), "weights_offloaded": level == 1, "discard_all": level == 2}
+        for state, holds in states.items():
+            self._one("engine_sleep_state", sleep_state=state).set(int(holds))
+
+    def slept(self, operation: Literal["sleep", "wake"], seconds: float) -> None:
+        """A sleep or wake operation took so long."""
+        family = self._families["vllm:sleep_mode_operation_duration_seconds"]
+        family.labels(operation=operation).observe(seconds)
 
     def rejected(self, reason: RejectionReason) -> None:
         """A request was turned away by a limit of the waiting list. KeyError for another reason."""
@@ -175,4 +203,5 @@ class Recorder:
     def render(self) -> str:
         """The text of all `vllm:` families."""
         self._flush_step()
-        return "".join(family.render() for family in self._families.values())
+        families = "".join(family.render() for family in self._families.values())
+        return families if self._loras is None else families + self._loras.family.render()

@@ -163,7 +163,19 @@ def _check_tools(request: Any) -> None:
         return
     if isinstance(choice, str | int | float | list):
         raise bad_request("tool_choice is none, auto, required or an object that names a tool", "tool_choice")
-    _check_named_tool(part(choice, "function"), tools)
+    if part(choice, "type") == "allowed_tools":
+        _check_allowed_tools(part(choice, "allowed_tools"), tools)
+    else:
+        _check_named_tool(part(choice, "function"), tools)
+
+
+def _check_allowed_tools(allowed: Any, tools: Any) -> None:
+    listed = part(allowed, "tools")
+    if not isinstance(listed, list) or not listed:
+        raise bad_request("tool_choice.allowed_tools needs tools", "tool_choice.allowed_tools")
+    names = [part(_function_of(tool), "name") for tool in tools] if isinstance(tools, list) else []
+    if any(part(_function_of(tool), "name") not in names for tool in listed):
+        raise bad_request("tool_choice allows a tool that is not among tools", "tool_choice")
 
 
 def _check_named_tool(function: Any, tools: Any) -> None:

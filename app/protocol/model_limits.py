@@ -28,6 +28,8 @@ class ModelLimits:
     max_model_len: int
     vocab_size: int
     max_logprobs: int = 20
+    reasons: bool = False
+    """The model thinks before it answers."""
 
     @property
     def logprobs_cap(self) -> int:
@@ -47,7 +49,7 @@ def check_engine(request: GenerateRequest, prompt_ids: Sequence[int], limits: Mo
         raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")
     _check_vocabulary("allowed_token_ids", request.allowed_token_ids or (), limits)
     _check_constraint(constrained_outputs(request))
-    if request.thinking_token_budget is not None:
+    if request.thinking_token_budget is not None and not limits.reasons:
         raise bad_request("thinking_token_budget needs a reasoning parser")
     _check_prompt(prompt_ids, limits)
     if request.routed_experts_prompt_start > len(prompt_ids):

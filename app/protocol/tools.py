@@ -31,11 +31,25 @@ class NamedFunction(Struct, kw_only=True):
     name: str
 
 
-class NamedToolChoice(Struct, kw_only=True):
-    """``tool_choice`` as an object: this function must be called."""
+class AllowedTools(Struct, kw_only=True):
+    """The tools that may be called, or of which one must be called."""
 
-    function: NamedFunction
-    type: Literal["function"] = "function"
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[Tool] = []
+
+
+class NamedToolChoice(Struct, kw_only=True):
+    """``tool_choice`` as an object: the function that must be called, or the tools that are allowed."""
+
+    function: NamedFunction | None = None
+    type: Literal["function", "allowed_tools"] = "function"
+    allowed_tools: AllowedTools | None = None
+
+    def names(self) -> list[str]:
+        """The functions that it names."""
+        if self.type == "allowed_tools" and self.allowed_tools is not None:
+            return [tool.function.name for tool in self.allowed_tools.tools]
+        return [self.function.name] if self.function is not None else []
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | None

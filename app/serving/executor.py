@@ -8,90 +8,117 @@ when a place is free, else the turn in which another sequence leaves.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any
 
-Task = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+from app.serving.line import ANY_TIME, Line, Turn
+from app.serving.residents import Residents
+
+
+NO_ADAPTERS = Residents(0, lambda adapter: False)
+"""For tasks that need none: it never holds any."""
 
 
 class PlaceExecutor(Executor):
-    """Runs at most `places` tasks at a time, first come, first served.
+    """Runs at most `places` tasks at a time; `Line` says who is next.
 
     A task that returns a `Future` keeps its place until that future is done, and resolves to its
     result; any other task gives its place back when it returns. One greenlet hub owns the state,
     so there is no lock. Nothing is started here that a fork could lose.
     """
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, residents: Residents = NO_ADAPTERS, by_priority: bool = False) -> None:
         self.places = places
         self.running = 0
-        self._waiting: OrderedDict[Future[Any], Task] = OrderedDict()
+        self.paused = False
+        self._residents = residents
+        self._line = Line(residents, by_priority)
+        self._tasks: dict[Future[Any], Callable[[], Any]] = {}
         self._closed = False
 
     @property
     def waiting(self) -> int:
         """Tasks that have no place yet."""
-        return len(self._waiting)
+        return len(self._line)
 
-    @property
-    def free(self) -> int:
-        """Places that a task submitted now would get at once."""
-        return 0 if self._waiting else self.places - self.running
+    def free(self, turn: Turn = ANY_TIME) -> int:
+        """Places that tasks of this turn submitted now would get at once."""
+        return self.places - self.running if not self.paused and self._line.may_run(turn) else 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run `fn` as soon as a place is free; `forget` the future to leave the waiting list.
+        """Run `fn` as soon as a place is free; `forget` the future to leave the waiting line.
 
         Raises RuntimeError after `shutdown`.
         """
+        return self.take_turn(ANY_TIME, partial(fn, *args, **kwargs))
+
+    def take_turn(self, turn: Turn, task: Callable[[], Any]) -> Future[Any]:
+        """`submit` for a task that needs an adapter, or has a priority."""
         if self._closed:
             raise RuntimeError("no new tasks after shutdown")
         future: Future[Any] = Future()
-        if self.free > 0:
-            self._run(fn, args, kwargs, future)
-            self._fill()  # others may have come while it ran, and found no place
+        if not self.waiting and self.free(turn) > 0:
+            self._run(future, turn, task)
         else:
-            self._waiting[future] = (fn, args, kwargs)
+            self._tasks[future] = task
+            self._line.join(future, turn)
+        self._fill()  # also for those who came while it ran, and found no place
         return future
 
     def forget(self, future: Future[Any]) -> bool:
-        """Take a task that still waits off the list; False when it has a place already."""
-        return self._waiting.pop(future, None) is not None and future.cancel()
+        """Take a task that still waits off the line; False when it has a place already."""
+        self._tasks.pop(future, None)
+        return self._line.forget(future) and future.cancel()
+
+    def pause(self) -> None:
+        """Give no more places away; who has one keeps it."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Give places away again."""
+        self.paused = False
+        self._fill()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more tasks; with `cancel_futures` drop those that wait."""
         self._closed = True
-        while cancel_futures and self._waiting:
-            self._waiting.popitem(last=False)[0].cancel()
+        if cancel_futures:
+            for future in list(self._tasks):
+                self.forget(future)
 
     def _fill(self) -> None:
-        while self._waiting and self.running < self.places:
-            future, (fn, args, kwargs) = self._waiting.popitem(last=False)
-            self._run(fn, args, kwargs, future)
+        while not self.paused and self.running < self.places and (found := self._line.next()) is not None:
+            future, turn = found
+            self._run(future, turn, self._tasks.pop(future))
 
-    def _run(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], future: Future[Any]
-    ) -> None:
+    def _run(self, future: Future[Any], turn: Turn, task: Callable[[], Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         self.running += 1
+        adapter = turn.adapter if self._residents.enter(turn.adapter) else None
         try:
-            result = fn(*args, **kwargs)
+            result = task()
             if isinstance(result, Future):
                 if not result.done():
-                    result.add_done_callback(lambda done: self._leave(done, future))
+                    result.add_done_callback(lambda done: self._leave(done, future, adapter))
                     return
                 result = result.result()
         except Exception as error:
-            self.running -= 1
+            self._give_back(adapter)
             future.set_exception(error)
         else:
-            self.running -= 1
+            self._give_back(adapter)
             future.set_result(result)
 
-    def _leave(self, done: Future[Any], future: Future[Any]) -> None:
+    def _give_back(self, adapter: str | None) -> None:
         self.running -= 1
+        if adapter is not None:
+            self._residents.leave(adapter)
+
+    def _leave(self, done: Future[Any], future: Future[Any], adapter: str | None) -> None:
+        self._give_back(adapter)
         try:
             result = done.result()
         except Exception as error:

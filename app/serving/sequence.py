@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
-from app.events import Event, Failed, Started, Tokens
+from app.events import Event, Failed, Finish, Started, Tokens
 from app.generation import Generation
 from app.metrics.recorder import Recorder
 from app.serving.executor import PlaceExecutor
+from app.serving.line import Turn
+from app.serving.observer import Outcome, Watch, tell
 from app.serving.performer import Performance
 from app.simulation.clock import Clock
 
@@ -21,6 +23,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_begun",
         "_cached_tokens",
         "_clock",
         "_emit",
@@ -33,6 +36,7 @@ class Sequence:
         "_queued",
         "_recorder",
         "_scheduled_s",
+        "_watches",
         "generation",
         "over",
         "place",
@@ -47,6 +51,7 @@ class Sequence:
         clock: Clock,
         emit: Callable[[Event], None],
         ended: Callable[[Sequence], None],
+        watches: Iterable[Watch] = (),
     ) -> None:
         self.generation = generation
         self.place: Future[None] | None = None
@@ -59,7 +64,9 @@ class Sequence:
         self._clock = clock
         self._emit = emit
         self._ended = ended
+        self._watches = tuple(watches)
         self._queued = False
+        self._begun = False
         self._cached_tokens = 0
         self._scheduled_s: float | None = None
         self._first_s: float | None = None
@@ -68,19 +75,20 @@ class Sequence:
     def submit(self, executor: PlaceExecutor) -> None:
         """Ask for a place; waits in line when none is free."""
         self._executor = executor
-        self.place = executor.submit(self.start)
+        generation = self.generation
+        self.place = executor.take_turn(Turn(generation.adapter, generation.priority), self.start)
         if self._scheduled_s is None and not self.over:
             self._queued = True
-            self._recorder.waiting(1)
+            self._recorder.waiting(1, generation.adapter)
 
     def start(self) -> Future[None] | None:
         """The executor gives a place; it is ours until the returned future is done, if there is one."""
         self._scheduled_s = self.generation.arrival_s
         if self._queued:
             self._queued = False
-            self._recorder.waiting(-1)
+            self._recorder.waiting(-1, self.generation.adapter)
             self._scheduled_s = self._clock.now()
-        self._recorder.running(1)
+        self._recorder.running(1, self.generation.adapter)
         try:
             self._performance.start(self._on_event, self._scheduled_s)
         except Exception as error:
@@ -99,6 +107,17 @@ class Sequence:
             self._executor.forget(self.place)
         self._end("abort")
 
+    def interrupt(self) -> None:
+        """The server ends it: as `abort`, but whoever listens is told."""
+        if self.over:
+            return
+        begun = self._begun
+        self.abort()
+        now_s, index = self._clock.now(), self.generation.index
+        if not begun:
+            self._emit(Started(index, now_s))
+        self._emit(Tokens(index, (), (), now_s, None, Finish("abort")))
+
     def _on_event(self, event: Event) -> None:
         if type(event) is Tokens:
             count = len(event.ids)
@@ -113,6 +132,7 @@ class Sequence:
                 self._end(event.finish.reason)
             return
         if type(event) is Started:
+            self._begun = True
             self._cached_tokens = event.cached_tokens
         elif not self.over:
             self._end("error")
@@ -131,14 +151,27 @@ class Sequence:
     def _end(self, reason: str) -> None:
         if self._queued:
             self._queued = False
-            self._recorder.waiting(-1)
+            self._recorder.waiting(-1, self.generation.adapter)
         elif self._scheduled_s is not None:
-            self._recorder.running(-1)
+            self._recorder.running(-1, self.generation.adapter)
         self.over = True
         self._record_end(reason)
         self._ended(self)
+        if self._watches:
+            tell(self._watches, self._outcome(reason))
         if self._leave is not None:
             self._leave.set_result(None)
+
+    def _outcome(self, reason: str) -> Outcome:
+        return Outcome(
+            reason=reason,
+            scheduled_s=self._scheduled_s,
+            first_token_s=self._first_s,
+            last_token_s=None if self._first_s is None else self._last_s,
+            ended_s=self._clock.now(),
+            cached_tokens=self._cached_tokens,
+            tokens=self.tokens,
+        )
 
     def _record_end(self, reason: str) -> None:
         now_s = self._clock.now()

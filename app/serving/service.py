@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from collections.abc import Sequence as Listed
 from functools import cached_property
+from itertools import count
 
 from app.events import Event
 from app.generation import Generation
 from app.metrics.recorder import Recorder
 from app.protocol.errors import too_many, unavailable
-from app.serving.executor import PlaceExecutor
+from app.serving.executor import NO_ADAPTERS, PlaceExecutor
+from app.serving.line import ANY_TIME, Turn
+from app.serving.observer import Observer
 from app.serving.performer import Performer
+from app.serving.residents import Residents
 from app.serving.sequence import Sequence
 from app.simulation.clock import Clock
 
@@ -22,9 +26,10 @@ class SequenceGroup:
     It forgets each sequence as it ends, so that no cycle is left for the garbage collector.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, over: Callable[[], None]) -> None:
         self._unfinished: dict[int, Sequence] = {}
         self._recorder = recorder
+        self._over = over
         self._lengths: dict[int, list[int]] = {}
 
     def add(self, sequence: Sequence) -> None:
@@ -41,9 +46,16 @@ class SequenceGroup:
         for sequence in reversed(list(self._unfinished.values())):
             sequence.abort()
 
+    def interrupt(self) -> None:
+        """As `abort`, but for a client that is there: each choice ends with `abort`."""
+        for sequence in reversed(list(self._unfinished.values())):
+            sequence.interrupt()
+
     def ended(self, sequence: Sequence) -> None:
         """One sequence is over; the last choice of a prompt settles what is counted per prompt."""
         del self._unfinished[sequence.generation.index]
+        if not self._unfinished:
+            self._over()
         n = sequence.generation.n
         if n == 1:
             self._recorder.completed(1, sequence.tokens)
@@ -69,19 +81,27 @@ class Service:
         places: int,
         max_waiting: int,
         max_unfinished: int | None = None,
+        residents: Residents = NO_ADAPTERS,
+        by_priority: bool = False,
     ) -> None:
         self.recorder = recorder
         self.clock = clock
         self.draining = False
+        self.observers: list[Observer] = []
+        """Asked about every sequence that is submitted."""
         self._performer = performer
         self._places = places
         self._max_waiting = max_waiting
         self._max_unfinished = max_unfinished
+        self._residents, self._by_priority = residents, by_priority
+        self._groups: dict[int, tuple[str, SequenceGroup]] = {}
+        """Request id and sequences of every request that is not over."""
+        self._numbers = count()
 
     @cached_property
     def executor(self) -> PlaceExecutor:
         """Made by the first request, so in the worker and after the fork."""
-        return PlaceExecutor(self._places)
+        return PlaceExecutor(self._places, self._residents, self._by_priority)
 
     @property
     def unfinished(self) -> int:
@@ -97,24 +117,24 @@ class Service:
         """Admit nothing more; what was admitted goes on to its end."""
         self.draining = True
 
-    def preflight(self, count: int) -> None:
-        """Raise ApiError 503 when the server takes no requests, or not `count` sequences more."""
+    def preflight(self, wanted: int) -> None:
+        """Raise ApiError 503 when the server takes no requests, or not `wanted` sequences more."""
         if self.draining:
             raise unavailable("The server is shutting down and takes no new requests.")
-        if self._max_unfinished is not None and self.unfinished + count > self._max_unfinished:
+        if self._max_unfinished is not None and self.unfinished + wanted > self._max_unfinished:
             self.recorder.rejected("max_num_queued_reqs")
             raise unavailable(
                 f"The server holds {self.unfinished} of at most {self._max_unfinished} requests; retry later."
             )
 
-    def admit(self, count: int) -> None:
-        """Raise ApiError 503 or 429 when `count` more sequences would exceed a limit.
+    def admit(self, wanted: int, turn: Turn = ANY_TIME) -> None:
+        """Raise ApiError 503 or 429 when `wanted` more sequences would exceed a limit.
 
         All or nothing: a request of several choices is never admitted in part.
         """
-        self.preflight(count)
+        self.preflight(wanted)
         waiting = self.executor.waiting
-        if count > self.executor.free + self._max_waiting - waiting:
+        if wanted > self.executor.free(turn) + self._max_waiting - waiting:
             raise too_many(f"The waiting requests queue is full: {waiting} wait already; retry later.")
 
     def submit(self, generations: Listed[Generation], emit: Callable[[Event], None]) -> SequenceGroup:
@@ -122,10 +142,27 @@ class Service:
 
         Raises ApiError as `admit` does.
         """
-        self.admit(len(generations))
-        group = SequenceGroup(self.recorder)
-        for generation in generations:
-            performance = self._performer.prepare(generation)
-            group.add(Sequence(generation, performance, self.recorder, self.clock, emit, group.ended))
+        prepared = [(generation, self._performer.prepare(generation)) for generation in generations]
+        if generations:  # nothing may wait between this and the end, or others would take the places
+            self.admit(len(generations), Turn(generations[0].adapter))
+        number = next(self._numbers)
+        group = SequenceGroup(self.recorder, lambda: self._forget(number))
+        if generations:
+            self._groups[number] = (generations[0].request_id, group)
+        for generation, performance in prepared:
+            watches = [watch for observer in self.observers if (watch := observer(generation))]
+            group.add(
+                Sequence(generation, performance, self.recorder, self.clock, emit, group.ended, watches)
+            )
         group.submit(self.executor)
         return group
+
+    def _forget(self, number: int) -> None:
+        del self._groups[number]
+
+    def interrupt(self, request_ids: Container[str] | None = None) -> int:
+        """End the requests of these ids, or all; their clients are told `abort`. How many there were."""
+        found = [group for name, group in self._groups.values() if request_ids is None or name in request_ids]
+        for group in found:
+            group.interrupt()
+        return len(found)

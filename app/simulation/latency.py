@@ -31,6 +31,18 @@ class Durations(Protocol):
     def prefill_time_std_dev(self) -> float: ...
     @property
     def time_factor_under_load(self) -> float: ...
+    @property
+    def kv_cache_transfer_latency(self) -> float: ...
+    @property
+    def kv_cache_transfer_latency_std_dev(self) -> float: ...
+    @property
+    def kv_cache_transfer_time_per_token(self) -> float: ...
+    @property
+    def kv_cache_transfer_time_std_dev(self) -> float: ...
+    @property
+    def time_to_generate_image(self) -> float: ...
+    @property
+    def time_to_generate_image_std_dev(self) -> float: ...
 
 
 class Latency:
@@ -46,8 +58,17 @@ class Latency:
         self._running = running
         self._rng = rng
 
-    def time_to_first_token(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
-        """Seconds of prefill for `prompt_tokens`, of which `cached_tokens` cost nothing."""
+    def change(self, durations: Durations) -> None:
+        """Sample from other settings from now on."""
+        self.durations = durations
+
+    def time_to_first_token(self, prompt_tokens: int, cached_tokens: int = 0, remote: bool = False) -> float:
+        """Seconds of prefill for `prompt_tokens`, of which `cached_tokens` cost nothing.
+
+        A prefill that was done elsewhere (`remote`) costs the transfer of its cache instead (9.3).
+        """
+        if remote:
+            return self._transfer(prompt_tokens)
         at = self.durations
         factor = self.load_factor()
         if self._per_token():
@@ -55,6 +76,21 @@ class Latency:
             mean = factor * (at.prefill_overhead + computed * at.prefill_time_per_token)
             return self._sample(mean, at.prefill_time_std_dev)
         return self._sample(factor * at.time_to_first_token, at.time_to_first_token_std_dev)
+
+    def _transfer(self, prompt_tokens: int) -> float:
+        """Seconds until the cache of a remote prefill has come; load does not stretch them."""
+        at = self.durations
+        constant = at.kv_cache_transfer_latency, at.kv_cache_transfer_latency_std_dev
+        if at.latency_calculator == "constant" or (not at.latency_calculator and any(constant)):
+            return self._sample(*constant)
+        return self._sample(
+            prompt_tokens * at.kv_cache_transfer_time_per_token, at.kv_cache_transfer_time_std_dev
+        )
+
+    def image(self) -> float:
+        """Seconds that an image takes; load does not stretch them (9.5)."""
+        at = self.durations
+        return self._sample(at.time_to_generate_image, at.time_to_generate_image_std_dev)
 
     def inter_token(self) -> float:
         """Seconds between one token and the next."""

@@ -9,20 +9,11 @@ turn out to be its beginning.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from app.events import Finish
 from app.generation import Generation
-
-
-@dataclass(slots=True)
-class Script:
-    """A whole reply: `texts[i]` is what token `ids[i]` adds, `finish` how it ends."""
-
-    texts: Sequence[str]
-    ids: Sequence[int]
-    finish: Finish
+from app.simulation.script import Script
 
 
 def stopped(script: Script, generation: Generation) -> Script:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from config.fields import setting
-from config.rules import at_least, no_empty_items
+from config.rules import at_least, no_empty_items, not_empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +15,15 @@ class AccessSettings:
         env=("VLLM_API_KEY",),
         live=True,
         secret=True,
-        help="Keys of which a request below /v1, /v2 and /inference must bear one; none is asked when empty.",
+        help="Keys of which a request below /v1, /v2, /inference and /cohere must bear one; none when empty.",
         rule=no_empty_items(),
     )
     admin_key: str | None = setting(
-        None, live=True, secret=True, help="Key that requests below /admin must bear; none when empty."
+        None,
+        live=True,
+        secret=True,
+        help="Key that requests below /admin must bear. When empty they bear an API key, if there are any.",
+        rule=not_empty(),
     )
     allowed_origins: tuple[str, ...] = setting(
         (), help="Origins that browsers may ask from (CORS); * is every one. Empty switches CORS off."

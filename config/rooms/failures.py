@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from config.fault_rules import parse_fault_rules
 from config.fields import setting
 from config.kinds import Json
-from config.rules import between, items_among
+from config.rules import between, items_among, understood_by
 
 FAILURE_TYPES = (
     "rate_limit",
@@ -30,4 +31,5 @@ class FailureSettings:
         None,
         live=True,
         help="JSON list of scripted faults, each with the requests that it strikes; see docs/faults.md.",
+        rule=understood_by(parse_fault_rules, "must be rules as they are described there"),
     )

@@ -49,6 +49,11 @@ class ServerSettings:
     pod_name: str = setting(
         "", env=("POD_NAME",), help="Sent as x-inference-pod, together with x-inference-port, when not empty."
     )
+    pod_ip: str = setting(
+        "",
+        env=("POD_IP",),
+        help="Address under which other servers reach this one; the host's name when empty.",
+    )
     pod_namespace: str = setting(
         "", env=("POD_NAMESPACE",), help="Sent as x-inference-namespace when not empty."
     )

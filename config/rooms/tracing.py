@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 
 from config.fields import setting
-from config.rules import not_empty
+from config.rules import Rule, not_empty
+
+URL = Rule(
+    "must begin with http:// or https://: spans are sent as OTLP over HTTP",
+    lambda value, room: value.startswith(("http://", "https://")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +19,7 @@ class TracingSettings:
         None,
         env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",),
         help="Where spans are sent (OTLP over HTTP), as http://collector:4318/v1/traces; off when empty.",
+        rule=URL,
     )
     otlp_service_name: str = setting(
         "understudy", env=("OTEL_SERVICE_NAME",), help="service.name of the spans.", rule=not_empty()

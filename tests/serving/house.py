@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from random import Random
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 from app.events import Event, Failed, Started, Tokens
 from app.generation import Generation
 from app.metrics.recorder import Recorder
+from app.serving.residents import Residents
 from app.serving.service import SequenceGroup, Service
+from app.simulation.author import Author
 from app.simulation.clock import VirtualClock
 from app.simulation.latency import Latency
 from app.simulation.pacer import SLOTS_PER_S, Pacer
 from app.simulation.performer import Simulation
 from app.simulation.text import Phrasebook, sample_sentences
 from app.tokenization import Tokenizer, load_tokenizer
-from config.settings import LatencySettings
+from config.settings import LatencySettings, ReplySettings, Settings
 
 SLOT_S = 1 / SLOTS_PER_S
 START_S = 1000.0
@@ -67,15 +70,32 @@ class House:
         max_unfinished: int | None = None,
         mode: str = "random",
         seed: int = 1,
+        adapters: Sequence[str] = (),
+        max_loras: int = 1,
+        by_priority: bool = False,
+        rooms: Mapping[str, Any] | None = None,
         **latency: Any,
     ) -> None:
+        self.adapters = set(adapters)
         self.clock = VirtualClock(START_S)
         self.pacer = Pacer(self.clock)
-        self.recorder = Recorder("test", 4096, {})
+        self.recorder = Recorder("test", 4096, {}, max_loras=max_loras)
         waits = Latency(LatencySettings(**latency), places, lambda: self.service.running, Random(seed))
         tokenizer, phrasebook = embedded_tokenizer(), embedded_phrasebook()
-        simulation = Simulation(mode, tokenizer, phrasebook, waits, self.pacer, self.clock, Random(seed))
-        self.service = Service(simulation, self.recorder, self.clock, places, max_waiting, max_unfinished)
+        settings = Settings(reply=ReplySettings(mode=mode), **(rooms or {}))  # type: ignore[arg-type]
+        author = Author(settings, tokenizer, phrasebook, Random(seed), Random(seed))
+        simulation = Simulation(author, tokenizer, waits, self.pacer, self.clock)
+        self.residents = Residents(max_loras, lambda adapter: adapter in self.adapters)
+        self.service = Service(
+            simulation,
+            self.recorder,
+            self.clock,
+            places,
+            max_waiting,
+            max_unfinished,
+            self.residents,
+            by_priority,
+        )
         self.events: list[tuple[str, Event]] = []
         """(request id, event) as they came."""
 

@@ -21,17 +21,17 @@ def test_it_is_an_executor_whose_futures_behave_as_usual() -> None:
     assert places.submit(int, "ff", base=16).result(0) == 255
     assert list(places.map(abs, [-1, 2, -3])) == [1, 2, 3]
     assert wait([future]).not_done == set()
-    assert (places.running, places.waiting, places.free) == (0, 0, 2)
+    assert (places.running, places.waiting, places.free()) == (0, 0, 2)
 
 
 def test_a_task_that_returns_a_future_keeps_its_place_until_that_one_is_done() -> None:
     places = PlaceExecutor(1)
     over: Future[str] = Future()
     first = places.submit(lambda: over)
-    assert first.running() and (places.running, places.free) == (1, 0)
+    assert first.running() and (places.running, places.free()) == (1, 0)
     over.set_result("the end")
     assert first.result(0) == "the end"
-    assert (places.running, places.free) == (0, 1)
+    assert (places.running, places.free()) == (0, 1)
 
 
 def test_a_future_that_is_done_already_keeps_no_place() -> None:
@@ -124,7 +124,7 @@ def test_a_task_may_submit_another_while_it_holds_the_only_place() -> None:
     outer = places.submit(lambda: inner.append(places.submit(lambda: "inner")))
     assert outer.done()
     assert inner[0].result(0) == "inner"
-    assert (places.running, places.waiting, places.free) == (0, 0, 1)
+    assert (places.running, places.waiting, places.free()) == (0, 0, 1)
 
 
 def test_after_shutdown_nothing_is_taken_but_what_runs_goes_on() -> None:
@@ -224,7 +224,7 @@ class Places(RuleBasedStateMachine):
         assert self.places.running == len(self.running) <= 3
         assert self.places.waiting == len(self.waiting)
         assert self.begun == self.expected
-        assert self.places.free == (0 if self.waiting else 3 - len(self.running))
+        assert self.places.free() == (0 if self.waiting else 3 - len(self.running))
 
 
 TestPlaces = Places.TestCase

@@ -1,0 +1,113 @@
+"""The bodies of the token-in token-out routes (vllm-api.md section 2, `--enable-scale-out`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from app.protocol import rules
+from app.protocol.completions import CompletionRequest
+from app.protocol.errors import bad_request
+from app.protocol.options import CacheSalt, Int64, StopStrings, StreamOptions, StructuredOutputs
+from app.protocol.request import Request
+
+Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+
+
+class SamplingParams(Struct, kw_only=True):
+    """The sampling parameters that matter to a simulation; others are accepted."""
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: StopStrings = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None | UnsetType = UNSET
+    """What is left out is what fits; null is that, too."""
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    bad_words: list[str] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    extra_args: dict[str, Any] | None = None
+
+
+class GenerateRequest(Request, kw_only=True):
+    """The body of ``POST /inference/v1/generate``."""
+
+    request_id: str = ""
+    token_ids: Ids
+    features: dict[str, Any] | None = None
+    sampling_params: SamplingParams
+    model: str | None = None
+    return_token_ids: bool | None = None
+    output_mode: Literal["tokens", "text"] = "tokens"
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Int64 = 0
+    ignore_eos: bool = False
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+
+    lax: ClassVar[Mapping[str, Any]] = {}
+
+    @staticmethod
+    def check_rules(request: Any) -> None:
+        rules.check_stream_options(request)
+        rules.check_cache_salt(request.cache_salt)
+
+    def as_completion(self, max_model_len: int) -> CompletionRequest:
+        """The same, as a text completion of the same tokens."""
+        at = self.sampling_params
+        most = at.max_tokens if isinstance(at.max_tokens, int) else max_model_len - len(self.token_ids)
+        extra = at.extra_args or {}
+        if most < 1:
+            raise bad_request(f"max_tokens must be at least 1, got {most}", "max_tokens")
+        return CompletionRequest(
+            model=self.model,
+            prompt=list(self.token_ids),
+            max_tokens=most,
+            n=at.n,
+            presence_penalty=at.presence_penalty,
+            frequency_penalty=at.frequency_penalty,
+            repetition_penalty=at.repetition_penalty,
+            temperature=at.temperature,
+            top_p=at.top_p,
+            top_k=at.top_k,
+            min_p=at.min_p,
+            seed=at.seed,
+            stop=at.stop,
+            stop_token_ids=at.stop_token_ids,
+            include_stop_str_in_output=at.include_stop_str_in_output,
+            ignore_eos=at.ignore_eos or self.ignore_eos,
+            min_tokens=at.min_tokens,
+            logprobs=at.logprobs,
+            prompt_logprobs=at.prompt_logprobs,
+            bad_words=at.bad_words or [],
+            structured_outputs=at.structured_outputs,
+            stream=self.stream,
+            stream_options=self.stream_options,
+            return_token_ids=self.return_token_ids,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            request_id=self.request_id,
+            kv_transfer_params=self.kv_transfer_params or extra.get("kv_transfer_params"),
+            ec_transfer_params=self.ec_transfer_params,
+        )
+
+
+class AbortRequest(Request, kw_only=True):
+    """The body of ``POST /abort_requests``; without ids it means all."""
+
+    request_ids: list[str] | None = None

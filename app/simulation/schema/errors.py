@@ -1,0 +1,37 @@
+"""What can be wrong with a schema, and the allowance of work that every draw has."""
+
+from __future__ import annotations
+
+
+class SchemaError(ValueError):
+    """A schema or pattern that cannot be used; `path` leads to the place, such as ``properties.city.type``."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+
+
+class Unsatisfiable(SchemaError):
+    """Well formed, but no value (or text) was found that it accepts."""
+
+
+class Contradiction(Exception):
+    """The demands made of one value exclude each other; another choice may still do."""
+
+
+class Allowance:
+    """How many steps of work are left: what a hostile schema asks for ends when they are used up.
+
+    A step is a few microseconds: one keyword checked, one value drawn.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def spend(self, steps: int = 1) -> None:
+        """Use `steps` up; raises Unsatisfiable when there are no more."""
+        self.left -= steps
+        if self.left < 0:
+            raise Unsatisfiable("the schema takes too much work to satisfy")

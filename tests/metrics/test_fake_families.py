@@ -1,0 +1,214 @@
+"""With fake metrics, a scrape tells the families that are named, in vLLM's form, and nothing else of vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.metrics.fake.keys import HISTOGRAMS, total_tokens
+from app.metrics.families import FINISHED, FIRST_TOKEN, INTER_TOKEN, token_bounds
+from config.fake_metrics import TPOT_BUCKETS, TTFT_BUCKETS
+from config.fake_values import FINISH_REASONS
+from tests.metrics.faked import START, Faked
+
+ALWAYS = {"cache_config_info", "lora_requests_info"}
+SERVER = 'engine="0",model_name="tiny"'
+
+
+# Lines
+
+
+@pytest.mark.parametrize(
+    ("keys", "lines"),
+    [
+        ({"running-requests": 10}, ["vllm:num_requests_running{%s} 10.0"]),
+        ({"waiting-requests": 30}, ["vllm:num_requests_waiting{%s} 30.0"]),
+        (
+            {"kv-cache-usage": 0.4},
+            ["vllm:kv_cache_usage_perc{%s} 0.4", "vllm:gpu_cache_usage_perc{%s} 0.4"],
+        ),
+        ({"kv-cache-usage": 0}, ["vllm:kv_cache_usage_perc{%s} 0.0"]),
+        ({"running-requests": "16"}, ["vllm:num_requests_running{%s} 16.0"]),
+        ({"total-prompt-tokens": 12345}, ["vllm:prompt_tokens_total{%s} 12345.0"]),
+        ({"total-generation-tokens": 1500000}, ["vllm:generation_tokens_total{%s} 1.5e+06"]),
+        (
+            {"prefix-cache-hits": 750, "prefix-cache-queries": 2000},
+            ["vllm:prefix_cache_hits_total{%s} 750.0", "vllm:prefix_cache_queries_total{%s} 2000.0"],
+        ),
+    ],
+)
+def test_a_number_is_told_as_it_is(keys: dict[str, Any], lines: list[str]) -> None:
+    told = Faked(keys).lines()
+    assert [line % SERVER for line in lines] == [line % SERVER for line in lines if line % SERVER in told]
+
+
+def test_each_finish_reason_of_vllm_is_there_and_others_when_they_are_named() -> None:
+    samples = Faked({"request-success-total": {"stop": 20, "tool_calls": 3}}).samples("request_success_total")
+    assert samples == [
+        'request_success_total{finished_reason="stop"} 20.0',
+        'request_success_total{finished_reason="length"} 0.0',
+        'request_success_total{finished_reason="abort"} 0.0',
+        'request_success_total{finished_reason="error"} 0.0',
+        'request_success_total{finished_reason="repetition"} 0.0',
+        'request_success_total{finished_reason="tool_calls"} 3.0',
+    ]
+
+
+def test_adapters_are_told_with_their_time() -> None:
+    entries = [
+        {"running": "lora4,lora2", "waiting": "lora3", "timestamp": 1257894567},
+        {"running": "lora4,lora3", "waiting": "", "timestamp": 1257894569},
+    ]
+    assert Faked({"loras": entries}).samples("lora_requests_info") == [
+        'lora_requests_info{max_lora="2",running_lora_adapters="lora4,lora2",waiting_lora_adapters="lora3"}'
+        " 1.257894567e+09",
+        'lora_requests_info{max_lora="2",running_lora_adapters="lora4,lora3",waiting_lora_adapters=""}'
+        " 1.257894569e+09",
+    ]
+
+
+def test_without_adapters_there_is_one_empty_entry_of_now() -> None:
+    assert Faked({}).samples("lora_requests_info") == [
+        'lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""} 1.7e+09'
+    ]
+
+
+def test_the_cache_configuration_is_always_told() -> None:
+    (sample,) = Faked({}).samples("cache_config_info")
+    assert sample.endswith(" 1.0") and 'block_size="16"' in sample
+
+
+# Histograms
+
+
+def test_counts_are_observations_of_the_upper_bound_of_their_bucket() -> None:
+    faked = Faked({"ttft-buckets-values": [1, 2, 3]})
+    assert faked.samples("time_to_first_token_seconds_bucket")[:4] == [
+        'time_to_first_token_seconds_bucket{le="0.001"} 1.0',
+        'time_to_first_token_seconds_bucket{le="0.005"} 3.0',
+        'time_to_first_token_seconds_bucket{le="0.01"} 6.0',
+        'time_to_first_token_seconds_bucket{le="0.02"} 6.0',
+    ]
+    assert faked.samples("time_to_first_token_seconds_bucket")[-1].endswith('{le="+Inf"} 6.0')
+    assert faked.value("time_to_first_token_seconds_count") == 6
+    assert faked.value("time_to_first_token_seconds_sum") == pytest.approx(0.001 + 2 * 0.005 + 3 * 0.01)
+
+
+def test_the_last_bucket_is_beyond_the_last_bound() -> None:
+    faked = Faked({"ttft-buckets-values": [0] * len(FIRST_TOKEN) + [2]})
+    *bounded, last = faked.samples("time_to_first_token_seconds_bucket")
+    assert all(sample.endswith(" 0.0") for sample in bounded)
+    assert last.endswith('{le="+Inf"} 2.0')
+    assert faked.value("time_to_first_token_seconds_sum") == 2 * (2560 + 1)
+
+
+def test_what_goes_beyond_the_buckets_counts_in_the_last() -> None:
+    faked = Faked({"e2erl-buckets-values": [0] * 21 + [1, 2, 4]})
+    assert faked.value("e2e_request_latency_seconds_count") == 7
+    assert faked.samples("e2e_request_latency_seconds_bucket")[-2].endswith('{le="7680.0"} 0.0')
+
+
+@pytest.mark.parametrize(("key", "family"), HISTOGRAMS.items())
+def test_every_list_of_counts_has_its_family(key: str, family: str) -> None:
+    faked = Faked({key.replace("_", "-"): [0, 1, 2]})
+    name = family.removeprefix("vllm:")
+    cumulative = [float(sample.split()[-1]) for sample in faked.samples(f"{name}_bucket")]
+    assert cumulative[:4] == [0, 1, 3, 3] and cumulative[-1] == 3
+    others = {
+        "inter_token_latency_seconds": {"time_per_output_token_seconds"},
+        "request_max_num_generation_tokens": {"max_num_generation_tokens"},
+        "request_prompt_tokens": {"prompt_tokens_total"},
+        "request_generation_tokens": {"generation_tokens_total"},
+    }
+    assert faked.names() == {name} | others.get(name, set()) | ALWAYS
+
+
+def test_an_older_name_repeats_the_numbers() -> None:
+    faked = Faked({"tpot-buckets-values": [0, 0, 1, 2, 3]})
+    modern = faked.samples("inter_token_latency_seconds_bucket")
+    older = faked.samples("time_per_output_token_seconds_bucket")
+    assert [line.replace("time_per_output_token", "inter_token_latency") for line in older] == modern
+
+
+# Totals
+
+
+@pytest.mark.parametrize(
+    ("counts", "bounds", "total"),
+    [
+        ((10, 20, 30), (1, 2, 5), 200),
+        ((10, 20, 30), token_bounds(1024), 200),
+        ((1,), (10,), 10),
+        ((2, 3), (10, 20), 80),
+        ((1, 1, 1, 1), (10, 20, 50), 131),
+        ((0, 5, 0, 2), (1, 10, 100), 252),
+        ((0, 0, 0, 4), (10, 100, 1000), 4004),
+        ((0, 0), (1, 2, 5), 0),
+        ((1, 1, 1), (1,), 1 + 2 + 2),
+    ],
+)
+def test_counts_amount_to_tokens(counts: tuple[int, ...], bounds: tuple[float, ...], total: int) -> None:
+    assert total_tokens(counts, bounds) == total
+
+
+def test_a_total_follows_its_counts_unless_it_is_given() -> None:
+    keys = {"request-prompt-tokens": [10, 20, 30], "request-generation-tokens": [10, 20, 30]}
+    derived, given = Faked(keys), Faked({**keys, "total-generation-tokens": 67890})
+    assert derived.value("prompt_tokens_total") == derived.value("generation_tokens_total") == 200
+    assert given.value("prompt_tokens_total") == 200
+    assert given.value("generation_tokens_total") == 67890
+
+
+# Nothing else
+
+
+def test_only_named_families_are_there() -> None:
+    assert Faked({}).names() == ALWAYS
+    assert Faked({"running-requests": 1, "ttft-buckets-values": []}).names() == {
+        "num_requests_running",
+        *ALWAYS,
+    }
+    assert Faked({"request-success-total": {}, "request-prompt-tokens": []}).names() == ALWAYS
+
+
+def test_real_requests_leave_no_trace() -> None:
+    faked = Faked(
+        {
+            "running-requests": 1,
+            "request-prompt-tokens": [1],
+            "prefix-cache-hits": 1,
+            "prefix-cache-queries": 2,
+        }
+    )
+    before = faked.lines()
+    faked.recorder.running(3)
+    faked.recorder.prefilled(0.03, prompt_tokens=100, cached_tokens=64, at_s=1.0)
+    faked.recorder.decoded(5, 0.02, at_s=1.1)
+    faked.recorder.completed(n=1, longest=6)
+    assert faked.lines() == before
+
+
+def test_without_fake_metrics_the_true_ones_are_told() -> None:
+    faked = Faked(None)
+    faked.recorder.running(3)
+    assert faked.value("num_requests_running") == 3
+    assert "e2e_request_latency_seconds" in faked.names()
+
+
+def test_the_families_of_the_process_and_of_http_stay_true() -> None:
+    text = Faked({}).scrape().decode()
+    assert "process_open_fds" in text and "http_request_duration_highr_seconds_count" in text
+
+
+def test_a_family_says_when_it_was_created() -> None:
+    faked = Faked({"total-prompt-tokens": 1})
+    assert faked.value("prompt_tokens_created") == START
+
+
+# What config/ knows without the table
+
+
+def test_the_settings_agree_with_the_table() -> None:
+    assert (len(FIRST_TOKEN) + 1, len(INTER_TOKEN) + 1) == (TTFT_BUCKETS, TPOT_BUCKETS)
+    assert set(FINISHED) <= set(FINISH_REASONS)

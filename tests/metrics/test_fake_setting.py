@@ -1,0 +1,241 @@
+"""The setting `fake-metrics`: how it may be written, and what stops the start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from config import ConfigError
+from config.fake_metrics import FakeMetrics, parse
+from config.fake_values import FakeAdapters, FakeMetricsError, Function
+from config.loader import load
+from tests.metrics.faked import Faked
+
+YAML = """\
+fake-metrics:
+  running-requests: 16
+  waiting-requests: oscillate:0:5:1s
+  kv-cache-usage: 0.3
+  request-success-total:
+    stop: 20
+  request-prompt-tokens: [ 10, 20, 30, 15 ]
+  request-max-generation-tokens: [0, 0, 10, 20]
+  totalprompttokens: 7
+  total-generation-tokens: 8
+  loras:
+  - '{"running":"lora1,lora2","waiting":"lora3","timestamp":1257894567}'
+  - {running: "lora1,lora3", timestamp: 1257894569.5}
+  tpot-buckets-values: [0, 0, 10, 20, 30]
+"""
+FLAG = {
+    "running-requests": 16,
+    "waiting-requests": "oscillate:0:5:1000ms",
+    "kv-cache-usage": 0.3,
+    "request-success-total": {"stop": 20},
+    "request-prompt-tokens": [10, 20, 30, 15],
+    "request-max-generation-tokens": [0, 0, 10, 20],
+    "total-prompt-tokens": 7,
+    "total-generation-tokens": 8,
+    "loras": [
+        {"running": "lora1,lora2", "waiting": "lora3", "timestamp": 1257894567},
+        {"running": "lora1,lora3", "waiting": "", "timestamp": 1257894569.5},
+    ],
+    "tpot-buckets-values": [0, 0, 10, 20, 30],
+}
+MEANT = FakeMetrics(
+    running_requests=16,
+    waiting_requests=Function("oscillate", 0, 5, period_s=1),
+    kv_cache_usage=0.3,
+    request_success_total={"stop": 20},
+    request_prompt_tokens=(10, 20, 30, 15),
+    request_max_generation_tokens=(0, 0, 10, 20),
+    total_prompt_tokens=7,
+    total_generation_tokens=8,
+    loras=(
+        FakeAdapters("lora1,lora2", "lora3", 1257894567),
+        FakeAdapters("lora1,lora3", "", 1257894569.5),
+    ),
+    tpot_buckets_values=(0, 0, 10, 20, 30),
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "fakes.yaml"
+    path.write_text(YAML, "utf-8")
+    return str(path)
+
+
+def fakes(argv: list[str], environ: dict[str, str] | None = None) -> FakeMetrics | None:
+    return parse(load(argv, environ or {}).metrics.fake_metrics)
+
+
+# Writing it
+
+
+def test_yaml_flag_and_variable_say_the_same(file: str) -> None:
+    text = json.dumps(FLAG)
+    assert fakes(["--config", file]) == MEANT
+    assert fakes(["--fake-metrics", text]) == fakes([f"--fake-metrics={text}"]) == MEANT
+    assert fakes([], {"SIM_FAKE_METRICS": text}) == MEANT
+
+
+def test_a_flag_replaces_what_yaml_says_as_a_whole(file: str) -> None:
+    assert fakes(["--config", file, "--fake-metrics", '{"running-requests": 1}']) == FakeMetrics(
+        running_requests=1
+    )
+
+
+@pytest.mark.parametrize("argv", [[], ["--fake-metrics", "null"], ["--fake-metrics="]])
+def test_without_it_the_metrics_are_true(argv: list[str]) -> None:
+    assert fakes(argv) is None
+
+
+def test_an_empty_object_is_fake_and_a_null_is_absent() -> None:
+    assert fakes(["--fake-metrics", "{}"]) == FakeMetrics()
+    assert fakes(["--fake-metrics", '{"running-requests": null, "loras": null}']) == FakeMetrics()
+
+
+def test_keys_may_have_underscores() -> None:
+    assert parse('{"kv_cache_usage": 1}') == FakeMetrics(kv_cache_usage=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "period_s"), [("1m30s", 90), ("1.5s", 1.5), ("100us", 0.0001), ("1h", 3600), ("250", 0.25)]
+)
+def test_a_period_is_a_duration(text: str, period_s: float) -> None:
+    assert parse(json.dumps({"running-requests": f"ramp:10:2.5:{text}"})) == FakeMetrics(
+        running_requests=Function("ramp", 10, 2.5, period_s)
+    )
+
+
+def test_the_dump_shows_it_as_it_was_written() -> None:
+    assert load(["--fake-metrics", json.dumps(FLAG)], {}).dump()["fake-metrics"] == FLAG
+    assert load([], {}).dump()["fake-metrics"] is None
+
+
+# Refusals
+
+LEVEL = "must be a number or a function such as ramp:0:10:30s (shape:start:end:period)"
+HISTOGRAM_KEYS = sorted(
+    field.replace("_", "-")
+    for field in FakeMetrics.__dataclass_fields__
+    if FakeMetrics.__dataclass_fields__[field].default == () and field != "loras"
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ([1], "fake-metrics must be a JSON object"),
+        ({"runing-requests": 1}, "'runing-requests' is not a fake metric; running-requests is"),
+        ({"xyz": 1}, "'xyz' is not a fake metric"),
+        ({"running-requests": 1, "running_requests": 2}, "running-requests is given twice"),
+        ({"running-requests": -1}, "running-requests must not be negative at any time"),
+        ({"waiting-requests": -0.5}, "waiting-requests must not be negative at any time"),
+        ({"waiting-requests": True}, f"waiting-requests {LEVEL}"),
+        ({"waiting-requests": []}, f"waiting-requests {LEVEL}"),
+        ({"waiting-requests": "many"}, f"waiting-requests {LEVEL}"),
+        ({"waiting-requests": "inf"}, f"waiting-requests {LEVEL}"),
+        ({"waiting-requests": float("nan")}, f"waiting-requests {LEVEL}"),
+        ({"running-requests": "ramp:0:10"}, f"running-requests {LEVEL}"),
+        ({"running-requests": "ramp:0:10:5s:1"}, f"running-requests {LEVEL}"),
+        ({"running-requests": "ramp:zero:10:5s"}, f"running-requests {LEVEL}"),
+        ({"running-requests": "ramp:0:nan:5s"}, f"running-requests {LEVEL}"),
+        (
+            {"running-requests": "sawtooth:0:10:5s"},
+            "must have one of the shapes oscillate, ramp, rampreset, squarewave, not 'sawtooth'",
+        ),
+        ({"running-requests": "ramp:-1:10:5s"}, "running-requests must not be negative at any time"),
+        ({"waiting-requests": "ramp:1:-10:5s"}, "waiting-requests must not be negative at any time"),
+        ({"running-requests": "ramp:0:10:soon"}, "running-requests: its period must be a duration"),
+        ({"running-requests": "ramp:0:10:0s"}, "running-requests: its period must be longer than 0s"),
+        ({"running-requests": "ramp:0:10:-5s"}, "running-requests: its period must be longer than 0s"),
+        ({"kv-cache-usage": 1.5}, "kv-cache-usage must be between 0 and 1 at all times"),
+        ({"kv-cache-usage": -0.1}, "kv-cache-usage must be between 0 and 1 at all times"),
+        ({"kv-cache-usage": "ramp:0:1.1:5s"}, "kv-cache-usage must be between 0 and 1 at all times"),
+        ({"kv-cache-usage": "ramp:-1:1:5s"}, "kv-cache-usage must be between 0 and 1 at all times"),
+        ({"ttft-buckets-values": [0] * 24}, "ttft-buckets-values must have at most 23 items"),
+        ({"tpot-buckets-values": [0] * 21}, "tpot-buckets-values must have at most 20 items"),
+        ({"e2erl-buckets-values": [0] * 1001}, "e2erl-buckets-values must have at most 1000 items"),
+        ({"request-success-total": [1]}, "request-success-total must be an object of finish reasons"),
+        ({"request-success-total": {"bored": 1}}, "request-success-total must not have 'bored', only stop, "),
+        ({"request-success-total": {"stop": -1}}, "request-success-total.stop must not be negative"),
+        ({"request-success-total": {"stop": 0.5}}, "request-success-total.stop must be a whole number"),
+        ({"total-prompt-tokens": -1}, "total-prompt-tokens must not be negative"),
+        ({"total-generation-tokens": 2**63}, "total-generation-tokens must be a whole number"),
+        ({"prefix-cache-hits": -1, "prefix-cache-queries": 2}, "prefix-cache-hits must not be negative"),
+        ({"prefix-cache-hits": 1, "prefix-cache-queries": -2}, "prefix-cache-queries must not be negative"),
+        ({"prefix-cache-hits": 1}, "prefix-cache-hits must be given together with prefix-cache-queries"),
+        ({"prefix-cache-queries": 1}, "prefix-cache-hits must be given together with prefix-cache-queries"),
+        (
+            {"prefix-cache-hits": 3, "prefix-cache-queries": 2},
+            "prefix-cache-hits must not be more than prefix-cache-queries",
+        ),
+        ({"loras": {}}, "loras must be a list"),
+        ({"loras": [[]]}, "loras[0] must be an object with running, waiting and timestamp"),
+        ({"loras": ["lora1"]}, "loras[0] must be an object with running, waiting and timestamp"),
+        ({"loras": [{"runing": "a"}]}, "loras[0] must be an object with running, waiting and timestamp"),
+        ({"loras": [{}, {"running": ["a"]}]}, "loras[1].running must be text"),
+        ({"loras": [{"waiting": "\ud800"}]}, "loras[0].waiting must be text"),
+        ({"loras": [{"timestamp": "noon"}]}, "loras[0].timestamp must be a number"),
+    ],
+)
+def test_a_wrong_value_stops_the_start_and_names_its_key(keys: Any, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(["--fake-metrics", json.dumps(keys)], {})
+    line = str(caught.value)
+    assert line.startswith("setting fake-metrics: ") and "(flag --fake-metrics) is wrong: " in line
+    assert complaint in line
+
+
+@pytest.mark.parametrize("key", HISTOGRAM_KEYS)
+def test_every_list_of_counts_refuses_what_is_no_count(key: str) -> None:
+    for value, complaint in (
+        ([1, -2], f"{key}[1] must not be negative"),
+        ([1.5], f"{key}[0] must be a whole number"),
+        ([None], f"{key}[0] must be a whole number"),
+        (7, f"{key} must be a list"),
+    ):
+        with pytest.raises(FakeMetricsError) as caught:
+            parse(json.dumps({key: value}))
+        assert str(caught.value).startswith(complaint)
+
+
+def test_a_wrong_yaml_value_names_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "fakes.yaml"
+    path.write_text("fake-metrics:\n  kv-cache-usage: 2\n", "utf-8")
+    with pytest.raises(ConfigError, match=r"\(YAML file .*fakes.yaml\) is wrong: kv-cache-usage must be"):
+        load(["--config", str(path)], {})
+
+
+def test_the_refresh_interval_is_longer_than_nothing() -> None:
+    for text in ("0s", "-1s"):
+        with pytest.raises(ConfigError, match="fake-metrics-refresh-interval: .* must be longer than 0s"):
+            load([f"--fake-metrics-refresh-interval={text}"], {})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from([name.replace("_", "-") for name in FakeMetrics.__dataclass_fields__])
+LIKELY = JSON | st.lists(st.integers(0, 9), max_size=5) | st.sampled_from(["ramp:0:1:1s", "squarewave:1:0:1"])
+
+
+@given(st.dictionaries(KEYS, LIKELY, max_size=6))
+def test_any_object_is_refused_in_one_sentence_or_can_be_scraped(keys: dict[str, Any]) -> None:
+    try:
+        parse(json.dumps(keys))
+    except FakeMetricsError as error:
+        assert " must " in str(error)
+    else:
+        families = text_string_to_metric_families(Faked(keys).scrape().decode())
+        assert "vllm:cache_config_info" in {family.name for family in families}

@@ -1,0 +1,204 @@
+"""Fake metrics change in parts while the server runs, by /admin/config and by POST /fake_metrics alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask import Flask
+
+from app.api import fake_metrics
+from app.api.body import BodyLimits
+from app.api.errors import init_errors
+from config.fake_metrics import FakeMetricsError, merged
+from tests.metrics.faked import START, Faked
+
+Update = Callable[..., None]
+ADAPTER = {"running": "a", "waiting": "b", "timestamp": 1257894567}
+
+
+def post(faked: Faked, body: bytes) -> tuple[int, Any]:
+    """Status and JSON of POST /fake_metrics; the content type does not matter."""
+    app = Flask(__name__)
+    init_errors(app)
+    app.register_blueprint(fake_metrics.blueprint(BodyLimits(1 << 20, 5.0), faked.live))
+    answer = app.test_client().post("/fake_metrics", data=body)
+    return answer.status_code, json.loads(answer.data or b"null")
+
+
+def update_by_post(faked: Faked, **keys: Any) -> None:
+    dashed = {key.replace("_", "-"): value for key, value in keys.items()}
+    assert post(faked, json.dumps(dashed).encode()) == (204, None)
+
+
+WAYS = pytest.mark.parametrize("update", [Faked.update, update_by_post], ids=["admin", "post"])
+
+
+# What changes
+
+
+@WAYS
+def test_only_given_keys_change(update: Update) -> None:
+    faked = Faked({"running-requests": 1, "waiting-requests": 2, "ttft-buckets-values": [1, 2]})
+    update(faked, running_requests=7)
+    assert (faked.value("num_requests_running"), faked.value("num_requests_waiting")) == (7, 2)
+    assert faked.value("time_to_first_token_seconds_count") == 3
+
+
+@WAYS
+def test_counts_are_replaced_not_added(update: Update) -> None:
+    faked = Faked({"ttft-buckets-values": [1, 2], "request-success-total": {"stop": 3, "length": 4}})
+    update(faked, ttft_buckets_values=[0, 0, 5], request_success_total={"length": 1})
+    assert faked.value("time_to_first_token_seconds_count") == 5
+    success = faked.samples("request_success_total")
+    assert success[:2] == [
+        'request_success_total{finished_reason="stop"} 0.0',
+        'request_success_total{finished_reason="length"} 1.0',
+    ]
+
+
+@WAYS
+def test_a_family_that_was_not_there_appears(update: Update) -> None:
+    faked = Faked({})
+    update(faked, prefix_cache_hits=1, prefix_cache_queries=2)
+    update(faked, prefix_cache_hits=2)
+    assert (faked.value("prefix_cache_hits_total"), faked.value("prefix_cache_queries_total")) == (2, 2)
+
+
+@WAYS
+def test_an_empty_list_or_object_makes_a_family_disappear(update: Update) -> None:
+    lists = ("ttft_buckets_values", "tpot_buckets_values", "e2erl_buckets_values", "request_prompt_tokens")
+    faked = Faked(
+        {
+            **{name.replace("_", "-"): [1] for name in lists},
+            "request-success-total": {"stop": 1},
+            "running-requests": 1,
+        }
+    )
+    update(faked, request_success_total={}, **dict.fromkeys(lists, []))
+    assert faked.names() == {"num_requests_running", "cache_config_info", "lora_requests_info"}
+
+
+@WAYS
+def test_null_and_nothing_change_nothing(update: Update) -> None:
+    faked = Faked({"running-requests": 1, "loras": [ADAPTER], "request-prompt-tokens": [3]})
+    before = faked.lines()
+    faked.clock.advance(10)
+    update(faked)
+    update(faked, running_requests=None, loras=None, request_prompt_tokens=None)
+    assert faked.lines() == before
+
+
+@WAYS
+def test_adapters_are_replaced_and_an_empty_list_is_an_entry_of_now(update: Update) -> None:
+    faked = Faked({"loras": [ADAPTER]})
+    faked.clock.advance(10)
+    update(faked, loras=[{**ADAPTER, "running": "c"}])
+    labels = 'lora_requests_info{max_lora="2",running_lora_adapters="%s",waiting_lora_adapters="%s"} %s'
+    assert faked.samples("lora_requests_info") == [labels % ("c", "b", "1.257894567e+09")]
+    update(faked, loras=[])
+    assert faked.samples("lora_requests_info") == [labels % ("", "", "1.70000001e+09")]
+
+
+def test_a_family_that_does_not_change_keeps_its_time_of_creation() -> None:
+    faked = Faked({"total-prompt-tokens": 1, "total-generation-tokens": 2})
+    faked.clock.advance(10)
+    faked.update(total_prompt_tokens=5)
+    assert faked.value("prompt_tokens_created") == START + 10
+    assert faked.value("generation_tokens_created") == START
+
+
+def test_a_change_of_another_setting_leaves_them_alone() -> None:
+    faked = Faked({"running-requests": "ramp:0:10:10s"})
+    before = faked.lines()
+    faked.live.change({"time-to-first-token": "5ms"})
+    assert faked.lines() == before
+    faked.clock.advance(5)
+    assert faked.value("num_requests_running") == 5
+
+
+# Totals
+
+LISTED = {"request-prompt-tokens": [10, 20, 30]}  # amounts to 200 tokens
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "total"),
+    [
+        (LISTED, {"request_prompt_tokens": [1, 1]}, 3),
+        ({**LISTED, "total-prompt-tokens": 7}, {"request_prompt_tokens": [1, 1]}, 3),
+        (LISTED, {"total_prompt_tokens": 9}, 9),
+        ({**LISTED, "total-prompt-tokens": 7}, {"total_prompt_tokens": 9}, 9),
+        (LISTED, {"request_prompt_tokens": [1, 1], "total_prompt_tokens": 9}, 9),
+        ({"total-prompt-tokens": 7}, {"request_prompt_tokens": [1, 1]}, 3),
+        ({**LISTED, "total-prompt-tokens": 7}, {"request_generation_tokens": [1]}, 7),
+        ({**LISTED, "total-prompt-tokens": 7}, {"request_prompt_tokens": None}, 7),
+        ({**LISTED, "total-prompt-tokens": 7}, {"request_prompt_tokens": [], "total_prompt_tokens": 9}, 9),
+        ({}, {"request_prompt_tokens": [10, 20, 30]}, 200),
+        ({}, {"total_prompt_tokens": 9}, 9),
+    ],
+)
+@WAYS
+def test_a_total_is_derived_anew_unless_it_comes_along(
+    update: Update, start: dict[str, Any], changes: dict[str, Any], total: int
+) -> None:
+    faked = Faked(start)
+    update(faked, **changes)
+    assert faked.value("prompt_tokens_total") == total
+
+
+@WAYS
+def test_without_counts_there_is_no_total(update: Update) -> None:
+    faked = Faked({**LISTED, "total-prompt-tokens": 7})
+    update(faked, request_prompt_tokens=[])
+    assert "prompt_tokens_total" not in faked.names()
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"kv-cache-usage": 2}', "kv-cache-usage must be between 0 and 1 at all times"),
+        (b'{"prefix-cache-hits": 11}', "prefix-cache-hits must not be more than prefix-cache-queries"),
+        (
+            b'{"running-requests": 5, "ttft-buckets-values": [-1]}',
+            "ttft-buckets-values[0] must not be negative",
+        ),
+        (b'{"request-success-total": {"bored": 1}}', "request-success-total must not have 'bored', only "),
+        (b"[]", "fake-metrics must be a JSON object"),
+        (b"{", "fake-metrics must be JSON"),
+        (b"", "fake-metrics must be JSON"),
+        (b"\xff{}", "fake-metrics must be JSON"),
+        (b'{"running-requests": ' + b"9" * 5000 + b"}", "fake-metrics must be JSON"),
+        (b'{"loras": ' + b"[" * 100_000 + b"}", "fake-metrics must be JSON"),
+    ],
+)
+def test_a_wrong_update_is_refused_and_changes_nothing(body: bytes, message: str) -> None:
+    faked = Faked({"running-requests": 1, "prefix-cache-hits": 1, "prefix-cache-queries": 10})
+    before = faked.lines()
+    status, answer = post(faked, body)
+    assert (status, answer["error"]["type"]) == (400, "BadRequestError")
+    assert answer["error"]["param"] == "fake-metrics"
+    assert answer["error"]["message"].startswith(message)
+    assert faked.lines() == before
+
+
+def test_a_server_with_true_metrics_refuses_to_change_them() -> None:
+    faked = Faked(None)
+    status, answer = post(faked, b'{"running-requests": 1}')
+    assert status == 400
+    assert "the server was started without them" in answer["error"]["message"]
+    with pytest.raises(FakeMetricsError, match="started without"):
+        faked.update(running_requests=1)
+    assert faked.value("num_requests_running") == 0
+
+
+def test_a_merge_takes_an_object_or_its_text_and_gives_text() -> None:
+    for update in ({"kv_cache_usage": 0.5}, '{"kv-cache-usage": 0.5}', b'{"kv-cache-usage": 0.5}'):
+        text = merged('{"running-requests": 1}', update)
+        assert json.loads(text) == {"running-requests": 1, "kv-cache-usage": 0.5}
+    assert merged("{}", None) == "{}"
