@@ -19,37 +19,6 @@ from typing import Any
 
 Exchange = Mapping[str, Any]
 
-LATER_PATHS = (
-    "/v1/messages",
-    "/v1/responses",
-    "/v1/embeddings",
-    "/v1/score",
-    "/score",
-    "/rerank",
-    "/pooling",
-    "/classify",
-    "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
-    "/inference/v1/generate",
-    "/v1/chat/completions/render",
-    "/v1/completions/render",
-    "/kv_event_sources",
-    "/reset_",
-    "/sleep",
-    "/is_sleeping",
-    "/wake_up",
-    "/pause",
-    "/is_paused",
-    "/resume",
-    "/abort_requests",
-    "/start_profile",
-    "/stop_profile",
-)
-"""Endpoints that are not served yet, by the beginning of their paths."""
-
-LATER_FIELDS = ("tools", "tool_choice", "response_format", "structured_outputs", "kv_transfer_params")
-"""Fields of requests that are accepted, but have no effect yet."""
-
 WORDS = frozenset(
     (
         *("object", "type", "role", "code", "param", "detail", "owned_by", "parent", "status", "success"),
@@ -71,13 +40,6 @@ FINISH_BY_CHANCE = frozenset(("stop", "length"))
 _ID = re.compile(r"([a-z]+-).+")
 
 
-def is_served(exchange: Exchange) -> bool:
-    """False when the exchange is about something that is built later."""
-    request = exchange["request"]
-    later_field = isinstance(request, dict) and any(name in request for name in LATER_FIELDS)
-    return not exchange["path"].startswith(LATER_PATHS) and not later_field
-
-
 def facts(exchange: Exchange) -> dict[str, Any]:
     """The facts of one exchange. Its `headers` have lower-case names."""
     headers = exchange["headers"]
@@ -95,8 +57,11 @@ def _described_body(media_type: str, body: str) -> Any:
 
 
 def _described_event(event: str) -> Any:
-    data = event.removeprefix("data: ")
-    return data if data == "[DONE]" else describe(json.loads(data), in_stream=True)
+    """An event by its data; by name and data when it has a name."""
+    lines = dict(line.split(": ", 1) for line in event.split("\n"))
+    data = lines["data"]
+    described = data if data == "[DONE]" else describe(json.loads(data), in_stream=True)
+    return {"event": lines["event"], "data": described} if "event" in lines else described
 
 
 def describe(value: Any, key: str = "", *, in_stream: bool = False) -> Any:
@@ -149,9 +114,8 @@ def _collapsed(items: Iterable[Any]) -> list[Any]:
 
 
 def derive(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """The facts of the exchanges in `lines` that are served already."""
-    exchanges = (json.loads(line) for line in lines if line.strip())
-    return [facts(exchange) for exchange in exchanges if is_served(exchange)]
+    """The facts of the exchanges in `lines`."""
+    return [facts(json.loads(line)) for line in lines if line.strip()]
 
 
 def main(arguments: Sequence[str]) -> None:

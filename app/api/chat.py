@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from flask import Blueprint, request
@@ -15,7 +15,9 @@ from app.api.media import features, media_tokens
 from app.api.replies import Reply
 from app.api.transfer import address_of
 from app.api.translation import Prompt
+from app.protocol.batch import BatchChatRequest
 from app.protocol.chat import ChatCompletionRequest
+from app.protocol.messages import Message
 from app.protocol.tools import NamedToolChoice
 
 
@@ -28,29 +30,44 @@ def blueprint(door: Door) -> Blueprint:
         environ = request.environ
         asked = door.decode(environ, ChatCompletionRequest)
         model = door.enter(asked, environ)
-        prompt = chat_prompt(door, asked)
+        prompt = chat_prompt(door, asked, asked.messages)
         head = door.identity.head("chatcmpl", environ, asked.request_id, model)
         image = door.wants_image(environ)
-        shape = ChatShape(**chat_shape(door, asked, prompt), blocks=image)
+        shape = ChatShape(**chat_shape(door, asked, asked.messages, prompt), blocks=image)
         return door.play(asked, head, [prompt], ChatAnswer(head, shape), environ, image=image)
+
+    @routes.post("/v1/chat/completions/batch")
+    def chat_batch() -> Reply:
+        """The next message of each of several conversations, as the choices of one answer."""
+        environ = request.environ
+        asked = door.decode(environ, BatchChatRequest)
+        model = door.enter(asked, environ)
+        prompts = [chat_prompt(door, asked, conversation) for conversation in asked.messages]
+        head = door.identity.head("chatcmpl", environ, asked.request_id, model)
+        all_ids = Prompt([token for prompt in prompts for token in prompt.ids], "")
+        shape = chat_shape(door, asked, asked.messages[-1], all_ids) | {"n": len(prompts)}
+        answer = ChatAnswer(head, ChatShape(**shape | {"prompt_details": False}))
+        return door.play(asked, head, prompts, answer, environ)
 
     return routes
 
 
-def chat_prompt(door: Door, asked: ChatCompletionRequest) -> Prompt:
+def chat_prompt(door: Door, asked: ChatCompletionRequest, messages: Sequence[Message]) -> Prompt:
     """The conversation as tokens. ApiError 400 when it cannot be rendered, or exceeds the context."""
-    for message in asked.messages:
+    for message in messages:
         door.check_text(content_text(message.get("content")))
-    ids = door.fit(asked, door.tokenizer.encode_chat(asked.messages, chat_options(asked)))
-    return Prompt(ids, last_message_text(asked.messages))
+    ids = door.fit(asked, door.tokenizer.encode_chat(messages, chat_options(asked)))
+    return Prompt(ids, last_message_text(messages))
 
 
-def chat_shape(door: Door, asked: ChatCompletionRequest, prompt: Prompt) -> Mapping[str, Any]:
+def chat_shape(
+    door: Door, asked: ChatCompletionRequest, messages: Sequence[Message], prompt: Prompt
+) -> dict[str, Any]:
     """The fields of `ChatShape` that the request decides."""
-    last, ids = asked.messages[-1], prompt.ids
+    last, ids = messages[-1], prompt.ids
     role = "assistant" if asked.add_generation_prompt else last["role"]
     named = isinstance(asked.tool_choice, NamedToolChoice) and asked.tool_choice.type == "function"
-    media = features(asked.messages, ids)
+    media = features(messages, ids)
     return {
         **door.shape(asked),
         "prompt_ids": ids,

@@ -12,7 +12,7 @@ from app.api.answer import Answer
 from app.api.connection import Connection
 from app.api.outbox import Outbox
 from app.api.replies import Reply, json_reply
-from app.api.sse import DONE, MEDIA_TYPE, error_event
+from app.api.sse import MEDIA_TYPE
 from app.api.stream import EventStream
 from app.events import Event, Failed, Tokens
 from app.generation import Generation
@@ -58,9 +58,10 @@ class Delivery:
             return self._whole(generations, answer, environ)
         return self._stream(generations, answer, environ)
 
-    def broken(self, error: ApiError) -> Reply:
+    def broken(self, error: ApiError, answer: Answer) -> Reply:
         """A stream that ends with `error` before its first token."""
-        return Reply([error_event(error), DONE], 200, self.headers, content_type=MEDIA_TYPE)
+        told = [answer.chunk(Failed(0, error)), answer.closing()]
+        return Reply(told, 200, self.headers, content_type=MEDIA_TYPE)
 
     def _stream(self, generations: Sequence[Generation], answer: Answer, environ: Mapping[str, Any]) -> Reply:
         direct = environ.get("SERVER_PROTOCOL") == "HTTP/1.1"

@@ -108,7 +108,7 @@ class Door:
                 model_limits.check_engine(asked, prompt.ids, self.limits)
         except ApiError as error:
             if asked.stream:
-                return self.delivery.broken(error)
+                return self.delivery.broken(error, answer)
             raise
         together = len(prompts) * (asked.n or 1)
         # Before as many generations are made as a hostile request asks for.

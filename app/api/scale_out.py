@@ -69,7 +69,7 @@ def blueprint(door: Door, enabled: bool) -> Blueprint:
         environ = request.environ
         asked = door.decode(environ, ChatCompletionRequest)
         model = _base_model(door, asked)
-        prompt = chat_prompt(door, asked)
+        prompt = chat_prompt(door, asked, asked.messages)
         media = features(asked.messages, prompt.ids)
         return json_reply(_rendered(door, asked, "chatcmpl", model, prompt, media))
 

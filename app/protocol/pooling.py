@@ -7,6 +7,7 @@ as a wrong ``input``, as vLLM does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -227,7 +228,7 @@ def _prompts(value: Any) -> Prompts:
 
 
 def _are_ids(lists: Sequence[list[Any]]) -> bool:
-    return all(type(item) is int for ids in lists for item in ids)
+    return set(map(type, chain.from_iterable(lists))) <= {int}
 
 
 def _conversations(value: Any, batched: bool) -> list[Conversation] | None:

@@ -21,6 +21,7 @@ SETTINGS = {
     "max-model-len": "2048",
     "max-num-seqs": "8",
     "enable-prompt-tokens-details": "true",
+    "enable-scale-out": "true",
     **({"tokenizer": str(TOKENIZER)} if TOKENIZER.exists() else {}),
 }
 FLAGS = tuple(f"--{name}={value}" for name, value in SETTINGS.items())

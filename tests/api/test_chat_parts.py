@@ -1,0 +1,159 @@
+"""Thoughts, tool calls and images in chat answers: streamed or whole, they say the same."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from typing import Any
+
+import pytest
+
+from app.api.chat_answer import ChatAnswer
+from app.api.chat_shape import ChatShape
+from app.api.head import Head
+from app.events import Event, Finish, Part, Started, Tokens
+
+HEAD = Head("id-1", 1_700_000_000, "a model", "fp")
+THOUGHT = Part("reasoning")
+IMAGE = Part("image")
+STOP = Finish("stop")
+
+
+def call(number: int, name: str = "look") -> Part:
+    return Part("call", number, name)
+
+
+def tokens(texts: list[str], part: Part | None = None, finish: Finish | None = None) -> Tokens:
+    return Tokens(0, texts, list(range(len(texts))), 1.0, None, finish, part)
+
+
+def shape(**fields: Any) -> ChatShape:
+    numbers = count()
+    given = {"n": 1, "prompt_ids": [1, 2, 3], "new_call_id": lambda: f"call-{next(numbers)}", **fields}
+    return ChatShape(**given)
+
+
+def chunks(events: list[Event], **fields: Any) -> list[dict[str, Any]]:
+    """The chunks of a stream, without its [DONE]."""
+    answer = ChatAnswer(HEAD, shape(**fields))
+    data = b"".join(
+        [answer.chunk(Started(0, 0.5)), *(answer.chunk(event) for event in events), answer.closing()]
+    )
+    return [json.loads(block[6:]) for block in data.decode().split("\n\n") if block and block[6:] != "[DONE]"]
+
+
+def deltas(events: list[Event], **fields: Any) -> list[dict[str, Any]]:
+    return [chunk["choices"][0]["delta"] for chunk in chunks(events, **fields)[1:] if chunk["choices"]]
+
+
+def whole(events: list[Event], **fields: Any) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(ChatAnswer(HEAD, shape(**fields)).body([Started(0, 0.5), *events]))
+    return body
+
+
+MARKED_UP: list[Event] = [
+    tokens(["", "", '{"a"', ": 1}", ""], call(0)),
+    tokens(["", "{}", ""], call(1, "seek"), STOP),
+]
+"""Two calls as a model with markup makes them."""
+NAMED: list[Event] = [tokens(['{"a"', ": 1}"], call(0), STOP)]
+
+
+def test_a_call_begins_with_its_id_and_name_and_goes_on_with_its_arguments() -> None:
+    assert deltas(MARKED_UP) == [
+        {"tool_calls": [{"index": 0, "id": "call-0", "type": "function", "function": {"name": "look"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+        {"tool_calls": [{"index": 1, "id": "call-1", "type": "function", "function": {"name": "seek"}}]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]},
+        {},
+    ]
+
+
+def test_a_named_call_has_arguments_in_its_first_chunk() -> None:
+    function = {"name": "look", "arguments": '{"a"'}
+    assert deltas(NAMED, named_tool=True) == [
+        {"tool_calls": [{"index": 0, "id": "call-0", "type": "function", "function": function}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("events", "named", "reason"), [(MARKED_UP, False, "tool_calls"), (NAMED, True, "stop")]
+)
+def test_calls_end_for_themselves_unless_the_client_named_one(
+    events: list[Event], named: bool, reason: str
+) -> None:
+    assert chunks(events, named_tool=named)[-1]["choices"][0]["finish_reason"] == reason
+    assert whole(events, named_tool=named)["choices"][0]["finish_reason"] == reason
+
+
+def test_whole_calls_stand_between_function_call_and_reasoning() -> None:
+    message = whole(MARKED_UP)["choices"][0]["message"]
+    assert list(message)[5:] == ["function_call", "tool_calls", "reasoning"]
+    assert message["content"] is None
+    assert message["tool_calls"] == [
+        {"id": "call-0", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}},
+        {"id": "call-1", "type": "function", "function": {"name": "seek", "arguments": "{}"}},
+    ]
+
+
+def test_beside_a_call_that_had_to_be_made_the_text_is_empty() -> None:
+    assert whole(MARKED_UP, forced_tool=True)["choices"][0]["message"]["content"] == ""
+
+
+def test_without_calls_there_is_no_key_for_them() -> None:
+    assert "tool_calls" not in whole([tokens(["Hi"], None, STOP)])["choices"][0]["message"]
+
+
+THINKING: list[Event] = [tokens(["Hm", "."], THOUGHT), tokens(["Yes", "."], None, STOP)]
+
+
+def test_thoughts_come_before_the_reply_under_a_key_of_their_own() -> None:
+    assert deltas(THINKING, reasons=True) == [
+        {"reasoning": "Hm"},
+        {"reasoning": "."},
+        {"content": "Yes"},
+        {"content": "."},
+    ]
+    message = whole(THINKING, reasons=True)["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
+
+
+def test_thoughts_are_counted() -> None:
+    assert whole(THINKING, reasons=True)["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    usage = chunks(THINKING, reasons=True, include_usage=True)[-1]["usage"]
+    assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (4, {"reasoning_tokens": 2})
+
+
+def test_hidden_thoughts_leave_no_trace_but_their_number() -> None:
+    hidden = {"reasons": True, "show_reasoning": False, "token_ids": True, "include_usage": True}
+    assert deltas(THINKING, **hidden) == [{"content": "Yes"}, {"content": "."}]
+    choice = whole(THINKING, **hidden)["choices"][0]
+    assert (choice["message"]["reasoning"], choice["token_ids"]) == (None, None)
+    assert chunks(THINKING, **hidden)[-1]["usage"]["completion_tokens"] == 4
+
+
+def test_every_token_is_counted_once_in_every_way_of_telling() -> None:
+    for extra in ({}, {"token_ids": True}, {"continuous_usage": True}):
+        for events, most in ((MARKED_UP, 8), (THINKING, 4), (NAMED, 2)):
+            usage = chunks(events, include_usage=True, **extra)[-1]["usage"]
+            assert usage["completion_tokens"] == most, (extra, events)
+            assert whole(events, **extra)["usage"]["completion_tokens"] == most
+
+
+def test_with_token_ids_markup_has_chunks_too() -> None:
+    told = [chunk["choices"][0]["token_ids"] for chunk in chunks(MARKED_UP, token_ids=True)[1:]]
+    assert sum(told, []) == [0, 1, 2, 3, 4, 0, 1, 2]
+
+
+def test_an_image_makes_blocks_of_everything() -> None:
+    events: list[Event] = [tokens(["Look"]), Tokens(0, ["data:x"], [], 1.0, None, STOP, IMAGE)]
+    picture = {"type": "image_url", "image_url": {"url": "data:x"}}
+    assert deltas(events, blocks=True) == [
+        {"content": [{"type": "text", "text": "Look"}]},
+        {"content": [picture]},
+    ]
+    body = whole(events, blocks=True)
+    assert body["choices"][0]["message"]["content"] == [{"type": "text", "text": "Look"}, picture]
+    assert body["usage"]["completion_tokens"] == 1

@@ -1,0 +1,297 @@
+"""Streamed or whole, in small events or large ones: a message says the same, block by block."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.api.head import Head
+from app.api.message_answer import MessageAnswer, MessageShape
+from app.events import Event, Failed, Finish, Part, Started, Tokens
+from app.protocol.errors import ApiError, internal, retryable, too_many
+
+HEAD = Head("chatcmpl-1", 1_700_000_000, "a model", "fp")
+THOUGHT = Part("reasoning")
+IMAGE = Part("image")
+
+Segment = tuple[Part | None, Sequence[str]]
+"""Some tokens of one part, by their texts."""
+
+
+def call(number: int, name: str = "weather") -> Part:
+    return Part("call", number, name)
+
+
+def answer(cached_details: bool = False, **shape: Any) -> MessageAnswer:
+    ids = count(1)
+    return MessageAnswer(
+        HEAD,
+        MessageShape(prompt_tokens=16, prompt_details=cached_details, **shape),
+        lambda: str(next(ids)),
+    )
+
+
+def told(segments: Sequence[Segment], finish: Finish, most: int = 1, cached: int = 0) -> list[Event]:
+    """The events of a reply, up to `most` tokens in each; at least one has the end."""
+    events: list[Event] = [Started(0, 0.5, cached)]
+    for part, texts in segments or [(None, [""])]:
+        for start in range(0, len(texts), most):
+            some = texts[start : start + most]
+            events.append(Tokens(0, some, list(range(len(some))), 1.0, part=part))
+    last = events[-1]
+    assert isinstance(last, Tokens)
+    last.finish = finish
+    return events
+
+
+def parsed(data: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """Name and JSON of every event; each has both and nothing else."""
+    *events, rest = data.decode().split("\n\n")
+    assert rest == ""
+    found = []
+    for event in events:
+        name, line = event.split("\n")
+        body = json.loads(line.removeprefix("data: "))
+        assert name == f"event: {body['type']}"
+        found.append((body["type"], body))
+    return found
+
+
+def streamed(writer: MessageAnswer, events: Sequence[Event]) -> list[tuple[str, dict[str, Any]]]:
+    return parsed(b"".join(map(writer.chunk, events)) + writer.closing())
+
+
+def whole(writer: MessageAnswer, events: Sequence[Event]) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(writer.body(events))
+    return body
+
+
+def gathered(events: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """The message that a client puts together; AssertionError when blocks are not well formed."""
+    message = dict(events[0][1]["message"])
+    content: list[dict[str, Any]] = []
+    is_open = False
+    for kind, event in events[1:-2]:
+        assert is_open == (kind != "content_block_start")
+        if kind == "content_block_start":
+            content.append(dict(event["content_block"]))
+            is_open = True
+        elif kind == "content_block_delta":
+            add(content[-1], event["delta"])
+        else:
+            assert kind == "content_block_stop"
+            is_open = False
+        assert event["index"] == len(content) - 1
+    assert not is_open
+    assert [kind for kind, _ in events[-2:]] == ["message_delta", "message_stop"]
+    ending = events[-2][1]
+    return {**message, **ending["delta"], "usage": ending["usage"], "content": [*map(finished, content)]}
+
+
+def add(block: dict[str, Any], delta: dict[str, Any]) -> None:
+    match delta:
+        case {"type": "text_delta", "text": text}:
+            block["text"] += text
+        case {"type": "thinking_delta", "thinking": text}:
+            block["thinking"] += text
+        case {"type": "signature_delta", "signature": signature}:
+            assert block["signature"] == ""
+            block["signature"] = signature
+        case {"type": "input_json_delta", "partial_json": text}:
+            block["input"] = (block["input"] or "") + text
+
+
+def finished(block: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(block.get("input"), str):
+        return {**block, "input": json.loads(block["input"])}
+    return block
+
+
+TEXT = st.text(max_size=4).filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text))
+TEXTS = st.lists(TEXT, min_size=1, max_size=6)
+ARGUMENTS = st.dictionaries(TEXT, st.integers() | TEXT, max_size=3).map(json.dumps)
+REASONS = st.sampled_from(["stop", "length"])
+FINISH = st.builds(Finish, REASONS, st.none() | st.just("END") | st.integers(0, 9))
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> list[Segment]:
+    """Thoughts, texts and calls in any order; calls are numbered and their markup is silent."""
+    numbers = count()
+    found: list[Segment] = []
+    for kind in draw(st.lists(st.sampled_from(["text", "thought", "call"]), max_size=5)):
+        if kind == "call":
+            arguments = draw(ARGUMENTS)
+            cut = draw(st.integers(0, len(arguments)))
+            found.append((call(next(numbers)), ["", "", arguments[:cut], arguments[cut:], ""]))
+        else:
+            found.append((THOUGHT if kind == "thought" else None, draw(TEXTS)))
+    return found
+
+
+@given(segments=segments(), finish=FINISH, most=st.integers(1, 6), cached=st.integers(0, 16))
+@settings(max_examples=200, deadline=None)
+def test_a_streamed_message_says_what_a_whole_one_says(
+    segments: list[Segment], finish: Finish, most: int, cached: int
+) -> None:
+    events = told(segments, finish, most, cached)
+    body = whole(answer(True), events)
+    assert gathered(streamed(answer(True), events)) == {"stop_sequence": None, **body}
+    assert body["usage"]["output_tokens"] == sum(len(e.ids) for e in events if isinstance(e, Tokens))
+
+
+def test_a_message_has_its_keys_in_order() -> None:
+    body = whole(answer(True), told([(None, ["Hello", " there"])], Finish("length"), cached=4))
+    assert list(body.items()) == [
+        ("id", "chatcmpl-1"),
+        ("type", "message"),
+        ("role", "assistant"),
+        ("content", [{"type": "text", "text": "Hello there"}]),
+        ("model", "a model"),
+        ("stop_reason", "max_tokens"),
+        (
+            "usage",
+            {
+                "input_tokens": 12,
+                "output_tokens": 2,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 4,
+            },
+        ),
+    ]
+    assert list(body["usage"])[:2] == ["input_tokens", "output_tokens"]
+
+
+def test_a_stream_tells_its_prompt_first_and_what_was_cached_last() -> None:
+    events = streamed(answer(True), told([(None, ["Hello"])], Finish("stop"), cached=4))
+    assert [kind for kind, _ in events] == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert events[0][1]["message"]["usage"] == {"input_tokens": 16, "output_tokens": 0}
+    assert events[-2][1]["usage"]["input_tokens"] == 12
+    assert events[-2][1]["usage"]["cache_read_input_tokens"] == 4
+
+
+def test_without_details_all_tokens_of_the_prompt_are_input() -> None:
+    body = whole(answer(), told([(None, ["Hello"])], Finish("stop"), cached=4))
+    assert body["usage"] == {"input_tokens": 16, "output_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("finish", "part", "reason", "sequence"),
+    [
+        (Finish("stop"), None, "end_turn", None),
+        (Finish("stop", 7), None, "end_turn", None),
+        (Finish("stop", "END"), None, "stop_sequence", "END"),
+        (Finish("length"), None, "max_tokens", None),
+        (Finish("stop"), call(0), "tool_use", None),
+        (Finish("length"), call(0), "max_tokens", None),
+        (Finish("abort"), None, None, None),
+    ],
+)
+def test_why_a_message_ended(
+    finish: Finish, part: Part | None, reason: str | None, sequence: str | None
+) -> None:
+    events = told([(part, ["{}"])], finish)
+    delta = streamed(answer(), events)[-2][1]["delta"]
+    assert delta == {"stop_reason": reason, "stop_sequence": sequence}
+    body = whole(answer(), events)
+    assert (body.get("stop_reason"), body.get("stop_sequence")) == (reason, sequence)
+
+
+@pytest.mark.parametrize("segments", [[], [(None, ["", ""])], [(THOUGHT, [""])]])
+def test_a_message_without_text_has_one_empty_block(segments: list[Segment]) -> None:
+    events = told(segments, Finish("stop"))
+    assert whole(answer(), events)["content"] == [{"type": "text", "text": ""}]
+    assert gathered(streamed(answer(), events))["content"] == [{"type": "text", "text": ""}]
+
+
+def test_a_call_opens_with_its_name_before_it_has_arguments() -> None:
+    writer = answer()
+    writer.chunk(Started(0, 0.5))
+    ((kind, opened),) = parsed(writer.chunk(Tokens(0, [""], [1], 1.0, part=call(0))))
+    assert kind == "content_block_start"
+    assert opened["content_block"] == {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {}}
+    assert writer.chunk(Tokens(0, [""], [2], 1.0, part=call(0))) == b""
+
+
+def test_each_call_is_a_block_with_an_id_of_its_own() -> None:
+    segments = [(call(0), ["", '{"a":', "1}"]), (call(1, "time"), ["", "{}"])]
+    content = whole(answer(), told(segments, Finish("stop")))["content"]
+    assert content == [
+        {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"a": 1}},
+        {"type": "tool_use", "id": "toolu_2", "name": "time", "input": {}},
+    ]
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "", '"a"', "[1]"])
+def test_a_call_that_was_cut_off_has_no_input(arguments: str) -> None:
+    (block,) = whole(answer(), told([(call(0), [arguments])], Finish("length")))["content"]
+    assert block["input"] == {}
+
+
+def test_a_thought_is_signed_before_its_block_ends() -> None:
+    events = streamed(answer(), told([(THOUGHT, ["Hm", ""]), (None, ["Yes"])], Finish("stop")))
+    assert [event.get("delta", event).get("type") for _, event in events[1:6]] == [
+        "content_block_start",
+        "thinking_delta",
+        "signature_delta",
+        "content_block_stop",
+        "content_block_start",
+    ]
+    assert events[1][1]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert events[3][1]["delta"]["signature"] == "1"
+
+
+def test_an_image_is_counted_and_not_shown() -> None:
+    events = told([(None, ["Look"]), (IMAGE, ["data:image/png;base64,AA=="])], Finish("stop"))
+    body = whole(answer(), events)
+    assert body["content"] == [{"type": "text", "text": "Look"}]
+    assert body["usage"]["output_tokens"] == 2
+    assert gathered(streamed(answer(), events))["content"] == body["content"]
+
+
+def test_transfer_params_are_told_only_where_there_are_some() -> None:
+    events = told([(None, ["Hi"])], Finish("stop"))
+    assert "kv_transfer_params" not in whole(answer(), events)
+    body = whole(answer(transfer={"remote_host": "a"}, encoded_media={"b": 1}), events)
+    assert list(body)[-3:] == ["usage", "kv_transfer_params", "ec_transfer_params"]
+    assert body["kv_transfer_params"] == {"remote_host": "a"}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (internal("It broke."), "api_error"),
+        (retryable("Again."), "overloaded_error"),
+        (too_many("Full."), "rate_limit_error"),
+        (ApiError(418, "Teapot", "No coffee."), "invalid_request_error"),
+        (ValueError("a detail of ours"), "api_error"),
+    ],
+)
+def test_a_failure_ends_the_stream_with_an_error(error: Exception, kind: str) -> None:
+    writer = answer()
+    writer.chunk(Started(0, 0.5))
+    writer.chunk(Tokens(0, ["Hi"], [1], 1.0))
+    ((name, event),) = parsed(writer.chunk(Failed(0, error)) + writer.closing())
+    assert name == "error"
+    assert list(event["error"]) == ["type", "message"]
+    assert event["error"]["type"] == kind
+    assert "detail" not in event["error"]["message"]
+
+
+def test_a_failure_of_a_whole_message_is_raised() -> None:
+    events: Iterator[Event] = iter([Started(0, 0.5), Failed(0, too_many("Full."))])
+    with pytest.raises(ApiError, match="Full"):
+        answer().body(events)

@@ -1,0 +1,247 @@
+"""The anthropic SDK, strict about every answer that it receives.
+
+It is given its key as `auth_token`, which it sends the way vLLM expects it: `Authorization: Bearer`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, MessageParam, ToolParam
+
+from tests.conformance.recording import ENVIRONMENT, FLAGS
+from tests.running_server import RunningServer, running_server
+
+MODEL = "tiny"
+HELLO: MessageParam = {"role": "user", "content": "Say something."}
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+REPEATABLE = {"temperature": 0}
+"""What the SDK has no argument for: the same prompt gets the same reply."""
+
+
+WEATHER: ToolParam = {
+    "name": "weather",
+    "description": "The weather in a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+TIME: ToolParam = {"name": "time", "input_schema": {"type": "object", "properties": {}}}
+
+
+def sdk(server: RunningServer) -> anthropic.Anthropic:
+    return anthropic.Anthropic(
+        base_url=server.url, auth_token="x", max_retries=0, timeout=20, _strict_response_validation=True
+    )
+
+
+@pytest.fixture(scope="module")
+def client(vllm: RunningServer) -> Iterator[anthropic.Anthropic]:
+    with sdk(vllm) as strict:
+        yield strict
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[anthropic.Anthropic]:
+    """Asks a model that thinks aloud."""
+    with running_server(*FLAGS, "--reasoning-parser=qwen3", env=ENVIRONMENT) as server, sdk(server) as strict:
+        yield strict
+
+
+def create(client: anthropic.Anthropic, **asked: Any) -> Any:
+    return client.messages.create(**{"model": MODEL, "messages": [HELLO], "max_tokens": 5, **asked})
+
+
+def said(message: Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def test_a_message_counts_its_tokens(client: anthropic.Anthropic) -> None:
+    message = create(client)
+    assert (message.role, message.model, message.stop_reason) == ("assistant", MODEL, "max_tokens")
+    assert message.usage.output_tokens == 5
+    assert said(message)
+
+
+def test_a_streamed_message_is_the_whole_one_in_pieces(client: anthropic.Anthropic) -> None:
+    whole = create(client, max_tokens=40, extra_body=REPEATABLE)
+    events = list(create(client, max_tokens=40, extra_body=REPEATABLE, stream=True))
+    texts = [event.delta.text for event in events if event.type == "content_block_delta"]
+    assert "".join(texts) == said(whole)
+    assert events[0].type == "message_start"
+    assert events[-1].type == "message_stop"
+
+
+def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> None:
+    whole = create(client, max_tokens=40, extra_body=REPEATABLE)
+    asked: dict[str, Any] = {"model": MODEL, "messages": [HELLO], "max_tokens": 40, "extra_body": REPEATABLE}
+    with client.messages.stream(**asked) as stream:
+        texts = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert "".join(texts) == said(final) == said(whole)
+    assert final.stop_reason == whole.stop_reason
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_a_message_ends_before_a_stop_sequence(client: anthropic.Anthropic) -> None:
+    whole = said(create(client, max_tokens=40, extra_body=REPEATABLE))
+    word = whole.split()[1]
+    message = create(client, max_tokens=40, extra_body=REPEATABLE, stop_sequences=[word])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", word)
+    assert said(message) == whole[: whole.index(word)]
+
+
+def test_a_conversation_goes_on(client: anthropic.Anthropic) -> None:
+    turns: list[MessageParam] = [HELLO]
+    costs = []
+    for _ in range(3):
+        message = create(client, messages=turns, system="You are brief.")
+        costs.append((message.usage.cache_read_input_tokens or 0) + message.usage.input_tokens)
+        turns += [{"role": "assistant", "content": message.content}, HELLO]
+    assert costs == sorted(set(costs))
+
+
+def test_tokens_are_counted_before_they_are_spent(client: anthropic.Anthropic) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [HELLO],
+        "system": [{"type": "text", "text": "You are brief.", "cache_control": {"type": "ephemeral"}}],
+    }
+    usage = client.messages.create(**asked, max_tokens=1).usage
+    counted = client.messages.count_tokens(**asked).input_tokens
+    assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "base64", "media_type": "image/png", "data": PIXEL},
+        {"type": "url", "url": "https://images.invalid/a.png"},
+    ],
+)
+def test_an_image_is_taken(client: anthropic.Anthropic, source: dict[str, str]) -> None:
+    blocks = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
+    assert said(create(client, messages=[{"role": "user", "content": blocks}]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"model": "other"}, anthropic.NotFoundError),
+        ({"messages": []}, anthropic.BadRequestError),
+        ({"extra_body": {"temperature": 9}}, anthropic.BadRequestError),
+        ({"max_tokens": 0}, anthropic.BadRequestError),
+        ({"messages": [{"role": "user", "content": "w" * (5 << 20)}]}, anthropic.RequestTooLargeError),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_have_their_classes(
+    client: anthropic.Anthropic, asked: dict[str, Any], error: type[anthropic.APIStatusError], stream: bool
+) -> None:
+    with pytest.raises(error) as caught:
+        create(client, stream=stream, **asked)
+    assert caught.value.message
+
+
+def test_an_error_in_a_stream_is_raised(client: anthropic.Anthropic) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    stream = create(client, max_tokens=1500, thinking=thinking, stream=True)
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        list(stream)
+    assert caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+
+
+def test_a_tool_is_used_and_its_result_answered(client: anthropic.Anthropic) -> None:
+    asked: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 200}
+    message = create(client, **asked, tool_choice={"type": "any"})
+    (use,) = message.content
+    assert (message.stop_reason, use.type, use.name) == ("tool_use", "tool_use", "weather")
+    assert isinstance(use.input, dict)
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "sunny"}]}
+    turns = [HELLO, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    assert said(create(client, **asked, messages=turns, tool_choice={"type": "none"}))
+
+
+def test_a_named_tool_is_used(client: anthropic.Anthropic) -> None:
+    choice = {"type": "tool", "name": "time"}
+    message = create(client, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=200)
+    assert [block.name for block in message.content] == ["time"]
+    assert message.stop_reason == "tool_use"
+
+
+def test_each_use_of_a_tool_has_an_id_of_its_own(client: anthropic.Anthropic) -> None:
+    asked = {"tools": [WEATHER, TIME], "tool_choice": {"type": "any"}, "max_tokens": 400}
+    ids = [block.id for _ in range(10) for block in create(client, **asked).content]
+    assert len(set(ids)) == len(ids) > 10
+    assert all(own_id.startswith("toolu_") for own_id in ids)
+
+
+def test_one_tool_at_a_time_can_be_asked_for(client: anthropic.Anthropic) -> None:
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    asked = {"tools": [WEATHER, TIME], "tool_choice": choice, "max_tokens": 400}
+    assert [len(create(client, **asked).content) for _ in range(10)] == [1] * 10
+
+
+def test_a_streamed_use_of_tools_is_the_whole_one_in_pieces(client: anthropic.Anthropic) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [HELLO],
+        "max_tokens": 400,
+        "tools": [WEATHER, TIME],
+        "tool_choice": {"type": "any"},
+        "extra_body": REPEATABLE,
+    }
+    whole = client.messages.create(**asked)
+    with client.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    assert [plain(block) for block in final.content] == [plain(block) for block in whole.content]
+    assert (final.stop_reason, final.usage.output_tokens) == ("tool_use", whole.usage.output_tokens)
+
+
+def plain(block: Any) -> dict[str, Any]:
+    """A block without what is drawn anew for each message."""
+    told: dict[str, Any] = block.model_dump(exclude={"id", "signature"}, exclude_none=True)
+    return told
+
+
+def test_json_of_a_schema_can_be_asked_for(client: anthropic.Anthropic) -> None:
+    form = {"type": "json_schema", "schema": WEATHER["input_schema"]}
+    message = create(client, output_config={"format": form}, max_tokens=200)
+    assert isinstance(json.loads(said(message)), dict)
+
+
+def test_a_model_thinks_before_it_answers(thinker: anthropic.Anthropic) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    message = create(thinker, max_tokens=1500, thinking=thinking)
+    thought, text = message.content
+    assert (thought.type, text.type) == ("thinking", "text")
+    assert thought.thinking and thought.signature
+    turns = [HELLO, {"role": "assistant", "content": message.content}, HELLO]
+    assert said(create(thinker, max_tokens=100, messages=turns))
+
+
+def test_streamed_thoughts_are_the_whole_ones_in_pieces(thinker: anthropic.Anthropic) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [HELLO],
+        "max_tokens": 200,
+        "tools": [WEATHER],
+        "tool_choice": {"type": "any"},
+        "extra_body": REPEATABLE,
+    }
+    whole = thinker.messages.create(**asked)
+    with thinker.messages.stream(**asked) as stream:
+        thoughts = [event.thinking for event in stream if event.type == "thinking"]
+        final = stream.get_final_message()
+    assert [block.type for block in final.content] == ["thinking", "tool_use"]
+    assert [plain(block) for block in final.content] == [plain(block) for block in whole.content]
+    assert "".join(thoughts) == final.content[0].thinking  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("thinking", "thinks"), [("disabled", False), ("adaptive", True)])
+def test_thoughts_can_be_switched_off(thinker: anthropic.Anthropic, thinking: str, thinks: bool) -> None:
+    message = create(thinker, max_tokens=100, thinking={"type": thinking})
+    assert (message.content[0].type == "thinking") is thinks

@@ -1,0 +1,310 @@
+"""A request of the Anthropic family: what it may be, and the chat that it means."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.protocol.anthropic import CountTokensRequest, MessagesRequest
+from app.protocol.anthropic_chat import BILLING_HEADER, chat_request
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.decoding import decode
+from app.protocol.errors import ApiError
+from app.protocol.messages import Message
+from app.protocol.tools import NamedToolChoice
+
+HELLO = {"role": "user", "content": "hi"}
+WEATHER = {"name": "weather", "description": "How it is", "input_schema": {"properties": {"city": {}}}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def decoded(**fields: Any) -> MessagesRequest:
+    body = {"model": "m", "max_tokens": 9, "messages": [HELLO], **fields}
+    return decode(json.dumps(body).encode(), "application/json", MessagesRequest)
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return chat_request(decoded(**fields))
+
+
+def messages(*turns: dict[str, Any], **fields: Any) -> list[Message]:
+    return chat(messages=list(turns), **fields).messages
+
+
+def user(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+def refusal(**fields: Any) -> tuple[int, str, str | None]:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    return caught.value.status, caught.value.type, caught.value.param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": None}, "body.model"),
+        ({"model": ""}, "body.model"),
+        ({"messages": "hi"}, "body.messages"),
+        ({"messages": [{"role": "robot", "content": "hi"}]}, "body.messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "body.messages.0.content"),
+        ({"messages": [user({"type": "audio"})]}, "body.messages.0.content"),
+        ({"max_tokens": None}, "body.max_tokens"),
+        ({"max_tokens": 0}, "body.max_tokens"),
+        ({"max_tokens": "many"}, "body.max_tokens"),
+        ({"stop_sequences": list("abcde")}, "body.stop_sequences"),
+        ({"stop_sequences": "a"}, "body.stop_sequences"),
+        ({"tools": [{"name": "weather"}]}, "body.tools.0.input_schema"),
+        ({"tool_choice": {"type": "tool"}}, "body.tool_choice"),
+        ({"tool_choice": "auto"}, "body.tool_choice"),
+        ({"tool_choice": {"type": "maybe"}}, "body.tool_choice.type"),
+        ({"thinking": {}}, "body.thinking"),
+        ({"thinking": {"type": "deep"}}, "body.thinking"),
+        ({"thinking": {"type": "enabled"}}, "body.thinking.enabled.budget_tokens"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1023}, "max_tokens": 4096},
+            "body.thinking.enabled.budget_tokens",
+        ),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024}, "body"),
+        ({"output_config": {"effort": "none"}}, "body.output_config.effort"),
+        ({"temperature": "hot"}, "body.temperature"),
+        ({"cache_salt": ""}, "body.cache_salt"),
+    ],
+)
+def test_what_does_not_fit_the_schema_is_a_bad_request_at_its_place(
+    fields: dict[str, Any], param: str
+) -> None:
+    assert refusal(**fields) == (400, "Bad Request", param)
+
+
+def test_the_first_field_that_does_not_fit_is_reported() -> None:
+    assert refusal(top_p="x", max_tokens=0, messages=5) == (400, "Bad Request", "body.messages")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"cache_salt": "a/b"}, "cache_salt"),
+        ({"tool_choice": {"type": "tool", "name": "weather"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "other"}, "tools": [WEATHER]}, "tool_choice"),
+    ],
+)
+def test_what_breaks_a_rule_of_chats_is_named(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields) == (400, "BadRequestError", param)
+
+
+def test_numbers_may_be_written_as_text_and_unknown_fields_are_dropped() -> None:
+    asked = decoded(max_tokens="12", temperature=1, stream="yes", service_tier="auto")
+    assert (asked.max_tokens, asked.temperature, asked.stream) == (12, 1.0, True)
+
+
+def test_sampling_and_limits_keep_their_values() -> None:
+    asked = chat(
+        max_tokens=7,
+        stop_sequences=["END"],
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        stream=True,
+        cache_salt="salt",
+        kv_transfer_params={"do_remote_decode": True},
+        vllm_xargs={"a": 1},
+        priority=-2,
+    )
+    assert asked.model == "m"
+    assert asked.max_tokens == asked.max_completion_tokens == 7
+    assert (asked.stop, asked.temperature, asked.top_p, asked.top_k) == (["END"], 0.5, 0.9, 3)
+    assert asked.stream is True
+    assert (asked.cache_salt, asked.vllm_xargs, asked.priority) == ("salt", {"a": 1}, -2)
+    assert asked.kv_transfer_params == {"do_remote_decode": True}
+
+
+def test_a_plain_conversation_stays_as_it_is() -> None:
+    turns = [HELLO, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "bye"}]
+    assert messages(*turns) == turns
+
+
+def test_the_system_prompt_comes_first() -> None:
+    assert messages(HELLO, system="Be brief.") == [{"role": "system", "content": "Be brief."}, HELLO]
+
+
+def test_system_blocks_are_one_text_without_the_billing_header() -> None:
+    blocks = [text(f"{BILLING_HEADER}: cc=1"), text("Be brief. "), text("Be kind.")]
+    assert messages(HELLO, system=blocks)[0] == {"role": "system", "content": "Be brief. Be kind."}
+
+
+def test_nothing_is_left_of_a_system_that_is_only_a_billing_header() -> None:
+    header = f"{BILLING_HEADER}: cc=1"
+    assert messages({"role": "system", "content": header}, HELLO, system=[text(header)]) == [HELLO]
+
+
+def test_system_turns_at_the_beginning_join_the_system_prompt_and_others_stay() -> None:
+    note = {"role": "system", "content": "Now be long."}
+    assert messages(note, HELLO, note, system="Be brief.") == [
+        {"role": "system", "content": "Be brief.\n\nNow be long."},
+        HELLO,
+        note,
+    ]
+
+
+def test_a_single_text_block_is_a_text_and_several_are_parts() -> None:
+    assert messages(user(text("hi"))) == [HELLO]
+    assert messages(user(text("a"), text("b")))[0]["content"] == [text("a"), text("b")]
+
+
+@pytest.mark.parametrize(
+    ("source", "url"),
+    [
+        ({"type": "url", "url": "http://a/b.png"}, "http://a/b.png"),
+        ({"type": "base64", "media_type": "image/png", "data": "QUI="}, "data:image/png;base64,QUI="),
+        ({"data": "QUI="}, "data:image/jpeg;base64,QUI="),
+    ],
+)
+def test_an_image_becomes_a_url(source: dict[str, Any], url: str) -> None:
+    (message,) = messages(user({"type": "image", "source": source}, text("What is it?")))
+    assert message["content"] == [{"type": "image_url", "image_url": {"url": url}}, text("What is it?")]
+
+
+def test_a_round_of_tools_becomes_calls_and_their_results() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"}
+    thought = {"type": "thinking", "thinking": "Look outside.", "signature": "s"}
+    assert messages(HELLO, assistant(thought, text("Let me see."), call), user(text("And?"), result)) == [
+        HELLO,
+        {
+            "role": "assistant",
+            "reasoning": "Look outside.",
+            "tool_calls": [
+                {
+                    "id": "t1",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+                }
+            ],
+            "content": "Let me see.",
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "sunny"},
+        {"role": "user", "content": "And?"},
+    ]
+
+
+def test_a_result_of_several_items_is_one_text_then_images_then_references() -> None:
+    items = [
+        text("one"),
+        {"type": "image", "source": {"type": "url", "url": "http://a"}},
+        text("two"),
+        {"type": "tool_reference", "tool_name": "weather"},
+        {"type": "tool_reference", "tool_name": {"not": "a name"}},
+        {"type": "unknown"},
+    ]
+    assert messages(user({"type": "tool_result", "tool_use_id": "t1", "content": items})) == [
+        {"role": "tool", "tool_call_id": "t1", "content": "one\ntwo"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a"}}]},
+        {"role": "tool", "tool_call_id": "t1", "content": [{"type": "tool_reference", "name": "weather"}]},
+    ]
+
+
+def test_a_result_without_content_is_empty() -> None:
+    assert messages(user({"type": "tool_result", "tool_use_id": "t1"})) == [
+        {"role": "tool", "tool_call_id": "t1", "content": ""}
+    ]
+
+
+def test_hidden_thoughts_are_dropped() -> None:
+    hidden = {"type": "redacted_thinking", "data": "x"}
+    assert messages(HELLO, assistant(hidden, text("hello")))[1] == {"role": "assistant", "content": "hello"}
+
+
+def test_an_empty_turn_of_the_user_is_none() -> None:
+    assert messages(HELLO, user(text(""))) == [HELLO]
+
+
+def test_tools_become_functions() -> None:
+    (tool,) = chat(tools=[WEATHER]).tools or []
+    assert tool.function.name == "weather"
+    assert tool.function.description == "How it is"
+    assert tool.function.parameters == {"properties": {"city": {}}, "type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        (None, "auto"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "none", "name": "weather"}, "none"),
+    ],
+)
+def test_a_choice_among_tools_keeps_its_meaning(choice: dict[str, Any] | None, wanted: str) -> None:
+    assert chat(tools=[WEATHER], tool_choice=choice).tool_choice == wanted
+
+
+def test_a_named_tool_stays_named() -> None:
+    choice = chat(tools=[WEATHER], tool_choice={"type": "tool", "name": "weather"}).tool_choice
+    assert isinstance(choice, NamedToolChoice)
+    assert choice.function is not None and choice.function.name == "weather"
+
+
+@pytest.mark.parametrize("tools", [None, []])
+@pytest.mark.parametrize("choice", [None, {"type": "auto"}, {"type": "any"}, {"type": "none"}])
+def test_without_tools_none_is_called(
+    tools: list[dict[str, Any]] | None, choice: dict[str, Any] | None
+) -> None:
+    asked = chat(tools=tools, tool_choice=choice)
+    assert (asked.tools, asked.tool_choice) == (None, "none")
+
+
+@pytest.mark.parametrize(("disabled", "parallel"), [(None, True), (False, True), (True, False)])
+def test_several_calls_at_once_can_be_forbidden(disabled: bool | None, parallel: bool) -> None:
+    choice = {"type": "any", "disable_parallel_tool_use": disabled}
+    assert chat(tools=[WEATHER], tool_choice=choice).parallel_tool_calls is parallel
+
+
+def test_a_wanted_schema_becomes_the_response_format() -> None:
+    form = chat(output_config={"format": {"type": "json_schema", "schema": SCHEMA}}).response_format
+    assert form is not None and form.json_schema is not None
+    assert (form.type, form.json_schema.json_schema) == ("json_schema", SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort", "budget"),
+    [
+        ({}, None, None),
+        ({"output_config": {"effort": "max"}}, "max", None),
+        ({"thinking": {"type": "disabled"}}, "none", None),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, "none", None),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "low", None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}, None, 1024),
+    ],
+)
+def test_thinking_is_bounded_by_a_budget_and_switched_off_by_effort_none(
+    fields: dict[str, Any], effort: str | None, budget: int | None
+) -> None:
+    asked = chat(**fields)
+    assert (asked.reasoning_effort, asked.thinking_token_budget) == (effort, budget)
+
+
+def test_counting_takes_the_same_conversation() -> None:
+    body = {
+        "model": "m",
+        "messages": [HELLO],
+        "system": "Be brief.",
+        "tools": [WEATHER],
+        "chat_template_kwargs": {"enable_thinking": False},
+        "thinking": {"type": "adaptive"},
+    }
+    counted = chat_request(decode(json.dumps(body).encode(), "application/json", CountTokensRequest))
+    sent = chat(**body)
+    assert counted.messages == sent.messages
+    assert counted.tools == sent.tools
+    assert counted.chat_template_kwargs == sent.chat_template_kwargs == {"enable_thinking": False}
