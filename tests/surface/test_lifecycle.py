@@ -1,0 +1,122 @@
+"""Sleep and wake, pause and resume, abort, drain."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.surface.conftest import Client, served
+from tests.traps.wire import Wire, ask, wait_until
+
+RUNNING, WAITING = "vllm:num_requests_running{", "vllm:num_requests_waiting{"
+
+
+def test_a_server_sleeps_until_it_is_woken(client: Client) -> None:
+    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert client.post("/sleep?level=2").json() == {"status": "sleeping", "level": 2}
+    assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert client.metric("vllm:engine_sleep_state", sleep_state="discard_all") == 1
+    assert client.metric("vllm:engine_sleep_state", sleep_state="awake") == 0
+    client.complete()
+    assert client.post("/wake_up").json() == {"status": "awake", "tags": None}
+    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert client.metric("vllm:engine_sleep_state", sleep_state="awake") == 1
+
+
+def test_parts_wake_one_by_one(client: Client) -> None:
+    client.post("/sleep")
+    assert client.post("/wake_up?tags=weights").json() == {"status": "awake", "tags": ["weights"]}
+    assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+    client.post("/wake_up?tags=kv_cache")
+    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_at_level_0_requests_wait(client: Client) -> None:
+    client.post("/sleep?level=0")
+    assert client.get("/is_paused").json() == {"is_paused": True}
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.complete)
+        wait_until(lambda: client.metric(WAITING) == 1)
+        client.post("/wake_up")
+        assert waiting.result(20)["choices"][0]["finish_reason"] == "length"
+    assert client.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_a_pause_aborts_what_runs_and_keeps_what_comes_waiting(client: Client) -> None:
+    with Wire(client.server.port) as running, ThreadPoolExecutor(1) as pool:
+        client.post("/admin/config", {"inter-token-latency": "1s"})
+        events = running.post(ask(max_tokens=1000, stream=True)).events()
+        next(events)
+        assert client.post("/pause").json() == {"status": "paused"}
+        assert list(events)[-1]["choices"][0]["finish_reason"] == "abort"
+        client.post("/admin/config", {"inter-token-latency": "0s"})
+        late = pool.submit(client.complete)
+        wait_until(lambda: client.metric(WAITING) == 1)
+        assert client.post("/resume").json() == {"status": "resumed"}
+        assert late.result(20)
+    assert (client.metric(RUNNING), client.metric(WAITING)) == (0, 0)
+
+
+def test_a_pause_may_wait_for_what_runs(client: Client) -> None:
+    client.post("/admin/config", {"inter-token-latency": "50ms"})
+    with Wire(client.server.port) as running:
+        events = running.post(ask(max_tokens=5, stream=True)).events()
+        next(events)
+        client.post("/pause?mode=wait")
+        assert client.metric(RUNNING) == 0
+        assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
+    client.post("/resume")
+    client.post("/admin/config", {"inter-token-latency": "0s"})
+
+
+@pytest.mark.parametrize(
+    "path", ["/sleep?level=7", "/sleep?level=x", "/pause?mode=perhaps", "/wake_up?tags=all"]
+)
+def test_words_that_mean_nothing_are_refused(client: Client, path: str) -> None:
+    assert client.post(path).status_code == 400
+    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert client.get("/is_paused").json() == {"is_paused": False}
+
+
+@pytest.mark.parametrize("ids", [["cmpl-mine"], None])
+def test_an_aborted_request_ends_with_abort(client: Client, ids: list[str] | None) -> None:
+    client.post("/admin/config", {"inter-token-latency": "1s"})
+    with Wire(client.server.port) as running:
+        events = running.post(ask(max_tokens=1000, stream=True, request_id="mine")).events()
+        next(events)
+        body: dict[str, Any] = {} if ids is None else {"request_ids": ids}
+        assert client.post("/abort_requests", body).json() == {"status": "aborted", "aborted": 1}
+        assert list(events)[-1]["choices"][0]["finish_reason"] == "abort"
+    client.post("/admin/config", {"inter-token-latency": "0s"})
+    assert client.metric("vllm:request_success_total", finished_reason="abort") >= 1
+
+
+def test_the_small_routes_answer(client: Client) -> None:
+    assert client.post("/reset_prefix_cache").json() == {"success": True}
+    assert client.post("/reset_mm_cache").status_code == 200
+    assert client.post("/start_profile").status_code == client.post("/stop_profile").status_code == 200
+    told = client.get("/server_info?config_format=json").json()["vllm_config"]
+    assert told["model"] == "base"
+    assert "model='base'" in client.get("/server_info").json()["vllm_config"]
+    assert list(client.get("/kv_event_sources").json()) == ["0"]
+
+
+def test_without_development_mode_they_are_not_there() -> None:
+    with served() as client:
+        for path in ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache", "/start_profile"):
+            assert client.post(path).json() == {"detail": "Not Found"}
+        assert client.post("/abort_requests").json()["error"]["type"] == "PermissionDeniedError"
+
+
+def test_a_draining_server_finishes_what_it_has_and_takes_no_more() -> None:
+    with served("--inter-token-latency", "50ms") as client, Wire(client.server.port) as running:
+        events = running.post(ask(max_tokens=10, stream=True)).events()
+        next(events)
+        assert client.post("/admin/drain").json() == {"status": "draining", "running": 1, "waiting": 0}
+        assert client.get("/health/ready").status_code == 503
+        assert client.get("/health").status_code == 200
+        refused = client.post("/v1/completions", ask())
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "Service Unavailable")
+        assert len(list(events)) == 9
