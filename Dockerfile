@@ -19,6 +19,6 @@ USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('SIM_PORT', '8000') + '/health', timeout=2)"]
+    CMD ["python", "-m", "app.healthcheck"]
 
 CMD ["gunicorn", "wsgi:app"]

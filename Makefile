@@ -1,10 +1,12 @@
 # make run    start the server on port 8000       make lint   ruff and mypy
 # make test   run the tests                       make bench  run the benchmarks
 # make image  build the container image           make venv   only prepare .venv
+# make clients  prepare .venv-clients, with which make test also checks litellm, instructor and langchain
 #
 # Needs Python 3.11 or newer; everything else goes into .venv, once.
 
 VENV := .venv
+CLIENTS := .venv-clients
 BIN := $(VENV)/bin
 IMAGE := understudy
 
@@ -12,7 +14,7 @@ IMAGE := understudy
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test lint bench image venv clean
+.PHONY: run test lint bench image venv clients clean
 
 run: $(VENV)/.run
 	$(BIN)/gunicorn wsgi:app
@@ -32,8 +34,10 @@ image:
 
 venv: $(VENV)/.dev
 
+clients: $(CLIENTS)/.installed
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
@@ -47,3 +51,8 @@ $(VENV)/.run: requirements.txt | $(BIN)/python
 $(VENV)/.dev: requirements-dev.txt requirements.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	@touch $@ $(VENV)/.run
+
+$(CLIENTS)/.installed: tests/conformance/requirements-clients.txt | $(BIN)/python
+	@$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@

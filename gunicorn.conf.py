@@ -1,4 +1,4 @@
-"""gunicorn's settings, made from Understudy's own (docs/configuration.md).
+"""gunicorn's settings, made from Understudy's own (docs/configuration.md, docs/operations.md).
 
 Patched first: with `--preload` the application is imported before a worker could patch anything.
 """
@@ -12,20 +12,26 @@ import math  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 
-from app import factory, logs  # noqa: E402
+from app import logs, ranks, stages  # noqa: E402
+from app.arbiter import take_charge  # noqa: E402
+from app.certificates import CertificateError  # noqa: E402
+from app.handover import SETTINGS, hand_over, handed_over  # noqa: E402
 from app.tokenization import TokenizerError  # noqa: E402
-from app.worker import mark_replaced  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.loader import load  # noqa: E402
 
-ONE_RANK = "each worker would be a server of its own, with its own places, queue and metrics, behind one port"
+# A reload runs this file again, with settings that the arbiter has read and found good.
+settings = handed_over(os.environ)
+if settings is None:
+    try:
+        settings = load((), os.environ)
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+    hand_over(settings, os.environ)
 
-try:
-    settings = load((), os.environ)
-except ConfigError as error:
-    sys.exit(f"error: {error}")
-
-bind = f"{settings.server.host}:{settings.server.port}"
+bind = ranks.addresses(settings.server)
+if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `take_charge` refuses what does not fit
+    workers = ranks.count(settings.server)
 worker_class = "app.worker.Worker"
 worker_connections = settings.server.worker_connections
 backlog = 4096
@@ -43,25 +49,35 @@ control_socket_disable = True
 
 def on_starting(server):
     """Refuse what cannot be served before a worker tries to, and tell what is served."""
-    if server.cfg.workers > 1:
-        sys.exit(f"error: workers={server.cfg.workers}: must be 1: {ONE_RANK}")
-    named = settings.tokenizer
-    if named.tokenizer or named.render_url or named.chat_template:
-        try:
-            factory.check_tokenizer(settings)
-        except TokenizerError as error:
-            sys.exit(f"error: {error}")
+    try:
+        take_charge(server, settings)
+    except (ConfigError, CertificateError, TokenizerError) as error:
+        sys.exit(f"error: {error}")
     server.log.info("settings: %s", json.dumps(settings.dump()))
 
 
-def nworkers_changed(server, new_value, old_value):
-    """SIGTTIN asks for one worker more, which would be a second server on the same port."""
-    if old_value is not None and new_value > 1:
-        server.log.error("workers=%d: must be 1: %s", new_value, ONE_RANK)
-        server._num_workers = 1
-
-
 def on_reload(server):
-    """SIGHUP: the workers of now get successors, and leave new connections to them."""
-    for worker in server.WORKERS.values():
-        mark_replaced(worker)
+    """Tell what is served from now on."""
+    server.log.info("settings: %s", json.dumps(settings.dump()))
+
+
+def pre_fork(server, worker):
+    """The place of a rank that has no worker, or whose worker gets a successor."""
+    worker.place = ranks.vacant(server.WORKERS.values(), ranks.count(settings.server))
+
+
+def post_fork(server, worker):
+    """The worker becomes the rank of its place."""
+    worker.certificate = server.certificate
+    worker.write_timeout_s = settings.server.write_timeout
+    ranks.settle(worker, settings.server, os.environ)
+
+
+def post_worker_init(worker):
+    """The application is there, and connections are accepted in a moment: the one before may go."""
+    stages.note(worker, stages.SERVING)
+
+
+def pre_exec(server):
+    """SIGUSR2 starts a new server, which reads its settings itself."""
+    server.cfg.env_orig.pop(SETTINGS, None)

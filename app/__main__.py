@@ -1,4 +1,7 @@
-"""`python -m app [flags]`: check the settings, then become gunicorn with the same settings."""
+"""`python -m app [flags]`: check the settings, then become gunicorn with the same settings.
+
+`python -m app dataset [flags]` makes a dataset instead (docs/datasets.md).
+"""
 
 import os
 import sys
@@ -16,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 
 def main(argv: Sequence[str]) -> int:
     """Exit status, or no return: a server that starts takes this process over."""
+    if argv[:1] == ["dataset"]:
+        return _make_dataset(argv[1:])
     try:
         flags = parse(argv)
         if flags.help or flags.version:
@@ -29,6 +34,14 @@ def main(argv: Sequence[str]) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     _become_gunicorn(variables)
     return 0
+
+
+def _make_dataset(argv: Sequence[str]) -> int:
+    # Not imported by a start of the server, which needs none of it.
+    from app.dataset import command
+    from app.factory import tokenizer_of
+
+    return command.run(argv, tokenizer_of)
 
 
 def _checked(flags: Flags) -> dict[str, str]:

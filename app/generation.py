@@ -23,6 +23,8 @@ class Calls(Struct, frozen=True, kw_only=True):
     most: int = 1
     named: bool = False
     """The client named the tool, so the reply is the bare arguments, without the markup of a call."""
+    lenient: bool = False
+    """What is wrong in a schema is left out of it, instead of being an error."""
 
 
 class Constraint(Struct, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ What it changes, and why (figures in docs/benchmarks.md):
 
 from __future__ import annotations
 
+import errno
 import gc
-import os
 import resource
 import socket
 import sys
@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from math import inf
 from typing import Any
 
 import gevent
@@ -27,9 +28,10 @@ from gevent.pool import Pool
 from gevent.server import StreamServer
 from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
-from gunicorn.sock import ssl_context
 from gunicorn.workers.ggevent import GeventWorker
 
+from app import stages
+from app.certificates import CertificateError, ServerCertificate
 from app.environ import ARRIVAL, ENDED
 from app.joined_response import JoinedResponse
 
@@ -46,8 +48,8 @@ YOUNG = 1
 """Generation up to which an idle worker collects."""
 FIRST_REQUEST_S = 0.3
 """How long a draining worker waits for the first request of a connection, which may be on its way."""
-REPLACED = b"replaced"
-"""Written into a worker's heartbeat file when a reload has started its successor."""
+HANDSHAKE_S = 10.0
+"""How long a client may take to agree on TLS."""
 
 
 class Worker(GeventWorker):  # type: ignore[misc]
@@ -55,6 +57,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.certificate: ServerCertificate | None = None
+        self.write_timeout_s = inf
+        """How long a client may take no bytes of an answer over TLS."""
         self._stopping = Event()
         self._busy: set[Any] = set()
         self._idle_at: dict[Any, float] = {}
@@ -78,19 +83,25 @@ class Worker(GeventWorker):  # type: ignore[misc]
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
+        if self.certificate is None and self.cfg.is_ssl:  # under an arbiter that is not ours
+            self.certificate = ServerCertificate(self.cfg)
         servers = [self._serve(listener) for listener in self.sockets]
-        while self.alive:
+        # Looked at, too, because a signal that comes before a young worker listens to signals is lost.
+        while self.alive and not stages.is_ending(self):
             self.notify()
+            if self.certificate is not None:
+                with suppress(CertificateError):  # the arbiter, which looks, too, tells of it
+                    self.certificate.refresh()
             if not self._busy:
                 gc.collect(YOUNG)
             self._stopping.wait(TICK_S)
+        self.alive = False
         self._drain(servers)
 
     def _serve(self, listener: Any) -> StreamServer:
         listener.setblocking(1)
-        tls = {"ssl_context": ssl_context(self.cfg)} if self.cfg.is_ssl else {}
         server = StreamServer(
-            listener, handle=partial(self.handle, listener), spawn=Pool(self.worker_connections), **tls
+            listener, handle=partial(self.handle, listener), spawn=Pool(self.worker_connections)
         )
         server.start()
         return server
@@ -99,16 +110,21 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """Wait until nothing runs; new work goes to the successor or, if there is none, is refused.
 
         Who connected to us before there was a successor is served; probes of a server that ends see 503.
+        With a successor, what runs may take its time, until the whole server ends.
         """
-        if self._is_replaced():
+        deadline = inf
+        if stages.is_replaced(self) and not stages.is_ending(self):
             for server in servers:
                 server.close()
-        elif hasattr(self.wsgi, "drain"):
-            self.wsgi.drain()
-        deadline = time.monotonic() + max(0.0, self.cfg.graceful_timeout - CUT_S)
+        else:
+            deadline = self._cut_at()
+            if hasattr(self.wsgi, "drain"):
+                self.wsgi.drain()
         while self._is_awaited() and time.monotonic() < deadline:
             self.notify()
             self._release_idle()
+            if deadline == inf and stages.is_ending(self):
+                deadline = self._cut_at()
             gevent.sleep(0.05)
         self._release_idle()
         for server in servers:
@@ -120,9 +136,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
         for server in servers:
             server.stop(timeout=CUT_S / 2)
 
-    def _is_replaced(self) -> bool:
-        """True when a successor shares our listener: it should get all new connections."""
-        return os.pread(self.tmp.fileno(), len(REPLACED), 0) == REPLACED
+    def _cut_at(self) -> float:
+        """When a graceful end that begins now is over (monotonic seconds)."""
+        patience_s: float = self.cfg.graceful_timeout
+        return time.monotonic() + max(0.0, patience_s - CUT_S)
 
     def _is_awaited(self) -> bool:
         """True while a request runs, or may be on its way through a new connection."""
@@ -145,11 +162,28 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return False  # HTTP/1.1 only, as vLLM
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
+        if self.certificate is not None:
+            try:
+                client = self.certificate.wrap(client)
+            except OSError:  # the client has gone already
+                return
         self._idle_at[client] = time.monotonic() + FIRST_REQUEST_S
         try:
-            super().handle(listener, client, addr)
+            if self.certificate is None or self._agree(client, addr):
+                super().handle(listener, client, addr)
         finally:
             self._idle_at.pop(client, None)
+
+    def _agree(self, client: Any, addr: Any) -> bool:
+        """The TLS handshake; False, and the connection closed, when it comes to nothing."""
+        try:
+            with gevent.Timeout(HANDSHAKE_S, TimeoutError("it takes too long")):
+                client.do_handshake()
+        except OSError as error:
+            self.log.debug("TLS handshake with %s: %s", addr, error)
+            client.close()
+            return False
+        return True
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """One request; StopIteration when the connection is to be closed after it."""
@@ -179,7 +213,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         body = self.wsgi(environ, response.start_response)
         try:
             for item in body:
-                response.write(item)
+                self._write(response, item)
             response.close()
         except Exception as error:
             if not response.headers_sent or isinstance(error, OSError):
@@ -193,7 +227,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
             if hasattr(body, "close"):
                 body.close()
 
-
-def mark_replaced(worker: Any) -> None:
-    """Arbiter: `worker` gets a successor now (see `Worker._is_replaced`)."""
-    os.pwrite(worker.tmp.fileno(), REPLACED, 0)
+    def _write(self, response: JoinedResponse, item: bytes) -> None:
+        """Streams over TLS pass here token by token (others are timed by `EventStream`)."""
+        if self.certificate is None or self.write_timeout_s == inf:
+            response.write(item)
+            return
+        with gevent.Timeout(self.write_timeout_s, OSError(errno.EPIPE, "the client takes no bytes")):
+            response.write(item)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks import burst, footprint, pacing, requests, scrape
+from benchmarks import burst, dataset, footprint, pacing, requests, scrape
 from benchmarks.options import add_c_tools
 
 
@@ -24,6 +24,7 @@ def main(argv: Sequence[str]) -> int:
         (pacing, tools),
         (footprint, []),
         (scrape, []),
+        (dataset, ["--seconds", "1"]),
     ):
         command.main([*rounds, *more])
     return 0

@@ -130,7 +130,10 @@ def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
     """The rules of a JSON list, or of one object. ValueError says which rule is wrong and why."""
     if not text:
         return ()
-    listed = json.loads(text)
+    try:
+        listed = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        raise ValueError("it is not JSON") from None
     if isinstance(listed, dict):
         listed = [listed]
     if not isinstance(listed, list):
@@ -150,7 +153,7 @@ def parse_fault(text: str) -> FaultRule:
     for pair in filter(None, pairs):
         key, equals, value = pair.partition("=")
         if not equals or key.strip() in fields:
-            raise ValueError(f"{pair!r} is not a field and its value, each once")
+            raise ValueError(f"{pair[:40]!r} is not a field and its value, each once")
         fields[key.strip()] = value.strip()
     return _rule(fields, strict=False)
 
@@ -170,7 +173,7 @@ def _rule(item: Any, strict: bool = True) -> FaultRule:
     if not isinstance(action, str) or action not in ACTIONS:
         near = get_close_matches(str(action), ACTIONS, 1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(ACTIONS)}"
-        raise ValueError(f"no action {action!r}{hint}")
+        raise ValueError(f"no action {repr(action)[:40]}{hint}")
     try:
         rule = msgspec.convert(item, ACTIONS[action], strict=strict)
         msgspec.json.encode(rule)

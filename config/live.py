@@ -32,8 +32,17 @@ class LiveSettings:
     def change(self, values: Mapping[str, Any]) -> Settings:
         """Set the named settings; the values are written as in YAML. Returns the settings of now.
 
-        Raises ConfigError, and changes nothing, for a name that is no live setting and for a value that
-        could not be a start's.
+        Raises ConfigError as `changed` does, and then changes nothing.
+        """
+        self.current = self.changed(values)
+        for subscriber in self._subscribers:
+            subscriber(self.current)
+        return self.current
+
+    def changed(self, values: Mapping[str, Any]) -> Settings:
+        """What `change` would make of the settings.
+
+        Raises ConfigError for a name that is no live setting and for a value that could not be a start's.
         """
         rooms: dict[str, dict[str, Any]] = {}
         for name, raw in values.items():
@@ -51,7 +60,4 @@ class LiveSettings:
             **{group: replace(getattr(self.current, group), **found) for group, found in rooms.items()},
         )
         validate(changed, dict.fromkeys(values, SOURCE))
-        self.current = changed
-        for subscriber in self._subscribers:
-            subscriber(changed)
         return changed

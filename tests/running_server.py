@@ -6,12 +6,13 @@ import http.client
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,20 +57,32 @@ def running_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterato
 
 
 @contextmanager
-def running_gunicorn(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
-    """`gunicorn wsgi:app` with `arguments`; settings are SIM_ variables in `env`. As `running_server`."""
-    port = free_port()
+def running_gunicorn(
+    *arguments: str, env: Mapping[str, str] | None = None, ports: int = 1
+) -> Iterator[RunningServer]:
+    """`gunicorn wsgi:app` with `arguments`; settings are SIM_ variables in `env`. As `running_server`.
+
+    Its port is the first of `ports` that are free.
+    """
+    port = free_port(ports)
     command = [sys.executable, "-m", "gunicorn", *arguments, "wsgi:app"]
     with _running(command, port, {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port), **(env or {})}) as server:
         yield server
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+def free_port(ports: int = 1) -> int:
+    """The first of so many neighbouring TCP ports that nobody listens on now."""
+    while True:
+        with ExitStack() as probes:
+            first: int = 0
+            try:
+                for k in range(ports):
+                    probe = probes.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", first and first + k))
+                    first = first or probe.getsockname()[1]
+            except (OSError, OverflowError):
+                continue
+            return first
 
 
 @contextmanager
@@ -107,7 +120,13 @@ def _wait_until_healthy(server: RunningServer) -> None:
 
 
 def _is_healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    unverified = ssl._create_unverified_context()
+    return _answers(http.client.HTTPConnection("127.0.0.1", port, timeout=1)) or _answers(
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=1, context=unverified)
+    )
+
+
+def _answers(connection: http.client.HTTPConnection) -> bool:
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200

@@ -18,7 +18,14 @@ OURS = [name for name, service in SERVICES.items() if service["image"] == "under
 
 
 def test_it_fits_the_compose_specification() -> None:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        str(COMPOSE),
+    ]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from flask import Blueprint, request
 
 from app.api.body import BodyLimits
 from app.api.replies import Reply, json_reply
+from app.api.siblings import Siblings
 from app.protocol.errors import bad_request, malformed
 from app.serving.lifecycle import Lifecycle
 from app.serving.service import Service
@@ -20,15 +22,29 @@ from config.table import TABLE
 
 FAKES = "fake-metrics"
 """The one setting of which only parts are given."""
+CHECK = "/admin/config?check=true"
 
 
-def blueprint(live: LiveSettings, lifecycle: Lifecycle, service: Service, body: BodyLimits) -> Blueprint:
+def blueprint(
+    live: LiveSettings, lifecycle: Lifecycle, service: Service, body: BodyLimits, siblings: Siblings
+) -> Blueprint:
+    """A request with `?ranks=all` concerns all ranks, and is answered by rank."""
     routes = Blueprint("admin", __name__)
+
+    def for_all(own: Callable[[], Any], data: bytes = b"", check: str = "") -> Reply:
+        """Our own answer; or, for all ranks, everyone's. With `check`, all are asked to agree first."""
+        if request.args.get("ranks") != "all":
+            return json_reply(own())
+        if check:
+            siblings.ask(request.method, check, dict(request.headers), data)
+        mine = own()
+        others = siblings.ask(request.method, request.path, dict(request.headers), data)
+        return json_reply(dict(sorted({str(siblings.own): mine, **others}.items())))
 
     @routes.get("/admin/config")
     def config() -> Reply:
         """All settings by name; secrets masked."""
-        return json_reply(live.current.dump())
+        return for_all(lambda: live.current.dump())
 
     @routes.get("/admin/config/live")
     def live_names() -> Reply:
@@ -37,14 +53,18 @@ def blueprint(live: LiveSettings, lifecycle: Lifecycle, service: Service, body: 
 
     @routes.post("/admin/config")
     def change() -> Reply:
-        """Change some settings, all or none; answers with all of them."""
+        """Change some settings, all or none; answers with all of them. `?check=true` changes nothing."""
+        data = body.read(request.environ)
+        values = _object(data)
         try:
-            values = _object(body.read(request.environ))
             if FAKES in values:
                 values[FAKES] = merged(live.current.metrics.fake_metrics, values[FAKES])
-            return json_reply(live.change(values).dump())
+            changed = live.changed(values)
         except (ConfigError, FakeMetricsError) as error:
             raise bad_request(f"{error}.") from None
+        if request.args.get("check") == "true":
+            return json_reply(changed.dump())
+        return for_all(lambda: live.change(values).dump(), data, CHECK)
 
     @routes.post("/admin/drain")
     def drain() -> Reply:
@@ -52,7 +72,7 @@ def blueprint(live: LiveSettings, lifecycle: Lifecycle, service: Service, body: 
         lifecycle.drain()
         executor = service.executor
         told = {"status": "draining", "running": executor.running, "waiting": executor.waiting}
-        return json_reply(told)
+        return for_all(lambda: told)
 
     return routes
 

@@ -10,7 +10,8 @@ from app.protocol.chat import ChatCompletionRequest
 from app.protocol.errors import bad_request
 from app.protocol.limits import GenerateRequest, constrained_outputs
 from app.protocol.tools import NamedToolChoice
-from app.simulation.schema import SchemaError, check_schema
+from app.simulation.schema import SchemaError, Schemas
+from app.simulation.schema.strict import check_strict
 from config.settings import ToolSettings
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -25,7 +26,7 @@ ANY_OBJECT: dict[str, Any] = {
 """What `json_object` is filled with, which asks for no more than an object."""
 
 
-def calls_of(asked: ChatCompletionRequest, settings: ToolSettings) -> Calls | None:
+def calls_of(asked: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas) -> Calls | None:
     """The calls that `asked` allows; None when it allows none. ApiError 400 for a tool whose schema is wrong.
 
     A null `tool_choice` is `auto`.
@@ -34,19 +35,19 @@ def calls_of(asked: ChatCompletionRequest, settings: ToolSettings) -> Calls | No
     if not asked.tools or choice == "none":
         return None
     if not settings.skip_tool_validation:
-        _check_tools(asked, settings.strict_tool_schemas)
+        _check_tools(asked, settings.strict_tool_schemas, schemas)
     tools = tuple(Tool(tool.function.name, tool.function.parameters or NO_PARAMETERS) for tool in asked.tools)
     least = int(choice == "required")
     if isinstance(choice, NamedToolChoice):
         tools = tuple(tool for tool in tools if tool.name in choice.names())
         if choice.allowed_tools is None or choice.type == "function":
-            return Calls(tools=tools[:1], least=1, named=True)
+            return Calls(tools=tools[:1], least=1, named=True, lenient=settings.skip_tool_validation)
         least = int(choice.allowed_tools.mode == "required")
     most = 1 if asked.parallel_tool_calls is False else len(tools)
-    return Calls(tools=tools, least=least, most=most)
+    return Calls(tools=tools, least=least, most=most, lenient=settings.skip_tool_validation)
 
 
-def constraint_of(asked: GenerateRequest) -> Constraint | None:
+def constraint_of(asked: GenerateRequest, schemas: Schemas) -> Constraint | None:
     """The form that the reply's text must have; None for any. ApiError 400 for a schema that is none.
 
     Grammars and structural tags are accepted and leave the text as it is.
@@ -55,7 +56,7 @@ def constraint_of(asked: GenerateRequest) -> Constraint | None:
     if wanted is None:
         return None
     if wanted.json is not None:
-        return Constraint(schema=_checked(_parsed(wanted.json)))
+        return Constraint(schema=_checked(_parsed(wanted.json), schemas))
     if wanted.json_object:
         return Constraint(schema=ANY_OBJECT)
     if wanted.regex is not None:
@@ -63,13 +64,13 @@ def constraint_of(asked: GenerateRequest) -> Constraint | None:
     return Constraint(choices=tuple(wanted.choice)) if wanted.choice else None
 
 
-def _check_tools(asked: ChatCompletionRequest, strict: bool) -> None:
+def _check_tools(asked: ChatCompletionRequest, strict: bool, schemas: Schemas) -> None:
     for tool in asked.tools or ():
         function = tool.function
         try:
-            if strict and function.parameters is None:
-                raise SchemaError("parameters are missing")
-            check_schema(function.parameters or NO_PARAMETERS, strict)
+            if strict:
+                check_strict(function.parameters)
+            schemas.compile(function.parameters or NO_PARAMETERS)
         except SchemaError as error:
             message = f"The parameters of tool {function.name!r} cannot be used: {error}."
             raise bad_request(message, "tools") from None
@@ -82,9 +83,9 @@ def _parsed(schema: Any) -> Any:
         raise bad_request("structured_outputs.json is no JSON", "structured_outputs") from None
 
 
-def _checked(schema: Any) -> Any:
+def _checked(schema: Any, schemas: Schemas) -> Any:
     try:
-        check_schema(schema, False)
+        schemas.compile(schema)
     except SchemaError as error:
         raise bad_request(f"The schema of the reply cannot be used: {error}.", "response_format") from None
     return schema

@@ -10,6 +10,7 @@ from gevent.event import Event as Bell
 
 from app.api.answer import Answer
 from app.api.connection import Connection
+from app.api.faulty_answer import is_damaged, spoilt
 from app.api.outbox import Outbox
 from app.api.replies import Reply, json_reply
 from app.api.sse import MEDIA_TYPE
@@ -54,9 +55,8 @@ class Delivery:
         self, generations: Sequence[Generation], answer: Answer, stream: bool, environ: Mapping[str, Any]
     ) -> Reply:
         """The response to a request for `generations`. Raises ApiError as `Service.submit` does."""
-        if not stream:
-            return self._whole(generations, answer, environ)
-        return self._stream(generations, answer, environ)
+        play = self._stream if stream else self._whole
+        return spoilt(play(generations, answer, environ), environ)
 
     def broken(self, error: ApiError, answer: Answer) -> Reply:
         """A stream that ends with `error` before its first token."""
@@ -64,7 +64,7 @@ class Delivery:
         return Reply(told, 200, self.headers, content_type=MEDIA_TYPE)
 
     def _stream(self, generations: Sequence[Generation], answer: Answer, environ: Mapping[str, Any]) -> Reply:
-        direct = environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
+        direct = environ.get("SERVER_PROTOCOL") == "HTTP/1.1" and not is_damaged(environ)
         stream = EventStream(
             answer, len(generations), Connection.of(environ), direct, self.outbox, self.write_timeout_s
         )

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 from app.api.answer import Answer
 from app.api.body import BodyLimits
 from app.api.delivery import Delivery
+from app.api.faults import BODY, Faults
+from app.api.faulty_answer import delays_of
 from app.api.head import Head
 from app.api.identity import Identity
 from app.api.media import encoded
@@ -38,18 +40,25 @@ class Door:
     identity: Identity
     delivery: Delivery
     translation: Translation
+    faults: Faults
     limits: ModelLimits
     force_usage: bool
     prompt_details: bool
     encoder_only: bool = False
     omni: bool = False
 
-    def decode(self, environ: Mapping[str, Any], kind: type[T]) -> T:
+    def decode(self, environ: dict[str, Any], kind: type[T]) -> T:
         """The request in the body. ApiError 400, 408 or 413."""
-        return decode(self.body.read(environ), environ.get("CONTENT_TYPE"), kind)
+        body = self.body.read(environ)
+        environ[BODY] = hash(body)
+        return decode(body, environ.get("CONTENT_TYPE"), kind)
 
-    def enter(self, asked: GenerateRequest, environ: Mapping[str, Any]) -> str:
-        """The model's name for the answer; ApiError when model, queue or lengths do not allow the request."""
+    def enter(self, asked: GenerateRequest, environ: dict[str, Any]) -> str:
+        """The model's name for the answer; ApiError when model, queue or lengths do not allow the request.
+
+        Before all that, ApiError when it is to fail on purpose.
+        """
+        self.faults.strike(environ, asked.model)
         model = self.models.resolve(asked.model)
         self.delivery.service.preflight(asked.n or 1)
         rules.check_choices(asked)
@@ -113,7 +122,9 @@ class Door:
         together = len(prompts) * (asked.n or 1)
         # Before as many generations are made as a hostile request asks for.
         self.delivery.service.admit(together)
-        meant = Asked(head, environ[ARRIVAL], together, priority_of(asked, environ), image)
+        meant = Asked(
+            head, environ[ARRIVAL], together, priority_of(asked, environ), image, delays_of(environ)
+        )
         played = [
             choice
             for number, prompt in enumerate(prompts)

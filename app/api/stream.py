@@ -82,6 +82,11 @@ class EventStream:
         self.group: SequenceGroup | None = None
         self.bytes_sent = 0
 
+    @property
+    def gone(self) -> bool:
+        """The client left before the end."""
+        return self._gone
+
     def emit(self, event: Event) -> None:
         """Take an event of the service: to the socket now, or to the list of those to write."""
         if not self._unfinished:  # one choice failed: nothing more is told of the others

@@ -19,6 +19,7 @@ from app.protocol.chat import ChatCompletionRequest
 from app.protocol.errors import bad_request
 from app.protocol.limits import GenerateRequest
 from app.serving.adapters import Adapters
+from app.simulation.schema import Schemas
 from config.settings import Settings
 
 NO_SEED = -1
@@ -51,6 +52,7 @@ class Translation:
 
     settings: Settings
     adapters: Adapters
+    schemas: Schemas
     rng: Random
 
     def change(self, settings: Settings) -> None:
@@ -102,7 +104,7 @@ class Translation:
             greedy=request.temperature is not None and request.temperature < rules.GREEDY_BELOW,
             logprobs=model_limits.wanted_logprobs(request),
             prompt_logprobs=model_limits.wanted_prompt_logprobs(request),
-            constraint=constraint_of(request),
+            constraint=constraint_of(request, self.schemas),
             adapter=model if model in self.adapters else None,
             priority=asked.priority,
             image=asked.image,
@@ -117,7 +119,8 @@ class Translation:
         """What only a chat can ask for."""
         if not isinstance(request, ChatCompletionRequest):
             return {}
-        return {"calls": calls_of(request, self.settings.tools), "reasoning": self.thinks(request)}
+        calls = calls_of(request, self.settings.tools, self.schemas)
+        return {"calls": calls, "reasoning": self.thinks(request)}
 
     def thinks(self, request: ChatCompletionRequest) -> bool:
         """True when the model thinks before it answers: it is able to, and the request does not forbid it."""

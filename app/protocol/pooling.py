@@ -1,4 +1,4 @@
-"""The bodies of the pooling routes: embeddings, pooling, classify, score, rerank (vllm-api.md section 8).
+"""The bodies of the pooling routes embeddings, pooling and classify (vllm-api.md section 8).
 
 One struct holds both forms of a request, texts and conversations. A value that fits neither form is reported
 as a wrong ``input``, as vLLM does.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -16,7 +16,7 @@ from app.protocol import rules
 from app.protocol.coercion import Misfit, convert
 from app.protocol.errors import bad_request
 from app.protocol.messages import Message, convert_messages, is_plain
-from app.protocol.options import CacheSalt, Int64, Natural
+from app.protocol.options import CacheSalt, Int64
 from app.protocol.request import Request
 
 MAX_INPUTS = 65_536
@@ -32,15 +32,10 @@ REMOVED_TASKS = frozenset(("score", "encode"))
 TokenIds = list[int]
 Prompts = list[str] | list[TokenIds]
 Conversation = list[Message]
-ScoreInput = str | dict[str, Any]
-"""A text, or an object with the parts of a multimodal one under ``content``."""
-ScoreInputs = ScoreInput | list[ScoreInput]
-
-_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
-_PART_TYPES = ("text", "image_url", "image_embeds", "video_url")
 
 
-def _as_it_is(value: Any) -> Any:
+def as_it_is(value: Any) -> Any:
+    """The lax conversion of a field whose form depends on others."""
     return value
 
 
@@ -74,7 +69,7 @@ class PoolingFields(Request, kw_only=True):
 
 
 class ClassificationRequest(PoolingFields, kw_only=True):
-    """Texts, token ids or a conversation; after decoding either `prompts` or `conversations` has them."""
+    """Texts, token ids or a conversation; after decoding one of the properties has them."""
 
     input: str | list[str | int | list[int | Message] | Message] | UnsetType = UNSET
     messages: list[Message | list[Message]] | UnsetType = UNSET
@@ -89,7 +84,7 @@ class ClassificationRequest(PoolingFields, kw_only=True):
     """Gone from vLLM; naming it is an error."""
     task: Any = None
 
-    lax: ClassVar[Mapping[str, Any]] = {"input": _as_it_is, "messages": _as_it_is}
+    lax: ClassVar[Mapping[str, Any]] = {"input": as_it_is, "messages": as_it_is}
     absent: ClassVar[Mapping[str, Any]] = {"normalize": UNSET}
     batched: ClassVar[bool] = False
     """Several conversations are possible, also as `input`."""
@@ -99,21 +94,26 @@ class ClassificationRequest(PoolingFields, kw_only=True):
         if chats is None and self.batched and self.input:
             chats = _conversations(self.input, True)
         if chats is None:
-            self.input, self.messages = _prompts(self.input), UNSET  # type: ignore[assignment]
+            self.input, self.messages = cast(Any, _prompts(self.input)), UNSET
         else:
-            self.input, self.messages = UNSET, chats  # type: ignore[assignment]  # one shape of several
+            self.input, self.messages = UNSET, cast(Any, chats)
         if self.add_special_tokens is UNSET:
             self.add_special_tokens = chats is None
 
     @property
     def conversations(self) -> list[Conversation]:
         """The conversations; none when the request has texts or token ids."""
-        return [] if self.messages is UNSET else self.messages  # type: ignore[return-value]  # as above
+        return cast("list[Conversation]", self.messages or [])
 
     @property
-    def prompts(self) -> Prompts:
-        """The texts or lists of token ids, whichever of the four forms they came in."""
-        return [] if self.input is UNSET else self.input  # type: ignore[return-value]  # as above
+    def texts(self) -> list[str]:
+        """The texts; none when the request has something else."""
+        return cast("list[str]", self.input) if self.input and isinstance(self.input[0], str) else []
+
+    @property
+    def id_lists(self) -> list[TokenIds]:
+        """The lists of token ids; none when the request has something else."""
+        return cast("list[TokenIds]", self.input) if self.input and isinstance(self.input[0], list) else []
 
     def check(self) -> None:
         self.check_rules(self)
@@ -151,64 +151,6 @@ class PoolingRequest(EncodedRequest, kw_only=True):
     task: PoolingTask | None = None
 
 
-class ScoringRequest(PoolingFields, kw_only=True):
-    """What score and rerank share; limits of 0 are none."""
-
-    max_tokens_per_query: int = 0
-    max_tokens_per_doc: int = 0
-    instruction: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class ScoreRequest(ScoringRequest, kw_only=True):
-    """The body of ``POST /score``; after decoding `queries` and `documents` have the pair, however named."""
-
-    queries: ScoreInputs | UnsetType = UNSET
-    documents: ScoreInputs | UnsetType = UNSET
-    items: ScoreInputs | UnsetType = UNSET
-    data_1: ScoreInputs | UnsetType = UNSET
-    data_2: ScoreInputs | UnsetType = UNSET
-    text_1: ScoreInputs | UnsetType = UNSET
-    text_2: ScoreInputs | UnsetType = UNSET
-
-    lax: ClassVar[Mapping[str, Any]] = {name: _as_it_is for pair in _PAIRS for name in pair}
-
-    def __post_init__(self) -> None:
-        for names in _PAIRS:
-            first, second = (getattr(self, name) for name in names)
-            if _are_inputs(first) and _are_inputs(second):
-                self.queries, self.documents = first, second
-                return
-        raise Misfit("a text or a list of texts", "documents" if _are_inputs(self.queries) else "queries")
-
-
-def _one_input(value: Any) -> ScoreInput:
-    if _is_input(value):
-        return value  # type: ignore[no-any-return]
-    raise Misfit("a text")
-
-
-def _inputs(value: Any) -> ScoreInputs:
-    if _are_inputs(value):
-        return value  # type: ignore[no-any-return]
-    raise Misfit("a text or a list of texts")
-
-
-class RerankRequest(ScoringRequest, kw_only=True):
-    """The body of ``POST /rerank``; a `top_n` of 0 is all."""
-
-    query: ScoreInput
-    documents: ScoreInputs
-    top_n: Natural = 0
-
-    lax: ClassVar[Mapping[str, Any]] = {"query": _one_input, "documents": _inputs}
-
-    def check(self) -> None:
-        if not _is_input(self.query) or not _are_inputs(self.documents):
-            raise Misfit("texts")
-        self.check_rules(self)
-
-
 class _Ids(Struct):
     """For the lax conversion of token ids."""
 
@@ -244,19 +186,3 @@ def _conversations(value: Any, batched: bool) -> list[Conversation] | None:
     except Misfit:
         return None
     return chats
-
-
-def _are_inputs(value: Any) -> bool:
-    return all(map(_is_input, value)) if isinstance(value, list) else _is_input(value)
-
-
-def _is_input(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return isinstance(value, str)
-    content = value.get("content")
-    return isinstance(content, list) and all(map(_is_part, content))
-
-
-def _is_part(part: Any) -> bool:
-    kind = part.get("type") if isinstance(part, dict) else None
-    return kind in _PART_TYPES and isinstance(part.get(kind), str if kind == "text" else str | dict)

@@ -12,7 +12,7 @@ from app.events import Part
 from app.generation import Generation
 from app.simulation.calls import Caller
 from app.simulation.lengths import reply_length
-from app.simulation.schema import Ranges
+from app.simulation.schema import Ranges, Schemas
 from app.simulation.script import LENGTH, STOP, Script, joined
 from app.simulation.stops import stopped
 from app.simulation.structured import constrained
@@ -43,13 +43,15 @@ class Author:
         settings: Settings,
         tokenizer: Tokenizer,
         phrasebook: Phrasebook,
+        schemas: Schemas,
         text_rng: Random,
         call_rng: Random,
     ) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
         self._phrasebook = phrasebook
-        self._caller = Caller(tokenizer, phrasebook, settings.tools)
+        self._schemas = schemas
+        self._caller = Caller(tokenizer, phrasebook, schemas, settings.tools)
         self._text_rng, self._call_rng = text_rng, call_rng
 
     def change(self, settings: Settings) -> None:
@@ -81,9 +83,13 @@ class Author:
             if calls is not None:
                 return calls
         if generation.constraint is not None:
-            ranges = Ranges.of(self._settings.tools)
             said = constrained(
-                generation.constraint, generation.max_tokens, self._tokenizer, ranges, own or self._call_rng
+                generation.constraint,
+                generation.max_tokens,
+                self._tokenizer,
+                self._schemas,
+                Ranges.of(self._settings.tools),
+                own or self._call_rng,
             )
         elif self._settings.reply.mode == "echo":
             said = self._echoed(generation)

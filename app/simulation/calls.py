@@ -9,7 +9,7 @@ from typing import Any
 
 from app.events import Part
 from app.generation import Calls, Generation, Tool
-from app.simulation.schema import Ranges, sample
+from app.simulation.schema import Ranges, Schemas
 from app.simulation.script import LENGTH, STOP, Script
 from app.simulation.text import Phrasebook
 from app.tokenization import Tokenizer
@@ -23,8 +23,11 @@ ANYTHING = "{"
 class Caller:
     """Makes calls. `settings` may be replaced while the server runs."""
 
-    def __init__(self, tokenizer: Tokenizer, phrasebook: Phrasebook, settings: ToolSettings) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, phrasebook: Phrasebook, schemas: Schemas, settings: ToolSettings
+    ) -> None:
         self.settings = settings
+        self._schemas = schemas
         self._tokenizer = tokenizer
         self._phrasebook = phrasebook
 
@@ -35,13 +38,13 @@ class Caller:
         from being begun that need not be. Otherwise calls are whole, whatever the limit (7.3).
         """
         if calls.named:
-            return self._bare(calls.tools[0], rng)
+            return self._bare(calls, rng)
         count = self._count(calls, rng)
         if count == 0:
             return None
         if generation.limited and generation.max_tokens < self.settings.tool_call_room:
             return self._cut_off(calls.tools[0], generation.max_tokens, rng) if calls.least else None
-        return self._marked_up([self._call(rng.choice(calls.tools), rng) for _ in range(count)])
+        return self._marked_up([self._call(calls, rng.choice(calls.tools), rng) for _ in range(count)])
 
     def _count(self, calls: Calls, rng: Random) -> int:
         count = calls.least
@@ -49,13 +52,14 @@ class Caller:
             count += 1
         return count
 
-    def _call(self, tool: Tool, rng: Random) -> tuple[str, str]:
+    def _call(self, calls: Calls, tool: Tool, rng: Random) -> tuple[str, str]:
         """Name and arguments."""
-        arguments = sample(tool.schema, rng, Ranges.of(self.settings))
+        schema = self._schemas.compile(tool.schema, calls.lenient)
+        arguments = schema.sample(rng, Ranges.of(self.settings))
         return tool.name, json.dumps(arguments, ensure_ascii=False)
 
-    def _bare(self, tool: Tool, rng: Random) -> Script:
-        name, arguments = self._call(tool, rng)
+    def _bare(self, calls: Calls, rng: Random) -> Script:
+        name, arguments = self._call(calls, calls.tools[0], rng)
         ids = self._tokenizer.encode(arguments)
         texts = self._tokenizer.pieces(ids)
         return Script(texts, ids, STOP, [(len(texts), Part("call", 0, name))])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from app.generation import Generation
+from app.protocol.errors import bad_request
 from app.simulation.author import Author
 from app.simulation.clock import Clock
 from app.simulation.latency import Latency
 from app.simulation.pacer import Pacer
 from app.simulation.play import Play
+from app.simulation.schema import SchemaError
 from app.tokenization import Tokenizer
 
 
@@ -24,6 +26,12 @@ class Simulation:
         self._clock = clock
 
     def prepare(self, generation: Generation) -> Play:
-        """Decide the whole reply now, so that replies depend on arrival order and on nothing else."""
-        script = self._author.write(generation)
+        """Decide the whole reply now, so that replies depend on arrival order and on nothing else.
+
+        ApiError 400 when a schema asks for what cannot be.
+        """
+        try:
+            script = self._author.write(generation)
+        except SchemaError as error:
+            raise bad_request(f"No reply can have the form that is asked for: {error}.") from None
         return Play(generation, script, self._tokenizer, self._latency, self._pacer, self._clock)

@@ -6,7 +6,7 @@ import json
 from random import Random
 
 from app.generation import Constraint
-from app.simulation.schema import Ranges, matching_text, sample
+from app.simulation.schema import Ranges, Schemas, matching_text
 from app.simulation.script import STOP, Script
 from app.tokenization import Tokenizer
 
@@ -15,7 +15,12 @@ TRIES = 4
 
 
 def constrained(
-    constraint: Constraint, most: int, tokenizer: Tokenizer, ranges: Ranges, rng: Random
+    constraint: Constraint,
+    most: int,
+    tokenizer: Tokenizer,
+    schemas: Schemas,
+    ranges: Ranges,
+    rng: Random,
 ) -> Script:
     """A reply that satisfies `constraint`; cut off at `most` tokens when none that is drawn is so short.
 
@@ -23,17 +28,17 @@ def constrained(
     """
     ids: list[int] = []
     for _ in range(TRIES):
-        ids = tokenizer.encode(text_of(constraint, ranges, rng))
+        ids = tokenizer.encode(text_of(constraint, schemas, ranges, rng))
         if len(ids) <= most:
             break
     return Script(tokenizer.pieces(ids), ids, STOP).cut(most)
 
 
-def text_of(constraint: Constraint, ranges: Ranges, rng: Random) -> str:
+def text_of(constraint: Constraint, schemas: Schemas, ranges: Ranges, rng: Random) -> str:
     """Draw a text that satisfies `constraint`. SchemaError when there is none."""
     if constraint.choices:
         return rng.choice(constraint.choices)
     if constraint.regex is not None:
         return matching_text(constraint.regex, rng)
     schema = True if constraint.schema is None else constraint.schema
-    return json.dumps(sample(schema, rng, ranges), ensure_ascii=False)
+    return json.dumps(schemas.compile(schema).sample(rng, ranges), ensure_ascii=False)

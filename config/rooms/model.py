@@ -22,8 +22,9 @@ class ModelSettings:
     )
     task: Literal["generate", "embed", "pooling", "score", "classify"] = setting(
         "generate",
-        help="What the model is for. Other tasks than generate serve the pooling routes instead of chat and "
-        "completions; embed serves embeddings, score serves score and rerank, pooling serves them all.",
+        help="What the model is for. Other tasks than generate serve pooling routes instead of chat and "
+        "completions: embed has embeddings, score and rerank, score has classify, score and rerank, classify "
+        "has classify, each of them has pooling, and pooling has them all.",
     )
     default_embedding_dimensions: int = setting(
         384, help="Length of a vector whose request does not say.", rule=between(1, 65536)

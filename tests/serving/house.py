@@ -17,6 +17,7 @@ from app.simulation.clock import VirtualClock
 from app.simulation.latency import Latency
 from app.simulation.pacer import SLOTS_PER_S, Pacer
 from app.simulation.performer import Simulation
+from app.simulation.schema import Schemas
 from app.simulation.text import Phrasebook, sample_sentences
 from app.tokenization import Tokenizer, load_tokenizer
 from config.settings import LatencySettings, ReplySettings, Settings
@@ -83,7 +84,7 @@ class House:
         waits = Latency(LatencySettings(**latency), places, lambda: self.service.running, Random(seed))
         tokenizer, phrasebook = embedded_tokenizer(), embedded_phrasebook()
         settings = Settings(reply=ReplySettings(mode=mode), **(rooms or {}))  # type: ignore[arg-type]
-        author = Author(settings, tokenizer, phrasebook, Random(seed), Random(seed))
+        author = Author(settings, tokenizer, phrasebook, Schemas(), Random(seed), Random(seed))
         simulation = Simulation(author, tokenizer, waits, self.pacer, self.clock)
         self.residents = Residents(max_loras, lambda adapter: adapter in self.adapters)
         self.service = Service(

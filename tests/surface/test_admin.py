@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from config.table import TABLE
-from tests.surface.conftest import Client
+from tests.surface.conftest import Client, served
 from tests.traps.wire import Wire, ask
 
 
@@ -71,3 +71,30 @@ def test_a_wrong_change_changes_nothing(client: Client, values: dict[str, Any], 
 def test_what_is_no_object_is_refused(client: Client, body: bytes) -> None:
     answer = client.session.post(client.server.url + "/admin/config", data=body, timeout=20)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
+
+
+def test_a_change_for_all_ranks_reaches_them_all_or_none() -> None:
+    with served("--data-parallel-size", "3") as client:
+
+        def itl(rank: int) -> str:
+            url = f"http://127.0.0.1:{client.server.port + rank}/admin/config"
+            shown: str = client.session.get(url, timeout=20).json()["inter-token-latency"]
+            return shown
+
+        client.post("/admin/config", {"inter-token-latency": "1ms"})
+        assert [itl(rank) for rank in range(3)] == ["1ms", "0s", "0s"]
+        told = client.post("/admin/config?ranks=all", {"inter-token-latency": "5ms"}).json()
+        assert [told[str(rank)]["inter-token-latency"] for rank in range(3)] == ["5ms"] * 3
+        assert [itl(rank) for rank in range(3)] == ["5ms"] * 3
+        client.post("/admin/config", {"inter-token-latency": "50ms"})
+        # Less than 30 % of the first rank's 50 ms, more than that of the others' 5 ms.
+        refused = client.post("/admin/config?ranks=all", {"inter-token-latency-std-dev": "10ms"})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (400, "BadRequestError")
+        assert "Rank 1" in refused.json()["error"]["message"]
+        assert client.get("/admin/config").json()["inter-token-latency-std-dev"] == "0s"
+        assert set(client.get("/admin/config?ranks=all").json()) == {"0", "1", "2"}
+        assert set(client.post("/admin/drain?ranks=all").json()) == {"0", "1", "2"}
+        assert (
+            client.session.get(f"http://127.0.0.1:{client.server.port + 2}/ready", timeout=20).status_code
+            == 503
+        )

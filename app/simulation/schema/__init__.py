@@ -1,28 +1,17 @@
-"""Placeholder until the real package replaces this file."""
-from __future__ import annotations
-from collections.abc import Mapping
-from random import Random
-from typing import Any
-from msgspec import Struct
+"""Values that satisfy a JSON Schema, and texts that match a regular expression."""
 
+from app.simulation.schema.errors import SchemaError, Unsatisfiable
+from app.simulation.schema.pattern import matching_text
+from app.simulation.schema.ranges import Ranges
+from app.simulation.schema.schemas import CompiledSchema, Schemas, check_schema, sample
 
-class SchemaError(ValueError):
-    """."""
-
-
-class Ranges(Struct, frozen=True):
-    @classmethod
-    def of(cls, settings: Any) -> Ranges:
-        return cls()
-
-
-def sample(schema: Mapping[str, Any] | bool, rng: Random, ranges: Ranges) -> Any:
-    return {}
-
-
-def matching_text(pattern: str, rng: Random) -> str:
-    return ""
-
-
-def check_schema(schema: Any, strict: bool) -> None:
-    return None
+__all__ = [
+    "CompiledSchema",
+    "Ranges",
+    "SchemaError",
+    "Schemas",
+    "Unsatisfiable",
+    "check_schema",
+    "matching_text",
+    "sample",
+]

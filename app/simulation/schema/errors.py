@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SchemaError(ValueError):
-    """A schema or pattern that cannot be used; `path` leads to the place, such as ``properties.city.type``."""
+    """A schema or pattern that cannot be used; `path` leads there, such as ``properties.city.type``."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(f"{path}: {message}" if path else message)

@@ -31,6 +31,7 @@ DOUBLED = frozenset("-&~|[")
 
 ESCAPE = re.compile(
     r"\\(?:(?P<negated>[pP])(?P<unicode>\{[^}]*\}|\w)|u\{(?P<point>[0-9a-fA-F]{1,6})\}"
+    r"|u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
     r"|c(?P<control>[A-Za-z])|k<(?P<back>\w+)>|(?P<end>z)|(?P<other>.))",
     re.DOTALL,
 )
@@ -38,7 +39,7 @@ NAMED = re.compile(r"\(\?<(?![=!])")
 
 
 def translate(source: str) -> str:
-    """`source` in Python's dialect; ``$`` means the very end. Raises SchemaError for what has no equivalent."""
+    """`source` in Python's dialect; ``$`` means the very end. SchemaError for what has no equivalent."""
     multiline = re.match(r"\(\?[aiLsux]*m", source) is not None
     parts: list[str] = []
     at, inside = 0, False
@@ -85,6 +86,8 @@ def _escape(found: re.Match[str], inside: bool) -> str:
         return _unicode_class(found["unicode"].strip("{}"), found["negated"] == "P", inside)
     if found["point"]:
         return _literal(int(found["point"], 16))
+    if found["high"]:
+        return _literal(0x10000 + (int(found["high"], 16) % 0x400 << 10) + int(found["low"], 16) % 0x400)
     if found["control"]:
         return _literal(ord(found["control"].upper()) - 64)
     if found["back"]:

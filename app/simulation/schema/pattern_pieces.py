@@ -20,10 +20,10 @@ LONGEST = 8192
 class Pen:
     """A text on its way, with the groups written so far."""
 
-    def __init__(self, rng: Random, allowance: Allowance, look_ahead: bool) -> None:
+    def __init__(self, rng: Random, allowance: Allowance, look_around: bool) -> None:
         self.rng = rng
         self.allowance = allowance
-        self.look_ahead = look_ahead
+        self.look_around = look_around
         self.groups: dict[int, str] = {}
         self.parts: list[str] = []
 
@@ -161,13 +161,13 @@ class IfWritten(Piece):
         part.write(min(max(length, part.least), part.most), pen)
 
 
-class Ahead(Piece):
-    """What must follow: usually the next pieces write it by chance, else it is written out."""
+class Around(Piece):
+    """What must follow or precede: usually other pieces write it by chance, else it is written out."""
 
     def __init__(self, part: Piece) -> None:
         self.part = part
         self.size = 1 + part.size
 
     def write(self, length: int, pen: Pen) -> None:
-        if pen.look_ahead:
+        if pen.look_around:
             self.part.write(self.part.least, pen)

@@ -1,0 +1,144 @@
+"""Making a dataset out of conversations (simulator.md 5.11)."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+from sqlalchemy import NullPool, create_engine, insert
+
+from app.dataset.hashes import ids_hash
+from app.dataset.schema import replies_table
+from app.dataset.sharegpt import Pair, pairs
+from app.dataset.tokens import Tokens, encode
+from app.tokenization import Message, Tokenizer, TokenizerInputError
+
+ROWS_PER_INSERT = 1000
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A row to be: the reply to a prompt, which is a text or a chat."""
+
+    prompt: str | list[Message]
+    prompt_hash: bytes
+    tokens: Tokens
+    reply: str
+
+
+@dataclass(slots=True)
+class Counts:
+    """What came of the input; `refusal` is why the first of the refused questions was not taken."""
+
+    conversations: int = 0
+    records: int = 0
+    refused: int = 0
+    refusal: str = ""
+
+
+class Recorder:
+    """Turns conversations into records with the ids of `tokenizer`, and counts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.counts = Counts()
+        self._tokenizer = tokenizer
+
+    def records(self, conversations: Iterable[Any]) -> Iterator[Record]:
+        """Two records for each question with a reply: one as text, one as the chat so far.
+
+        A conversation ends where the tokenizer refuses it. TokenizerError when the tokenizer fails.
+        """
+        for conversation in conversations:
+            self.counts.conversations += 1
+            try:
+                for pair in pairs(conversation):
+                    made = self._records(pair)
+                    self.counts.records += len(made)
+                    yield from made
+            except TokenizerInputError as error:
+                self.counts.refused += 1
+                self.counts.refusal = self.counts.refusal or str(error)
+
+    def _records(self, pair: Pair) -> list[Record]:
+        """None for a reply without tokens. The prompts are encoded as the server does it by default."""
+        ids = self._tokenizer.encode(pair.reply)
+        if not ids:
+            return []
+        tokens = Tokens(ids, self._tokenizer.pieces(ids))
+        text_ids = self._tokenizer.encode(pair.question, add_special_tokens=True)
+        chat_ids = self._tokenizer.encode_chat(pair.messages)
+        return [
+            Record(pair.question, ids_hash(text_ids), tokens, pair.reply),
+            Record(pair.messages, ids_hash(chat_ids), tokens, pair.reply),
+        ]
+
+
+def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None:
+    """Make the file `path` with all records, in one transaction."""
+    table = replies_table(table_name)
+    engine = create_engine(
+        "sqlite://", creator=lambda: sqlite3.connect(path, isolation_level=None), poolclass=NullPool
+    )
+    with engine.begin() as connection:
+        connection.exec_driver_sql("BEGIN")
+        table.create(connection)
+        for rows in _batches(map(_row, records)):
+            connection.execute(insert(table), rows)
+
+
+def _row(record: Record) -> dict[str, Any]:
+    return {
+        "prompt_hash": record.prompt_hash,
+        "gen_tokens": encode(record.tokens),
+        "n_gen_tokens": len(record.tokens),
+    }
+
+
+def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == ROWS_PER_INSERT:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def written_as_json(records: Iterable[Record], file: TextIO, tokenizer: Tokenizer) -> Iterator[Record]:
+    """The same records, each of which is also written to `file`, readable, as an item of a JSON array."""
+    separator = "[\n"
+    for record in records:
+        prompt = record.prompt
+        shown = {
+            "prompt_hash": b64encode(record.prompt_hash).decode(),
+            "n_gen_tokens": len(record.tokens),
+            "gen_tokens": {"Tokens": record.tokens.ids, "Strings": record.tokens.strings},
+            "input_text": prompt if isinstance(prompt, str) else tokenizer.render_chat(prompt),
+            "generated": record.reply,
+        }
+        file.write(separator + msgspec.json.encode(shown).decode())
+        separator = ",\n"
+        yield record
+    file.write("\n]\n")
+
+
+@contextmanager
+def all_or_none(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Where to write files that get the names `paths` when the block ends well, and vanish otherwise."""
+    parts = [path.with_name(path.name + ".part") for path in paths]
+    try:
+        for part in parts:
+            part.unlink(missing_ok=True)
+        yield parts
+        for part, path in zip(parts, paths, strict=True):
+            os.replace(part, path)
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)

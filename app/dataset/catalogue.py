@@ -1,0 +1,67 @@
+"""Which rows there are: what is needed to choose one, without reading any.
+
+SQLite cannot draw a random row of a given length without looking at all of them, and files often have
+no index. So hashes, lengths and keys of all rows are kept in arrays: 32 bytes a row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from random import Random
+
+PREFIX_BYTES = 8
+"""Of a hash: enough to tell millions of prompts apart."""
+
+
+class Catalogue:
+    """All rows with at least one token, in two orders: by length, and by hash and then length.
+
+    Args:
+        rows: (`prompt_hash`, `n_gen_tokens`, key) of each row as SQLite has them; what is no hash is
+            never found by one, what is no length is left out.
+    """
+
+    def __init__(self, rows: Iterable[tuple[object, object, int]]) -> None:
+        self._prefixes, self._lengths, self._keys = array("Q"), array("q"), array("q")
+        for digest, length, key in rows:
+            if isinstance(length, int) and length > 0:
+                self._prefixes.append(_prefix(digest) if isinstance(digest, bytes) else 0)
+                self._lengths.append(length)
+                self._keys.append(key)
+        self._by_length = array("I", sorted(range(len(self._keys)), key=self._lengths.__getitem__))
+        # Sorting keeps the order of equals: rows of the same hash stay in the order of their length.
+        self._by_hash = array("I", sorted(self._by_length, key=self._prefixes.__getitem__))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def recorded(self, digest: bytes, least: int, most: int, rng: Random) -> int | None:
+        """Key of a random row with this hash, or None without any.
+
+        Of those with `least` to `most` tokens, else of the longer ones, else of the shorter ones.
+        """
+        prefix, prefix_of = _prefix(digest), self._prefixes.__getitem__
+        first = bisect_left(self._by_hash, prefix, key=prefix_of)
+        end = bisect_right(self._by_hash, prefix, first, key=prefix_of)
+        start, stop = self._fitting(self._by_hash, least, most, first, end)
+        ranges = ((start, stop), (stop, end), (first, start))
+        chosen = next((each for each in ranges if each[0] < each[1]), None)
+        return None if chosen is None else self._keys[self._by_hash[rng.randrange(*chosen)]]
+
+    def any(self, least: int, most: int, rng: Random) -> int:
+        """Key of a random row with `least` to `most` tokens, else of any. ValueError without rows."""
+        start, stop = self._fitting(self._by_length, least, most, 0, len(self))
+        position = rng.randrange(start, stop) if start < stop else rng.randrange(len(self))
+        return self._keys[self._by_length[position]]
+
+    def _fitting(self, order: array[int], least: int, most: int, first: int, end: int) -> tuple[int, int]:
+        """Where in `order`, between `first` and `end`, the rows with `least` to `most` tokens are."""
+        length_of = self._lengths.__getitem__
+        start = bisect_left(order, least, first, end, key=length_of)
+        return start, bisect_right(order, most, start, end, key=length_of)
+
+
+def _prefix(digest: bytes) -> int:
+    return int.from_bytes(digest[:PREFIX_BYTES], "big")

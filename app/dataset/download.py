@@ -1,0 +1,179 @@
+"""Fetching a dataset before the server starts: resumable, checked, and complete or not there at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import urllib3
+from filelock import FileLock
+from urllib3.exceptions import HTTPError, LocationParseError
+from urllib3.util import Retry, Timeout, parse_url
+
+from app.dataset.errors import DatasetError
+from app.dataset.progress import Progress, shown
+
+CHUNK_BYTES = 1 << 20
+TIMEOUT = Timeout(connect=10, read=60)
+"""Seconds, for the connection and between two pieces of the body."""
+REDIRECTS = Retry(connect=0, read=0, other=0, status=0, redirect=5)
+OK, PARTIAL, UNSATISFIABLE = 200, 206, 416
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses after which the same request may succeed: what has come so far is kept."""
+
+
+def download(url: str, path: Path, sha256: str | None = None, progress: Progress | None = None) -> None:
+    """Fetch `url` into the new file `path`; its folders are made, too.
+
+    The bytes go to `path` with `.part` behind its name, where a later call goes on after a break, and are
+    checked, flushed and renamed at the end. Of several processes that ask for the same file one fetches it.
+
+    Args:
+        sha256: hexadecimal checksum that the file must have.
+        progress: told of every piece; by default a bar on a terminal, else lines in the log.
+
+    Raises:
+        DatasetError: no file came, or not this one.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(path.name + ".lock"))
+        with lock:
+            if not path.exists():
+                Download(url, path, sha256, progress or shown(path.name)).run()
+            Path(lock.lock_file).unlink(missing_ok=True)
+    except OSError as error:
+        raise DatasetError(f"the dataset cannot be written to {path}: {error.strerror or error}") from error
+    except KeyboardInterrupt:
+        raise DatasetError(
+            "the download of the dataset was interrupted; the next start goes on with it"
+        ) from None
+
+
+class Download:
+    """One file on its way."""
+
+    def __init__(self, url: str, path: Path, sha256: str | None, progress: Progress) -> None:
+        self._url = url
+        self._path = path
+        self._part = path.with_name(path.name + ".part")
+        self._validator = path.with_name(path.name + ".part.etag")
+        """Holds the ETag or date of what is in the part: only more of the same may be added."""
+        self._sha256 = sha256
+        self._progress = progress
+
+    def run(self) -> None:
+        """Fetch all, as long as each try brings more than the one before; then check and rename."""
+        most = -1
+        while (trouble := self._fetch()) is not None:
+            if self._have() <= most:
+                raise self._failed(f"{trouble}; a next start goes on after {self._have()} bytes")
+            most = self._have()
+        self._check()
+        os.replace(self._part, self._path)
+        self._validator.unlink(missing_ok=True)
+        _flush(self._path.parent)
+
+    def _fetch(self) -> str | None:
+        """One request for what is missing; None when all is there, else what went wrong on the way."""
+        pool = urllib3.PoolManager(timeout=TIMEOUT, retries=REDIRECTS)
+        try:
+            response = pool.request("GET", self._url, headers=self._headers(), preload_content=False)
+            with response:
+                return self._receive(response)
+        except HTTPError as error:
+            return _reason(error)
+        finally:
+            pool.clear()
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept-Encoding": "identity", "User-Agent": "understudy"}
+        if have := self._have():
+            headers["Range"] = f"bytes={have}-"
+            if self._validator.exists():
+                headers["If-Range"] = self._validator.read_text("latin-1")
+        return headers
+
+    def _receive(self, response: urllib3.BaseHTTPResponse) -> str | None:
+        have = self._have()
+        if response.status == UNSATISFIABLE and have:
+            if response.headers.get("Content-Range") == f"bytes */{have}":
+                return None
+            self._discard()
+            return "the file there has changed"
+        if response.status == PARTIAL:
+            if not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+                self._discard()
+                return "the server sent another part than it was asked for"
+        elif response.status == OK:
+            self._discard()
+            have = 0
+        else:
+            if response.status not in PASSING:
+                self._discard()
+            raise self._failed(f"the server answered with status {response.status}")
+        self._note(response.headers)
+        self._write(response, have)
+        return None
+
+    def _write(self, response: urllib3.BaseHTTPResponse, have: int) -> None:
+        length = response.headers.get("Content-Length", "")
+        total = have + int(length) if length.isdecimal() else None
+        with self._part.open("ab") as file, self._progress(have, total) as advance:
+            for piece in response.stream(CHUNK_BYTES, decode_content=False):
+                file.write(piece)
+                advance(len(piece))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _note(self, headers: Mapping[str, str]) -> None:
+        """Keep what tells this version of the file from others; a weak ETag does not."""
+        etag = headers.get("ETag", "")
+        validator = etag if etag.startswith('"') else headers.get("Last-Modified", "")
+        if validator:
+            self._validator.write_text(validator, "latin-1")
+
+    def _check(self) -> None:
+        if not self._have():
+            self._discard()
+            raise self._failed("the file there is empty")
+        if self._sha256 is None:
+            return
+        with self._part.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != self._sha256.lower():
+            self._discard()
+            raise self._failed(f"its SHA-256 is {found}, not {self._sha256.lower()}")
+
+    def _have(self) -> int:
+        return self._part.stat().st_size if self._part.exists() else 0
+
+    def _discard(self) -> None:
+        self._part.unlink(missing_ok=True)
+        self._validator.unlink(missing_ok=True)
+
+    def _failed(self, why: str) -> DatasetError:
+        return DatasetError(f"the dataset cannot be downloaded from {_shown(self._url)}: {why}")
+
+
+def _shown(url: str) -> str:
+    """An address without user, password and signature, which are nobody's business."""
+    try:
+        return parse_url(url)._replace(auth=None, query=None).url
+    except LocationParseError:
+        return "its address"
+
+
+def _flush(folder: Path) -> None:
+    """Make a new name in `folder` outlive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: HTTPError) -> str:
+    return str(getattr(error, "reason", None) or error)

@@ -1,0 +1,59 @@
+"""What the rooms of one server are built on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from app import ranks
+from app.adapter_modules import adapters_of
+from app.metrics.recorder import Recorder
+from app.serving.adapters import Adapters
+from app.simulation.live_clock import LiveClock
+from app.simulation.schema import Schemas
+from app.simulation.streams import Streams
+from app.tokenization import Tokenizer
+from config import Settings
+from config.live import LiveSettings
+from config.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """One rank's settings, clock, randomness and tokenizer, and what it counts and keeps for all rooms."""
+
+    live: LiveSettings
+    rank: int
+    server: ServerSettings
+    """As this rank has them: its own port."""
+    tokenizer: Tokenizer
+    streams: Streams
+    adapters: Adapters
+    recorder: Recorder
+    clock: LiveClock = field(default_factory=LiveClock)
+    schemas: Schemas = field(default_factory=Schemas)
+
+    @classmethod
+    def of(cls, settings: Settings, tokenizer: Tokenizer, rank: int) -> Ground:
+        """Build it. ConfigError for adapters that cannot be served."""
+        return cls(
+            live=LiveSettings(settings),
+            rank=rank,
+            server=ranks.served_by(settings.server, rank),
+            tokenizer=tokenizer,
+            streams=Streams(settings.reply.seed, rank),
+            adapters=adapters_of(settings.lora, settings.model),
+            recorder=_recorder(settings, rank),
+        )
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of now."""
+        return self.live.current
+
+
+def _recorder(settings: Settings, rank: int) -> Recorder:
+    """Adapters are told of when there may be some."""
+    lora, model = settings.lora, settings.model
+    told = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
+    most = lora.max_loras if told else None
+    return Recorder(model.served_names[0], model.max_model_len, {}, str(rank), max_loras=most)

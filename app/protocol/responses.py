@@ -1,0 +1,172 @@
+"""The body of ``POST /v1/responses`` (vllm-api.md section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from app.protocol.coercion import Misfit
+from app.protocol.errors import bad_request
+from app.protocol.options import (
+    CacheSalt,
+    ExtraArg,
+    Int64,
+    StopStrings,
+    StructuredOutputs,
+)
+from app.protocol.request import Request
+from app.protocol.response_input import InputItem, convert_input
+from app.protocol.response_tools import ToolParam, check_tool_use, convert_tool_choice, convert_tools
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` holds when log probabilities are wanted."""
+
+Include = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Summary = Literal["auto", "concise", "detailed"]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class Reasoning(msgspec.Struct, kw_only=True):
+    """How much the model thinks; only `effort` changes something here. Fields in the order of the answer."""
+
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    effort: Effort | None = None
+    generate_summary: Summary | None = None
+    mode: str | None = None
+    summary: Summary | None = None
+
+
+class TextFormat(msgspec.Struct, kw_only=True):
+    """The form of the reply's text; all but `type` belong to ``json_schema``."""
+
+    type: Literal["text", "json_schema", "json_object"]
+    name: str | None = None
+    json_schema: dict[str, Any] | None = msgspec.field(default=None, name="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "json_schema":
+            for value, key in ((self.name, "name"), (self.json_schema, "schema")):
+                if value is None:
+                    raise Misfit("a value, it is missing", "json_schema", key)
+
+    def told(self) -> dict[str, Any]:
+        """As the answer repeats it."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return {
+            "name": self.name,
+            "schema": self.json_schema,
+            "type": self.type,
+            "description": self.description,
+            "strict": self.strict,
+        }
+
+
+class TextConfig(msgspec.Struct, kw_only=True):
+    """What the reply's text is like; `verbosity` changes nothing here."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesRequest(Request, kw_only=True):
+    """Every field that vLLM knows. None means "the server's default" where a default is not given here."""
+
+    background: bool | None = False
+    include: list[Include] | None = None
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] | None = None
+    model: str | None = None
+    logit_bias: dict[str, float] | None = None
+    parallel_tool_calls: bool | None = True
+    previous_response_id: str | None = None
+    prompt: Any = None
+    reasoning: Reasoning | None = None
+    include_reasoning: bool = True
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"
+    store: bool | None = True
+    stream: bool | None = False
+    temperature: float | None = None
+    text: TextConfig | None = None
+    tool_choice: str | dict[str, Any] = "auto"
+    """Never ``auto`` after decoding when there are no tools."""
+    tools: list[ToolParam] = []
+    top_logprobs: int | None = 0
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    truncation: Literal["auto", "disabled"] | None = "disabled"
+    user: str | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: str | None = None
+
+    request_id: str = ""
+    """Empty when the client gave none."""
+    session_id: str | None = None
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    priority: Int64 = 0
+    cache_salt: CacheSalt | None = None
+    enable_response_messages: bool = False
+    """The answer tells the prompt and the reply once more, as texts and token ids."""
+    previous_input_messages: list[Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    repetition_penalty: float | None = None
+    seed: Int64 | None = None
+    stop: StopStrings = []
+    ignore_eos: bool = False
+    vllm_xargs: dict[str, ExtraArg] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    lax: ClassVar[Mapping[str, Any]] = {
+        "input": convert_input,
+        "tool_choice": convert_tool_choice,
+        "tools": convert_tools,
+    }
+    absent: ClassVar[Mapping[str, Any]] = {"store": True, "tool_choice": "auto"}
+
+    def __post_init__(self) -> None:
+        if not self.tools and self.tool_choice == "auto":
+            self.tool_choice = "none"
+
+    @property
+    def logprobs(self) -> int | None:
+        """Alternatives wanted per token (-1: all); None when no log probabilities are wanted."""
+        return self.top_logprobs if LOGPROBS in (self.include or ()) else None
+
+    def check(self) -> None:
+        self.tools = convert_tools(self.tools)
+        self.tool_choice = convert_tool_choice(self.tool_choice)
+        self.check_rules(self)
+
+    @staticmethod
+    def check_rules(request: Any) -> None:
+        check_tool_use(request)
+        if request.prompt is not None:
+            raise bad_request("prompt templates are not kept here", "prompt")
+        if request.background and not request.store:
+            raise bad_request("background needs store=true", "background")

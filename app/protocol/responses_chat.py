@@ -1,0 +1,216 @@
+"""The chat that a request of the Responses family means (vllm-api.md section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import convert
+
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.errors import bad_request
+from app.protocol.messages import Message
+from app.protocol.options import JsonSchema, ResponseFormat
+from app.protocol.response_input import Content, ContentPart, InputItem
+from app.protocol.response_tools import ToolParam
+from app.protocol.responses import ResponsesRequest
+from app.protocol.tools import (
+    AllowedTools,
+    FunctionDefinition,
+    NamedFunction,
+    NamedToolChoice,
+    Tool,
+    ToolChoice,
+)
+
+
+def chat_request(asked: ResponsesRequest) -> ChatCompletionRequest:
+    """`asked` in the words of a chat. ApiError 400 when it breaks the rules of one."""
+    chat = ChatCompletionRequest(
+        model=asked.model,
+        messages=chat_messages(asked.instructions, asked.input),
+        chat_template_kwargs=asked.chat_template_kwargs,
+        request_id=asked.request_id,
+    )
+    if isinstance(asked.input, list) and asked.input and asked.input[-1].is_partial:
+        chat.continue_final_message, chat.add_generation_prompt = True, False
+    _take_tools(chat, asked)
+    _take_sampling(chat, asked)
+    _take_form(chat, asked)
+    _take_transfer(chat, asked)
+    chat.check_rules(chat)
+    return chat
+
+
+def go_on(chat: ChatCompletionRequest, before: Sequence[Message], output: Sequence[dict[str, Any]]) -> None:
+    """Let `chat` follow on what was asked `before` and answered with the items `output`.
+
+    Instructions do not carry over, nor do thoughts.
+    """
+    leading = 1 if chat.messages[:1] and chat.messages[0]["role"] == "system" else 0
+    said = [convert(item, InputItem) for item in output if item["type"] != "reasoning"]
+    earlier = [message for message in before if message["role"] != "system"]
+    chat.messages[leading:leading] = [*earlier, *_turns(said)]
+    _answer_results(chat)
+
+
+def chat_messages(instructions: str | None, asked: str | Sequence[InputItem]) -> list[Message]:
+    """The conversation, `instructions` first."""
+    system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+    if isinstance(asked, str):
+        return [*system, {"role": "user", "content": asked}]
+    return [*system, *_turns(asked)]
+
+
+def echo_text(asked: str | Sequence[InputItem]) -> str:
+    """What mode `echo` says: the last item (simulator.md 5.2)."""
+    if isinstance(asked, str):
+        return asked
+    if not asked:
+        return ""
+    last = asked[-1]
+    if last.type == "function_call":
+        return f"{last.name}({last.arguments})"
+    content = last.output if last.type == "function_call_output" else last.content
+    parts = [ContentPart(text=content)] if isinstance(content, str) else content or last.summary
+    return "\n".join(map(_echoed, parts))
+
+
+def _echoed(part: ContentPart) -> str:
+    if part.type == "input_image":
+        return f"image: {part.url}"
+    if part.type == "input_audio":
+        return f"audio: {part.audio.get('format')}"
+    return part.said or ""
+
+
+def _turns(items: Sequence[InputItem]) -> list[Message]:
+    """The messages of `items`: thoughts, words and calls of the assistant that follow on each other are one."""
+    messages: list[Message] = []
+    for item in items:
+        turn = _turn(item)
+        last = messages[-1] if messages else None
+        if last is not None and turn["role"] == last["role"] == "assistant" and _fits(turn, last):
+            calls = [*last.get("tool_calls", ()), *turn.get("tool_calls", ())]
+            last |= {**turn, **({"tool_calls": calls} if calls else {})}
+        else:
+            messages.append(turn)
+    return messages
+
+
+def _fits(turn: Message, last: Message) -> bool:
+    """Calls join a turn always, thoughts and words only one that has none yet."""
+    return not any(key in last for key in ("content", "reasoning") if key in turn)
+
+
+def _turn(item: InputItem) -> Message:
+    if item.type == "function_call":
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        return {"role": "assistant", "tool_calls": [call]}
+    if item.type == "function_call_output":
+        return {"role": "tool", "tool_call_id": item.call_id or "", "content": _content(item.output)}
+    if item.type == "reasoning":
+        if item.encrypted_content:
+            raise bad_request("encrypted reasoning cannot be read here", "input")
+        return {"role": "assistant", "reasoning": _text(item.content or item.summary)}
+    content = _text(item.content) if item.role == "assistant" else _content(item.content)
+    return {"role": item.role, "content": content}
+
+
+def _text(content: Content | None) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.said or "" for part in content or ())
+
+
+def _content(content: Content | None) -> str | list[dict[str, Any]]:
+    return content if isinstance(content, str) else [_part(part) for part in content or ()]
+
+
+def _part(part: ContentPart) -> dict[str, Any]:
+    if part.type == "input_image":
+        return {"type": "image_url", "image_url": {"url": part.url}}
+    if part.type == "input_audio":
+        return {"type": "input_audio", "input_audio": part.audio}
+    return {"type": "text", "text": part.said}
+
+
+def _take_tools(chat: ChatCompletionRequest, asked: ResponsesRequest) -> None:
+    """At most one call is made; one is made for sure where the choice is left to the model (7.1)."""
+    chat.parallel_tool_calls = False
+    chat.tools = [_tool(tool) for tool in asked.tools if tool["type"] == "function"] or None
+    chat.tool_choice = "none" if chat.tools is None else _tool_choice(asked.tool_choice)
+    _answer_results(chat)
+
+
+def _answer_results(chat: ChatCompletionRequest) -> None:
+    """After the result of a function the model answers with words."""
+    if any(message["role"] == "tool" for message in chat.messages):
+        chat.tool_choice = "none"
+
+
+def _tool(tool: ToolParam) -> Tool:
+    function = FunctionDefinition(
+        name=tool["name"],
+        description=tool["description"],
+        parameters=tool["parameters"],
+        strict=tool["strict"],
+        defer_loading=tool["defer_loading"],
+    )
+    return Tool(function=function)
+
+
+def _tool_choice(choice: str | dict[str, Any]) -> ToolChoice:
+    if isinstance(choice, str):
+        return "none" if choice == "none" else "required"
+    if choice["type"] == "function":
+        return NamedToolChoice(function=NamedFunction(name=choice["name"]))
+    if choice["type"] != "allowed_tools":
+        return "auto"
+    names = [tool["name"] for tool in choice["tools"] if isinstance(tool.get("name"), str)]
+    if not names:
+        return "none"
+    tools = [Tool(function=FunctionDefinition(name=name)) for name in names]
+    return NamedToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=choice["mode"], tools=tools))
+
+
+def _take_sampling(chat: ChatCompletionRequest, asked: ResponsesRequest) -> None:
+    chat.stream = asked.stream
+    chat.max_completion_tokens = asked.max_output_tokens
+    chat.temperature, chat.top_p, chat.seed = asked.temperature, asked.top_p, asked.seed
+    chat.top_k, chat.min_p, chat.logit_bias = asked.top_k, asked.min_p, asked.logit_bias
+    chat.presence_penalty, chat.frequency_penalty = asked.presence_penalty, asked.frequency_penalty
+    chat.repetition_penalty = asked.repetition_penalty
+    chat.stop, chat.ignore_eos = asked.stop, asked.ignore_eos
+    chat.skip_special_tokens = asked.skip_special_tokens
+    chat.include_stop_str_in_output = asked.include_stop_str_in_output
+    chat.include_reasoning = asked.include_reasoning
+    if asked.reasoning is not None:
+        chat.reasoning_effort = asked.reasoning.effort
+    if asked.logprobs is not None:
+        chat.logprobs, chat.top_logprobs = True, asked.logprobs
+
+
+def _take_form(chat: ChatCompletionRequest, asked: ResponsesRequest) -> None:
+    chat.structured_outputs = asked.structured_outputs
+    form = asked.text.format if asked.text else None
+    if form is None:
+        return
+    if asked.structured_outputs is not None:
+        raise bad_request("structured_outputs and text.format exclude each other", "structured_outputs")
+    schema = None
+    if form.type == "json_schema":
+        schema = JsonSchema(name=form.name or "", json_schema=form.json_schema)
+    chat.response_format = ResponseFormat(type=form.type, json_schema=schema)
+
+
+def _take_transfer(chat: ChatCompletionRequest, asked: ResponsesRequest) -> None:
+    chat.user, chat.session_id = asked.user, asked.session_id
+    chat.cache_salt = asked.cache_salt
+    chat.kv_transfer_params = asked.kv_transfer_params
+    chat.ec_transfer_params = asked.ec_transfer_params
+    chat.vllm_xargs = asked.vllm_xargs
+    chat.priority = asked.priority
+    chat.media_io_kwargs = asked.media_io_kwargs
+    chat.mm_processor_kwargs = asked.mm_processor_kwargs

@@ -1,0 +1,42 @@
+"""OpenTelemetry traces: a span per request, and below it what each sequence went through (docs/tracing.md).
+
+Off unless `otlp-traces-endpoint` is set; then nothing of OpenTelemetry is imported.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from app.application import Understudy
+from app.serving.service import Service
+from app.simulation.clock import Clock
+from config import ConfigError
+from config.settings import TracingSettings
+
+REQUIREMENTS = "requirements-tracing.txt"
+
+
+def check_tracing(settings: TracingSettings) -> None:
+    """ConfigError when traces are asked for and the packages that make them are missing."""
+    if settings.otlp_traces_endpoint is None:
+        return
+    try:
+        import app.tracing.export  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"setting otlp-traces-endpoint: needs the packages of {REQUIREMENTS} ({error})"
+        ) from error
+
+
+def init_tracing(app: Understudy, settings: TracingSettings, service: Service, clock: Clock) -> None:
+    """Trace the requests of `app` and the sequences of `service`, if the settings say where to.
+
+    ImportError when `check_tracing` would have complained.
+    """
+    if settings.otlp_traces_endpoint is None:
+        return
+    from app.tracing.export import exporter_to, tracer_to
+    from app.tracing.requests import RequestTracing
+
+    make_tracer = partial(tracer_to, exporter_to(settings), settings.otlp_service_name)
+    RequestTracing(make_tracer, clock).init_app(app, service)

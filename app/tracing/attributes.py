@@ -1,0 +1,27 @@
+"""Names of span attributes: vLLM's, those of OpenTelemetry's conventions for HTTP, and one of our own."""
+
+REQUEST_ID = "gen_ai.request.id"
+REQUEST_MODEL = "gen_ai.request.model"
+RESPONSE_MODEL = "gen_ai.response.model"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_N = "gen_ai.request.n"
+NUM_SEQUENCES = "gen_ai.usage.num_sequences"
+PROMPT_TOKENS = "gen_ai.usage.prompt_tokens"
+COMPLETION_TOKENS = "gen_ai.usage.completion_tokens"
+CACHED_TOKENS = "gen_ai.usage.cached_tokens"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+
+TIME_IN_QUEUE = "gen_ai.latency.time_in_queue"
+TIME_TO_FIRST_TOKEN = "gen_ai.latency.time_to_first_token"
+TIME_IN_PREFILL = "gen_ai.latency.time_in_model_prefill"
+TIME_IN_DECODE = "gen_ai.latency.time_in_model_decode"
+TIME_IN_INFERENCE = "gen_ai.latency.time_in_model_inference"
+E2E = "gen_ai.latency.e2e"
+
+HTTP_METHOD = "http.request.method"
+HTTP_ROUTE = "http.route"
+HTTP_STATUS = "http.response.status_code"
+URL_PATH = "url.path"
+
+CHOICE = "understudy.choice"
+"""Which choice of its request a sequence is, from 0."""

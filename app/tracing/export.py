@@ -1,0 +1,172 @@
+"""The way of ended spans to the collector: OTLP over HTTP, in batches, from a native thread.
+
+OpenTelemetry's own batch processor starts a thread that gevent turns into a greenlet: it would encode in the
+hub, where every stream waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import cached_property
+from itertools import islice
+
+import gevent
+from gevent.event import Event
+from gevent.threadpool import ThreadPool
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import Tracer
+
+from config import VERSION
+from config.settings import TracingSettings
+
+log = logging.getLogger(__name__)
+
+BATCH = 64
+"""Spans in one message. Encoding them holds Python's lock for about two milliseconds."""
+DELAY_S = 1.0
+"""How long a span waits for others to go with."""
+SOON = 512
+"""With so many waiting, nobody waits any longer."""
+MOST_WAITING = 8192
+"""Spans that wait for a collector; further ones are lost."""
+FLUSH_S = 2.0
+"""What an exit waits for the last spans."""
+QUIET_S = 60.0
+"""At most one line is logged about lost spans in so many seconds."""
+
+
+def exporter_to(settings: TracingSettings) -> SpanExporter:
+    """The sender of spans to the collector of `settings`; slow to make, and idle until it is used.
+
+    Headers, timeout, compression and certificates are those of OpenTelemetry's OTEL_EXPORTER_OTLP_ variables.
+    """
+    return OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint)
+
+
+def tracer_to(exporter: SpanExporter, service_name: str) -> Tracer:
+    """A tracer whose spans `exporter` sends. To be made in the worker, whose exit sends the last ones."""
+    resource = Resource.create({SERVICE_NAME: service_name, SERVICE_VERSION: VERSION})
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(Outlet(exporter, Reason.of(trace_exporter.__name__)))
+    return provider.get_tracer("understudy", VERSION)
+
+
+class Reason(logging.Handler):
+    """Keeps the first line that a library logs, instead of logging them all, until somebody takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._text = ""
+
+    @classmethod
+    def of(cls, logger_name: str) -> Reason:
+        """Take over the logger of that name."""
+        logger, reason = logging.getLogger(logger_name), cls()
+        logger.handlers, logger.propagate = [reason], False
+        return reason
+
+    def take(self) -> str:
+        text, self._text = self._text, ""
+        return text or "no reason given"
+
+    def createLock(self) -> None:
+        """None is needed: a single thread writes."""
+        self.lock = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._text = self._text or record.getMessage()
+
+
+class Outlet(SpanProcessor):
+    """Hands ended spans to `exporter`. A collector that is slow or gone costs spans and nothing else.
+
+    One greenlet at a time empties the list, and a native thread does its work. It ends with the list, so
+    nothing runs while there is nothing to send. `reason` tells why the exporter failed, `now` monotonic
+    seconds.
+    """
+
+    def __init__(
+        self, exporter: SpanExporter, reason: Reason, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._exporter = exporter
+        self._reason = reason
+        self._now = now
+        self._ended: deque[ReadableSpan] = deque()
+        self._sender: gevent.Greenlet | None = None
+        self._hurry = Event()
+        self._lost = 0
+        self._quiet_until_s = -math.inf
+
+    @cached_property
+    def _pool(self) -> ThreadPool:
+        return ThreadPool(1)
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """A span is of interest when it ends."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is None or not span.context.trace_flags.sampled:
+            return
+        if len(self._ended) >= MOST_WAITING:
+            self._lost += 1
+            return
+        self._ended.append(span)
+        if self._sender is None:
+            self._sender = gevent.spawn(self._send)
+        elif len(self._ended) == SOON:
+            self._hurry.set()
+
+    def force_flush(self, timeout_millis: int = int(FLUSH_S * 1000)) -> bool:
+        """Send what waits. False when it could not be sent in time."""
+        self._hurry.set()
+        if self._sender is not None:
+            self._sender.join(timeout_millis / 1000)
+        return self._sender is None
+
+    def shutdown(self) -> None:
+        """At exit: send what waits, if that can be done soon."""
+        if self.force_flush():
+            self._exporter.shutdown()
+        else:
+            self._lost += len(self._ended)
+            self._complain()
+
+    def _send(self) -> None:
+        """Greenlet: send all that ended, and end."""
+        try:
+            while self._ended:
+                self._hurry.wait(DELAY_S)
+                self._hurry.clear()
+                while self._ended:
+                    batch = list(islice(self._ended, BATCH))
+                    self._pool.apply(self._export, (batch,))
+                    for _ in batch:
+                        self._ended.popleft()
+                    self._complain()
+        finally:
+            self._sender = None
+
+    def _export(self, batch: list[ReadableSpan]) -> None:
+        """Native thread: encode and send one batch. It blocks, and takes its time when nobody answers."""
+        try:
+            sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception as error:
+            sent = False
+            self._reason.handle(logging.makeLogRecord({"msg": repr(error)}))
+        if not sent:
+            self._lost += len(batch)
+
+    def _complain(self) -> None:
+        if self._lost and self._now() >= self._quiet_until_s:
+            log.warning("%d spans are lost: %s", self._lost, self._reason.take())
+            self._lost = 0
+            self._quiet_until_s = self._now() + QUIET_S

@@ -1,0 +1,61 @@
+"""Asks a server through instructor for nested objects: `instructor_client.py URL MODEL`. Prints JSON."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from typing import Annotated
+
+import instructor
+import openai
+from pydantic import BaseModel, Field
+
+
+class Unit(enum.Enum):
+    """An enum inside a list inside an object."""
+
+    GRAM = "g"
+    PIECE = "piece"
+
+
+class Ingredient(BaseModel):
+    name: Annotated[str, Field(min_length=2, max_length=40)]
+    amount: Annotated[float, Field(gt=0, le=5000)]
+    unit: Unit
+
+
+class Step(BaseModel):
+    number: Annotated[int, Field(ge=1, le=99)]
+    text: str
+    needs: list[str] | None = None
+
+
+class Recipe(BaseModel):
+    title: str
+    code: Annotated[str, Field(pattern=r"^[A-Z]{3}-\d{4}$")]
+    ingredients: Annotated[list[Ingredient], Field(min_length=2, max_length=4)]
+    steps: Annotated[list[Step], Field(min_length=1)]
+    contact: dict[str, str] = {}
+
+
+def main(url: str, model: str) -> None:
+    client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+    told = {}
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        patched = instructor.from_openai(client, mode=mode)
+        recipes = [
+            patched.chat.completions.create(
+                model=model,
+                response_model=Recipe,
+                max_retries=0,
+                messages=[{"role": "user", "content": f"Write recipe number {number}."}],
+            )
+            for number in range(5)
+        ]
+        told[mode.name] = [recipe.model_dump(mode="json") for recipe in recipes]
+    json.dump(told, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

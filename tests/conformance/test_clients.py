@@ -1,0 +1,36 @@
+"""litellm, instructor and langchain read our answers as they read those of vLLM."""
+
+from __future__ import annotations
+
+from tests.conformance.clients import told_by, with_clients
+from tests.running_server import RunningServer
+
+
+@with_clients
+def test_litellm_completes_streams_and_maps_errors(vllm: RunningServer) -> None:
+    told = told_by("litellm_client.py", vllm, "-W", "error::UserWarning")
+    assert told["content"] == told["streamed"] != ""
+    assert told["finish_reason"] == "length"
+    prompt = told["usage"][0]
+    assert told["usage"] == told["streamed_usage"] == [prompt, 6, prompt + 6]
+    assert (told["text_tokens"], told["choices"], told["top_logprobs"]) == (6, 3, [2] * 6)
+    assert (told["unknown_model"], told["wrong_value"]) == ("NotFoundError", "BadRequestError")
+
+
+@with_clients
+def test_instructor_gets_nested_objects_that_satisfy_their_schema(vllm: RunningServer) -> None:
+    told = told_by("instructor_client.py", vllm)
+    assert set(told) == {"TOOLS", "JSON_SCHEMA"}
+    assert all(len(recipes) == 5 for recipes in told.values())
+    assert all(2 <= len(recipe["ingredients"]) <= 4 for recipes in told.values() for recipe in recipes)
+
+
+@with_clients
+def test_langchain_streams_calls_tools_and_parses(vllm: RunningServer) -> None:
+    told = told_by("langchain_client.py", vllm)
+    assert told["whole"] == told["streamed"] != ""
+    assert told["usage"] == told["streamed_usage"] == 6
+    assert told["call"] == told["streamed_call"] == "weather"
+    assert isinstance(told["arguments"]["city"], str) and isinstance(told["streamed_arguments"]["city"], str)
+    assert told["answer"]
+    assert isinstance(told["verdict"]["good"], bool)

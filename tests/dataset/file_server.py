@@ -1,0 +1,93 @@
+"""An HTTP server with one file, which can be told to misbehave."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Shop:
+    """What is served, and what was asked for."""
+
+    content: bytes = b""
+    url: str = ""
+    etag: str | None = '"first"'
+    modified: str | None = None
+    ranges: bool = True
+    """Whether parts of the file can be had."""
+    statuses: list[int] = field(default_factory=list)
+    """Statuses to answer with, one a request, before the file is served."""
+    cuts: list[int] = field(default_factory=list)
+    """Bytes of a body after which the connection breaks, one a request, before all of it is sent."""
+    wrong_start: int = 0
+    """How far beside the wanted part a part begins."""
+    tell_length: bool = True
+    asked: list[dict[str, str]] = field(default_factory=list)
+    """Headers of each request, with names in small letters."""
+
+    def part(self, asked: dict[str, str]) -> tuple[int, int]:
+        """Status and first byte."""
+        if self.statuses:
+            return self.statuses.pop(0), 0
+        wanted = asked.get("range")
+        current = asked.get("if-range") in (None, self.etag, self.modified)
+        if wanted is None or not self.ranges or not current:
+            return 200, 0
+        start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        return (206, start + self.wrong_start) if start < len(self.content) else (416, 0)
+
+
+class Handler(BaseHTTPRequestHandler):
+    shop: Shop
+
+    def do_GET(self) -> None:
+        asked = {name.lower(): value for name, value in self.headers.items()}
+        self.shop.asked.append(asked)
+        status, start = self.shop.part(asked)
+        body = self.shop.content[start:] if status in (200, 206) else b"no"
+        self.send_response(status)
+        for name, value in self.described(status, start, body):
+            self.send_header(name, value)
+        self.end_headers()
+        if status in (200, 206) and self.shop.cuts:
+            body = body[: self.shop.cuts.pop(0)]
+        self.wfile.write(body)
+
+    def described(self, status: int, start: int, body: bytes) -> Iterator[tuple[str, str]]:
+        size = len(self.shop.content)
+        if self.shop.tell_length:
+            yield "Content-Length", str(len(body))
+        if status == 206:
+            yield "Content-Range", f"bytes {start}-{size - 1}/{size}"
+        if status == 416:
+            yield "Content-Range", f"bytes */{size}"
+        if status == 302:
+            yield "Location", self.shop.url + "/elsewhere"
+        if self.shop.etag is not None:
+            yield "ETag", self.shop.etag
+        if self.shop.modified is not None:
+            yield "Last-Modified", self.shop.modified
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep quiet."""
+
+
+@contextmanager
+def open_shop(content: bytes) -> Iterator[Shop]:
+    """A server on a free port for as long as the block lasts."""
+    shop = Shop(content)
+    handler = type("ShopHandler", (Handler,), {"shop": shop})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        shop.url = f"http://127.0.0.1:{server.server_port}/replies.sqlite3"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield shop
+        finally:
+            server.shutdown()
+            thread.join()

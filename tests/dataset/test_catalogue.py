@@ -1,0 +1,99 @@
+"""Which row is drawn, against the rules told in the plainest way."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.dataset.catalogue import Catalogue
+from app.dataset.hashes import ids_hash
+
+HASHES = [ids_hash([number]) for number in range(3)]
+Rows = list[tuple[bytes, int, int]]
+
+rows_of = st.lists(st.tuples(st.sampled_from(HASHES), st.integers(1, 12)), min_size=1, max_size=30).map(
+    lambda found: [(digest, length, key * 10) for key, (digest, length) in enumerate(found)]
+)
+limits = st.tuples(st.integers(1, 14), st.integers(1, 14)).map(sorted)
+
+
+class First(Random):
+    """Draws the first or the last of what it may draw."""
+
+    def __init__(self, last: bool) -> None:
+        super().__init__(0)
+        self.last = last
+
+    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+        low, high = (0, start) if stop is None else (start, stop)
+        return high - 1 if self.last else low
+
+
+def longest_first(rows: Rows, least: int, most: int) -> list[int]:
+    """Keys among which the rules draw, when the hash is known."""
+    fitting = [key for _, length, key in rows if least <= length <= most]
+    longer = [key for _, length, key in rows if length > most]
+    return fitting or longer or [key for _, _, key in rows]
+
+
+@given(rows_of, limits)
+def test_a_prompt_that_is_known_gets_a_fitting_row_else_a_longer_one_else_a_shorter_one(
+    rows: Rows, limits: list[int]
+) -> None:
+    least, most = limits
+    same = [row for row in rows if row[0] == HASHES[0]]
+    catalogue = Catalogue(rows)
+    allowed = set(longest_first(same, least, most)) or {None}
+    drawn = {catalogue.recorded(HASHES[0], least, most, Random(seed)) for seed in range(20)}
+    assert drawn <= allowed
+
+
+@given(rows_of, limits)
+def test_any_prompt_gets_a_fitting_row_else_any(rows: Rows, limits: list[int]) -> None:
+    least, most = limits
+    fitting = {key for _, length, key in rows if least <= length <= most}
+    drawn = {Catalogue(rows).any(least, most, Random(seed)) for seed in range(20)}
+    assert drawn <= (fitting or {key for _, _, key in rows})
+
+
+def test_every_row_of_the_right_length_can_be_drawn_and_equally_often() -> None:
+    rows = [(HASHES[number % 2], number % 5 + 1, number) for number in range(50)]
+    catalogue, rng = Catalogue(rows), Random(1)
+    drawn = [catalogue.any(2, 3, rng) for _ in range(4000)]
+    counts = {key: drawn.count(key) for key in set(drawn)}
+    assert set(counts) == {key for _, length, key in rows if length in (2, 3)}
+    assert max(counts.values()) < 2 * min(counts.values())
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_edges_of_a_range_belong_to_it(last: bool) -> None:
+    rows = [(HASHES[0], length, length) for length in range(1, 10)] + [(HASHES[1], 5, 99)]
+    catalogue, rng = Catalogue(rows), First(last)
+    assert catalogue.recorded(HASHES[0], 3, 6, rng) == (6 if last else 3)
+    assert catalogue.recorded(HASHES[0], 10, 12, rng) == (9 if last else 1)
+    assert catalogue.any(9, 20, rng) == 9
+    assert catalogue.recorded(HASHES[2], 1, 20, rng) is None
+
+
+def test_rows_without_tokens_are_left_out_and_rows_without_a_hash_are_only_drawn_at_random() -> None:
+    rows: list[tuple[object, object, int]] = [
+        (HASHES[0], 0, 1), (HASHES[0], -3, 2), (HASHES[0], None, 3), (HASHES[0], "4", 4),
+        (None, 4, 5), ("text", 4, 6), (b"", 4, 7), (b"short", 4, 8),
+    ]  # fmt: skip
+    catalogue = Catalogue(rows)
+    assert len(catalogue) == 4
+    assert {catalogue.any(1, 9, Random(seed)) for seed in range(50)} == {5, 6, 7, 8}
+    assert catalogue.recorded(HASHES[0], 1, 9, Random(1)) is None
+    assert len(Catalogue([])) == 0
+
+
+def test_each_draw_takes_one_number() -> None:
+    rows = [(HASHES[0], length, length) for length in range(1, 5)]
+    catalogue = Catalogue(rows)
+    one, other = Random(3), Random(3)
+    catalogue.recorded(HASHES[1], 1, 4, one)
+    assert one.getstate() == other.getstate()
+    catalogue.recorded(HASHES[0], 1, 4, one)
+    catalogue.any(1, 4, other)
+    assert one.getstate() == other.getstate()

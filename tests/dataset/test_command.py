@@ -1,0 +1,229 @@
+"""`python -m app dataset`, as a user runs it."""
+
+import base64
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.dataset.build import Recorder
+from app.dataset.dataset import open_dataset
+from app.dataset.hashes import ids_hash
+from app.tokenization import LocalTokenizer, TokenizerInputError
+from tests.running_server import ROOT
+
+CONVERSATIONS = [
+    {
+        "id": "one",
+        "conversations": [
+            {"from": "human", "value": "Who are you?"},
+            {"from": "gpt", "value": "A stand-in. 🌳"},
+            {"from": "human", "value": "For whom?"},
+            {"from": "gpt", "value": "For a model that is not here."},
+        ],
+    },
+    {"id": "two", "conversations": [{"from": "human", "value": "No reply"}]},
+    {
+        "id": "three",
+        "conversations": [{"from": "human", "value": "Silence?"}, {"from": "gpt", "value": ""}],
+    },
+    {"id": "four", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]},
+]
+
+
+def run(*argv: str, cwd: Path = ROOT, **environ: str) -> "subprocess.CompletedProcess[str]":
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("SIM_")}
+    return subprocess.run(
+        [sys.executable, "-m", "app", "dataset", *argv],
+        cwd=cwd,
+        env=clean | {"PYTHONPATH": str(ROOT)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "talks.json"
+    path.write_text(json.dumps(CONVERSATIONS), "utf-8")
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+def test_a_dataset_is_made_that_the_server_understands(
+    source: Path, tmp_path: Path, tokenizer: LocalTokenizer
+) -> None:
+    output = tmp_path / "new" / "replies.sqlite3"
+    done = run("--input", str(source), "--output", str(output))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{output}: 6 records of 4 conversations\n"
+    assert names(output.parent) == ["replies.md", "replies.sqlite3"]
+    chat = [
+        {"role": "user", "content": "Who are you?"},
+        {"role": "assistant", "content": "A stand-in. 🌳"},
+        {"role": "user", "content": "For whom?"},
+    ]
+    prompts = {
+        "A stand-in. 🌳": tokenizer.encode_chat(chat[:1]),
+        "For a model that is not here.": tokenizer.encode_chat(chat),
+        "Hello.": tokenizer.encode("Hi"),
+    }
+    with closing(open_dataset(output, "llmd", False, tokenizer)) as dataset:
+        for text, ids in prompts.items():
+            found = dataset.reply(ids, (), 1, 100, Random(1))
+            assert found is not None
+            assert ("".join(found.texts), found.ids) == (text, tokenizer.encode(text))
+
+
+def test_the_table_is_declared_as_others_expect_it(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "replies.sqlite3"
+    done = run("--input", str(source), "--output", str(output), "--table-name", "talks")
+    assert done.returncode == 0
+    with closing(sqlite3.connect(output)) as connection:
+        columns = connection.execute("SELECT name, type FROM pragma_table_info('talks')").fetchall()
+        assert columns == [
+            ("id", "INTEGER"),
+            ("prompt_hash", "BLOB"),
+            ("gen_tokens", "JSON"),
+            ("n_gen_tokens", "INTEGER"),
+        ]
+        rows = connection.execute("SELECT * FROM talks ORDER BY id").fetchall()
+    assert [each[0] for each in rows] == [1, 2, 3, 4, 5, 6]
+    for _, digest, text, count in rows:
+        tokens = json.loads(text)
+        assert len(digest) == 32
+        assert list(tokens) == ["Tokens", "Strings"]
+        assert len(tokens["Tokens"]) == len(tokens["Strings"]) == count
+
+
+def test_the_page_and_the_readable_copy_tell_what_is_in_it(
+    source: Path, tmp_path: Path, tokenizer: LocalTokenizer
+) -> None:
+    output = tmp_path / "replies.sqlite3"
+    done = run("--input", str(source), "--output", str(output), "--debug-json", "--model", "tiny")
+    assert done.returncode == 0
+    page = (tmp_path / "replies.md").read_text("utf-8")
+    for told in ("# replies\n", "`talks.json`", "`tiny`", "`embedded`", "| 4 |", "| 6 |", "## Table `llmd`"):
+        assert told in page
+    readable = json.loads((tmp_path / "replies.json").read_text("utf-8"))
+    assert len(readable) == 6
+    text, chat = readable[:2]
+    ids = tokenizer.encode("A stand-in. 🌳")
+    assert text == {
+        "prompt_hash": base64.b64encode(ids_hash(tokenizer.encode("Who are you?"))).decode(),
+        "n_gen_tokens": len(ids),
+        "gen_tokens": {"Tokens": ids, "Strings": tokenizer.pieces(ids)},
+        "input_text": "Who are you?",
+        "generated": "A stand-in. 🌳",
+    }
+    assert "Who are you?" in chat["input_text"] and chat["input_text"] != "Who are you?"
+
+
+def test_only_so_many_conversations_are_taken(source: Path, tmp_path: Path) -> None:
+    done = run("--input", str(source), "--output", str(tmp_path / "out.db"), "--max-records", "1")
+    assert done.stdout.endswith("4 records of 1 conversations\n")
+
+
+def test_relative_names_belong_to_the_folder_of_the_user(source: Path, tmp_path: Path) -> None:
+    done = run("--input", source.name, "--output", "out.sqlite3", cwd=tmp_path)
+    assert done.returncode == 0
+    assert names(tmp_path) == ["out.md", "out.sqlite3", "talks.json"]
+
+
+def test_the_settings_of_the_server_are_taken(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.sqlite3"
+    wrong = run("--input", str(source), "--output", str(output), "--tokenizer", "/nowhere")
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr.startswith("error: ") and "/nowhere" in wrong.stderr
+    named = run("--input", str(source), "--output", str(output), SIM_DATASET_TABLE_NAME="talks")
+    assert named.returncode == 0
+    assert "## Table `talks`" in (tmp_path / "out.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("taken", ["out.sqlite3", "out.md", "out.json"])
+def test_no_file_is_written_over(source: Path, tmp_path: Path, taken: str) -> None:
+    (tmp_path / taken).write_text("mine")
+    done = run("--input", str(source), "--output", str(tmp_path / "out.sqlite3"), "--debug-json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {tmp_path / taken} exists already and is not written over\n"
+    assert names(tmp_path) == sorted([taken, "talks.json"])
+    assert (tmp_path / taken).read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "it is not a JSON array of conversations"),
+        (b'{"conversations": []}', "it is not a JSON array of conversations"),
+        (json.dumps(CONVERSATIONS).encode()[:-20], "it is not JSON: parse error: premature EOF"),
+        (b"[]", "it has no question of a human with a reply"),
+        (b'[1, {"conversations": [{"from": "system"}]}]', "it has no question of a human with a reply"),
+    ],
+)
+def test_a_bad_input_is_one_line_and_leaves_no_half_file(tmp_path: Path, content: bytes, told: str) -> None:
+    source = tmp_path / "talks.json"
+    source.write_bytes(content)
+    done = run("--input", str(source), "--output", str(tmp_path / "out.sqlite3"), "--debug-json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {source}: {told}\n"
+    assert names(tmp_path) == ["talks.json"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ([], "the following arguments are required: --input, --output"),
+        (["--input", "/nowhere", "--output", "{}/x.db"], "/nowhere: No such file or directory"),
+        (["--input", "{}", "--output", "{}/x.db"], "{}: Is a directory"),
+        (["--input", "{}/talks.json", "--output", "/dev/null/x.db"], "/dev/null: File exists"),
+        (["--input", "{}/talks.json", "--output", "{}/x.md"], "{}/x.md must end with .sqlite3, not with .md"),
+        (["--input", "a", "--output", "b", "--max-records", "0"], "'0' must be a whole number from 1 on"),
+        (["--input", "a", "--output", "b", "--table-name", "a b"], "'a b' must be a name of letters"),
+        (["--input", "a", "--output", "b", "--prot", "1"], "unknown flag --prot; did you mean --port?"),
+    ],
+)
+def test_a_wrong_command_is_one_line(source: Path, argv: list[str], told: str) -> None:
+    folder = str(source.parent)
+    done = run(*(each.replace("{}", folder) for each in argv))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert told.replace("{}", folder) in done.stderr
+
+
+def test_help_tells_the_flags() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert "--input FILE.json" in done.stdout
+
+
+class Picky:
+    """A tokenizer that refuses some texts."""
+
+    def __init__(self, tokenizer: LocalTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        if "For whom" in text:
+            raise TokenizerInputError("not this one")
+        return self._tokenizer.encode(text, add_special_tokens)
+
+
+def test_a_conversation_ends_where_the_tokenizer_refuses_it(tokenizer: LocalTokenizer) -> None:
+    recorder = Recorder(Picky(tokenizer))
+    assert len(list(recorder.records(CONVERSATIONS))) == 4
+    counts = recorder.counts
+    assert (counts.conversations, counts.refused, counts.refusal) == (4, 1, "not this one")

@@ -1,0 +1,167 @@
+"""Replies out of real SQLite files, and out of copies of them in memory."""
+
+import json
+import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from app.dataset.dataset import Dataset, Recorded, open_dataset
+from app.dataset.hashes import text_hash
+from app.tokenization import LocalTokenizer
+from tests.dataset.conftest import Opener
+from tests.dataset.files import PROMPT, make_file, row
+
+UNKNOWN = [9, 9]
+
+
+def reply(dataset: Dataset, most: int, least: int = 1, prompt: list[int] = PROMPT, seed: int = 1) -> Recorded:
+    found = dataset.reply(prompt, (), least, most, Random(seed))
+    assert found is not None
+    return found
+
+
+def test_a_prompt_gets_the_reply_that_was_recorded_for_it(opened: Opener) -> None:
+    dataset = opened([row([5], [50, 51]), row(PROMPT, [70, 71], ["a", "b"]), row([6], [60, 61])])
+    for seed in range(10):
+        assert reply(dataset, 9, seed=seed) == Recorded([70, 71], ["a", "b"], 0, False)
+
+
+def test_of_several_one_that_fits_is_drawn(opened: Opener) -> None:
+    dataset = opened([row(PROMPT, [1] * length) for length in (2, 3, 8)])
+    lengths = {len(reply(dataset, 5, seed=seed).ids) for seed in range(40)}
+    assert lengths == {2, 3}
+
+
+def test_a_reply_that_is_too_long_is_cut_and_reaches_the_limit(opened: Opener) -> None:
+    dataset = opened([row(PROMPT, [1, 2, 3, 4])])
+    assert reply(dataset, 3) == Recorded([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
+
+
+def test_a_reply_as_long_as_the_limit_reaches_it(opened: Opener) -> None:
+    dataset = opened([row(PROMPT, [1, 2])])
+    assert reply(dataset, 2).reached_limit
+    assert not reply(dataset, 3).reached_limit
+
+
+def test_with_ignore_eos_an_exact_reply_comes_first_then_a_longer_one_then_a_shorter_one(
+    opened: Opener,
+) -> None:
+    dataset = opened([row(PROMPT, [length] * length) for length in (2, 4, 6)])
+    assert reply(dataset, 4, 4) == Recorded([4] * 4, ["4 "] * 4, 0, True)
+    assert reply(dataset, 5, 5) == Recorded([6] * 5, ["6 "] * 5, 0, True)
+    shorter = {reply(dataset, 8, 8, seed=seed).missing for seed in range(40)}
+    assert shorter == {2, 4, 6}
+    assert reply(dataset, 8, 8).reached_limit
+
+
+def test_min_tokens_leave_tokens_missing_and_the_limit_unreached(opened: Opener) -> None:
+    dataset = opened([row(PROMPT, [1, 2])])
+    assert reply(dataset, 9, 5) == Recorded([1, 2], ["1 ", "2 "], 3, False)
+
+
+def test_an_unknown_prompt_gets_any_reply_that_fits(opened: Opener) -> None:
+    dataset = opened([row([number], [number] * number) for number in range(1, 9)])
+    drawn = {len(reply(dataset, 4, prompt=UNKNOWN, seed=seed).ids) for seed in range(80)}
+    assert drawn == {1, 2, 3, 4}
+    exact = {len(reply(dataset, 4, 4, UNKNOWN, seed).ids) for seed in range(20)}
+    assert exact == {4}
+
+
+def test_an_unknown_prompt_gets_any_reply_when_none_fits(opened: Opener) -> None:
+    dataset = opened([row([4], [4] * 4), row([5], [5] * 5)])
+    assert {tuple(reply(dataset, 2, prompt=UNKNOWN, seed=seed).ids) for seed in range(30)} == {
+        (4, 4),
+        (5, 5),
+    }
+    assert {reply(dataset, 7, 7, UNKNOWN, seed).missing for seed in range(30)} == {2, 3}
+
+
+def test_older_files_are_found_by_the_text(opened: Opener, tokenizer: LocalTokenizer) -> None:
+    turns = [("user", "Hi"), ("assistant", "Hello."), ("user", "Who are you?")]
+    ids = tokenizer.encode("A stand-in.")
+    old = (text_hash(turns), json.dumps(tokenizer.pieces(ids)), len(ids))
+    dataset = opened([old, *(row([number], [number] * len(ids)) for number in range(20))])
+    for seed in range(10):
+        found = dataset.reply(UNKNOWN, turns, 1, 50, Random(seed))
+        assert found is not None
+        assert (found.ids, "".join(found.texts)) == (ids, "A stand-in.")
+
+
+def test_the_hash_of_the_ids_is_tried_first(opened: Opener) -> None:
+    turns = [("user", "Hi")]
+    dataset = opened([(text_hash(turns), '["old"]', 1), row(PROMPT, [7], ["new"])])
+    found = dataset.reply(PROMPT, turns, 1, 5, Random(1))
+    assert found is not None and found.texts == ["new"]
+
+
+def test_the_same_stream_of_randomness_gives_the_same_replies(opened: Opener) -> None:
+    dataset = opened([row([number], [number]) for number in range(100)])
+
+    def replies() -> list[Recorded | None]:
+        rng = Random(5)
+        return [dataset.reply(UNKNOWN, (), 1, 5, rng) for _ in range(20)]
+
+    assert replies() == replies()
+
+
+def test_a_broken_row_gives_nothing_and_one_warning(opened: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = opened([(row(PROMPT, [1])[0], "nonsense", 3), row([5], [5, 5])])
+    with caplog.at_level(logging.WARNING):
+        assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
+        assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
+    assert len(caplog.messages) == 1
+    assert "gave no reply" in caplog.text and "\n" not in caplog.messages[0]
+    assert reply(dataset, 5, prompt=[5]).ids == [5, 5]
+
+
+def test_the_true_length_counts_where_the_column_tells_another(opened: Opener) -> None:
+    dataset = opened([(*row(PROMPT, [1, 2, 3, 4])[:2], 2)])
+    assert reply(dataset, 3) == Recorded([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return make_file(tmp_path / "replies.sqlite3", [row(PROMPT, [1, 2])])
+
+
+def test_a_file_that_is_locked_for_a_while_gives_nothing_meanwhile(
+    file: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = open_dataset(file, "llmd", False, tokenizer)
+    with closing(dataset), closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
+        assert "locked" in caplog.text
+        other.execute("ROLLBACK")
+        assert reply(dataset, 5).ids == [1, 2]
+
+
+def test_a_row_that_has_gone_gives_nothing(file: Path, tokenizer: LocalTokenizer) -> None:
+    dataset = open_dataset(file, "llmd", False, tokenizer)
+    with closing(dataset), closing(sqlite3.connect(file)) as other:
+        assert reply(dataset, 5).ids == [1, 2]
+        with other:
+            other.execute("DELETE FROM llmd")
+        assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
+
+
+def test_a_copy_in_memory_does_not_need_the_file_any_more(file: Path, tokenizer: LocalTokenizer) -> None:
+    dataset = open_dataset(file, "llmd", True, tokenizer)
+    file.unlink()
+    with closing(dataset):
+        assert reply(dataset, 5).ids == [1, 2]
+
+
+def test_nothing_is_written_and_nobody_is_kept_from_writing(file: Path, tokenizer: LocalTokenizer) -> None:
+    before = file.read_bytes()
+    dataset = open_dataset(file, "llmd", False, tokenizer)
+    with closing(dataset), closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as other:
+        reply(dataset, 5)
+        other.execute("BEGIN EXCLUSIVE")
+        other.execute("ROLLBACK")
+    assert file.read_bytes() == before
+    assert sorted(each.name for each in file.parent.iterdir()) == [file.name]

@@ -1,0 +1,251 @@
+"""Downloads from a real HTTP server: whole, broken off, resumed, and of the wrong thing."""
+
+import hashlib
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from app.dataset import DatasetError, prepare
+from app.dataset.download import download
+from app.dataset.progress import Advance
+from config.settings import DatasetSettings
+from tests.dataset.file_server import Shop, open_shop
+from tests.running_server import free_port
+
+CONTENT = bytes(range(256)) * 2000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    with open_shop(CONTENT) as shop:
+        yield shop
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "for it" / "replies.sqlite3"
+
+
+def files(path: Path) -> list[str]:
+    """What is in the folder, but for the lock."""
+    return sorted(each.name for each in path.parent.iterdir() if not each.name.endswith(".lock"))
+
+
+def trouble(shop: Shop, path: Path, sha256: str | None = None) -> str:
+    with pytest.raises(DatasetError) as caught:
+        download(shop.url, path, sha256)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_file_is_fetched_into_new_folders_and_nothing_else_is_left(shop: Shop, path: Path) -> None:
+    download(shop.url, path, SHA256.upper())
+    assert path.read_bytes() == CONTENT
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert len(shop.asked) == 1
+
+
+def test_a_file_that_is_there_is_not_fetched(shop: Shop, path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"mine")
+    settings = DatasetSettings(dataset_path=(str(path),), dataset_url=shop.url, dataset_sha256=SHA256)
+    prepare(settings)
+    assert (path.read_bytes(), shop.asked) == (b"mine", [])
+
+
+def test_the_start_fetches_the_first_file_that_is_not_there(shop: Shop, path: Path) -> None:
+    prepare(DatasetSettings(dataset_path=(f"tiny={path}",), dataset_url=shop.url, dataset_sha256=SHA256))
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_cut_connection_goes_on_where_it_was_cut(shop: Shop, path: Path) -> None:
+    shop.cuts = [100_000, 50_000]
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+    assert [asked.get("range") for asked in shop.asked] == [None, "bytes=100000-", "bytes=150000-"]
+    assert [asked.get("if-range") for asked in shop.asked] == [None, '"first"', '"first"']
+
+
+def test_a_later_start_goes_on_where_an_earlier_one_had_to_give_up(shop: Shop, path: Path) -> None:
+    shop.cuts = [100_000, 0]
+    assert "goes on after 100000 bytes" in trouble(shop, path)
+    assert files(path) == ["replies.sqlite3.part", "replies.sqlite3.part.etag"]
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+    assert shop.asked[-1]["range"] == "bytes=100000-"
+    assert files(path) == ["replies.sqlite3"]
+
+
+def test_a_file_that_has_changed_meanwhile_is_fetched_from_its_beginning(shop: Shop, path: Path) -> None:
+    shop.cuts = [100_000, 0]
+    trouble(shop, path)
+    shop.content, shop.etag = CONTENT[::-1], '"second"'
+    download(shop.url, path)
+    assert path.read_bytes() == CONTENT[::-1]
+
+
+def test_a_file_that_is_shorter_now_is_fetched_from_its_beginning(shop: Shop, path: Path) -> None:
+    shop.cuts, shop.etag = [100_000, 0], None
+    trouble(shop, path)
+    shop.content = CONTENT[:5000]
+    download(shop.url, path)
+    assert path.read_bytes() == CONTENT[:5000]
+
+
+def test_a_part_that_is_complete_is_only_checked_and_renamed(shop: Shop, path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.with_name("replies.sqlite3.part").write_bytes(CONTENT)
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("etag", "modified", "told"),
+    [
+        (None, None, None),
+        ('W/"weak"', None, None),
+        ('W/"weak"', "Fri, 20 Nov 2026 08:00:00 GMT", "Fri, 20 Nov 2026 08:00:00 GMT"),
+    ],
+)
+def test_without_a_strong_etag_the_date_is_told_if_there_is_one(
+    shop: Shop, path: Path, etag: str | None, modified: str | None, told: str | None
+) -> None:
+    shop.etag, shop.modified, shop.cuts = etag, modified, [1000]
+    download(shop.url, path, SHA256)
+    assert shop.asked[1].get("if-range") == told
+
+
+def test_a_server_that_has_no_parts_is_asked_again_from_the_beginning(shop: Shop, path: Path) -> None:
+    shop.ranges, shop.cuts = False, [100_000]
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_server_that_always_breaks_off_is_given_up(shop: Shop, path: Path) -> None:
+    shop.ranges, shop.cuts = False, [1000] * 50
+    assert "IncompleteRead" in trouble(shop, path)
+    assert len(shop.asked) == 2
+
+
+def test_a_part_that_begins_elsewhere_is_not_taken(shop: Shop, path: Path) -> None:
+    shop.cuts, shop.wrong_start = [1000, 10_000, 10_000, 10_000], 7
+    with pytest.raises(DatasetError):
+        download(shop.url, path)
+    shop.wrong_start, shop.cuts = 0, []
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_body_of_unknown_length_is_taken_as_it_ends(shop: Shop, path: Path) -> None:
+    shop.tell_length = False
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_redirects_are_followed(shop: Shop, path: Path) -> None:
+    shop.statuses = [302, 302]
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_endless_redirects_are_not(shop: Shop, path: Path) -> None:
+    shop.statuses = [302] * 50
+    assert "too many redirects" in trouble(shop, path)
+
+
+def test_a_wrong_checksum_is_told_and_nothing_is_kept(shop: Shop, path: Path) -> None:
+    assert trouble(shop, path, "0" * 64).endswith(f"its SHA-256 is {SHA256}, not {'0' * 64}")
+    assert files(path) == []
+
+
+def test_an_empty_file_is_told_and_nothing_is_kept(shop: Shop, path: Path) -> None:
+    shop.content = b""
+    assert trouble(shop, path).endswith("the file there is empty")
+    assert files(path) == []
+
+
+@pytest.mark.parametrize("status", [404, 403, 410, 204, 500, 503])
+def test_another_status_is_told_and_nothing_is_kept(shop: Shop, path: Path, status: int) -> None:
+    shop.statuses = [status]
+    assert trouble(shop, path).endswith(f"the server answered with status {status}")
+    assert files(path) == []
+    assert len(shop.asked) == 1
+
+
+@pytest.mark.parametrize(("status", "kept"), [(404, False), (503, True), (429, True)])
+def test_what_had_come_before_is_kept_when_the_trouble_may_pass(
+    shop: Shop, path: Path, status: int, kept: bool
+) -> None:
+    shop.cuts = [1000, 0]
+    trouble(shop, path)
+    shop.statuses = [status]
+    trouble(shop, path)
+    assert bool(files(path)) is kept
+
+
+def test_a_server_out_of_reach_is_told(path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"cannot be downloaded from http://127.0.0.1:\d+/x: .*refused"):
+        download(f"http://127.0.0.1:{free_port()}/x", path)
+
+
+def test_addresses_are_told_without_their_secrets(path: Path) -> None:
+    port = free_port()
+    with pytest.raises(DatasetError) as caught:
+        download(f"http://me:secret@127.0.0.1:{port}/x?signature=secret", path)
+    assert f"http://127.0.0.1:{port}/x" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_address_that_is_none_is_told(path: Path) -> None:
+    with pytest.raises(DatasetError, match="cannot be downloaded"):
+        download("http://[bad", path)
+
+
+def test_a_folder_that_cannot_be_made_is_told(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    assert "cannot be written to" in trouble(shop, tmp_path / "taken" / "replies.sqlite3")
+
+
+def test_several_that_ask_at_once_fetch_it_once(shop: Shop, path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def start() -> None:
+        together.wait()
+        download(shop.url, path, SHA256)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_bytes() == CONTENT
+    assert len(shop.asked) == 1
+
+
+def test_an_interrupt_keeps_what_has_come(shop: Shop, path: Path) -> None:
+    @contextmanager
+    def interrupted(have: int, total: int | None) -> Iterator[Advance]:
+        def advance(count: int) -> None:
+            raise KeyboardInterrupt
+
+        yield advance
+
+    with pytest.raises(DatasetError, match="interrupted"):
+        download(shop.url, path, SHA256, interrupted)
+    download(shop.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_log_without_a_terminal_tells_each_tenth(
+    shop: Shop, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.content = CONTENT * 30
+    with caplog.at_level(logging.INFO, "app.dataset"):
+        download(shop.url, path)
+    assert len(caplog.messages) >= 3
+    assert "download of replies.sqlite3" in caplog.text

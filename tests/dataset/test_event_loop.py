@@ -1,0 +1,119 @@
+"""Datasets in a process as gunicorn makes it: patched by gevent, and perhaps forked after the build."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.dataset.files import PROMPT, make_file, row
+from tests.running_server import ROOT
+
+PREAMBLE = """
+from gevent import monkey
+monkey.patch_all()
+import os, sqlite3, sys
+from pathlib import Path
+from random import Random
+import gevent
+from app.dataset.dataset import open_dataset
+from app.tokenization import default_tokenizer
+
+path, prompt = Path(sys.argv[1]), [1, 2, 3]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    others = [row([number, 5], [number] * (number % 50 + 1)) for number in range(500)]
+    return make_file(tmp_path / "replies.sqlite3", [row(PROMPT, [70, 71]), *others])
+
+
+def run(script: str, file: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", PREAMBLE + textwrap.dedent(script), str(file)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_other_greenlets_run_while_a_lookup_waits_for_the_file(file: Path) -> None:
+    """If the lookup held the event loop, the file would stay locked, and nothing would come back."""
+    run(
+        """
+        dataset = open_dataset(path, "llmd", False, default_tokenizer())
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        waiting = gevent.spawn(dataset.reply, prompt, (), 1, 5, Random(1))
+        gevent.sleep(0.02)
+        assert not waiting.ready()
+        other.execute("ROLLBACK")
+        assert waiting.get().ids == [70, 71]
+        print("done")
+        """,
+        file,
+    )
+
+
+@pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
+def test_many_greenlets_look_up_at_once(file: Path, in_memory: bool) -> None:
+    run(
+        f"""
+        dataset = open_dataset(path, "llmd", {in_memory}, default_tokenizer())
+
+        def look_up(number):
+            for turn in range(20):
+                found = dataset.reply([number, 5], (), 1, 100, Random(turn))
+                assert found.ids == [number] * (number % 50 + 1), found
+
+        gevent.joinall([gevent.spawn(look_up, number) for number in range(100)], raise_error=True)
+        print("done")
+        """,
+        file,
+    )
+
+
+@pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
+def test_a_dataset_outlives_a_fork(file: Path, in_memory: bool) -> None:
+    run(
+        f"""
+        dataset = open_dataset(path, "llmd", {in_memory}, default_tokenizer())
+        child = os.fork()
+        found = dataset.reply(prompt, (), 1, 5, Random(1))
+        assert found.ids == [70, 71]
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        print("done")
+        """,
+        file,
+    )
+
+
+def test_native_threads_share_a_copy_in_memory(file: Path) -> None:
+    """Also a server with plain threads may have one."""
+    run(
+        """
+        dataset = open_dataset(path, "llmd", True, default_tokenizer())
+
+        def look_up(number):
+            for turn in range(200):
+                found = dataset.reply([number, 5], (), 1, 100, Random(turn))
+                assert found.ids == [number] * (number % 50 + 1), found
+
+        pool = gevent.get_hub().threadpool
+        gevent.joinall([pool.spawn(look_up, number) for number in range(8)], raise_error=True)
+        print("done")
+        """,
+        file,
+    )
+
+
+def test_a_server_without_datasets_does_not_load_their_library() -> None:
+    script = "import app.dataset, sys; assert 'sqlalchemy' not in sys.modules and 'tqdm' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)

@@ -1,0 +1,87 @@
+"""The spellings of a recorded reply, and what is added to half of one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.dataset.errors import DatasetError
+from app.dataset.tokens import NO_ID, Tokens, completed, decode, encode
+from app.tokenization import LocalTokenizer
+
+IDS, STRINGS = [7, 8], ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "strings"),
+    [
+        ('{"Tokens": [7, 8], "Strings": ["a", "b"]}', IDS, STRINGS),
+        ('{"tokens": [7, 8], "strings": ["a", "b"]}', IDS, STRINGS),
+        ('{"strings": ["a", "b"], "numbers": [7, 8]}', IDS, STRINGS),
+        ('{"NUMBERS": [7, 8], "sTrings": ["a", "b"], "more": 1}', IDS, STRINGS),
+        ('{"Tokens": null, "Strings": ["a", "b"]}', [], STRINGS),
+        ('{"Tokens": [7, 8], "Strings": null}', IDS, []),
+        ('{"tokens": [7, 8]}', IDS, []),
+        ('["a", "b"]', [], STRINGS),
+        ("[7, 8]", IDS, []),
+    ],
+)
+def test_every_spelling_is_read_from_text_and_from_bytes(
+    text: str, ids: list[int], strings: list[str]
+) -> None:
+    assert decode(text) == decode(text.encode()) == Tokens(ids, strings)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None, 5, 1.5, "", "nonsense", "5", "null", "{}", "[]", '{"Tokens": [], "Strings": []}', '["a", 1]',
+        '{"Tokens": [1.5]}', '{"Tokens": [true]}', '{"Tokens": [-1]}', '{"Tokens": [4294967296]}',
+        '{"Tokens": [1], "Strings": [2]}', '{"Tokens": "ab"}', b"\xff\xfe", '["\ud800"]', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_what_holds_no_reply_is_refused(raw: object) -> None:
+    with pytest.raises(DatasetError, match="gen_tokens"):
+        decode(raw)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text()), min_size=1))
+def test_what_is_written_is_read_again(pairs: list[tuple[int, str]]) -> None:
+    tokens = Tokens([each for each, _ in pairs], [text for _, text in pairs])
+    assert decode(encode(tokens)) == tokens
+
+
+def test_a_reply_is_as_long_as_its_ids_or_else_its_strings() -> None:
+    assert (len(Tokens(IDS, [])), len(Tokens([], ["a"])), len(Tokens(IDS, ["a"]))) == (2, 1, 2)
+    assert Tokens(IDS, STRINGS).cut(1) == Tokens([7], ["a"])
+    assert Tokens(IDS, STRINGS).cut(2) == Tokens(IDS, STRINGS)
+
+
+def test_a_whole_reply_stays_as_it_was_recorded(tokenizer: LocalTokenizer) -> None:
+    strange = Tokens([4_000_000_000, 1], ["not", "mine"])
+    assert completed(strange, tokenizer) == strange
+
+
+def test_ids_alone_get_their_texts(tokenizer: LocalTokenizer) -> None:
+    ids = tokenizer.encode("The garden is open.")
+    assert completed(Tokens(ids, []), tokenizer) == Tokens(ids, tokenizer.pieces(ids))
+    assert completed(Tokens(ids, ["too", "few"]), tokenizer).strings == tokenizer.pieces(ids)
+
+
+def test_strings_alone_get_the_ids_of_the_text_where_the_tokenizer_cuts_alike(
+    tokenizer: LocalTokenizer,
+) -> None:
+    ids = tokenizer.encode("The garden is open. 🌳 Grüße")
+    strings = tokenizer.pieces(ids)
+    assert completed(Tokens([], strings), tokenizer) == Tokens(ids, strings)
+
+
+def test_strings_that_are_cut_otherwise_keep_their_cut(tokenizer: LocalTokenizer) -> None:
+    strings = ["T", "he ", "", "gardengardengarden"]
+    made = completed(Tokens([], strings), tokenizer)
+    assert made.strings == strings
+    assert made.ids == [
+        tokenizer.encode("T")[0],
+        tokenizer.encode("he ")[0],
+        NO_ID,
+        tokenizer.encode("gardengardengarden")[0],
+    ]

@@ -1,0 +1,226 @@
+"""What the pooling routes take, and how vLLM 0.32 refuses the rest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from app.protocol.decoding import decode
+from app.protocol.errors import ApiError
+from app.protocol.pooling import ClassificationRequest, EmbeddingRequest, PoolingRequest
+from app.protocol.request import Request
+from app.protocol.scoring import RerankRequest, ScoreRequest
+
+CHAT = [{"role": "user", "content": "hi"}]
+TEXT_KINDS = (EmbeddingRequest, PoolingRequest, ClassificationRequest)
+
+
+def decoded(kind: type[Request], **body: Any) -> Any:
+    return decode(json.dumps(body).encode(), "application/json", kind)
+
+
+def refused(kind: type[Request], **body: Any) -> tuple[str, str | None]:
+    with pytest.raises(ApiError) as caught:
+        decoded(kind, **body)
+    assert caught.value.status == 400
+    return caught.value.type, caught.value.param
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+@pytest.mark.parametrize(
+    ("given", "texts", "id_lists"),
+    [
+        ("a", ["a"], []),
+        (["a", "b"], ["a", "b"], []),
+        (["1"], ["1"], []),
+        ([1, 2], [], [[1, 2]]),
+        ([[1], [2, 3]], [], [[1], [2, 3]]),
+        ([[]], [], [[]]),
+        ([1.0, "2", True], [], [[1, 2, 1]]),
+        ([[1.0]], [], [[1]]),
+        ([], [], []),
+    ],
+)
+def test_input_comes_in_four_forms(
+    kind: type[Request], given: Any, texts: list[str], id_lists: list[list[int]]
+) -> None:
+    for more in ({}, {"priority": "1"}):  # the second is decoded the lax way
+        asked = decoded(kind, input=given, **more)
+        assert (asked.texts, asked.id_lists, asked.conversations) == (texts, id_lists, [])
+        assert asked.add_special_tokens is True
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+def test_messages_are_one_conversation_and_win_over_input(kind: type[Request]) -> None:
+    for more in ({}, {"input": "a"}, {"input": 5}, {"input": CHAT, "priority": "1"}):
+        asked = decoded(kind, messages=CHAT, **more)
+        assert (asked.conversations, asked.texts) == ([CHAT], [])
+        assert (asked.add_special_tokens, asked.add_generation_prompt) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "body", [{"messages": [CHAT, CHAT]}, {"input": [CHAT, CHAT]}, {"input": [CHAT, CHAT], "messages": None}]
+)
+def test_embeddings_take_several_conversations(body: dict[str, Any]) -> None:
+    assert decoded(EmbeddingRequest, **body).conversations == [CHAT, CHAT]
+    assert refused(PoolingRequest, **body)[0] == "Bad Request"
+
+
+def test_embeddings_take_a_conversation_as_input() -> None:
+    assert decoded(EmbeddingRequest, input=CHAT).conversations == [CHAT]
+    assert refused(ClassificationRequest, input=CHAT) == ("Bad Request", "body.input.0")
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "body.input"),
+        ({"input": None}, "body.input"),
+        ({"input": 5}, "body.input"),
+        ({"input": {"a": 1}}, "body.input"),
+        ({"input": ["a", 1]}, "body.input.0"),
+        ({"input": [1, "a"]}, "body.input.1"),
+        ({"input": [1.5]}, "body.input.0"),
+        ({"input": [[1], 2]}, "body.input.0"),
+        ({"input": [["a"]]}, "body.input.0"),
+        ({"input": [None]}, "body.input.0"),
+        ({"messages": 5}, "body.input"),
+        ({"messages": [5]}, "body.input"),
+        ({"messages": [{"role": "user", "content": 5}]}, "body.input"),
+        ({"input": "a", "model": 5}, "body.model"),
+        ({"input": "a", "user": 5}, "body.user"),
+        ({"input": "a", "request_id": None}, "body.request_id"),
+        ({"input": "a", "priority": 2**63}, "body.priority"),
+        ({"input": "a", "truncate_prompt_tokens": -2}, "body.truncate_prompt_tokens"),
+        ({"input": "a", "truncation_side": "middle"}, "body.truncation_side"),
+        ({"input": "a", "padding": "x"}, "body.padding"),
+        ({"input": "a", "add_special_tokens": None}, "body.add_special_tokens"),
+        ({"input": "a", "use_activation": "x"}, "body.use_activation"),
+        ({"input": "a", "mm_processor_kwargs": 5}, "body.mm_processor_kwargs"),
+    ],
+)
+def test_a_wrong_type_is_a_bad_request_with_its_path(
+    kind: type[Request], body: dict[str, Any], param: str
+) -> None:
+    assert refused(kind, **body) == ("Bad Request", param)
+
+
+@pytest.mark.parametrize("kind", [EmbeddingRequest, PoolingRequest])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("encoding_format", "x"),
+        ("encoding_format", None),
+        ("embed_dtype", "int32"),
+        ("endianness", "middle"),
+        ("dimensions", "a"),
+        ("dimensions", 1.5),
+    ],
+)
+def test_a_wrong_encoding_is_named_in_either_form(kind: type[Request], field: str, value: Any) -> None:
+    for form in ({"input": "a"}, {"messages": CHAT}):
+        assert refused(kind, **form, **{field: value}) == ("Bad Request", f"body.{field}")
+    assert decoded(ClassificationRequest, input="a", **{field: value}).texts == ["a"]
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("normalize", True, "normalize"),
+        ("normalize", None, "normalize"),
+        ("task", "score", "task"),
+        ("task", "encode", "task"),
+        ("cache_salt", "", "cache_salt"),
+        ("cache_salt", "a@b", "cache_salt"),
+        ("cache_salt", 5, "cache_salt"),
+    ],
+)
+def test_a_broken_rule_is_a_bad_request_error(
+    kind: type[Request], field: str, value: Any, param: str
+) -> None:
+    assert refused(kind, input="a", **{field: value}) == ("BadRequestError", param)
+
+
+def test_a_conversation_is_continued_or_answered_not_both() -> None:
+    both = {"add_generation_prompt": True, "continue_final_message": True}
+    assert refused(EmbeddingRequest, messages=CHAT, **both) == ("BadRequestError", None)
+
+
+def test_only_pooling_looks_at_its_task() -> None:
+    assert refused(PoolingRequest, input="a", task="x") == ("Bad Request", "body.task")
+    assert decoded(EmbeddingRequest, input="a", task="x").texts == ["a"]
+
+
+def test_a_text_of_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(ApiError) as caught:
+        decode(b'{"input":["a","\\ud800"]}', "application/json", EmbeddingRequest)
+    assert (caught.value.status, caught.value.type, caught.value.param) == (400, "BadRequestError", None)
+
+
+@pytest.mark.parametrize(
+    ("keep", "side", "kept"),
+    [
+        (None, None, [1, 2, 3, 4]),
+        (2, None, [1, 2]),
+        (2, "right", [1, 2]),
+        (2, "left", [3, 4]),
+        (9, "left", [1, 2, 3, 4]),
+        (0, "left", []),
+        (0, None, []),
+        (-1, None, [1, 2, 3]),
+        (-1, "left", [2, 3, 4]),
+    ],
+)
+def test_truncation_keeps_one_end(keep: int | None, side: str | None, kept: list[int]) -> None:
+    asked = decoded(EmbeddingRequest, input="a", truncate_prompt_tokens=keep, truncation_side=side)
+    assert asked.kept([1, 2, 3, 4], max_model_len=3) == kept
+
+
+@pytest.mark.parametrize(
+    "names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")]
+)
+def test_the_sides_of_a_score_have_four_pairs_of_names(names: tuple[str, str]) -> None:
+    for more in ({}, {"priority": "1"}):
+        asked = decoded(ScoreRequest, **{names[0]: "a", names[1]: ["b", "c"]}, **more)
+        assert (asked.queries, asked.documents) == ("a", ["b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "body.queries"),
+        ({"text_1": "a"}, "body.queries"),
+        ({"text_1": "a", "text_2": 5}, "body.queries"),
+        ({"queries": "a"}, "body.documents"),
+        ({"queries": "a", "items": 5}, "body.documents"),
+        ({"queries": 5, "documents": "a"}, "body.queries"),
+        ({"queries": "a", "documents": [None]}, "body.documents"),
+        ({"queries": "a", "documents": {"content": "x"}}, "body.documents"),
+        ({"queries": "a", "documents": {"content": [{"type": "text"}]}}, "body.documents"),
+        ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": None}, "body.max_tokens_per_doc"),
+        ({"text_1": "a", "text_2": "b", "instruction": 5}, "body.instruction"),
+    ],
+)
+def test_a_wrong_score_request_names_the_first_pair(body: dict[str, Any], param: str) -> None:
+    assert refused(ScoreRequest, **body) == ("Bad Request", param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "body.query"),
+        ({"query": "a"}, "body.documents"),
+        ({"query": ["a"], "documents": ["b"]}, "body.query"),
+        ({"query": "a", "documents": 5}, "body.documents"),
+        ({"query": "a", "documents": ["b", None]}, "body.documents"),
+        ({"query": "a", "documents": ["b"], "top_n": -1}, "body.top_n"),
+        ({"query": "a", "documents": ["b"], "top_n": None}, "body.top_n"),
+        ({"query": 5, "documents": ["b"], "top_n": "x"}, "body.query"),
+    ],
+)
+def test_a_wrong_rerank_request_names_the_field(body: dict[str, Any], param: str) -> None:
+    assert refused(RerankRequest, **body) == ("Bad Request", param)

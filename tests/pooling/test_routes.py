@@ -1,0 +1,63 @@
+"""Which routes there are, by task."""
+
+from __future__ import annotations
+
+import pytest
+import requests
+
+from app.api.pooling import ROUTES, served_routes
+from app.factory import create_app
+from config.settings import ModelSettings, Settings
+from tests.conformance.wire import CHAT, TEXT, post
+from tests.pooling.wire import BASE, CLASSIFY, EMBED, POOL, vectors
+from tests.running_server import RunningServer
+from tests.traps.wire import get
+
+PATHS = ROUTES["pooling"]
+
+
+def served(server: RunningServer) -> set[str]:
+    return {path for path in (*PATHS, CHAT, TEXT) if post(server, path, {}).status_code != 404}
+
+
+def test_a_task_has_the_routes_that_vllm_gives_it(
+    every: RunningServer, cross: RunningServer, classifier: RunningServer, server: RunningServer
+) -> None:
+    assert served(every) == set(ROUTES["pooling"])
+    assert served(cross) == set(ROUTES["score"])
+    assert served(classifier) == {POOL, CLASSIFY}
+    assert served(server) == {CHAT, TEXT}
+    assert post(server, EMBED, BASE[EMBED]).json() == {"detail": "Not Found"}
+
+
+def test_an_encoder_of_a_multimodal_model_has_no_embeddings(embed: RunningServer) -> None:
+    assert served(embed) == set(ROUTES["embed"]) - {EMBED}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_pooling_routes_are_asked_by_post(every: RunningServer, path: str) -> None:
+    got = requests.get(every.url + path, timeout=20)
+    assert (got.status_code, got.headers["Allow"]) == (405, "POST")
+
+
+def test_the_pod_is_named(embed: RunningServer) -> None:
+    assert post(embed, POOL, BASE[POOL]).headers["x-inference-pod"] == "pod-1"
+
+
+def test_vectors_are_counted_in_http_families_only(every: RunningServer) -> None:
+    vectors(every, "hello")
+    lines = get(every.port, "/metrics").body.decode().splitlines()
+    assert any(line.startswith("http_requests_total") and f'handler="{EMBED}"' in line for line in lines)
+    assert [line for line in lines if line.startswith("vllm:prompt_tokens_total{")][0].endswith(" 0.0")
+
+
+def test_a_model_that_generates_has_no_pooling_routes() -> None:
+    assert served_routes(ModelSettings()) == ()
+
+
+def test_a_server_that_drains_takes_no_requests() -> None:
+    app = create_app(Settings(model=ModelSettings(task="embed")))
+    client = app.test_client()
+    assert client.post(EMBED, json=BASE[EMBED]).status_code == 200
+    app.drain()
+    assert client.post(EMBED, json=BASE[EMBED]).status_code == 503
