@@ -34,6 +34,7 @@ from app.api.rate_limits import init_rate_limits
 from app.api.request_ids import init_request_ids
 from app.api.siblings import Siblings
 from app.application import Understudy
+from app.dataset import DatasetError, prepare
 from app.ground import Ground
 from app.handover import handed_over
 from app.metrics.exposition import Exposition
@@ -55,9 +56,10 @@ def create_app(settings: Settings | None = None) -> Understudy:
     try:
         settings = settings or handed_over(os.environ) or load((), os.environ)
         check_tracing(settings.tracing)
+        prepare(settings.dataset)
         tokenizer = tokenizer_of(settings)
         return build(settings, tokenizer, ranks.rank_of(settings.server, os.environ))
-    except (ConfigError, TokenizerError) as error:
+    except (ConfigError, TokenizerError, DatasetError) as error:
         sys.exit(f"error: {error}")
 
 

@@ -48,6 +48,8 @@ class Generation(Struct, frozen=True, kw_only=True):
     prompt_ids: Sequence[int]
     echo_text: str
     """What mode `echo` says: the last message, or the prompt."""
+    turns: tuple[tuple[str, str], ...] = ()
+    """Role and text of each message, for datasets that know prompts by them; else empty."""
     max_tokens: int
     """Already limited to what fits the context."""
     limited: bool

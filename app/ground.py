@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from app import ranks
 from app.adapter_modules import adapters_of
+from app.dataset import Datasets, open_datasets
 from app.metrics.recorder import Recorder
 from app.serving.adapters import Adapters
 from app.simulation.live_clock import LiveClock
@@ -14,7 +15,7 @@ from app.simulation.streams import Streams
 from app.tokenization import Tokenizer
 from config import Settings
 from config.live import LiveSettings
-from config.settings import ServerSettings
+from config.settings import DatasetSettings, ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Ground:
     tokenizer: Tokenizer
     streams: Streams
     adapters: Adapters
+    datasets: Datasets
     recorder: Recorder
     clock: LiveClock = field(default_factory=LiveClock)
     schemas: Schemas = field(default_factory=Schemas)
@@ -42,6 +44,7 @@ class Ground:
             tokenizer=tokenizer,
             streams=Streams(settings.reply.seed, rank),
             adapters=adapters_of(settings.lora, settings.model),
+            datasets=open_datasets(_used(settings), tokenizer),
             recorder=_recorder(settings, rank),
         )
 
@@ -49,6 +52,11 @@ class Ground:
     def settings(self) -> Settings:
         """The settings of now."""
         return self.live.current
+
+
+def _used(settings: Settings) -> DatasetSettings:
+    """An encoder says no words, so it has no use for recorded ones."""
+    return DatasetSettings() if settings.model.mm_encoder_only else settings.dataset
 
 
 def _recorder(settings: Settings, rank: int) -> Recorder:

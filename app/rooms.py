@@ -52,6 +52,7 @@ def author_of(ground: Ground) -> Author:
         ground.settings,
         ground.tokenizer,
         phrasebook,
+        ground.datasets,
         ground.schemas,
         ground.streams("text"),
         ground.streams("calls"),
@@ -84,6 +85,7 @@ def door_of(ground: Ground, service: Service, identity: Identity, load: ServerLo
         prompt_details=api.enable_prompt_tokens_details,
         encoder_only=model.mm_encoder_only,
         omni=model.omni,
+        keeps_turns=bool(ground.datasets),
     )
 
 

@@ -57,7 +57,11 @@ def chat_prompt(door: Door, asked: ChatCompletionRequest, messages: Sequence[Mes
     for message in messages:
         door.check_text(content_text(message.get("content")))
     ids = door.fit(asked, door.tokenizer.encode_chat(messages, chat_options(asked)))
-    return Prompt(ids, last_message_text(messages))
+    echo_text = last_message_text(messages)
+    if not door.keeps_turns:
+        return Prompt(ids, echo_text)
+    turns = ((str(message["role"]), content_text(message.get("content"))) for message in messages)
+    return Prompt(ids, echo_text, tuple(turns))
 
 
 def chat_shape(

@@ -47,7 +47,8 @@ def completion_prompt(door: Door, asked: CompletionRequest, prompt: str | TokenI
     """One of the prompts as tokens; one of ids is echoed as its decimal ids (simulator.md 5.2)."""
     if isinstance(prompt, str):
         door.check_text(prompt)
-        return Prompt(door.fit(asked, door.tokenizer.encode(prompt, asked.add_special_tokens)), prompt)
+        ids = door.fit(asked, door.tokenizer.encode(prompt, asked.add_special_tokens))
+        return Prompt(ids, prompt, (("user", prompt),) if door.keeps_turns else ())
     return Prompt(door.fit(asked, prompt), ",".join(map(str, prompt)))
 
 

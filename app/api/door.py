@@ -46,6 +46,8 @@ class Door:
     prompt_details: bool
     encoder_only: bool = False
     omni: bool = False
+    keeps_turns: bool = False
+    """Prompts tell the texts of their messages, which datasets look for."""
 
     def decode(self, environ: dict[str, Any], kind: type[T]) -> T:
         """The request in the body. ApiError 400, 408 or 413."""

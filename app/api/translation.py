@@ -33,6 +33,8 @@ class Prompt(Struct, frozen=True):
 
     ids: Sequence[int]
     echo_text: str
+    turns: tuple[tuple[str, str], ...] = ()
+    """Role and text of each message, where somebody looks at them."""
 
 
 class Asked(Struct, frozen=True):
@@ -92,6 +94,7 @@ class Translation:
             model=model,
             prompt_ids=prompt.ids,
             echo_text=prompt.echo_text,
+            turns=prompt.turns,
             max_tokens=most_tokens,
             limited=rules.requested_max_tokens(request)[0] is not None,
             arrival_s=asked.arrival_s,

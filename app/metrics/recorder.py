@@ -23,7 +23,8 @@ class Recorder:
     A sequence is one choice of one prompt: a prompt with n = 3 is three sequences, each of which waits,
     runs, is prefilled, decoded and finished, as in vLLM. Only `completed` is called once per prompt.
 
-    `now` gives Unix seconds for the `_created` series; with `max_loras` adapters are told of. ValueError: see `families.build`.
+    `now` gives Unix seconds for the `_created` series; with `max_loras` adapters are told of. ValueError: see
+    `families.build`.
     """
 
     def __init__(

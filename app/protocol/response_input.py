@@ -9,14 +9,22 @@ from msgspec import Struct
 from app.protocol.coercion import Misfit, convert
 from app.protocol.paths import param_of
 
+PartType = Literal[
+    "input_text",
+    "output_text",
+    "text",
+    "summary_text",
+    "reasoning_text",
+    "refusal",
+    "input_image",
+    "input_audio",
+]
+
 
 class ContentPart(Struct, kw_only=True):
     """One part of a content; which fields count depends on its type, and all others are ignored."""
 
-    type: Literal[
-        *("input_text", "output_text", "text", "summary_text", "reasoning_text"),  # all of them texts
-        *("refusal", "input_image", "input_audio"),
-    ] = "input_text"  # type: ignore[valid-type]
+    type: PartType = "input_text"
     text: str | None = None
     refusal: str | None = None
     image_url: str | dict[str, Any] | None = None

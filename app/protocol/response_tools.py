@@ -109,16 +109,17 @@ def check_tool_use(request: Any) -> None:
     if not tools:
         if named or choice == "required":
             raise bad_request("tool_choice asks for a call, and there are no tools", "tool_choice")
-    elif named and isinstance(tools, list) and _name(choice) not in map(_name, tools):
+    elif named and isinstance(tools, list) and name_of(choice) not in filter(None, map(name_of, tools)):
         raise bad_request("tool_choice names a function that is not among tools", "tool_choice")
+
+
+def name_of(value: Any) -> Any:
+    """The name of a function, or of the choice of one; None when there is none."""
+    name = _flat(value).get("name") if isinstance(value, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
     """A function, or the choice of one, without the nesting that chats have."""
     nested = value.get("function")
     return {**(nested if isinstance(nested, dict) else value), "type": "function"}
-
-
-def _name(value: Any) -> Any:
-    name = _flat(value).get("name") if isinstance(value, dict) else None
-    return name if isinstance(name, str) else value

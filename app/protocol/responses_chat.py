@@ -12,7 +12,7 @@ from app.protocol.errors import bad_request
 from app.protocol.messages import Message
 from app.protocol.options import JsonSchema, ResponseFormat
 from app.protocol.response_input import Content, ContentPart, InputItem
-from app.protocol.response_tools import ToolParam
+from app.protocol.response_tools import ToolParam, name_of
 from app.protocol.responses import ResponsesRequest
 from app.protocol.tools import (
     AllowedTools,
@@ -85,7 +85,7 @@ def _echoed(part: ContentPart) -> str:
 
 
 def _turns(items: Sequence[InputItem]) -> list[Message]:
-    """The messages of `items`: thoughts, words and calls of the assistant that follow on each other are one."""
+    """The messages of `items`: what the assistant thinks, says and calls in a row is one."""
     messages: list[Message] = []
     for item in items:
         turn = _turn(item)
@@ -168,7 +168,7 @@ def _tool_choice(choice: str | dict[str, Any]) -> ToolChoice:
         return NamedToolChoice(function=NamedFunction(name=choice["name"]))
     if choice["type"] != "allowed_tools":
         return "auto"
-    names = [tool["name"] for tool in choice["tools"] if isinstance(tool.get("name"), str)]
+    names = [name for tool in choice["tools"] if isinstance(name := name_of(tool), str)]
     if not names:
         return "none"
     tools = [Tool(function=FunctionDefinition(name=name)) for name in names]

@@ -16,7 +16,6 @@ from typing import Any
 from app.serving.line import ANY_TIME, Line, Turn
 from app.serving.residents import Residents
 
-
 NO_ADAPTERS = Residents(0, lambda adapter: False)
 """For tasks that need none: it never holds any."""
 

@@ -8,6 +8,7 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
+from app.dataset import Datasets
 from app.events import Part
 from app.generation import Generation
 from app.simulation.calls import Caller
@@ -43,6 +44,7 @@ class Author:
         settings: Settings,
         tokenizer: Tokenizer,
         phrasebook: Phrasebook,
+        datasets: Datasets,
         schemas: Schemas,
         text_rng: Random,
         call_rng: Random,
@@ -50,6 +52,7 @@ class Author:
         self._settings = settings
         self._tokenizer = tokenizer
         self._phrasebook = phrasebook
+        self._datasets = datasets
         self._schemas = schemas
         self._caller = Caller(tokenizer, phrasebook, schemas, settings.tools)
         self._text_rng, self._call_rng = text_rng, call_rng
@@ -94,8 +97,21 @@ class Author:
         elif self._settings.reply.mode == "echo":
             said = self._echoed(generation)
         else:
-            said = self._composed(generation, rng)
+            said = self._recalled(generation, rng) or self._composed(generation, rng)
         return stopped(said, generation)
+
+    def _recalled(self, generation: Generation, rng: Random) -> Script | None:
+        """A recorded reply (5.10); None without a dataset for the model, and when it fails."""
+        dataset = self._datasets.of(generation.model)
+        if dataset is None:
+            return None
+        most = generation.max_tokens
+        least = most if generation.ignore_eos else max(1, generation.min_tokens)
+        found = dataset.reply(generation.prompt_ids, generation.turns, least, most, rng)
+        if found is None:
+            return None
+        ids, texts = self._phrasebook.compose(found.missing, rng)
+        return Script([*found.texts, *texts], [*found.ids, *ids], LENGTH if found.reached_limit else STOP)
 
     def _composed(self, generation: Generation, rng: Random) -> Script:
         most = generation.max_tokens

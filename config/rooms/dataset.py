@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from config.fields import setting
-from config.rules import Rule, is_identifier, no_empty_items
+from config.rules import Rule, is_identifier
 
 ALL_MODELS = ""
 """Stands for the model in an item that names none."""
@@ -34,7 +34,6 @@ class DatasetSettings:
         (),
         help="SQLite files with replies, each as path, or as model=path for the requests of one model.",
         rule=(
-            no_empty_items(),
             Rule("must name a file in every item", lambda items, room: _names_files(items)),
             Rule("must not name two files for the same model", lambda items, room: _names_models_once(items)),
         ),

@@ -7,6 +7,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from app.dataset import Datasets
 from app.events import Event, Failed, Started, Tokens
 from app.generation import Generation
 from app.metrics.recorder import Recorder
@@ -84,7 +85,7 @@ class House:
         waits = Latency(LatencySettings(**latency), places, lambda: self.service.running, Random(seed))
         tokenizer, phrasebook = embedded_tokenizer(), embedded_phrasebook()
         settings = Settings(reply=ReplySettings(mode=mode), **(rooms or {}))  # type: ignore[arg-type]
-        author = Author(settings, tokenizer, phrasebook, Schemas(), Random(seed), Random(seed))
+        author = Author(settings, tokenizer, phrasebook, Datasets({}), Schemas(), Random(seed), Random(seed))
         simulation = Simulation(author, tokenizer, waits, self.pacer, self.clock)
         self.residents = Residents(max_loras, lambda adapter: adapter in self.adapters)
         self.service = Service(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ import requests
 
 from tests.running_server import RunningServer, free_port, running_server
 from tests.tracing.collector import ERROR, SERVER, Collector, Received, running_collector
-from tests.traps.wire import Wire, ask, running, wait_until
+from tests.traps.wire import Wire, ask, http_post, running, wait_until, waiting
 
 COMPLETIONS = "/v1/completions"
 PARENT = "00f067aa0ba902b7"
@@ -85,46 +86,34 @@ def test_each_choice_has_its_own_spans(traced: RunningServer, collector: Collect
     assert own.told["gen_ai.usage.num_sequences"] == 3
 
 
+def send(wire: Wire, headers: Mapping[str, str], **asked: object) -> Wire:
+    """Begin a request and do not wait for its answer."""
+    lines = [f"{name}: {value}" for name, value in {"Content-Type": "application/json", **headers}.items()]
+    return wire.send(http_post(COMPLETIONS, json.dumps(ask(**asked)).encode(), *lines))
+
+
 def test_a_span_ends_when_its_client_leaves(traced: RunningServer, collector: Collector) -> None:
     trace_id, headers = fresh_trace()
-    with requests.post(
-        traced.url + COMPLETIONS, json=ask(max_tokens=4000, stream=True), headers=headers, stream=True, timeout=20
-    ) as got:
-        next(got.iter_lines())
+    with Wire(traced.port) as wire:
+        next(send(wire, headers, max_tokens=4000, stream=True).events())
     own, *phases = collector.trace(trace_id)
     assert names(phases) == ["queued", "prefill", "decode"]
     assert [(span.status, span.reason) for span in (own, phases[-1])] == [(ERROR, "abort")] * 2
     assert own.duration_s < 4000 * 0.02
 
 
-def test_a_client_that_leaves_the_line_has_only_queued(traced: RunningServer, collector: Collector) -> None:
+def test_a_client_that_leaves_the_line_was_only_queued(traced: RunningServer, collector: Collector) -> None:
+    wait_until(lambda: running(traced.port) == 0)
     trace_id, headers = fresh_trace()
-    with requests.post(
-        traced.url + COMPLETIONS, json=ask(max_tokens=4000, stream=True), headers=headers, stream=True, timeout=20
-    ) as first:
-        next(first.iter_lines())
-        waiting_id, waiting = fresh_trace()
-        lines = "\r\n".join(f"{name}: {value}" for name, value in waiting.items())
-        body = b'{"prompt": "hi"}'
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{lines}\r\nContent-Type: application/json\r\n"
-        with Wire(traced.port) as wire:
-            wire.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            wait_until(lambda: b"num_requests_waiting{" in metrics(traced) and waits(traced) == 1)
-        own, *phases = collector.trace(waiting_id)
-        assert (own.name, names(phases)) == ("llm_request", ["queued"])
-        assert (phases[0].status, phases[0].reason) == (ERROR, "abort")
-        assert running(traced.port) == 1
-    collector.trace(trace_id)
-
-
-def metrics(server: RunningServer) -> bytes:
-    return requests.get(server.url + "/metrics", timeout=20).content
-
-
-def waits(server: RunningServer) -> float:
-    from tests.traps.wire import waiting
-
-    return waiting(server.port)
+    with Wire(traced.port) as first, Wire(traced.port) as second:
+        send(first, fresh_trace()[1], max_tokens=4000)
+        wait_until(lambda: running(traced.port) == 1)
+        send(second, headers)
+        wait_until(lambda: waiting(traced.port) == 1)
+        second.reset()
+        own, *phases = collector.trace(trace_id)
+    assert (own.name, own.status, names(phases)) == ("llm_request", ERROR, ["queued"])
+    assert (phases[0].status, phases[0].reason) == (ERROR, "abort")
 
 
 @pytest.mark.parametrize(

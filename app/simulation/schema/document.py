@@ -27,7 +27,9 @@ DEEPEST = 80
 MOST_SCHEMAS = 5000
 """Schemas of one document."""
 MOST_PATTERNS = 20_000
-"""Characters of all its patterns: compiling them takes time."""
+"""Characters of all its patterns: compiling them takes time,"""
+PATTERN_TEXT = 50
+"""as much for each as for so many characters."""
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 ANCHORS = {"$dynamicAnchor": "$dynamicRef", "$recursiveAnchor": "$recursiveRef"}
 REFERENCE_ALONE = ("draft-03", "draft-04", "draft-06", "draft-07")
@@ -141,7 +143,7 @@ class Document:
             schema[keyword] = read
 
     def _pattern(self, source: str, path: str) -> Pattern:
-        self._pattern_text += len(source)
+        self._pattern_text += PATTERN_TEXT + len(source)
         if self._pattern_text > MOST_PATTERNS:
             raise SchemaError("the patterns are too many or too long", path)
         try:

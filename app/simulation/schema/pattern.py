@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from random import Random
+from time import thread_time
 
 import regex
 
@@ -18,8 +19,8 @@ MOST_SIZE = 20_000
 """Pieces that a pattern may have with its repeats written out: compiling costs memory for each."""
 MATCH_S = 0.01
 """Seconds after which a search is given up: the pattern makes it try too many ways."""
-RISKY_STEPS = 400
-"""Price of a search that may try many ways, in steps of an `Allowance`."""
+STEP_S = 8e-6
+"""Seconds of CPU time that a search may take for one step of its allowance."""
 TRIES = 40
 USUAL_EXTRA, MOST_EXTRA = 8, 24
 """Characters drawn beyond the shortest text, usually and after some failures."""
@@ -67,10 +68,12 @@ class Pattern(str):
         return self._search(text, allowance, whole=True)
 
     def _search(self, text: str, allowance: Allowance, whole: bool) -> bool:
-        allowance.spend((RISKY_STEPS if self.risky else 1) + len(text) // 64)
         search = self._engine.fullmatch if whole else self._engine.search
+        begun = thread_time()
         try:
-            return search(text, timeout=MATCH_S) is not None
+            found = search(text, timeout=MATCH_S) is not None
+            allowance.spend(1 + int((thread_time() - begun) / STEP_S))
+            return found
         except (TimeoutError, MemoryError):
             raise SchemaError(f"the pattern {_short(self.source)} takes too long to match") from None
 
