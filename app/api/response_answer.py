@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from app.api.response_events import EventWriter
-from app.api.response_items import Output
+from app.api.response_items import REASONING, Item, Output
 from app.api.response_object import Response, usage
 from app.events import Event, Failed, Started, Tokens
 from app.protocol.errors import ApiError, internal
@@ -73,7 +73,7 @@ class ResponseAnswer:
             elif type(event) is Failed:
                 raise event.error
         self._output.complete()
-        return dumps(self._last_state(None))
+        return dumps(self._last_state())
 
     def opening(self) -> list[bytes]:
         """The events that a stream begins with; none when they are told already."""
@@ -105,21 +105,21 @@ class ResponseAnswer:
         if not self._output.items:
             self._output.complete()
             told += self._events.empty(self._output.items[0])
-        response = self._last_state("completed")
+        response = self._last_state()
         return [*told, self._events.event("completed", response=response)]
 
-    def _take(self, event: Tokens) -> Any:
+    def _take(self, event: Tokens) -> Item | None:
         if self._shape.prompt_text is not None:
             self._ids += event.ids
         return self._output.take(event)
 
-    def _last_state(self, thought_status: str | None) -> Response:
-        """The response when all has been said. A stream tells thoughts as completed, else they have no status."""
+    def _last_state(self) -> Response:
+        """The response when all has been said. Thoughts have no status in it, as in vLLM."""
         shape, output = self._shape, self._output
         status = {"length": "incomplete", "abort": "cancelled"}.get(output.finish.reason, "completed")
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         items = [
-            item.whole(thought_status if item.kind == "reasoning" else "completed", shape.top_logprobs)
+            item.whole(None if item.kind == REASONING else "completed", shape.top_logprobs)
             for item in output.items
         ]
         used = usage(len(shape.prompt_ids), self._cached_tokens, output.tokens, output.reasoning_tokens)

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from app.api.response_items import CALL, REASONING, TEXT, Item, stream_entries
+from app.api.response_items import CALL, REASONING, TEXT, Item
+from app.api.response_logprobs import event_entries
 from app.events import TokenLogprob, Tokens
 
 dumps = msgspec.json.Encoder().encode
@@ -16,16 +17,17 @@ dumps = msgspec.json.Encoder().encode
 class EventWriter:
     """Writes the events of one response, in order. `top_logprobs`: alternatives to tell of each token."""
 
-    __slots__ = ("_head", "_index", "_item", "_middle", "_number", "_tail", "_top_logprobs", "_untold")
+    __slots__ = ("_head", "_id", "_index", "_item", "_number", "_place", "_plain", "_tail", "_top", "_untold")
 
     def __init__(self, top_logprobs: int | None) -> None:
-        self._top_logprobs = top_logprobs
+        self._top = top_logprobs
         self._number = 0
         self._index = -1
         self._item: Item | None = None
         self._untold: list[TokenLogprob] = []
         """Log probabilities of tokens that show nothing, until one comes that does."""
-        self._head = self._middle = self._tail = b""
+        self._head = self._id = self._plain = self._place = self._tail = b""
+        """What the event of a piece of text consists of; without log probabilities, `_plain` is its middle."""
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """One event `response.<kind>`. Keys are in alphabetical order, as they happen to be in vLLM."""
@@ -39,8 +41,8 @@ class EventWriter:
         if item is not self._item:
             yield from self.closing()
             yield from self._opening(item)
-        if self._top_logprobs is not None and item.part is None and event.logprobs is not None:
-            yield from self._with_logprobs(event.texts, event.logprobs, self._top_logprobs)
+        if self._top is not None and item.part is None and event.logprobs is not None:
+            yield from self._with_logprobs(event.texts, event.logprobs, self._top)
             return
         for text in event.texts:
             if text:
@@ -77,12 +79,9 @@ class EventWriter:
         self._item = item
         self._index += 1
         self._head, self._tail = DELTAS[item.kind]
-        logprobs = b',"logprobs":[]' if item.kind == TEXT else b""
-        self._middle = b',"item_id":"%b"%b,"output_index":%d,"sequence_number":' % (
-            item.id.encode(),
-            logprobs,
-            self._index,
-        )
+        self._id = b',"item_id":"%b"' % item.id.encode()
+        self._place = b',"output_index":%d,"sequence_number":' % self._index
+        self._plain = self._id + (b',"logprobs":[]' if item.kind == TEXT else b"") + self._place
         yield self.event("output_item.added", item=item.opening(), output_index=self._index)
         if item.kind != CALL:
             part = item.content("") if item.kind == REASONING else {**item.content(""), "logprobs": []}
@@ -90,7 +89,9 @@ class EventWriter:
             yield self.event(kind, content_index=0, item_id=item.id, output_index=self._index, part=part)
 
     def _delta(self, text: str, logprobs: bytes | None = None) -> bytes:
-        middle = self._middle if logprobs is None else self._middle.replace(b"[]", logprobs, 1)
+        middle = (
+            self._plain if logprobs is None else b'%b,"logprobs":%b%b' % (self._id, logprobs, self._place)
+        )
         number = self._number
         self._number += 1
         return b"%b%b%b%d%b" % (self._head, dumps(text), middle, number, self._tail)
@@ -107,7 +108,7 @@ class EventWriter:
     def _entries(self, entries: Sequence[TokenLogprob]) -> bytes:
         """What was not told yet, and `entries`."""
         told, self._untold = [*self._untold, *entries], []
-        return dumps(stream_entries(told, self._top_logprobs or 0))
+        return dumps(event_entries(told, self._top or 0))
 
 
 def _delta_frame(kind: str, first: bytes) -> tuple[bytes, bytes]:

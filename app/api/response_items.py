@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
-from app.api.token_logprobs import chat_entries
+from app.api.response_logprobs import item_entries
 from app.events import Finish, Part, TokenLogprob, Tokens
 
 TEXT, REASONING, CALL = "text", "reasoning", "call"
@@ -47,8 +47,7 @@ class Item(Struct):
         """The one content part of a message or a thought, with `text` in it."""
         if self.kind == REASONING:
             return {"text": text, "type": "reasoning_text"}
-        entries = None if top_logprobs is None else chat_entries(self.logprobs, top_logprobs, False)
-        logprobs = None if entries is None else [_bytes_second(entry) for entry in entries]
+        logprobs = None if top_logprobs is None else item_entries(self.logprobs, top_logprobs)
         return {"annotations": [], "text": text, "type": "output_text", "logprobs": logprobs}
 
     def _told(self, status: str | None, text: str, content: list[dict[str, Any]]) -> dict[str, Any]:
@@ -123,24 +122,3 @@ def _begins(event: Tokens) -> bool:
     if event.part is None:
         return event.logprobs is not None or any(event.texts)
     return event.part.kind == CALL or any(event.texts)
-
-
-def _bytes_second(entry: dict[str, Any]) -> dict[str, Any]:
-    """A log probability in this family's order of keys."""
-    inner = [_bytes_second(other) for other in entry.get("top_logprobs", ())]
-    told = {"token": entry["token"], "bytes": entry["bytes"], "logprob": entry["logprob"]}
-    return {**told, "top_logprobs": inner} if "top_logprobs" in entry else told
-
-
-def stream_entries(entries: Sequence[TokenLogprob], top: int) -> list[dict[str, Any]]:
-    """Log probabilities as the events of a stream tell them: without bytes."""
-    return [
-        {
-            "token": entry["token"],
-            "logprob": entry["logprob"],
-            "top_logprobs": [
-                {"token": other["token"], "logprob": other["logprob"]} for other in entry["top_logprobs"]
-            ],
-        }
-        for entry in chat_entries(entries, top, False)
-    ]

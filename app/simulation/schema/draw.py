@@ -31,7 +31,10 @@ TRIES = 8
 
 
 class Draw:
-    """One draw from `document`; `formats` makes ``format`` a rule rather than a wish."""
+    """One draw from `document`.
+
+    `formats` makes ``format`` a rule rather than a remark; `frugal` keeps all values small.
+    """
 
     def __init__(
         self,
@@ -42,12 +45,13 @@ class Draw:
         rng: Random,
         allowance: Allowance,
         formats: bool,
+        frugal: bool,
     ) -> None:
         self.rng = rng
         self.ranges = ranges
         self.allowance = allowance
         self.formats = formats
-        self.frugal = False
+        self.frugal = frugal
         self._heights = heights
         self._judge = judge
         self._choices = Choices(document, heights, rng, allowance)

@@ -107,5 +107,10 @@ LISTS_OF_SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
 MAPS_OF_SCHEMAS = frozenset(
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
 )
-IN_PLACE = ("$ref", "not", "if", "then", "else", "allOf", "anyOf", "oneOf", "dependentSchemas")
-"""Keywords whose schemas speak of the same value as the schema that they are in."""
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+ANCHORS: Mapping[str, str] = {"$dynamicAnchor": "$dynamicRef", "$recursiveAnchor": "$recursiveRef"}
+"""The reference that looks for each kind of anchor."""
+IN_PLACE = ("not", "if", "then", "else", "allOf", "anyOf", "oneOf", "dependentSchemas")
+"""Keywords whose schemas, like that of a reference, speak of the same value as the one they are in."""
+BACKWARDS = ("not", "if", "oneOf", "maxContains", "unevaluatedItems", "unevaluatedProperties")
+"""Keywords under which a schema that is not satisfied may be what is wanted."""

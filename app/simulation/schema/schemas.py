@@ -10,11 +10,12 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from app.simulation.schema.document import Document, Schema
+from app.simulation.schema.document import Schema
 from app.simulation.schema.draw import Draw
 from app.simulation.schema.errors import Allowance, Contradiction, SchemaError, Unsatisfiable
 from app.simulation.schema.heights import Heights
 from app.simulation.schema.ranges import Ranges
+from app.simulation.schema.reader import read
 from app.simulation.schema.strict import check_strict
 from app.simulation.schema.verdict import Judge
 
@@ -26,36 +27,57 @@ MOST_TEXT = 500_000
 """Characters of the longest schema that is read, as JSON."""
 CACHED_TEXT = 2_000_000
 """Characters of all schemas that are kept compiled."""
+UNKNOWN = object()
 
 
 class CompiledSchema:
     """A schema ready to draw from. Raises SchemaError for what is no JSON Schema or not supported."""
 
     def __init__(self, raw: Schema, lenient: bool = False) -> None:
-        self.document = Document(raw, lenient)
+        self.document = read(raw, lenient)
         self._heights = Heights(self.document)
         self._judge = Judge(self.document)
 
     def sample(self, rng: Random, ranges: Ranges) -> Any:
         """A JSON value that satisfies the schema.
 
-        ``format`` is kept where it can be; where no such value is found it says nothing, as in the
-        specification. Raises Unsatisfiable when no value was found, within about 100 ms of work.
+        It does so whether ``format`` is a rule or, as the specification has it, a remark; where no
+        such value is found, in one of the two readings. Raises Unsatisfiable when no value was
+        found, after about 100 ms of work at most.
         """
         allowance = Allowance(STEPS)
-        for attempt in range(ATTEMPTS):
-            formats = attempt < ATTEMPTS // 2
-            draw = Draw(self.document, self._heights, self._judge, ranges, rng, allowance, formats)
-            draw.frugal = attempt % 2 == 1
-            try:
-                value = draw.value([self.document.root])
-                if draw.accepts(self.document.root, value):
+        strictly = UNKNOWN
+        try:
+            for attempt in range(ATTEMPTS):
+                formats = attempt < ATTEMPTS // 2
+                value = self._try(rng, ranges, allowance, formats, frugal=attempt % 2 == 1)
+                if value is UNKNOWN:
+                    continue
+                if not formats or self._holds_without_formats(value, allowance):
                     return value
-            except Contradiction:
-                continue
-            except RecursionError:
-                raise Unsatisfiable("the schema is too deep to be satisfied") from None
-        raise Unsatisfiable("no value was found that satisfies the schema")
+                strictly = value
+        except Unsatisfiable:
+            if strictly is UNKNOWN:
+                raise
+        if strictly is UNKNOWN:
+            raise Unsatisfiable("no value was found that satisfies the schema")
+        return strictly
+
+    def _try(self, rng: Random, ranges: Ranges, allowance: Allowance, formats: bool, frugal: bool) -> Any:
+        """A value, judged; UNKNOWN when this try has found none."""
+        draw = Draw(self.document, self._heights, self._judge, ranges, rng, allowance, formats, frugal)
+        try:
+            value = draw.value([self.document.root])
+        except Contradiction:
+            return UNKNOWN
+        except RecursionError:
+            raise Unsatisfiable("the schema is too deep to be satisfied") from None
+        return value if draw.accepts(self.document.root, value) else UNKNOWN
+
+    def _holds_without_formats(self, value: Any, allowance: Allowance) -> bool:
+        if not self.document.reads_formats_backwards:
+            return True
+        return self._judge.accepts(self.document.root, value, allowance, formats=False)
 
 
 class Schemas:

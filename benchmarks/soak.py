@@ -1,0 +1,224 @@
+"""Many clients of every kind for a long time: nothing breaks, no place is lost, memory stays flat.
+
+`python -m benchmarks.soak --minutes 10 --streams 200`: streams and whole answers of all API families, with
+tools and adapters; 5 % of the requests are failed on purpose, some clients leave early, adapters are loaded
+and unloaded and settings change all the time. The exit status is 1 when an answer had status 500, when
+places or queues are not empty in the end, or when memory grew by more than 5 %.
+"""
+
+from gevent import monkey
+
+monkey.patch_all()
+
+import argparse  # noqa: E402
+import sys  # noqa: E402
+from collections import Counter  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
+from http.client import HTTPConnection, HTTPException  # noqa: E402
+from random import Random  # noqa: E402
+from statistics import median  # noqa: E402
+from typing import Any  # noqa: E402
+
+import gevent  # noqa: E402
+import msgspec  # noqa: E402
+from gevent.pool import Group  # noqa: E402
+
+from benchmarks.connections import HOST  # noqa: E402
+from benchmarks.processes import rss_mib  # noqa: E402
+from benchmarks.report import show_machine  # noqa: E402
+from benchmarks.servers import OURS, WSGI, Server, free_port, running  # noqa: E402
+
+MOST_GROWTH = 0.05
+PATIENCE_S = 30.0
+SAMPLE_S = 2.0
+SETTINGS = {
+    "SIM_MODEL": "base",
+    "SIM_MAX_NUM_SEQS": "160",
+    "SIM_TIME_TO_FIRST_TOKEN": "50ms",
+    "SIM_INTER_TOKEN_LATENCY": "10ms",
+    "SIM_FAILURE_INJECTION_RATE": "5",
+    "SIM_MAX_LORAS": "3",
+    "SIM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+    "SIM_SERVER_DEV_MODE": "true",
+    "SIM_ENABLE_SCALE_OUT": "true",
+}
+ADAPTERS = [f"adapter-{number}" for number in range(6)]
+CHANGES: list[dict[str, Any]] = [
+    {"inter-token-latency": "8ms"},
+    {"inter-token-latency": "12ms", "inter-token-latency-std-dev": "2ms"},
+    {"inter-token-latency-std-dev": 0, "time-to-first-token": "80ms"},
+    {"time-to-first-token": "30ms", "tool-call-extra-call-probability": 80},
+    {"failure-types": ["rate_limit", "server_error"]},
+    {"failure-types": []},
+]
+TOOL = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["city"],
+}
+
+
+class Soak:
+    """The clients of one server, and what they saw."""
+
+    def __init__(self, server: Server, seed: int) -> None:
+        self.server = server
+        self.statuses: Counter[int] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.memory: list[float] = []
+        self.over = False
+        self._rng = Random(seed)
+
+    def client(self) -> None:
+        """One client after the other, until it is over."""
+        while not self.over:
+            path, body = self._question()
+            leaves = self._rng.random() < 0.1
+            try:
+                self.outcomes[self._ask(path, body, leaves)] += 1
+            except (OSError, HTTPException):
+                self.outcomes["broken off"] += 1
+
+    def _question(self) -> tuple[str, dict[str, Any]]:
+        rng = self._rng
+        model = rng.choice([*ADAPTERS, *["base"] * 6])
+        text = f"Question {rng.randrange(50)}: " + "why? " * rng.randrange(40)
+        most, stream = rng.randrange(1, 120), rng.random() < 0.8
+        chat: dict[str, Any] = {
+            "model": model,
+            "messages": [{"role": "user", "content": text}],
+            "stream": stream,
+        }
+        kind = rng.randrange(6)
+        if kind == 0:
+            return "/v1/completions", {
+                "model": model,
+                "prompt": [text] * 2,
+                "max_tokens": most,
+                "stream": stream,
+            }
+        if kind == 1:
+            return "/v1/messages", {**chat, "max_tokens": most}
+        if kind == 2:
+            return "/v1/responses", {
+                "model": model,
+                "input": text,
+                "max_output_tokens": most,
+                "stream": stream,
+            }
+        if kind == 3:
+            tool = {"type": "function", "function": {"name": "look", "parameters": TOOL}}
+            return "/v1/chat/completions", {
+                **chat,
+                "tools": [tool],
+                "tool_choice": rng.choice(["auto", "required"]),
+            }
+        if kind == 4:
+            schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": TOOL}}
+            return "/v1/chat/completions", {**chat, "response_format": schema, "n": 2}
+        return "/v1/chat/completions", {**chat, "max_tokens": most}
+
+    def _ask(self, path: str, body: dict[str, Any], leaves: bool) -> str:
+        connection = HTTPConnection(HOST, self.server.port, timeout=PATIENCE_S)
+        try:
+            connection.request("POST", path, msgspec.json.encode(body), {"Content-Type": "application/json"})
+            if leaves and self._rng.random() < 0.5:
+                gevent.sleep(self._rng.random() * 0.1)
+                return "left before the answer"
+            answer = connection.getresponse()
+            self.statuses[answer.status] += 1
+            if leaves:
+                answer.read(self._rng.randrange(400))
+                return "left within the answer"
+            data = answer.read()
+            if answer.status != 200:
+                return f"status {answer.status}"
+            return "whole" if data.rstrip().endswith((b"}", b"[DONE]")) else "cut short"
+        finally:
+            connection.close()
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """A call of the operator's."""
+        connection = HTTPConnection(HOST, self.server.port, timeout=PATIENCE_S)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request(method, path, None if body is None else msgspec.json.encode(body), headers)
+            answer = connection.getresponse()
+            self.statuses[answer.status] += answer.status >= 500
+            return answer.read()
+        finally:
+            connection.close()
+
+    def churn(self) -> None:
+        """Adapters come and go, settings change, metrics are scraped."""
+        while not self.over:
+            name = self._rng.choice(ADAPTERS)
+            self.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": "/" + name})
+            self.call("POST", "/admin/config", self._rng.choice(CHANGES))
+            self.call("GET", "/metrics")
+            gevent.sleep(0.2)
+            if self._rng.random() < 0.5:
+                self.call("POST", "/v1/unload_lora_adapter", {"lora_name": self._rng.choice(ADAPTERS)})
+            if self._rng.random() < 0.02:
+                self.call("POST", "/pause?mode=keep")
+                gevent.sleep(0.1)
+                self.call("POST", "/resume")
+
+    def watch(self) -> None:
+        """The worker's memory, again and again."""
+        while not self.over:
+            self.memory.append(rss_mib(self.server.worker))
+            gevent.sleep(SAMPLE_S)
+
+    def gauge(self, name: str) -> float:
+        """One number of the metrics."""
+        lines = self.call("GET", "/metrics").decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{"))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status."""
+    flags = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    flags.add_argument("--minutes", type=float, default=10.0)
+    flags.add_argument("--streams", type=int, default=200)
+    flags.add_argument("--seed", type=int, default=1)
+    options = flags.parse_args(argv)
+    show_machine()
+    port = free_port()
+    with running(OURS, WSGI, port, {**SETTINGS, "SIM_HOST": HOST, "SIM_PORT": str(port)}) as server:
+        soak = Soak(server, options.seed)
+        clients = Group()
+        for work in (soak.churn, soak.watch, *[soak.client] * options.streams):
+            clients.spawn(work)
+        gevent.sleep(options.minutes * 60)
+        soak.over = True
+        clients.join(PATIENCE_S * 2)
+        gevent.sleep(1)
+        return _report(soak, options.minutes)
+
+
+def _report(soak: Soak, minutes: float) -> int:
+    """Print what was seen; 1 when it is not good."""
+    first, last = _ends(soak.memory)
+    growth = last / first - 1
+    places = {name: soak.gauge(f"vllm:num_requests_{name}") for name in ("running", "waiting")}
+    print(f"requests: {sum(soak.outcomes.values())} in {minutes:g} minutes")
+    print("statuses:", dict(sorted(soak.statuses.items())))
+    print("outcomes:", dict(soak.outcomes.most_common()))
+    print(f"memory MiB: {first:.1f} after a fifth of the time, {last:.1f} at the end ({growth:+.1%})")
+    print("in the end:", places)
+    wrong = [f"{soak.statuses[500]} answers with status 500"] if soak.statuses[500] else []
+    wrong += ["places or queues are not empty"] if any(places.values()) else []
+    wrong += [f"memory grew by {growth:.1%}"] if growth > MOST_GROWTH else []
+    print("; ".join(wrong) or "good")
+    return int(bool(wrong))
+
+
+def _ends(memory: Sequence[float]) -> tuple[float, float]:
+    """Median memory in the second and in the last tenth of the time."""
+    part = max(1, len(memory) // 10)
+    return median(memory[part : 2 * part] or memory), median(memory[-part:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,25 @@
+"""Requests as the tests of fault rules make them, and a clock that they set."""
+
+from __future__ import annotations
+
+from app.faults.script import Asking
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+class Moment:
+    """A monotonic clock that stands still."""
+
+    def __init__(self, at_s: float = 1000.0) -> None:
+        self.at_s = at_s
+
+    def __call__(self) -> float:
+        return self.at_s
+
+
+def asking(
+    path: str = CHAT, model: str | None = "m", client: str = "me", tokens: float = 0.0, **headers: str
+) -> Asking:
+    """A request; `X_Fault=...` is its header X-Fault."""
+    known = {name.replace("_", "-").lower(): value for name, value in headers.items()}
+    return Asking(path, model, lambda name: known.get(name.lower()), lambda: client, tokens)

@@ -1,0 +1,101 @@
+"""A client that asks for faults and looks at every byte of the answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from contextlib import closing
+from dataclasses import dataclass
+from http.client import HTTPResponse, IncompleteRead
+from typing import Any
+
+from tests.traps.wire import PATIENCE_S, http_post
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+PATHS = (CHAT, TEXT)
+TOKENS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """An answer as far as it came: `whole` tells whether HTTP says that this is all."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    whole: bool
+
+    @property
+    def chunks(self) -> list[str]:
+        """The complete events of a stream."""
+        return [chunk.decode() for chunk in self.body.split(b"\n\n")[:-1]]
+
+
+def question(path: str, stream: bool, **fields: Any) -> dict[str, Any]:
+    """A request whose reply has exactly `TOKENS` tokens."""
+    asked = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
+    return {**asked, "max_tokens": TOKENS, "ignore_eos": True, "stream": stream, **fields}
+
+
+class Asker:
+    """One connection, over TLS if wanted. `with` closes it."""
+
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        plain = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        self.sock = tls.wrap_socket(plain, suppress_ragged_eofs=False) if tls else plain
+
+    def __enter__(self) -> Asker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def send(self, path: str, body: Any, version: str = "1.1", **headers: str) -> Asker:
+        """POST `body`; `X_Fault=...` is the header X-Fault."""
+        lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        data = http_post(
+            path, json.dumps(body).encode(), "Content-Type: application/json", *lines, version=version
+        )
+        self.sock.sendall(data)
+        return self
+
+    def answer(self) -> Got | None:
+        """What came of the answer; None when the connection ended before a status line."""
+        response = HTTPResponse(self.sock, method="POST")
+        with closing(response):
+            try:
+                response.begin()
+            except (ConnectionError, ssl.SSLEOFError):
+                return None
+            try:
+                body, whole = response.read(), True
+            except IncompleteRead as cut:
+                body, whole = cut.partial, False
+            except ssl.SSLEOFError:
+                body, whole = b"", False
+            headers = {name.lower(): value for name, value in response.getheaders()}
+            return Got(response.status, headers, body, whole)
+
+    def is_closed(self) -> bool:
+        """The server has closed the connection; waits for it."""
+        try:
+            return self.sock.recv(1) == b""
+        except (ConnectionResetError, ssl.SSLEOFError):
+            return True
+
+
+def ask(
+    port: int, path: str, stream: bool, fault: str = "", version: str = "1.1", **headers: str
+) -> Got | None:
+    """One request with an X-Fault of `fault` on a connection of its own."""
+    with Asker(port) as asker:
+        asked = {"X_Fault": fault, **headers} if fault else headers
+        return asker.send(path, question(path, stream), version, **asked).answer()
+
+
+def got(port: int, path: str, stream: bool, fault: str = "", version: str = "1.1", **headers: str) -> Got:
+    """`ask`, of which something has to come."""
+    answer = ask(port, path, stream, fault, version, **headers)
+    assert answer is not None
+    return answer

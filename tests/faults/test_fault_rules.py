@@ -1,0 +1,137 @@
+"""Fault rules as they are written: all fields typed, and an error that names the rule and the field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config import ConfigError, Settings
+from config.fault_rules import (
+    ACTIONS,
+    DisconnectRule,
+    ErrorRule,
+    StallRule,
+    parse_fault,
+    parse_fault_rules,
+)
+from config.live import LiveSettings
+from config.loader import load
+
+
+def test_a_list_of_objects_becomes_rules() -> None:
+    rules = parse_fault_rules('[{"action": "disconnect", "after": 3}, {"action": "error", "status": 503}]')
+    assert rules == (DisconnectRule(after=3), ErrorRule(status=503))
+
+
+@pytest.mark.parametrize("text", [None, "", "[]"])
+def test_no_rules_are_rules_too(text: str | None) -> None:
+    assert parse_fault_rules(text) == ()
+
+
+def test_one_object_is_one_rule() -> None:
+    assert parse_fault_rules('{"action": "stall", "seconds": 2}') == (StallRule(seconds=2),)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_action_needs_nothing_but_its_name(action: str) -> None:
+    assert parse_fault(action).action == action
+
+
+@pytest.mark.parametrize(
+    ("rule", "flaw"),
+    [
+        ({"action": "disconect"}, "did you mean disconnect?"),
+        ({"action": None}, "there are error, rate-limit"),
+        ({}, "there are error, rate-limit"),
+        ("error", "a rule is an object"),
+        ({"action": "error", "stauts": 500}, "unknown field `stauts`"),
+        ({"action": "error", "status": 200}, "`int` >= 400 - at `$.status`"),
+        ({"action": "error", "status": 600}, "`int` <= 599 - at `$.status`"),
+        ({"action": "error", "retry_after": 1.5}, "at `$.retry_after`"),
+        ({"action": "disconnect", "after": -1}, "at `$.after`"),
+        ({"action": "malformed-chunk", "chunk": 0}, "at `$.chunk`"),
+        ({"action": "stall", "seconds": 0}, "at `$.seconds`"),
+        ({"action": "stall", "seconds": float("nan")}, "at `$.seconds`"),
+        ({"action": "stall", "seconds": float("inf")}, "at `$.seconds`"),
+        ({"action": "empty", "probability": 1.1}, "at `$.probability`"),
+        ({"action": "empty", "nth": 0}, "at `$.nth`"),
+        ({"action": "empty", "api": "chats"}, "at `$.api`"),
+        ({"action": "empty", "name": "\ud800"}, "half a character"),
+    ],
+)
+def test_a_wrong_rule_stops_the_start_with_its_number_and_flaw(rule: object, flaw: str) -> None:
+    text = json.dumps([{"action": "empty"}, rule])
+    with pytest.raises(ConfigError) as refused:
+        load(["--fault-rules", text], {})
+    line = str(refused.value)
+    assert line.startswith("setting fault-rules: ") and "(flag --fault-rules) is wrong: rule 2: " in line
+    assert flaw in line
+
+
+def test_a_wrong_change_changes_nothing() -> None:
+    live = LiveSettings(load(["--fault-rules", '[{"action": "empty"}]'], {}))
+    with pytest.raises(ConfigError, match="rule 1: no action 'explode'"):
+        live.change({"fault-rules": [{"action": "explode"}], "failure-injection-rate": 50})
+    assert live.current.failures.fault_rules == '[{"action": "empty"}]'
+    assert live.current.failures.failure_injection_rate == 0
+
+
+def test_in_a_yaml_file_rules_are_written_as_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "faults.yaml"
+    path.write_text(
+        "fault-rules:\n- action: disconnect\n  after: 3\n  every: 2\n- {action: error, status: 503}\n"
+    )
+    settings = load(["--config", str(path)], {})
+    assert parse_fault_rules(settings.failures.fault_rules) == (
+        DisconnectRule(after=3, every=2),
+        ErrorRule(status=503),
+    )
+    assert settings.dump()["fault-rules"][0] == {"action": "disconnect", "after": 3, "every": 2}
+
+
+def test_a_header_may_be_short_or_json() -> None:
+    assert parse_fault("disconnect; after=3") == DisconnectRule(after=3)
+    assert parse_fault(' {"action": "disconnect", "after": 3}') == DisconnectRule(after=3)
+    assert parse_fault("error;status=429;retry_after=2;times=1;message=a = b;") == ErrorRule(
+        status=429, retry_after=2, times=1, message="a = b"
+    )
+    assert parse_fault("stall; seconds=0.5") == StallRule(seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "flaw"),
+    [
+        ("", "no action ''"),
+        ("after=3", "no action 'after=3'"),
+        ("disconnect; after", "is not a field and its value"),
+        ("disconnect; after=1; after=2", "each once"),
+        ("disconnect; after=soon", "at `$.after`"),
+        ("error; headers=a", "at `$.headers`"),
+        ("x" * 8000, "no action 'xxx"),
+        ("{", "not JSON"),
+        ('{"action": "empty"} x', "not JSON"),
+        ('{"a":' * 9000, "not JSON"),
+    ],
+)
+def test_a_wrong_header_says_what_is_wrong(text: str, flaw: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        parse_fault(text)
+    assert flaw in str(refused.value) and len(str(refused.value)) < 300
+
+
+@given(
+    st.text(max_size=60) | st.sampled_from(list(ACTIONS)).flatmap(lambda a: st.just(a + ";x=") | st.just(a))
+)
+def test_whatever_a_header_says_it_is_a_rule_or_a_value_error(text: str) -> None:
+    try:
+        assert parse_fault(text).action in ACTIONS
+    except ValueError as error:
+        assert str(error)
+
+
+def test_the_default_is_no_rules() -> None:
+    assert Settings().failures.fault_rules is None

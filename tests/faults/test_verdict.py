@@ -1,0 +1,222 @@
+"""What a server can tell of a client's conduct, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.faults.conduct import MOST_FAILED, MOST_NAMES, RETRY_WINDOW_S, Conduct, Exchange
+from app.faults.findings import Findings, moment
+from app.faults.verdict import MOST_CLIENTS, Verdict
+
+PATH = "/v1/chat/completions"
+
+
+class Client:
+    """A client at a moment; each answer takes 10 ms."""
+
+    def __init__(self) -> None:
+        self.at_s = 5000.0
+        self.conduct = Conduct(Findings(lambda: 1_700_000_000.0 + self.at_s))
+        self.sent = 0
+
+    def ask(
+        self,
+        body: int = 1,
+        status: int = 200,
+        retry_after_s: float | None = None,
+        path: str = PATH,
+        cut_off: bool = False,
+    ) -> Client:
+        self.sent += 1
+        arrived_s, self.at_s = self.at_s, self.at_s + 0.01
+        exchange = Exchange(path, body, f"r{self.sent}", arrived_s, self.at_s, status, retry_after_s, "f")
+        self.conduct.asked(exchange)
+        self.conduct.got(exchange, self.at_s, status >= 400 or cut_off, cut_off)
+        return self
+
+    def wait(self, seconds: float) -> Client:
+        self.at_s += seconds
+        return self
+
+    def found(self) -> dict[str, dict[str, Any]]:
+        return {finding["kind"]: finding for finding in self.conduct.findings.told()}
+
+
+def test_who_waits_as_long_as_told_is_clean() -> None:
+    client = Client()
+    for _ in range(6):
+        client.ask(status=429, retry_after_s=1.0).wait(1.0)
+    assert client.ask().found() == {}
+
+
+def test_who_comes_back_too_early_has_ignored_retry_after() -> None:
+    client = Client().ask(status=429, retry_after_s=2.0).wait(0.5).ask(status=429, retry_after_s=2.0)
+    found = client.found()["retry_after_ignored"]
+    assert found["count"] == 1 and found["example_request_id"] == "r2"
+    assert found["first"] == found["last"] == moment(1_700_000_000.0 + client.at_s)
+    assert "1.50 s before" in found["what"] and PATH in found["what"]
+
+
+def test_retry_after_holds_for_other_bodies_too_but_not_for_other_endpoints() -> None:
+    client = Client().ask(1, 429, 2.0).wait(0.5).ask(2, path="/v1/completions")
+    assert client.found() == {}
+    assert "retry_after_ignored" in client.wait(0.5).ask(2).found()
+
+
+def test_another_request_that_was_on_its_way_is_no_sin_but_the_same_one_is() -> None:
+    assert Client().ask(1, 429, 2.0).wait(0.01).ask(2).found() == {}
+    assert "retry_after_ignored" in Client().ask(1, 429, 2.0).wait(0.01).ask(1).found()
+
+
+def test_who_hammers_with_ever_new_requests_is_found_out() -> None:
+    client = Client()
+    for body in range(5):
+        client.ask(body, 429, 2.0).wait(0.04)
+    assert "retry_after_ignored" in client.found()
+
+
+def test_timers_may_be_a_little_early() -> None:
+    assert Client().ask(status=429, retry_after_s=1.0).wait(0.98).ask().found() == {}
+
+
+def test_exponential_back_off_is_clean() -> None:
+    for first_s in (0.1, 0.4, 1.0):
+        client = Client()
+        for attempt in range(8):
+            client.ask(status=503).wait(first_s * 2**attempt)
+        assert client.found() == {}, first_s
+
+
+def test_three_hasty_retries_are_no_back_off() -> None:
+    client = Client()
+    for _ in range(4):
+        client.ask(status=503).wait(0.02)
+    assert list(client.found()) == ["no_backoff"]
+
+
+def test_equal_short_waits_are_no_back_off_but_long_ones_are_left_alone() -> None:
+    for wait_s, guilty in ((0.3, True), (1.0, False)):
+        client = Client()
+        for _ in range(6):
+            client.ask(status=500).wait(wait_s)
+        assert ("no_backoff" in client.found()) == guilty
+
+
+def test_five_retries_within_two_seconds_are_a_storm() -> None:
+    client = Client()
+    for _ in range(6):
+        client.ask(status=500).wait(0.1)
+    found = client.found()
+    assert found["retry_storm"]["count"] == 1 and found["retry_storm"]["example_request_id"] == "r6"
+    for _ in range(5):
+        client.ask(status=500).wait(0.1)
+    assert client.found()["retry_storm"]["count"] == 2
+
+
+def test_many_different_requests_are_no_storm() -> None:
+    client = Client()
+    for body in range(50):
+        client.ask(body, status=500)
+    assert client.found() == {}
+
+
+def test_the_same_request_again_after_a_success_is_no_retry() -> None:
+    client = Client()
+    for _ in range(50):
+        client.ask()
+    assert client.found() == {}
+    client.ask(status=500).ask()
+    for _ in range(50):
+        client.ask()
+    assert client.found() == {}
+
+
+def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
+    conduct = Conduct(Findings(lambda: 0.0))
+    exchanges = [Exchange(PATH, 1, str(k), 10.0, 11.0, 429, 5.0) for k in range(20)]
+    for exchange in exchanges:
+        conduct.asked(exchange)
+        conduct.got(exchange, exchange.answered_s, failed=True)
+    assert not conduct.findings
+
+
+def test_a_cut_stream_that_is_asked_for_again_is_clean() -> None:
+    client = Client().ask(cut_off=True).wait(3.0)
+    assert client.conduct.awaiting_retry == 1
+    client.ask()
+    client.conduct.settle(client.at_s + 10 * RETRY_WINDOW_S)
+    assert client.conduct.awaiting_retry == 0 and client.found() == {}
+
+
+def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
+    client = Client().ask(cut_off=True)
+    client.conduct.settle(client.at_s + RETRY_WINDOW_S - 0.1)
+    assert client.found() == {} and client.conduct.awaiting_retry == 1
+    client.conduct.settle(client.at_s + RETRY_WINDOW_S)
+    client.conduct.settle(client.at_s + RETRY_WINDOW_S)
+    found = client.found()["truncated_stream_not_retried"]
+    assert found["count"] == 1 and found["example_request_id"] == "r1"
+    assert "cannot be seen from here" in found["what"] and client.conduct.awaiting_retry == 0
+
+
+def test_who_comes_back_after_the_window_is_found_too() -> None:
+    assert "truncated_stream_not_retried" in Client().ask(cut_off=True).wait(RETRY_WINDOW_S).ask().found()
+
+
+def test_a_request_whose_body_nobody_read_is_only_counted() -> None:
+    conduct = Conduct(Findings(lambda: 0.0))
+    for moment_s in (10.0, 20.0, 30.0):
+        conduct.asked(Exchange(PATH, None, "r", moment_s, moment_s, 429, 1.0))
+    assert conduct.requests == 3 and conduct.errors == {429: 3} and not conduct.findings
+
+
+def test_a_client_is_known_from_its_first_error_or_fault_on() -> None:
+    verdict = Verdict(lambda: 0.0)
+    fine = Exchange(PATH, 1, "r", 0.0, 0.0, 200)
+    assert verdict.asked("a", fine) is None and verdict.report(0.0)["clients"] == {}
+    assert verdict.asked("a", Exchange(PATH, 1, "r", 0.0, 0.0, 200, fault="stall"))
+    assert verdict.asked("a", fine) and verdict.asked("b", fine) is None
+    report = verdict.report(0.0)
+    assert report["clean"] is True and list(report["clients"]) == ["a"]
+    assert report["clients"]["a"] == {
+        "requests": 2,
+        "errors": {},
+        "faults": {"stall": 1},
+        "disconnects": 0,
+        "awaiting_retry": 0,
+        "findings": [],
+    }
+
+
+def test_a_report_may_be_the_last_one() -> None:
+    verdict = Verdict(lambda: 0.0)
+    exchange = Exchange(PATH, 1, "r", 0.0, 0.0, 200, fault="truncate")
+    conduct = verdict.asked("a", exchange)
+    assert conduct
+    conduct.got(exchange, 1.0, failed=True, truncated=True)
+    assert verdict.report(2.0)["clean"] is True
+    assert verdict.report(2.0, over=True)["clean"] is False
+    verdict.restart()
+    assert verdict.report(3.0)["clients"] == {}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 200)), max_size=300))
+def test_memory_is_bounded_whoever_comes_with_whatever(asks: list[tuple[int, int]]) -> None:
+    verdict = Verdict(lambda: 0.0)
+    for number, (client, body) in enumerate(asks):
+        conduct = verdict.asked(f"c{client}", Exchange(PATH, body, "r", number, number, 500, 1.0, f"f{body}"))
+        assert conduct
+        conduct.got(Exchange(PATH, body, "r", number, number, 500), number, failed=True)
+        assert len(conduct._failed) <= MOST_FAILED and len(conduct.faults) <= MOST_NAMES + 1
+    assert len(verdict.report(0.0)["clients"]) <= MOST_CLIENTS
+
+
+def test_only_the_clients_seen_last_are_remembered() -> None:
+    verdict = Verdict(lambda: 0.0)
+    for number in range(MOST_CLIENTS + 10):
+        verdict.asked(f"c{number}", Exchange(PATH, 1, "r", 0.0, 0.0, 500))
+    clients = verdict.report(0.0)["clients"]
+    assert len(clients) == MOST_CLIENTS and "c0" not in clients and f"c{MOST_CLIENTS + 9}" in clients
