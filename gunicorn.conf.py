@@ -68,7 +68,7 @@ def pre_fork(server, worker):
 
 def post_fork(server, worker):
     """The worker becomes the rank of its place."""
-    worker.certificate = server.certificate
+    worker.certificate = getattr(server, "certificate", None)  # a configuration around ours may replace hooks
     worker.write_timeout_s = settings.server.write_timeout
     ranks.settle(worker, settings.server, os.environ)
 

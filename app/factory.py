@@ -19,6 +19,7 @@ from app.api import (
     metrics,
     models,
     pooling,
+    responses,
     scale_out,
     tokens,
 )
@@ -112,6 +113,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.register_blueprint(chat.blueprint(door))
         app.register_blueprint(completions.blueprint(door))
         app.register_blueprint(messages.blueprint(door))
+        app.register_blueprint(responses.blueprint(door, settings.api.enable_responses_store))
         app.register_blueprint(scale_out.blueprint(door, settings.api.enable_scale_out))
     else:
         app.register_blueprint(pooling.blueprint(door, settings.model))

@@ -70,6 +70,8 @@ class Generation(Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     reasoning: bool = False
     """The model thinks aloud before it replies."""
+    thinking_budget: int | None = None
+    """Most tokens of thoughts."""
     image: bool = False
     """An image follows the reply."""
     adapter: str | None = None

@@ -206,6 +206,7 @@ def _report(soak: Soak, minutes: float) -> int:
     print("statuses:", dict(sorted(soak.statuses.items())))
     print("outcomes:", dict(soak.outcomes.most_common()))
     print(f"memory MiB: {first:.1f} after a fifth of the time, {last:.1f} at the end ({growth:+.1%})")
+    print("memory over time:", [round(mib) for mib in soak.memory[:: max(1, len(soak.memory) // 20)]])
     print("in the end:", places)
     wrong = [f"{soak.statuses[500]} answers with status 500"] if soak.statuses[500] else []
     wrong += ["places or queues are not empty"] if any(places.values()) else []

@@ -1,4 +1,4 @@
-"""API keys: who may ask. Paths, header and answer are vLLM's; /admin has a key of its own (docs/access.md)."""
+"""API keys: who may ask. Paths, header and answer are vLLM's; /admin has its own key (docs/access.md)."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def chat_shape(
     door: Door, asked: ChatCompletionRequest, messages: Sequence[Message], prompt: Prompt
 ) -> dict[str, Any]:
     """The fields of `ChatShape` that the request decides."""
-    last, ids = messages[-1], prompt.ids
+    last, ids, recorder = messages[-1], prompt.ids, door.delivery.service.recorder
     role = "assistant" if asked.add_generation_prompt else last["role"]
     named = isinstance(asked.tool_choice, NamedToolChoice) and asked.tool_choice.type == "function"
     media = features(messages, ids)
@@ -82,6 +82,7 @@ def chat_shape(
         "named_tool": named,
         "forced_tool": named or asked.tool_choice == "required",
         "new_call_id": lambda: f"chatcmpl-tool-{door.identity.fresh_id()}",
+        "parsed": recorder.parsed_tools if asked.tools and asked.tool_choice != "none" else None,
         "reasons": door.limits.reasons,
         "show_reasoning": asked.include_reasoning,
         "transfer": address_of(asked, door.identity, len(ids)),

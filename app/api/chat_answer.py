@@ -48,9 +48,8 @@ class ChatAnswer:
         self._failed = False
         self._deltas: list[bytes] = []
         self._content: list[bytes] = []
-        self._plain = not (
-            shape.top_logprobs is not None or shape.token_ids or shape.continuous_usage or shape.blocks
-        )
+        special = shape.token_ids or shape.continuous_usage or shape.blocks or shape.parsed is not None
+        self._plain = shape.top_logprobs is None and not special
 
     def chunk(self, event: Event) -> bytes:
         if type(event) is Tokens:
@@ -58,6 +57,9 @@ class ChatAnswer:
                 # Nearly every event of a paced stream is such a one.
                 self._completion[event.index] += 1
                 return b"%b%b%b" % (self._content[event.index], dumps(event.texts[0]), PLAIN_TAIL)
+            if self._shape.parsed is not None:
+                called = event.part is not None and event.part.kind == "call"
+                self._shape.parsed(True, called, max(1, len(event.ids)))
             return self._tokens(event) if event.part is None else self._part(event, event.part)
         if type(event) is Started:
             return self._open(event)
@@ -212,6 +214,9 @@ class ChatAnswer:
                 prompt_logprobs = prompt_entries(event.prompt_logprobs)
             elif type(event) is Failed:
                 raise event.error
+        if self._shape.parsed is not None:
+            for choice in choices:
+                self._shape.parsed(False, bool(choice.calls), 1)
         return dumps(self._whole(choices, prompt_logprobs))
 
     def _whole(self, choices: Sequence[WholeChoice], prompt_logprobs: Any) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class ChatShape(AnswerShape, frozen=True, kw_only=True):
     """A tool had to be called: beside its calls, the reply's text is empty instead of null."""
     new_call_id: Callable[[], str] = no_ids
     """Draws the id of a tool call."""
+    parsed: Callable[[bool, bool, int], None] | None = None
+    """Told of the work of the parser of tool calls, if there is any: in a stream?, found one?, how often."""
     reasons: bool = False
     """The model thinks, so usage counts its thoughts."""
     show_reasoning: bool = True

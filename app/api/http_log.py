@@ -68,6 +68,9 @@ class Overheard:
         self.kept += data[: MOST_BYTES - len(self.kept)]
         return data
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
 
 def _asked(heard: Overheard) -> dict[str, Any]:
     environ = request.environ

@@ -114,9 +114,12 @@ class RateLimits:
         if wait_s > 0:
             raise _exceeded(self._limits[0], "requests", wait_s)
 
-    def charge(self, caller: bytes, tokens: int) -> None:
-        """Count tokens that `caller` has used, even beyond the limit: it then waits until they are earned."""
-        bucket = self._of(caller).tokens
+    def charge(self, caller: bytes | None, tokens: int) -> None:
+        """Count tokens that `caller` (the CALLER of a request; None is nobody) has used.
+
+        It may owe them: then it waits until they are earned.
+        """
+        bucket = None if caller is None else self._of(caller).tokens
         if bucket is not None:
             bucket.spend(tokens, self._clock.now())
 

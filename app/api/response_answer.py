@@ -54,12 +54,23 @@ class ResponseAnswer:
         self._output = Output(new_id, shape.shows_reasoning)
         self._events = EventWriter(shape.top_logprobs)
         self._cached_tokens = 0
+        self._message: Item | None = None
+        """The message that goes on, if nothing but its texts is to be told."""
+        self._plain = shape.top_logprobs is None and shape.prompt_text is None
         self._ids: list[int] = []
         self._opened = False
         self._failed = False
 
     def chunk(self, event: Event) -> bytes:
-        return b"".join(self.events(event))
+        message = self._message
+        if message is None or type(event) is not Tokens or event.part is not None or event.finish is not None:
+            return b"".join(self.events(event))
+        if len(event.texts) != 1 or not event.texts[0]:
+            return b"".join(self.events(event))
+        # Nearly every event of a paced stream comes here.
+        self._output.tokens += 1
+        message.texts += event.texts
+        return self._events.delta(event.texts[0])
 
     def closing(self) -> bytes:
         return b"".join(self.last_events())
@@ -87,7 +98,10 @@ class ResponseAnswer:
         """The server-sent events that tell of `event`, one by one."""
         if type(event) is Tokens:
             item = self._take(event)
-            return [] if item is None else [*self._events.tokens(item, event)]
+            if item is None:
+                return []
+            self._message = item if self._plain and item.part is None else None
+            return [*self._events.tokens(item, event)]
         if type(event) is Started:
             self._cached_tokens = event.cached_tokens
             return self.opening()

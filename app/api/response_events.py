@@ -27,7 +27,7 @@ class EventWriter:
         self._untold: list[TokenLogprob] = []
         """Log probabilities of tokens that show nothing, until one comes that does."""
         self._head = self._id = self._plain = self._place = self._tail = b""
-        """What the event of a piece of text consists of; without log probabilities, `_plain` is its middle."""
+        """Pieces of the event of a text; without log probabilities, `_plain` is all of its middle."""
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """One event `response.<kind>`. Keys are in alphabetical order, as they happen to be in vLLM."""
@@ -46,7 +46,16 @@ class EventWriter:
             return
         for text in event.texts:
             if text:
-                yield self._delta(text)
+                yield self.delta(text)
+
+    def delta(self, text: str, logprobs: bytes | None = None) -> bytes:
+        """The event of one more piece of the current item; `logprobs`, rendered, of a message only."""
+        middle = self._plain
+        if logprobs is not None:
+            middle = b'%b,"logprobs":%b%b' % (self._id, logprobs, self._place)
+        number = self._number
+        self._number += 1
+        return b"%b%b%b%d%b" % (self._head, dumps(text), middle, number, self._tail)
 
     def closing(self) -> Iterator[bytes]:
         """The events at the end of the current item, if there is one."""
@@ -54,10 +63,10 @@ class EventWriter:
         if item is None:
             return
         if self._untold:
-            yield self._delta("", self._entries(()))
+            yield self.delta("", self._entries(()))
         place = {"item_id": item.id, "output_index": self._index}
         text = item.text
-        if item.kind == TEXT and text:
+        if item.kind == TEXT:
             part = item.content(text)
             yield self.event("output_text.done", **place, content_index=0, text=text, logprobs=[])
             yield self.event("content_part.done", **place, content_index=0, part=part)
@@ -88,20 +97,12 @@ class EventWriter:
             kind = "reasoning_part.added" if item.kind == REASONING else "content_part.added"
             yield self.event(kind, content_index=0, item_id=item.id, output_index=self._index, part=part)
 
-    def _delta(self, text: str, logprobs: bytes | None = None) -> bytes:
-        middle = (
-            self._plain if logprobs is None else b'%b,"logprobs":%b%b' % (self._id, logprobs, self._place)
-        )
-        number = self._number
-        self._number += 1
-        return b"%b%b%b%d%b" % (self._head, dumps(text), middle, number, self._tail)
-
     def _with_logprobs(
         self, texts: Sequence[str], entries: Sequence[TokenLogprob], top: int
     ) -> Iterator[bytes]:
         for text, entry in zip(texts, entries, strict=True):
             if text:
-                yield self._delta(text, self._entries((entry,)))
+                yield self.delta(text, self._entries((entry,)))
             else:
                 self._untold.append(entry)
 

@@ -123,7 +123,8 @@ class Translation:
         if not isinstance(request, ChatCompletionRequest):
             return {}
         calls = calls_of(request, self.settings.tools, self.schemas)
-        return {"calls": calls, "reasoning": self.thinks(request)}
+        thoughts = {"reasoning": self.thinks(request), "thinking_budget": request.thinking_token_budget}
+        return {"calls": calls, **thoughts}
 
     def thinks(self, request: ChatCompletionRequest) -> bool:
         """True when the model thinks before it answers: it is able to, and the request does not forbid it."""

@@ -135,7 +135,10 @@ class Author:
     def _thoughts(self, generation: Generation, rng: Random) -> Script:
         """What a reasoning model thinks aloud; it may use up the whole limit."""
         mean = self._settings.reply.reasoning_tokens
-        count = min(rng.randint((mean + 1) // 2, mean + mean // 2), generation.max_tokens)
+        most = generation.max_tokens
+        if generation.thinking_budget is not None:
+            most = min(most, generation.thinking_budget)
+        count = min(rng.randint((mean + 1) // 2, mean + mean // 2), most)
         ids, texts = self._phrasebook.compose(count, rng)
         return Script(texts, ids, LENGTH, [(count, REASONING)])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -40,6 +41,8 @@ MOST_WAITING = 8192
 """Spans that wait for a collector; further ones are lost."""
 FLUSH_S = 2.0
 """What an exit waits for the last spans."""
+SWITCH_S = 0.0005
+"""How long the hub waits for Python's lock while spans are encoded; usual is ten times as long."""
 QUIET_S = 60.0
 """At most one line is logged about lost spans in so many seconds."""
 
@@ -54,6 +57,7 @@ def exporter_to(settings: TracingSettings) -> SpanExporter:
 
 def tracer_to(exporter: SpanExporter, service_name: str) -> Tracer:
     """A tracer whose spans `exporter` sends. To be made in the worker, whose exit sends the last ones."""
+    sys.setswitchinterval(SWITCH_S)
     resource = Resource.create({SERVICE_NAME: service_name, SERVICE_VERSION: VERSION})
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(Outlet(exporter, Reason.of(trace_exporter.__name__)))

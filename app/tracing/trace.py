@@ -28,8 +28,8 @@ NANOSECONDS = 1_000_000_000
 class RequestTrace:
     """The trace of a request that arrived at `arrival_s`, below `parent`, another process' span, if any.
 
-    `name` and `told` are those of its span; `unix_ns` is the Unix time, in nanoseconds, at which the monotonic
-    clock showed 0.
+    `name` and `told` are those of its span; `unix_ns` is the Unix time, in nanoseconds, at which the
+    monotonic clock showed 0.
     """
 
     def __init__(

@@ -97,7 +97,9 @@ def test_nothing_else_opens(guarded: RunningServer, header: str) -> None:
         assert is_unauthorized(wire.send(request.encode("latin-1")).answer())
 
 
-@pytest.mark.parametrize("path", ["/%761/models", "/v1%2Fmodels", "//v1/models", "/./v1/models", "/V1/models"])
+@pytest.mark.parametrize(
+    "path", ["/%761/models", "/v1%2Fmodels", "//v1/models", "/./v1/models", "/V1/models"]
+)
 def test_no_way_of_writing_a_path_leads_around_the_key(guarded: RunningServer, path: str) -> None:
     assert get(guarded.port, path).status in (401, 404)
 

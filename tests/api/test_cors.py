@@ -60,7 +60,10 @@ def test_unknown_routes_and_probes_are_for_the_page_too(open_server: RunningServ
 
 
 def test_a_preflight_needs_no_key(open_server: RunningServer) -> None:
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-one"}
+    asked = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, x-one",
+    }
     got = requests.options(open_server.url + COMPLETIONS, headers={"Origin": PAGE, **asked}, timeout=20)
     assert (got.status_code, got.text) == (200, "OK")
     assert got.headers["Access-Control-Allow-Origin"] == PAGE
@@ -120,8 +123,8 @@ def test_another_origin_is_answered_without_permission() -> None:
     refused = preflight(page, OTHER)
     assert (refused.status_code, allowed_origin(refused)) == (400, None)
     assert refused.text.endswith("origin")
-    for answer in (answer, refused, page.post("/thing")):
-        assert "Origin" in answer.headers["Vary"]  # so that no cache gives it to the page
+    for told in (answer, refused, page.post("/thing")):
+        assert "Origin" in told.headers["Vary"]  # so that no cache gives it to the page
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def lines(server: RunningServer) -> list[dict[str, Any]]:
 def test_a_whole_answer_is_logged_with_its_request(logging_server: RunningServer) -> None:
     body = ask(user="Zoë", api_key="hidden")
     headers = {"Authorization": "Bearer hidden", "X-Request-Id": "mine", "X-Other": "seen"}
-    got = requests.post(f"{logging_server.url}{COMPLETIONS}?key=hidden&b=1", json=body, headers=headers, timeout=20)
+    got = requests.post(
+        f"{logging_server.url}{COMPLETIONS}?key=hidden&b=1", json=body, headers=headers, timeout=20
+    )
     line = lines(logging_server)[-1]
     assert (line["method"], line["path"], line["status"]) == ("POST", f"{COMPLETIONS}?key=***&b=1", 200)
     assert (line["client"], line["id"]) == ("127.0.0.1", "mine")
@@ -70,7 +72,9 @@ def test_of_a_stream_only_the_beginning_is_logged(logging_server: RunningServer)
         (b"", ""),
     ],
 )
-def test_what_is_refused_is_logged_as_it_came(logging_server: RunningServer, body: bytes, logged: str) -> None:
+def test_what_is_refused_is_logged_as_it_came(
+    logging_server: RunningServer, body: bytes, logged: str
+) -> None:
     with Wire(logging_server.port) as wire:
         answer = wire.send(http_post(COMPLETIONS, body)).answer()
     line = lines(logging_server)[-1]

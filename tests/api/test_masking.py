@@ -72,7 +72,9 @@ def test_a_body_that_is_cut_shows_no_part_of_a_secret(cut: int) -> None:
 
 
 def test_a_bearer_key_is_hidden_in_any_text() -> None:
-    assert mask_text("curl -H 'Authorization: Bearer sk-a.b_c' url") == "curl -H 'Authorization: Bearer ***' url"
+    assert (
+        mask_text("curl -H 'Authorization: Bearer sk-a.b_c' url") == "curl -H 'Authorization: Bearer ***' url"
+    )
 
 
 @pytest.mark.parametrize("after", ['"logprob": -1.0', '"bytes":[72],"logprob":-1.0'])

@@ -183,6 +183,13 @@ def test_thoughts_may_use_the_limit_up() -> None:
     assert events[-1].finish is not None and events[-1].finish.reason == "length"
 
 
+@pytest.mark.parametrize("budget", [0, 1, 5])
+def test_thoughts_keep_to_their_budget(budget: int) -> None:
+    events = thinking(thinking_budget=budget)
+    assert sum(len(event.ids) for event in events if event.part) == budget
+    assert sum(len(event.ids) for event in events) > budget
+
+
 def test_parts_keep_the_pace_of_the_whole_reply() -> None:
     house = House(time_to_first_token=0.5, inter_token_latency=0.1)
     house.ask(calls=Calls(tools=TOOLS, least=2, most=2), reasoning=True, max_tokens=4000, limited=False)

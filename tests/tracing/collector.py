@@ -71,7 +71,9 @@ class Collector:
         """The spans of the trace with the id `wanted`, its server span among them, by begin and choice."""
         spans = self.wait_for(lambda all_: any(s.trace_id == wanted and s.kind == SERVER for s in all_))
         own = [span for span in spans if span.trace_id == wanted]
-        return sorted(own, key=lambda span: (span.told.get("understudy.choice", -1), span.start_s, span.end_s))
+        return sorted(
+            own, key=lambda span: (span.told.get("understudy.choice", -1), span.start_s, span.end_s)
+        )
 
 
 def decoded(message: bytes) -> Iterator[Received]:

@@ -133,9 +133,7 @@ def test_the_reason_is_the_first_that_the_library_gave(caplog: pytest.LogCapture
     assert not caplog.records
 
 
-def test_a_dead_collector_is_named(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_collector_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "2")
     port = free_port()
     exporter = exporter_to(TracingSettings(otlp_traces_endpoint=f"http://127.0.0.1:{port}/v1/traces"))

@@ -57,7 +57,9 @@ def seconds(moment_ns: int | None) -> float:
 
 def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
     """Name and reason of those with an error."""
-    return {span.name: span.status.description for span in spans if span.status.status_code is StatusCode.ERROR}
+    return {
+        span.name: span.status.description for span in spans if span.status.status_code is StatusCode.ERROR
+    }
 
 
 def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
@@ -125,7 +127,8 @@ def test_each_choice_has_its_own_phases_below_the_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after_s", "last"), [(1.0, ("prefill", 0.0, 1.0)), (4.5, ("decode", 2.0, 4.5)), (0.0, ("prefill", 0.0, 0.0))]
+    ("after_s", "last"),
+    [(1.0, ("prefill", 0.0, 1.0)), (4.5, ("decode", 2.0, 4.5)), (0.0, ("prefill", 0.0, 0.0))],
 )
 def test_the_phase_in_which_a_client_leaves_is_the_last_and_fails(
     after_s: float, last: tuple[str, float, float]

@@ -20,10 +20,12 @@ class Document:
     """
 
     def __init__(self, root: Schema, definitions: dict[str, Schema], schemas: list[dict[str, Any]]) -> None:
-        self.root = {**root, "$defs": definitions} if isinstance(root, dict) and definitions else root
+        if isinstance(root, dict) and definitions:
+            root["$defs"] = definitions
+        self.root = root
         self.definitions = definitions
-        self.schemas = [self.root if each is root else each for each in schemas]
-        keywords: set[str] = set().union(*self.schemas)
+        self.schemas = schemas
+        keywords: set[str] = set().union(*schemas)
         self.reads_formats_backwards = "format" in keywords and not keywords.isdisjoint(BACKWARDS)
         """True when a value may satisfy the schema only because it lacks a ``format``."""
         if "unevaluatedProperties" in keywords:

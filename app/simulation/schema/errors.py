@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+MOST_PATH = 200
+"""Characters that are told of a path, from its end."""
+
 
 class SchemaError(ValueError):
     """A schema or pattern that cannot be used; `path` leads there, such as ``properties.city.type``."""
 
     def __init__(self, message: str, path: str = "") -> None:
-        super().__init__(f"{path}: {message}" if path else message)
-        self.path = path
+        self.path = path if len(path) <= MOST_PATH else f"...{path[-MOST_PATH:]}"
+        super().__init__(f"{self.path}: {message}" if path else message)
 
 
 class Unsatisfiable(SchemaError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from random import Random
 from types import MappingProxyType
 from uuid import UUID
@@ -85,25 +85,19 @@ DRAWS: Mapping[str, Callable[[Random], str]] = MappingProxyType(
 def _is_moment(text: object) -> bool:
     if not isinstance(text, str):
         return True
-    date, _, time = text.replace("t", "T").partition("T")
-    return bool(re.fullmatch(r"\d{4}-\d\d-\d\d", date, re.ASCII)) and _is_date(date) and _is_time(time)
-
-
-def _is_date(date: str) -> bool:
+    day, _, time = text.replace("t", "T").partition("T")
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", day, re.ASCII) or not re.fullmatch(_TIME, time, re.ASCII):
+        return False
     try:
-        datetime.strptime(date, "%Y-%m-%d")
+        date.fromisoformat(day)
     except ValueError:
         return False
     return True
 
 
-def _is_time(time: str) -> bool:
-    return re.fullmatch(_TIME, time, re.ASCII) is not None
-
-
 def _is_pattern(text: object) -> bool:
     try:
-        return not isinstance(text, str) or bool(Pattern(text).source or True)
+        return not isinstance(text, str) or Pattern(text) is not None
     except SchemaError:
         return False
 

@@ -1,0 +1,211 @@
+"""Tools and structured output as the openai SDK sees them, strict about every answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.surface.conftest import Client, served
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 2},
+        "days": {"type": "integer", "minimum": 1, "maximum": 5},
+        "unit": {"enum": ["C", "F"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+CLOCK = {
+    "type": "object",
+    "properties": {"zone": {"$ref": "#/$defs/zone"}},
+    "$defs": {"zone": {"const": "UTC"}},
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "get_time", "parameters": CLOCK}},
+]
+SCHEMAS = {"get_weather": WEATHER, "get_time": CLOCK}
+
+
+@pytest.fixture(scope="module")
+def sdk(client: Client) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=client.server.url + "/v1",
+        api_key="x",
+        max_retries=0,
+        timeout=20,
+        _strict_response_validation=True,
+    ) as sdk:
+        yield sdk
+
+
+def chat(sdk: openai.OpenAI, **asked: Any) -> Any:
+    return sdk.chat.completions.create(
+        **{"model": "base", "messages": [{"role": "user", "content": "How is it?"}], "tools": TOOLS, **asked}
+    )
+
+
+def checked(calls: Any) -> list[str]:
+    """Names of the calls, whose arguments satisfy their schemas."""
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+        assert re.fullmatch(r"chatcmpl-tool-[0-9a-f]{16}", call.id)
+    assert len({call.id for call in calls}) == len(calls)
+    return [call.function.name for call in calls]
+
+
+def test_a_required_call_is_made(sdk: openai.OpenAI) -> None:
+    for _ in range(10):
+        choice = chat(sdk, tool_choice="required").choices[0]
+        assert 1 <= len(checked(choice.message.tool_calls)) <= 2
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "")
+
+
+def test_a_named_call_is_made_and_ends_with_stop(sdk: openai.OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "get_time"}}
+    choice = chat(sdk, tool_choice=named).choices[0]
+    assert checked(choice.message.tool_calls) == ["get_time"]
+    assert choice.finish_reason == "stop"
+
+
+def test_only_allowed_tools_are_called(sdk: openai.OpenAI) -> None:
+    allowed = {"mode": "required", "tools": [TOOLS[1]]}
+    for _ in range(5):
+        choice = chat(sdk, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}).choices[0]
+        assert set(checked(choice.message.tool_calls)) == {"get_time"}
+
+
+def test_auto_calls_now_and_then(sdk: openai.OpenAI) -> None:
+    reasons = {chat(sdk, seed=seed).choices[0].finish_reason for seed in range(30)}
+    assert "tool_calls" in reasons and "stop" in reasons
+
+
+@pytest.mark.parametrize("asked", [{"tool_choice": "none"}, {"tools": openai.omit}])
+def test_none_calls_nothing(sdk: openai.OpenAI, asked: dict[str, Any]) -> None:
+    choice = chat(sdk, **asked).choices[0]
+    assert choice.message.tool_calls is None and choice.message.content
+
+
+def test_without_parallel_calls_there_is_one(sdk: openai.OpenAI) -> None:
+    for seed in range(10):
+        message = chat(sdk, tool_choice="required", parallel_tool_calls=False, seed=seed).choices[0].message
+        assert len(message.tool_calls) == 1
+
+
+def test_a_streamed_call_is_the_whole_one_piece_by_piece(sdk: openai.OpenAI) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        whole = chat(sdk, tool_choice=choice, seed=5).choices[0]
+        told: dict[int, list[str]] = {}
+        reason = None
+        for chunk in chat(sdk, tool_choice=choice, seed=5, stream=True):
+            reason = chunk.choices[0].finish_reason or reason
+            for call in chunk.choices[0].delta.tool_calls or ():
+                name, arguments = told.setdefault(call.index, ["", ""])
+                if call.function.name:
+                    assert not name and call.id and call.type == "function"
+                told[call.index] = [name or call.function.name, arguments + (call.function.arguments or "")]
+        assert reason == whole.finish_reason
+        calls = whole.message.tool_calls
+        assert list(told.values()) == [[call.function.name, call.function.arguments] for call in calls]
+
+
+def test_the_parser_s_work_is_counted(client: Client, sdk: openai.OpenAI) -> None:
+    name = "vllm:tool_call_parser_invocations_total"
+    before = client.metric(name, mode="non_streaming", outcome="tool_call")
+    chat(sdk, tool_choice="required")
+    assert client.metric(name, mode="non_streaming", outcome="tool_call") == before + 1
+    before = client.metric(name, mode="streaming", outcome="tool_call")
+    list(chat(sdk, tool_choice="required", stream=True))
+    assert client.metric(name, mode="streaming", outcome="tool_call") > before
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "properties": {"a": {"type": "stringstring"}}},
+        {"type": "object", "properties": {"a": {"minimum": "one"}}},
+        {"type": "object", "properties": {"a": False}, "required": ["a"]},
+        {"$ref": "https://example.com/elsewhere.json"},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}},
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_a_clear_400(sdk: openai.OpenAI, parameters: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            chat(sdk, tools=[tool], tool_choice="required", stream=stream)
+        assert caught.value.status_code == 400
+
+
+def test_strict_schemas_and_skipped_validation_are_settings() -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "string", "contentEncoding": "base64"}}}
+    wrong = {"type": "object", "properties": {"a": {"type": "stringstring"}}, "required": ["a"]}
+
+    def status(client: Client, parameters: Any) -> int:
+        tool = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+        body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "tool_choice": "required"}
+        return client.post("/v1/chat/completions", body).status_code
+
+    with served() as client:
+        assert (status(client, odd), status(client, wrong)) == (200, 400)
+        client.post("/admin/config", {"strict-tool-schemas": True})
+        assert (status(client, odd), status(client, wrong)) == (400, 400)
+        client.post("/admin/config", {"strict-tool-schemas": False, "skip-tool-validation": True})
+        assert (status(client, odd), status(client, wrong)) == (200, 200)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_structured_output_satisfies_its_schema(sdk: openai.OpenAI, stream: bool) -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}}
+    for seed in range(10):
+        asked = {"tools": openai.omit, "response_format": wanted, "seed": seed}
+        if stream:
+            chunks = list(chat(sdk, **asked, stream=True))
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        else:
+            text = chat(sdk, **asked).choices[0].message.content
+        jsonschema.validate(json.loads(text), WEATHER)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        ({"json": json.dumps(WEATHER)}, lambda text: "city" in json.loads(text)),
+        ({"regex": r"[a-f]{4}-\d+"}, lambda text: re.fullmatch(r"[a-f]{4}-\d+", text)),
+        ({"choice": ["yes", "no"]}, lambda text: text in ("yes", "no")),
+        ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
+    ],
+)
+def test_vllm_s_own_constraints_hold_in_both_families(client: Client, wanted: Any, fits: Any) -> None:
+    said = client.chat(structured_outputs=wanted)["choices"][0]["message"]["content"]
+    assert fits(said), said
+    text = client.post(
+        "/v1/completions", {"prompt": "x", "max_tokens": 200, "structured_outputs": wanted}
+    ).json()
+    assert fits(text["choices"][0]["text"])
+
+
+def test_json_objects_parse(sdk: openai.OpenAI) -> None:
+    reply = chat(sdk, tools=openai.omit, response_format={"type": "json_object"})
+    assert isinstance(json.loads(reply.choices[0].message.content), dict)
+
+
+def test_thoughts_are_told_apart() -> None:
+    with served("--reasoning-parser", "qwen3", "--reasoning-tokens", "10") as client:
+        told = client.chat(max_tokens=60, ignore_eos=True)
+        message = told["choices"][0]["message"]
+        assert message["reasoning"] and message["content"]
+        assert 5 <= told["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 15
+        hidden = client.chat(max_tokens=60, ignore_eos=True, include_reasoning=False)
+        assert hidden["choices"][0]["message"]["reasoning"] is None
+        for off in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+            assert client.chat(max_tokens=9, **off)["choices"][0]["message"]["reasoning"] is None
+        assert client.chat(thinking_token_budget=5, max_tokens=9)
