@@ -22,9 +22,10 @@ from config.loader import load  # noqa: E402
 
 # A reload runs this file again, with settings that the arbiter has read and found good.
 settings = handed_over(os.environ)
+warnings = []
 if settings is None:
     try:
-        settings = load((), os.environ)
+        settings = load((), os.environ, warnings.append)
     except ConfigError as error:
         sys.exit(f"error: {error}")
     hand_over(settings, os.environ)
@@ -51,8 +52,10 @@ def on_starting(server):
     """Refuse what cannot be served before a worker tries to, and tell what is served."""
     try:
         take_charge(server, settings)
-    except (ConfigError, CertificateError, TokenizerError) as error:
+    except (ConfigError, CertificateError, TokenizerError, OSError) as error:
         sys.exit(f"error: {error}")
+    for warning in warnings:
+        server.log.warning("%s", warning)
     server.log.info("settings: %s", json.dumps(settings.dump()))
 
 

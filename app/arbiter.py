@@ -76,7 +76,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         """Reload: the configuration has been read again."""
         super().setup(app)
         # Checked a moment ago. If it has changed since, the old one serves until it changes again.
-        with suppress(CertificateError):
+        with suppress(CertificateError, OSError):
             self.secure()
 
     def reload(self) -> None:
@@ -139,7 +139,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 def take_charge(server: Any, settings: Settings) -> None:
     """Make a stock arbiter that starts a `RankArbiter`; gunicorn has no setting for its class.
 
-    ConfigError, CertificateError or TokenizerError when it cannot serve what is asked for.
+    ConfigError, CertificateError, TokenizerError or OSError when it cannot serve what is asked for.
     """
     _check(server.cfg, ranks.count(settings.server))
     check_tokenizer(settings)
@@ -160,8 +160,6 @@ def _check(cfg: Any, size: int) -> None:
     if cfg.workers != size:
         raise ConfigError(f"workers={cfg.workers}: must be {size}, one for each rank: {ONE_EACH}")
     if size > 1 and cfg.preload_app:
-        raise ConfigError(
-            "preload_app: must be off with several ranks: each builds an application of its own"
-        )
+        raise ConfigError("preload_app: must be off with several ranks: each has an application of its own")
     if size > 1 and len(cfg.address) != size:
         raise ConfigError("bind: must be left to the settings host and port when there are several ranks")

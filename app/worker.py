@@ -55,6 +55,8 @@ HANDSHAKE_S = 10.0
 class Worker(GeventWorker):  # type: ignore[misc]
     """One rank. Set as `worker_class` in gunicorn.conf.py; the application also runs without it."""
 
+    alive: bool
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.certificate: ServerCertificate | None = None

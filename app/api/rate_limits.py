@@ -20,7 +20,7 @@ from app.api.access import bearer
 from app.api.replies import Reply
 from app.generation import Generation
 from app.protocol.errors import too_many
-from app.serving.bucket import TokenBucket
+from app.serving.bucket import ROUNDING_S, TokenBucket
 from app.serving.observer import Outcome, Watch
 from app.serving.service import Service
 from app.simulation.clock import Clock
@@ -46,8 +46,8 @@ MOST_CALLERS = 10_000
 CALLER = "understudy.rate_limited_caller"
 """Key of the WSGI environ: who uses up limits with this request."""
 MINUTE_S = 60.0
-ROUNDING = 1e-6
-"""Of a token: more than a sum of floats is ever off."""
+ROUNDING_TOKENS = 1e-6
+"""More than sums of floats are ever off."""
 
 
 def init_rate_limits(app: Flask, live: LiveSettings, service: Service, clock: Clock) -> RateLimits:
@@ -72,7 +72,7 @@ class Usage:
         for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
                 told[f"x-ratelimit-limit-{name}"] = str(int(bucket.per_minute))
-                told[f"x-ratelimit-remaining-{name}"] = str(int(bucket.remaining(now_s) + ROUNDING))
+                told[f"x-ratelimit-remaining-{name}"] = str(int(bucket.remaining(now_s) + ROUNDING_TOKENS))
                 told[f"x-ratelimit-reset-{name}"] = format_duration(round(bucket.full_in(now_s), 3))
         return told
 
@@ -106,9 +106,9 @@ class RateLimits:
             return
         caller = request.environ[CALLER] = caller_of(request.environ)
         usage, now_s = self._of(caller), self._clock.now()
-        after_this_request(partial(_tell, usage.headers, now_s))
+        after_this_request(partial(_tell, usage, now_s))
         wait_s = _debt_s(usage.tokens, now_s)
-        if wait_s > 0:
+        if wait_s > ROUNDING_S:
             raise _exceeded(self._limits[1], "tokens", wait_s)
         wait_s = usage.requests.take(1, now_s) if usage.requests is not None else 0.0
         if wait_s > 0:
@@ -155,19 +155,19 @@ def _limits(access: AccessSettings) -> tuple[int | None, int | None]:
 
 
 def _debt_s(bucket: TokenBucket | None, now_s: float) -> float:
-    """Seconds until `bucket` holds a token; not above 0 when it does."""
+    """Seconds until `bucket` holds a token, not above 0 when it does, but for a rounding of floats."""
     if bucket is None:
         return 0.0
     return bucket.full_in(now_s) - (bucket.burst - 1) * MINUTE_S / bucket.per_minute
 
 
 def _exceeded(limit: int | None, what: str, wait_s: float) -> Exception:
-    retry_after_s = math.ceil(wait_s)
+    retry_after_s = math.ceil(wait_s - ROUNDING_S)
     return too_many(
         f"The limit of {limit} {what} per minute is used up; retry in {retry_after_s} s.", retry_after_s
     )
 
 
-def _tell(headers: Any, now_s: float, reply: Reply) -> Reply:
-    reply.headers.update(headers(now_s))
+def _tell(usage: Usage, now_s: float, reply: Reply) -> Reply:
+    reply.headers.update(usage.headers(now_s))
     return reply

@@ -84,7 +84,7 @@ class ResponseAnswer:
             elif type(event) is Failed:
                 raise event.error
         self._output.complete()
-        return dumps(self._last_state())
+        return dumps(self._end())
 
     def opening(self) -> list[bytes]:
         """The events that a stream begins with; none when they are told already."""
@@ -119,7 +119,7 @@ class ResponseAnswer:
         if not self._output.items:
             self._output.complete()
             told += self._events.empty(self._output.items[0])
-        response = self._last_state()
+        response = self._end()
         return [*told, self._events.event("completed", response=response)]
 
     def _take(self, event: Tokens) -> Item | None:
@@ -127,8 +127,8 @@ class ResponseAnswer:
             self._ids += event.ids
         return self._output.take(event)
 
-    def _last_state(self) -> Response:
-        """The response when all has been said. Thoughts have no status in it, as in vLLM."""
+    def _end(self) -> Response:
+        """The response when all has been said, told to `ended`. Thoughts have no status in it, as in vLLM."""
         shape, output = self._shape, self._output
         status = {"length": "incomplete", "abort": "cancelled"}.get(output.finish.reason, "completed")
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None

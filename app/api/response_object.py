@@ -15,7 +15,7 @@ Response = dict[str, Any]
 def new_response(asked: ResponsesRequest, head: Head, most_tokens: int) -> Response:
     """The response to `asked`, in progress and without output; at most `most_tokens` will be generated.
 
-    All keys are there already, in vLLM's order.
+    All keys are there already, in vLLM's order. RecursionError when tools are nested too deeply.
     """
     return {
         "id": head.id,
@@ -28,8 +28,8 @@ def new_response(asked: ResponsesRequest, head: Head, most_tokens: int) -> Respo
         "output": [],
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "temperature": _default(asked.temperature, 1.0),
-        "tool_choice": asked.tool_choice,
-        "tools": asked.tools,
+        "tool_choice": _rendered(asked.tool_choice),
+        "tools": _rendered(asked.tools),
         "top_p": _default(asked.top_p, 1.0),
         "background": bool(asked.background),
         "max_output_tokens": most_tokens,
@@ -39,7 +39,7 @@ def new_response(asked: ResponsesRequest, head: Head, most_tokens: int) -> Respo
         "reasoning": msgspec.to_builtins(asked.reasoning),
         "service_tier": asked.service_tier,
         "status": "in_progress",
-        "text": _text(asked.text),
+        "text": _rendered(_text(asked.text)),
         "top_logprobs": asked.logprobs,
         "truncation": asked.truncation or "disabled",
         "usage": None,
@@ -72,6 +72,11 @@ def usage(input_tokens: int, cached_tokens: int, output_tokens: int, reasoning_t
         },
         "total_tokens": input_tokens + output_tokens,
     }
+
+
+def _rendered(value: Any) -> msgspec.Raw:
+    """What a request may nest deeply, as JSON: a stream tells it three times."""
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def _default(value: float | None, default: float) -> float:

@@ -51,14 +51,17 @@ class KeptResponse:
 
 
 class ResponseStore:
-    """Keeps up to 1,000 responses and 256 MiB; which was touched longest ago is forgotten first.
+    """Keeps up to `most` responses and `most_bytes`; which was touched longest ago is forgotten first.
 
     Without `keeps` it is always empty.
     """
 
-    def __init__(self, keeps: bool) -> None:
+    def __init__(self, keeps: bool, most: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
         self.keeps = keeps
-        self._kept: LRUCache[str, KeptResponse] = LRUCache(MOST_BYTES, _weight)
+        # Each weighs at least its share, and what is too large for the store takes all of it.
+        self._kept: LRUCache[str, KeptResponse] = LRUCache(
+            most_bytes, lambda kept: min(max(kept.size, most_bytes // most), most_bytes)
+        )
 
     def get(self, response_id: str) -> KeptResponse:
         """The response of this id. ApiError 404 when it is not there (any more)."""
@@ -81,8 +84,3 @@ class ResponseStore:
 def invalid(message: str, param: str, status: int = 400) -> ApiError:
     """An error of vLLM's handlers of this family, which have a type of their own."""
     return ApiError(status, "invalid_request_error", message, param)
-
-
-def _weight(kept: KeptResponse) -> int:
-    """Bytes; at least one share in a thousand, at most all."""
-    return min(max(kept.size, MOST_BYTES // MOST_RESPONSES), MOST_BYTES)

@@ -76,6 +76,12 @@ def blueprint(door: Door, stores: bool) -> Blueprint:
         kept.cancel()
         return json_reply(kept.response)
 
+    @routes.errorhandler(RecursionError)
+    def too_deep(error: RecursionError) -> Reply:
+        """Tools that are one level below what cannot be parsed."""
+        refused = bad_request("The request is nested too deeply.")
+        return json_reply(refused.body(), refused.status)
+
     return routes
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeVar
 
 from msgspec import Struct
 
 from app.protocol.coercion import Misfit, convert
 from app.protocol.paths import param_of
+
+T = TypeVar("T", bound=Struct)
 
 PartType = Literal[
     "input_text",
@@ -59,6 +62,15 @@ class ContentPart(Struct, kw_only=True):
 Content = str | list[ContentPart]
 
 
+def convert_content(value: Any) -> Content | None:
+    """The content in `value`. Raises `Misfit` at the part that does not fit."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise Misfit("a text or a list of parts")
+    return _each(ContentPart, value)
+
+
 class InputItem(Struct, kw_only=True):
     """One item; without a type it is a message. Which fields count depends on its type."""
 
@@ -75,9 +87,10 @@ class InputItem(Struct, kw_only=True):
     summary: list[ContentPart] = []
     encrypted_content: str | None = None
 
+    lax: ClassVar[Mapping[str, Any]] = {"content": convert_content, "output": convert_content}
+
     def __post_init__(self) -> None:
-        needed = NEEDED[self.type]
-        for key in needed:
+        for key in NEEDED[self.type]:
             if getattr(self, key) is None:
                 raise Misfit("a value, it is missing", key)
 
@@ -102,11 +115,18 @@ def convert_input(value: Any) -> str | list[InputItem]:
         return value
     if not isinstance(value, list):
         raise Misfit("a text or a list of items")
-    items: list[InputItem] = []
     try:
-        for item in value:
-            items.append(convert(InputItem, item))
+        return _each(InputItem, value)
     except Misfit as misfit:
-        where = param_of(("input", len(items), *misfit.path))
+        where = param_of(("input", *misfit.path))
         raise Misfit(f"a text or a list of items, and at {where} {misfit.expected}") from None
-    return items
+
+
+def _each(kind: type[T], values: list[Any]) -> list[T]:
+    converted: list[T] = []
+    try:
+        for value in values:
+            converted.append(convert(kind, value))
+    except Misfit as misfit:
+        raise misfit.under(len(converted)) from None
+    return converted

@@ -10,6 +10,8 @@ from app.simulation.schema.demands import Bound, Demands, Number
 from app.simulation.schema.errors import Contradiction
 
 INT64 = (-(2**63), 2**63 - 1)
+MOST_BITS = 14_000
+"""Bits of the largest integer that is drawn: Python does not write those of more than 4300 digits."""
 TRIES = 30
 BEYOND = 8
 """Multiples looked at beyond the first one when the usual range holds none."""
@@ -53,6 +55,8 @@ def _draw_multiple(demands: Demands, rng: Random, usual: tuple[int, int], whole:
         count = 0 if attempt == TRIES - 1 and first <= 0 <= last else rng.randint(first, last)
         exact = count * step
         number: Number = int(exact) if exact.denominator == 1 else float(exact)
+        if isinstance(number, int) and number.bit_length() > MOST_BITS:
+            break
         if fits(number, demands) and all(_is_multiple(number, of) for of in demands.multiples):
             return number
     raise Contradiction

@@ -73,12 +73,18 @@ def _next(source: str, at: int, inside: bool, multiline: bool) -> tuple[int, str
 
 
 def _class_start(source: str, at: int) -> tuple[int, str, bool]:
-    """The start of a class; in ECMA-262 an empty one matches nothing, and its negation everything."""
-    if source.startswith("[]", at):
-        return 2, "(?!)", False
-    if source.startswith("[^]", at):
-        return 3, r"[\s\S]", False
-    return (2, "[^", True) if source.startswith("[^", at) else (1, "[", True)
+    """The start of a class.
+
+    One that seems empty matches nothing in ECMA-262, and its negation everything; in Python the
+    bracket is a member, which is what is meant when another one follows.
+    """
+    start = "[^" if source.startswith("[^", at) else "["
+    after = at + len(start)
+    if not source.startswith("]", after):
+        return len(start), start, True
+    if "]" in source[after + 1 :]:
+        return len(start) + 1, start + r"\]", True
+    return len(start) + 1, r"[\s\S]" if start == "[^" else "(?!)", False
 
 
 def _escape(found: re.Match[str], inside: bool) -> str:

@@ -58,7 +58,7 @@ class _Reader:
         self._pattern_text = 0
 
     def document(self) -> Document:
-        _check_name(self._raw)
+        _check_root(self._raw)
         resource = self._specification.create_resource(self._raw)
         root = self._read(self._raw, Registry().resolver_with_root(resource), "", 0)
         definitions: dict[str, Schema] = {}
@@ -74,7 +74,7 @@ class _Reader:
         if depth > DEEPEST or len(self._schemas) >= MOST_SCHEMAS:
             raise SchemaError("the schema is too deep or too large", path)
         if not isinstance(raw, dict):
-            if self._lenient and path:
+            if self._lenient:
                 return True
             raise SchemaError("a schema must be an object, or true or false", path)
         if depth and isinstance(raw.get("$id", raw.get("id")), str):
@@ -159,7 +159,7 @@ class _Reader:
             message = f"{reference!r} leads to nothing in this schema, and others are not fetched"
             raise SchemaError(message, path) from None
         name = self._names.get(id(found.contents))
-        if name is None or isinstance(found.contents, bool):
+        if name is None:
             name = f"d{len(self._names)}"
             self._names[id(found.contents)] = name
             self._waiting.append((name, found.contents, found.resolver, path))
@@ -192,6 +192,8 @@ def _specification(dialect: str) -> Specification[Any]:
         return DRAFT202012
 
 
-def _check_name(raw: Any) -> None:
+def _check_root(raw: Any) -> None:
+    if not isinstance(raw, (dict, bool)):
+        raise SchemaError("a schema must be an object, or true or false")
     if isinstance(raw, dict) and not all(isinstance(raw.get(name, ""), str) for name in ("$id", "id")):
         raise SchemaError("must be a string", "$id")

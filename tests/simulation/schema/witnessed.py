@@ -110,7 +110,9 @@ class Maker:
         if self.often(0.15):
             schema.pop("type", None)
         elif self.often(0.1):
-            schema["type"] = list(dict.fromkeys([schema["type"], self.rng.choice(["null", "string", "array"])]))
+            schema["type"] = list(
+                dict.fromkeys([schema["type"], self.rng.choice(["null", "string", "array"])])
+            )
         return schema
 
     def of_string(self, value: str) -> Schema:
@@ -182,7 +184,9 @@ class Maker:
             schema["required"] = [name for name in value if self.often(0.5)]
         rest = [self.around(value[name], depth + 1) for name in value if name not in properties]
         if self.often(0.35):
-            schema["additionalProperties"] = False if not rest and self.often(0.7) else self.of_all(rest, depth)
+            schema["additionalProperties"] = (
+                False if not rest and self.often(0.7) else self.of_all(rest, depth)
+            )
         self.of_names(schema, value, depth)
         return schema
 
@@ -195,7 +199,9 @@ class Maker:
             schema["propertyNames"] = {"pattern": "^[a-z_-]+$"}
         matching = [each for name, each in value.items() if name.startswith("x-")]
         if self.often(0.05):
-            schema["patternProperties"] = {"^x-": self.of_all([self.around(v, depth + 1) for v in matching], depth)}
+            schema["patternProperties"] = {
+                "^x-": self.of_all([self.around(v, depth + 1) for v in matching], depth)
+            }
         if value and self.often(0.1):
             schema["dependentRequired"] = {self.rng.choice(NAMES): [self.rng.choice(list(value))]}
         if value and self.often(0.05):

@@ -1,0 +1,414 @@
+"""Streamed or whole, in small events or large ones: a response says the same, item by item."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.api.head import Head
+from app.api.response_answer import ResponseAnswer, ResponseShape
+from app.api.response_object import Response, new_response
+from app.events import Event, Failed, Finish, Part, Started, TokenLogprob, Tokens
+from app.protocol.errors import ApiError, bad_request, internal, too_many
+from app.protocol.responses import ResponsesRequest
+
+HEAD = Head("resp_1", 1_700_000_000, "a model", "fp")
+THOUGHT = Part("reasoning")
+IMAGE = Part("image")
+
+Segment = tuple[Part | None, Sequence[str]]
+"""Some tokens of one part, by their texts."""
+
+
+def call(number: int, name: str = "weather") -> Part:
+    return Part("call", number, name)
+
+
+def answer(ended: list[Response] | None = None, asked: Any = None, **shape: Any) -> ResponseAnswer:
+    ids = count(1)
+    response = new_response(ResponsesRequest(input="hi", **(asked or {})), HEAD, 9)
+    return ResponseAnswer(
+        ResponseShape(**{"response": response, "prompt_ids": [5] * 16, **shape}),
+        lambda: str(next(ids)),
+        (ended if ended is not None else []).append,
+    )
+
+
+def logprob(token: str) -> TokenLogprob:
+    return TokenLogprob(1, token, -1.0, [(1, token, -1.0), (2, "other", -1.5), (3, "more", -2.0)])
+
+
+def told(
+    segments: Sequence[Segment], finish: Finish, most: int = 1, cached: int = 0, logprobs: bool = False
+) -> list[Event]:
+    """The events of a reply, up to `most` tokens in each; at least one has the end."""
+    events: list[Event] = [Started(0, 0.5, cached)]
+    for part, texts in segments or [(None, [""])]:
+        for start in range(0, len(texts), most):
+            some = texts[start : start + most]
+            entries = [logprob(text) for text in some] if logprobs else None
+            events.append(Tokens(0, some, list(range(len(some))), 1.0, entries, part=part))
+    last = events[-1]
+    assert isinstance(last, Tokens)
+    last.finish = finish
+    return events
+
+
+def parsed(data: bytes) -> list[dict[str, Any]]:
+    """The JSON of every event; each has a name, which is its type."""
+    *events, rest = data.decode().split("\n\n")
+    assert rest == ""
+    found = []
+    for event in events:
+        name, line = event.split("\n")
+        found.append(json.loads(line.removeprefix("data: ")))
+        assert name == "event: " + found[-1]["type"]
+    return found
+
+
+def streamed(writer: ResponseAnswer, events: Sequence[Event]) -> list[dict[str, Any]]:
+    found = parsed(b"".join(map(writer.chunk, events)) + writer.closing())
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def whole(writer: ResponseAnswer, events: Sequence[Event]) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(writer.body(events))
+    return body
+
+
+def kinds(events: Sequence[dict[str, Any]]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def gathered(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items that a client puts together; AssertionError when one is not well formed."""
+    assert kinds(events[:2]) == ["created", "in_progress"]
+    items: list[dict[str, Any]] = []
+    open_item: dict[str, Any] | None = None
+    text = ""
+    for event in events[2:-1]:
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert open_item is None
+            open_item, text = event["item"], ""
+            assert open_item["status"] == "in_progress"
+        assert open_item is not None
+        assert event["output_index"] == len(items)
+        assert event.get("item_id", open_item["id"]) == open_item["id"]
+        if kind.endswith(".delta"):
+            text += event["delta"]
+        elif kind.endswith("text.done"):
+            assert event["text"] == text
+        elif kind.endswith("arguments.done"):
+            assert (event["arguments"], event["name"]) == (text, open_item["name"])
+        elif kind.endswith("part.done"):
+            assert event["part"]["text"] == text
+        elif kind == "output_item.done":
+            assert event["item"]["id"] == open_item["id"]
+            items.append(event["item"])
+            open_item = None
+    assert open_item is None
+    return items
+
+
+TEXT = st.text(max_size=4).filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text))
+TEXTS = st.lists(TEXT, min_size=1, max_size=6)
+ARGUMENTS = st.dictionaries(TEXT, st.integers() | TEXT, max_size=3).map(json.dumps)
+FINISH = st.builds(Finish, st.sampled_from(["stop", "length", "abort"]), st.none() | st.just("END"))
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> list[Segment]:
+    """Thoughts, texts and calls in any order; calls are numbered and their markup is silent."""
+    numbers = count()
+    found: list[Segment] = []
+    for kind in draw(st.lists(st.sampled_from(["text", "thought", "call"]), max_size=5)):
+        if kind == "call":
+            arguments = draw(ARGUMENTS)
+            cut = draw(st.integers(0, len(arguments)))
+            found.append((call(next(numbers)), ["", "", arguments[:cut], arguments[cut:], ""]))
+        else:
+            found.append((THOUGHT if kind == "thought" else None, draw(TEXTS)))
+    return found
+
+
+@given(
+    segments=segments(),
+    finish=FINISH,
+    most=st.integers(1, 6),
+    cached=st.integers(0, 16),
+    top=st.none() | st.integers(0, 3),
+    shows=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_streamed_response_says_what_a_whole_one_says(
+    segments: list[Segment], finish: Finish, most: int, cached: int, top: int | None, shows: bool
+) -> None:
+    events = told(segments, finish, most, cached, top is not None)
+    shape = {"top_logprobs": top, "shows_reasoning": shows}
+    body = whole(answer(**shape), events)
+    found = streamed(answer(**shape), events)
+    assert found[-1]["type"] == "response.completed"
+    assert found[-1]["response"] == body
+    for item, last in zip(gathered(found), body["output"], strict=True):
+        for content in last.get("content") or ():
+            if "logprobs" in content:
+                content["logprobs"] = None
+        assert item == {**last, "status": "completed"}
+    assert body["usage"]["output_tokens"] == sum(len(e.ids) for e in events if isinstance(e, Tokens))
+
+
+@given(segments=segments(), most=st.integers(1, 6), top=st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_the_log_probabilities_of_a_stream_are_those_of_its_messages(
+    segments: list[Segment], most: int, top: int
+) -> None:
+    events = told(segments, Finish("stop"), most, logprobs=True)
+    found = streamed(answer(top_logprobs=top), events)
+    in_events = [entry for event in found if "delta" in event for entry in event.get("logprobs", ())]
+    in_items = [
+        entry
+        for item in found[-1]["response"]["output"]
+        if item["type"] == "message"
+        for content in item["content"]
+        for entry in content["logprobs"]
+    ]
+    texts = [
+        text for event in events if isinstance(event, Tokens) and event.part is None for text in event.texts
+    ]
+    assert [entry["token"] for entry in in_events] == texts
+    if all(texts):
+        assert [(entry["token"], entry["logprob"]) for entry in in_items] == [(t, -1.0) for t in texts]
+    assert all(len(entry["top_logprobs"]) == top for entry in [*in_events, *in_items])
+
+
+def test_a_response_has_its_keys_in_order() -> None:
+    body = whole(answer(), told([(None, ["Hello", " there"])], Finish("length"), cached=4))
+    assert list(body) == [
+        *("id", "created_at", "incomplete_details", "instructions", "metadata", "model", "object", "output"),
+        *("parallel_tool_calls", "temperature", "tool_choice", "tools", "top_p", "background"),
+        *("max_output_tokens", "max_tool_calls", "previous_response_id", "prompt", "reasoning"),
+        *("service_tier", "status", "text", "top_logprobs", "truncation", "usage", "user"),
+        *("presence_penalty", "frequency_penalty", "kv_transfer_params", "ec_transfer_params"),
+        *("input_messages", "output_messages"),
+    ]
+    (item,) = body["output"]
+    assert list(item.items()) == [
+        ("id", "msg_1"),
+        (
+            "content",
+            [{"annotations": [], "text": "Hello there", "type": "output_text", "logprobs": None}],
+        ),
+        ("role", "assistant"),
+        ("status", "completed"),
+        ("type", "message"),
+        ("phase", None),
+    ]
+    assert list(item["content"][0]) == ["annotations", "text", "type", "logprobs"]
+    assert body["usage"] == {
+        "input_tokens": 16,
+        "input_tokens_details": {
+            "cached_tokens": 4,
+            "cache_write_tokens": 0,
+            "input_tokens_per_turn": [],
+            "cached_tokens_per_turn": [],
+        },
+        "output_tokens": 2,
+        "output_tokens_details": {
+            "reasoning_tokens": 0,
+            "tool_output_tokens": 0,
+            "output_tokens_per_turn": [],
+            "tool_output_tokens_per_turn": [],
+        },
+        "total_tokens": 18,
+    }
+
+
+def test_a_stream_of_text_has_its_events_in_order() -> None:
+    found = streamed(answer(), told([(None, ["Hello", " there"])], Finish("stop")))
+    assert kinds(found) == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *("output_text.delta", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    assert found[0]["response"] == found[1]["response"]
+    assert found[0]["response"]["status"] == "in_progress"
+    assert [list(event) for event in found[2:8]] == [
+        ["item", "output_index", "sequence_number", "type"],
+        ["content_index", "item_id", "output_index", "part", "sequence_number", "type"],
+        ["content_index", "delta", "item_id", "logprobs", "output_index", "sequence_number", "type"],
+        ["content_index", "delta", "item_id", "logprobs", "output_index", "sequence_number", "type"],
+        ["content_index", "item_id", "logprobs", "output_index", "sequence_number", "text", "type"],
+        ["content_index", "item_id", "output_index", "part", "sequence_number", "type"],
+    ]
+
+
+def test_log_probabilities_are_in_some_events_and_not_in_others() -> None:
+    events = told([(None, ["Hello", "", " there"])], Finish("stop"), logprobs=True)
+    found = {event["type"]: event for event in streamed(answer(top_logprobs=2), events)}
+    entry = {"token": " there", "logprob": -1.0}
+    top = [{"token": " there", "logprob": -1.0}, {"token": "other", "logprob": -1.5}]
+    assert found["response.output_text.delta"]["logprobs"][-1] == {**entry, "top_logprobs": top}
+    assert len(found["response.output_text.delta"]["logprobs"]) == 2
+    assert found["response.content_part.added"]["part"]["logprobs"] == []
+    assert found["response.output_text.done"]["logprobs"] == []
+    assert found["response.content_part.done"]["part"]["logprobs"] is None
+    assert found["response.output_item.done"]["item"]["content"][0]["logprobs"] is None
+    (item,) = found["response.completed"]["response"]["output"]
+    first = item["content"][0]["logprobs"][0]
+    assert list(first) == ["token", "bytes", "logprob", "top_logprobs"]
+    assert first["bytes"] == list(b"Hello")
+
+
+def test_a_stream_of_a_thought_has_its_events_in_order() -> None:
+    found = streamed(answer(), told([(THOUGHT, ["Hm", ""]), (None, ["Yes"])], Finish("stop")))
+    assert kinds(found)[2:8] == [
+        *("output_item.added", "reasoning_part.added", "reasoning_text.delta"),
+        *("reasoning_text.done", "reasoning_part.done", "output_item.done"),
+    ]
+    assert found[2]["item"] == {
+        "id": "rs_1",
+        "summary": [],
+        "type": "reasoning",
+        "content": None,
+        "encrypted_content": None,
+        "status": "in_progress",
+    }
+    assert found[3]["part"] == {"text": "", "type": "reasoning_text"}
+    thought, message = found[-1]["response"]["output"]
+    assert (thought["status"], thought["content"]) == (None, [{"text": "Hm", "type": "reasoning_text"}])
+    assert (message["id"], found[8]["output_index"]) == ("msg_2", 1)
+    assert found[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+
+
+def test_hidden_thoughts_are_counted() -> None:
+    events = told([(THOUGHT, ["Hm", "m"]), (None, ["Yes"])], Finish("stop"))
+    body = whole(answer(shows_reasoning=False), events)
+    assert [item["type"] for item in body["output"]] == ["message"]
+    assert body["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+
+
+def test_a_stream_of_a_call_has_its_events_in_order() -> None:
+    found = streamed(answer(), told([(call(0), ["", "{", "}", ""])], Finish("stop")))
+    assert kinds(found)[2:-1] == [
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
+    ]
+    assert list(found[2]["item"].items()) == [
+        ("arguments", ""),
+        ("call_id", "call_1"),
+        ("name", "weather"),
+        ("type", "function_call"),
+        ("id", "fc_1"),
+        ("async", None),
+        ("caller", None),
+        ("namespace", None),
+        ("status", "in_progress"),
+    ]
+    assert list(found[3]) == ["delta", "item_id", "output_index", "sequence_number", "type"]
+    (item,) = found[-1]["response"]["output"]
+    assert item == {**found[2]["item"], "arguments": "{}", "status": "completed"}
+
+
+def test_a_call_opens_with_its_name_before_it_has_arguments() -> None:
+    writer = answer()
+    writer.chunk(Started(0, 0.5))
+    (opened,) = parsed(writer.chunk(Tokens(0, [""], [1], 1.0, part=call(0))))
+    assert opened["item"]["name"] == "weather"
+    assert writer.chunk(Tokens(0, [""], [2], 1.0, part=call(0))) == b""
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "details"),
+    [
+        ("stop", "completed", None),
+        ("length", "incomplete", {"reason": "max_output_tokens"}),
+        ("abort", "cancelled", None),
+        ("cache_threshold", "completed", None),
+    ],
+)
+def test_why_a_response_ended(reason: str, status: str, details: Any) -> None:
+    body = whole(answer(), told([(None, ["Hi"])], Finish(reason)))
+    assert (body["status"], body["incomplete_details"]) == (status, details)
+    assert body["output"][0]["status"] == "completed"
+
+
+@pytest.mark.parametrize("segments", [[], [(None, ["", ""])], [(THOUGHT, [""])]])
+def test_a_reply_that_shows_nothing_is_an_empty_message(segments: list[Segment]) -> None:
+    events = told(segments, Finish("stop"))
+    (item,) = whole(answer(), events)["output"]
+    assert (item["type"], item["content"], item["status"]) == ("message", [], "completed")
+    assert kinds(streamed(answer(), events))[2:-1] == ["output_item.added", "output_item.done"]
+
+
+def test_an_image_is_counted_and_not_shown() -> None:
+    events = told([(None, ["Look"]), (IMAGE, ["data:image/png;base64,AA=="])], Finish("stop"))
+    body = whole(answer(), events)
+    assert [content["text"] for content in body["output"][0]["content"]] == ["Look"]
+    assert body["usage"]["output_tokens"] == 2
+
+
+def test_what_was_asked_is_repeated() -> None:
+    asked = {"instructions": "Be brief.", "metadata": {"a": "b"}, "user": "me", "temperature": 0.5}
+    body = whole(answer(asked=asked), told([(None, ["Hi"])], Finish("stop")))
+    assert {name: body[name] for name in asked} == asked
+    assert (body["max_output_tokens"], body["parallel_tool_calls"], body["tools"]) == (9, True, [])
+
+
+def test_transfer_params_are_told_at_the_end() -> None:
+    shape = {"transfer": {"remote_host": "a"}, "encoded_media": {"b": 1}}
+    found = streamed(answer(**shape), told([(None, ["Hi"])], Finish("stop")))
+    assert found[0]["response"]["kv_transfer_params"] is None
+    assert found[-1]["response"]["kv_transfer_params"] == {"remote_host": "a"}
+    assert found[-1]["response"]["ec_transfer_params"] == {"b": 1}
+
+
+def test_prompt_and_reply_are_told_once_more_on_demand() -> None:
+    body = whole(answer(prompt_text="say hi"), told([(None, ["Hi", "!"])], Finish("stop"), most=2))
+    assert body["input_messages"] == [{"message": "say hi", "tokens": [5] * 16, "type": "raw_message_tokens"}]
+    assert body["output_messages"] == [{"message": "Hi!", "tokens": [0, 1], "type": "raw_message_tokens"}]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (internal("It broke."), "server_error"),
+        (too_many("Full."), "rate_limit_exceeded"),
+        (bad_request("Wrong: \ud800"), "invalid_prompt"),
+        (ValueError("a detail of ours"), "server_error"),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_failure_ends_the_stream_with_a_failed_response(error: Exception, code: str, begun: bool) -> None:
+    ended: list[Response] = []
+    writer = answer(ended)
+    before = [Started(0, 0.5), Tokens(0, ["Hi"], [1], 1.0)] if begun else []
+    found = streamed(writer, [*before, Failed(0, error)])
+    assert kinds(found[:2]) == ["created", "in_progress"]
+    assert kinds(found[-1:]) == ["failed"]
+    failed = found[-1]["response"]
+    assert (failed["id"], failed["status"], failed["error"]["code"]) == ("resp_1", "failed", code)
+    assert "detail" not in failed["error"]["message"]
+    assert [response["status"] for response in ended] == ["failed"]
+
+
+def test_a_failure_of_a_whole_response_is_raised() -> None:
+    ended: list[Response] = []
+    with pytest.raises(ApiError, match="Full"):
+        answer(ended).body([Started(0, 0.5), Failed(0, too_many("Full."))])
+    assert ended == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_last_state_is_told_once(stream: bool) -> None:
+    ended: list[Response] = []
+    events = told([(None, ["Hi"])], Finish("stop"))
+    (streamed if stream else whole)(answer(ended), events)
+    assert [response["status"] for response in ended] == ["completed"]

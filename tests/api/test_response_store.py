@@ -1,0 +1,151 @@
+"""Responses are kept within limits, and those in the background can be followed and cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+import pytest
+
+from app.api.response_log import EventLog, Follower
+from app.api.response_store import KeptResponse, ResponseStore
+from app.protocol.errors import ApiError
+
+
+def kept(name: str, status: str = "completed", size: int = 0, **fields: Any) -> KeptResponse:
+    return KeptResponse({"id": name, "status": status}, [{"role": "user", "content": "x" * size}], **fields)
+
+
+def refusal(action: Callable[[], Any]) -> tuple[int, str, str | None]:
+    with pytest.raises(ApiError) as caught:
+        action()
+    return caught.value.status, caught.value.type, caught.value.param
+
+
+def missing(store: ResponseStore, name: str) -> bool:
+    try:
+        store.get(name)
+    except ApiError as error:
+        assert (error.status, error.type, error.param) == (404, "invalid_request_error", "response_id")
+        return True
+    return False
+
+
+def test_a_kept_response_can_be_read() -> None:
+    store = ResponseStore(True)
+    store.keep(kept("a"))
+    assert store.get("a").response["id"] == "a"
+    assert missing(store, "b")
+
+
+def test_a_store_that_is_off_keeps_nothing() -> None:
+    store = ResponseStore(False)
+    store.keep(kept("a"))
+    assert missing(store, "a")
+
+
+def test_the_one_that_was_touched_longest_ago_is_forgotten_first() -> None:
+    store = ResponseStore(True, most=3)
+    for name in "abc":
+        store.keep(kept(name))
+    store.get("a")
+    store.keep(kept("d"))
+    assert [missing(store, name) for name in "abcd"] == [False, True, False, False]
+
+
+def test_large_responses_leave_room_for_fewer() -> None:
+    store = ResponseStore(True, most=100, most_bytes=1000)
+    for name in "abc":
+        store.keep(kept(name, size=300))
+    assert [missing(store, name) for name in "abc"] == [True, False, False]
+    store.keep(kept("d", size=5000))
+    assert [missing(store, name) for name in "abcd"] == [True, True, True, False]
+
+
+def test_a_response_that_has_grown_is_weighed_again() -> None:
+    store = ResponseStore(True, most=100, most_bytes=1000)
+    growing = kept("b", log=EventLog())
+    store.keep(kept("a"))
+    store.keep(growing)
+    assert growing.log is not None
+    growing.log.add([b"x" * 980])
+    store.weigh(growing)
+    assert [missing(store, name) for name in "ab"] == [True, False]
+
+
+def test_one_that_is_forgotten_does_not_come_back_when_it_ends() -> None:
+    store = ResponseStore(True, most=1)
+    first = kept("a")
+    store.keep(first)
+    store.keep(kept("b"))
+    store.weigh(first)
+    assert [missing(store, name) for name in "ab"] == [True, False]
+
+
+@pytest.mark.parametrize("status", ["queued", "in_progress"])
+def test_what_runs_in_the_background_can_be_cancelled(status: str) -> None:
+    aborted = []
+    running = kept("a", status, log=EventLog(), abort=lambda: aborted.append("a"))
+    running.cancel()
+    assert (running.response["status"], aborted) == ("cancelled", ["a"])
+    assert running.log is not None and running.log.over
+    assert refusal(running.cancel) == (400, "invalid_request_error", "response_id")
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete", "failed", "cancelled"])
+def test_what_is_over_cannot_be_cancelled(status: str) -> None:
+    over = kept("a", status, abort=lambda: None)
+    assert refusal(over.cancel) == (400, "invalid_request_error", "response_id")
+    assert over.response["status"] == status
+
+
+def test_what_is_not_in_the_background_cannot_be_cancelled() -> None:
+    assert refusal(kept("a", "in_progress").cancel) == (400, "invalid_request_error", "response_id")
+
+
+def following(log: EventLog, start: int = 0) -> gevent.Greenlet[..., list[bytes]]:
+    """A greenlet that follows `log`; it is on its way when this returns."""
+    greenlet = gevent.spawn(lambda: list(Follower(log, start, None)))
+    gevent.idle()
+    return greenlet
+
+
+def test_followers_get_the_events_that_are_there_and_those_that_come() -> None:
+    log = EventLog()
+    log.add([b"0", b"1"])
+    all_of_them, later = following(log), following(log, 2)
+    log.add([b"2"])
+    gevent.idle()
+    log.add([b"3", b"4"])
+    log.end()
+    assert all_of_them.get(timeout=5) == [b"", b"01", b"2", b"34"]
+    assert later.get(timeout=5) == [b"", b"2", b"34"]
+
+
+def test_a_log_that_is_over_ends_its_followers() -> None:
+    log = EventLog()
+    log.add([b"0"])
+    log.end()
+    assert [list(Follower(log, start, None)) for start in (0, 1, 99)] == [[b"", b"0"], [b""], [b""]]
+
+
+class Client:
+    """The connection of a client that can leave."""
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        self.leave = gone
+
+    def unwatch(self) -> None:
+        self.is_watched = False
+
+
+def test_a_follower_ends_when_its_client_has_gone() -> None:
+    log, client = EventLog(), Client()
+    follower = Follower(log, 0, client)  # type: ignore[arg-type]
+    greenlet = gevent.spawn(lambda: list(follower))
+    gevent.idle()
+    client.leave()
+    assert greenlet.get(timeout=5) == [b""]
+    follower.close()
+    assert not client.is_watched

@@ -1,0 +1,430 @@
+"""A request of the Responses family: what it may be, and the chat that it means."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.decoding import decode
+from app.protocol.errors import ApiError
+from app.protocol.messages import Message
+from app.protocol.responses import ResponsesRequest
+from app.protocol.responses_chat import chat_request, echo_text, go_on
+from app.protocol.tools import NamedToolChoice
+
+WEATHER = {"type": "function", "name": "weather", "description": "How it is", "parameters": {}}
+NESTED = {"type": "function", "function": {"name": "weather", "description": "How it is", "parameters": {}}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
+HELLO = {"role": "user", "content": "hi"}
+TOOL_CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+}
+
+
+def decoded(**fields: Any) -> ResponsesRequest:
+    body = json.dumps({"model": "m", "input": "hi", **fields})
+    return decode(body.encode(), "application/json", ResponsesRequest)
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return chat_request(decoded(**fields))
+
+
+def messages(*items: dict[str, Any], **fields: Any) -> list[Message]:
+    return chat(input=list(items), **fields).messages
+
+
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": list(parts)}
+
+
+def refusal(**fields: Any) -> tuple[int, str, str | None]:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    return caught.value.status, caught.value.type, caught.value.param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "body.input"),
+        ({"input": 5}, "body.input"),
+        ({"input": {}}, "body.input"),
+        ({"input": ["hi"]}, "body.input"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "body.input"),
+        ({"input": [{"role": "robot", "content": "hi"}]}, "body.input"),
+        ({"input": [{"role": "user"}]}, "body.input"),
+        ({"input": [user({"type": "input_file", "file_id": "a"})]}, "body.input"),
+        ({"input": [user({"type": "input_text"})]}, "body.input"),
+        ({"input": [user({"type": "input_image", "file_id": "a"})]}, "body.input"),
+        ({"input": [user({"type": "input_image", "image_url": {"href": "a"}})]}, "body.input"),
+        ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]}, "body.input"),
+        ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "body.input"),
+        ({"include": "all"}, "body.include"),
+        ({"include": ["everything"]}, "body.include.0"),
+        ({"max_output_tokens": "many"}, "body.max_output_tokens"),
+        ({"metadata": {"a": 1}}, "body.metadata.a"),
+        ({"reasoning": {"effort": "huge"}}, "body.reasoning.effort"),
+        ({"service_tier": None}, "body.service_tier"),
+        ({"temperature": "hot"}, "body.temperature"),
+        ({"presence_penalty": 3}, "body.presence_penalty"),
+        ({"text": {"format": {"type": "xml"}}}, "body.text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "body.text.format.json_schema.schema"),
+        ({"text": {"verbosity": "loud"}}, "body.text.verbosity"),
+        ({"tools": None}, "body.tools"),
+        ({"tools": [1]}, "body.tools.0"),
+        ({"tools": [WEATHER, {"type": "oven"}]}, "body.tools.1"),
+        ({"tools": [{"type": "function"}]}, "body.tools.0.function.name"),
+        ({"tools": [WEATHER], "tool_choice": None}, "body.tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "perhaps"}, "body.tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "oven"}}, "body.tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": []}},
+            "body.tool_choice.mode",
+        ),
+        ({"truncation": "some"}, "body.truncation"),
+        ({"cache_salt": ""}, "body.cache_salt"),
+        ({"stop": list("abcde")}, "body.stop"),
+    ],
+)
+def test_what_does_not_fit_the_schema_is_a_bad_request_at_its_place(
+    fields: dict[str, Any], param: str
+) -> None:
+    assert refusal(**fields) == (400, "Bad Request", param)
+
+
+def test_the_message_tells_where_in_the_input_it_is() -> None:
+    with pytest.raises(ApiError, match=r"body\.input\.1\.content\.0\.type"):
+        chat(input=[HELLO, user({"type": "input_video"})])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": {"id": "a"}}, "prompt"),
+        ({"background": True, "store": False}, "background"),
+        ({"background": True, "store": None}, "background"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "weather"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "function"}}, "tool_choice"),
+        (
+            {
+                "tools": [WEATHER],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "time"}]},
+            },
+            "tool_choice",
+        ),
+        (
+            {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+        ),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input"),
+        ({"cache_salt": "a/b"}, "cache_salt"),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": -2}, "top_logprobs"),
+    ],
+)
+def test_what_breaks_a_rule_is_named(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields) == (400, "BadRequestError", param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": 5, "tool_choice": "required"},
+        {"tools": "weather", "tool_choice": {"type": "function", "name": []}},
+        {"tools": [None, 1, [], {"function": 2}], "tool_choice": {"type": "function", "name": {"a": 1}}},
+        {"tools": {"a": 1}, "tool_choice": {"type": "function", "name": "a"}},
+        {"tool_choice": []},
+        {"tool_choice": {"type": []}, "tools": [WEATHER]},
+        {"tool_choice": {"type": {}}, "tools": [{"type": []}]},
+    ],
+)
+def test_whatever_tools_are_is_answered_with_400(fields: dict[str, Any]) -> None:
+    assert refusal(**fields)[0] == 400
+
+
+def test_numbers_may_be_written_as_text_and_unknown_fields_are_dropped() -> None:
+    asked = decoded(max_output_tokens="12", temperature=1, stream="yes", conversation="c", input=[HELLO])
+    assert (asked.max_output_tokens, asked.temperature, asked.stream) == (12, 1.0, True)
+    assert asked.input[0].content == "hi"  # type: ignore[union-attr]
+
+
+def test_sampling_and_limits_keep_their_values() -> None:
+    asked = chat(
+        max_output_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        min_p=0.1,
+        seed=5,
+        stop=["END"],
+        stream=True,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.5,
+        logit_bias={"5": 1},
+        ignore_eos=True,
+        user="me",
+        cache_salt="salt",
+        priority=-2,
+        vllm_xargs={"a": 1},
+        kv_transfer_params={"do_remote_decode": True},
+        reasoning={"effort": "low"},
+        include_reasoning=False,
+    )
+    assert (asked.model, asked.max_completion_tokens, asked.max_tokens) == ("m", 7, None)
+    assert (asked.temperature, asked.top_p, asked.top_k, asked.min_p) == (0.5, 0.9, 3, 0.1)
+    assert (asked.seed, asked.stop, asked.stream, asked.ignore_eos) == (5, ["END"], True, True)
+    assert (asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty) == (1, -1, 1.5)
+    assert (asked.logit_bias, asked.user, asked.cache_salt, asked.priority) == ({"5": 1}, "me", "salt", -2)
+    assert (asked.vllm_xargs, asked.kv_transfer_params) == ({"a": 1}, {"do_remote_decode": True})
+    assert (asked.reasoning_effort, asked.include_reasoning) == ("low", False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (False, 0)),
+        ({"top_logprobs": 3}, (False, 0)),
+        ({"include": ["message.output_text.logprobs"]}, (True, 0)),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, (True, 3)),
+        ({"include": ["reasoning.encrypted_content"], "top_logprobs": 3}, (False, 0)),
+    ],
+)
+def test_log_probabilities_are_asked_for_by_include(
+    fields: dict[str, Any], expected: tuple[bool, int]
+) -> None:
+    asked = chat(**fields)
+    assert (asked.logprobs, asked.top_logprobs) == expected
+
+
+def test_a_text_is_what_the_user_says_and_instructions_come_first() -> None:
+    assert chat(instructions="Be brief.").messages == [{"role": "system", "content": "Be brief."}, HELLO]
+    assert chat(input=[HELLO]).messages == [HELLO]
+
+
+def test_parts_become_those_of_a_chat() -> None:
+    parts = [
+        {"type": "input_text", "text": "Look"},
+        {"text": "and"},
+        {"type": "input_image", "image_url": "http://a/b.png", "detail": "auto"},
+        {"type": "input_image", "image_url": {"url": "data:,x"}},
+        {"type": "input_audio", "input_audio": {"data": "QUI=", "format": "wav"}},
+        {"type": "input_audio", "data": "QUI=", "format": "mp3"},
+    ]
+    assert messages(user(*parts))[0]["content"] == [
+        {"type": "text", "text": "Look"},
+        {"type": "text", "text": "and"},
+        {"type": "image_url", "image_url": {"url": "http://a/b.png"}},
+        {"type": "image_url", "image_url": {"url": "data:,x"}},
+        {"type": "input_audio", "input_audio": {"data": "QUI=", "format": "wav"}},
+        {"type": "input_audio", "input_audio": {"data": "QUI=", "format": "mp3"}},
+    ]
+
+
+def test_an_assistant_says_its_texts_and_refusals_as_one() -> None:
+    parts = [
+        {"type": "output_text", "text": "No. ", "annotations": []},
+        {"type": "refusal", "refusal": "Sorry."},
+    ]
+    said = {"type": "message", "role": "assistant", "content": parts, "id": "msg_1", "status": "completed"}
+    assert messages(HELLO, said) == [HELLO, {"role": "assistant", "content": "No. Sorry."}]
+
+
+def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
+    said = {"role": "assistant", "content": "I look."}
+    assert messages(HELLO, thought, said, CALL, {**CALL, "call_id": "c2"}, RESULT) == [
+        HELLO,
+        {
+            "role": "assistant",
+            "reasoning": "Hm",
+            "content": "I look.",
+            "tool_calls": [TOOL_CALL, {**TOOL_CALL, "id": "c2"}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+
+
+def test_what_is_said_twice_is_two_turns() -> None:
+    said = {"role": "assistant", "content": "Yes."}
+    assert messages(said, said) == [said, said]
+
+
+def test_a_summary_stands_in_for_a_thought_and_a_result_may_have_parts() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm"}]}
+    result = {**RESULT, "output": [{"type": "input_text", "text": "rain"}]}
+    assert messages(thought, result) == [
+        {"role": "assistant", "reasoning": "Hm"},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain"}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("last", "continued"),
+    [
+        ({"role": "assistant", "content": "And", "status": "in_progress"}, True),
+        ({"role": "assistant", "content": "And", "status": "incomplete"}, True),
+        ({"role": "assistant", "content": "And", "status": "completed"}, False),
+        ({"role": "user", "content": "And", "status": "incomplete"}, False),
+        (HELLO, False),
+    ],
+)
+def test_an_unfinished_message_of_the_assistant_is_continued(last: dict[str, Any], continued: bool) -> None:
+    asked = chat(input=[HELLO, last])
+    assert (asked.continue_final_message, asked.add_generation_prompt) == (continued, not continued)
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ("hi", "hi"),
+        ([], ""),
+        ([HELLO, CALL], 'weather({"city": "Oslo"})'),
+        ([HELLO, CALL, RESULT], "rain"),
+        ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}], "Hm"),
+        (
+            [
+                user(
+                    {"type": "input_text", "text": "Look"},
+                    {"type": "input_image", "image_url": "http://a/b.png"},
+                    {"type": "input_audio", "input_audio": {"data": "QUI=", "format": "wav"}},
+                )
+            ],
+            "Look\nimage: http://a/b.png\naudio: wav",
+        ),
+    ],
+)
+def test_echo_says_the_last_item(items: Any, said: str) -> None:
+    assert echo_text(decoded(input=items).input) == said
+
+
+@pytest.mark.parametrize("tool", [WEATHER, NESTED, {**WEATHER, "type": "function", "strict": None}])
+def test_a_function_is_repeated_with_every_field(tool: dict[str, Any]) -> None:
+    (told,) = decoded(tools=[tool]).tools
+    assert list(told.items()) == [
+        ("name", "weather"),
+        ("parameters", {}),
+        ("strict", None),
+        ("type", "function"),
+        ("allowed_callers", None),
+        ("async", None),
+        ("defer_loading", None),
+        ("description", "How it is"),
+        ("output_schema", None),
+    ]
+
+
+def test_tools_of_other_types_are_repeated_and_never_called() -> None:
+    search = {"type": "web_search", "search_context_size": "low"}
+    asked = decoded(tools=[search])
+    assert asked.tools == [search]
+    assert (asked.tool_choice, chat(tools=[search]).tools) == ("auto", None)
+    assert chat(tools=[search]).tool_choice == "none"
+    assert chat(tools=[search], tool_choice="required").tool_choice == "none"
+
+
+@pytest.mark.parametrize(
+    ("choice", "told", "meant"),
+    [
+        (None, "auto", "required"),
+        ("auto", "auto", "required"),
+        ("required", "required", "required"),
+        ("none", "none", "none"),
+        ({"type": "custom", "name": "x"}, {"type": "custom", "name": "x"}, "auto"),
+        ({"type": "web_search_preview"}, {"type": "web_search_preview"}, "auto"),
+    ],
+)
+def test_a_choice_is_repeated_as_it_was_asked_and_auto_means_a_call(
+    choice: Any, told: Any, meant: str
+) -> None:
+    fields = {"tools": [WEATHER], **({} if choice is None else {"tool_choice": choice})}
+    asked = chat(**fields)
+    assert (decoded(**fields).tool_choice, asked.tool_choice) == (told, meant)
+    assert asked.parallel_tool_calls is False
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"type": "function", "name": "weather"}, {"type": "function", "function": {"name": "weather"}}],
+)
+def test_a_named_function_is_called(choice: dict[str, Any]) -> None:
+    assert decoded(tools=[WEATHER], tool_choice=choice).tool_choice == {"name": "weather", "type": "function"}
+    meant = chat(tools=[NESTED], tool_choice=choice).tool_choice
+    assert isinstance(meant, NamedToolChoice)
+    assert meant.names() == ["weather"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_a_choice_of_the_chat(mode: str) -> None:
+    choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "weather"}]}
+    assert decoded(tools=[WEATHER], tool_choice=choice).tool_choice == choice
+    meant = chat(tools=[WEATHER], tool_choice=choice).tool_choice
+    assert isinstance(meant, NamedToolChoice) and meant.allowed_tools is not None
+    assert (meant.names(), meant.allowed_tools.mode) == (["weather"], mode)
+
+
+def test_without_tools_nothing_is_chosen() -> None:
+    assert decoded().tool_choice == decoded(tool_choice="auto").tool_choice == "none"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}])
+def test_after_a_result_nothing_is_called(choice: Any) -> None:
+    assert chat(tools=[WEATHER], tool_choice=choice, input=[HELLO, CALL, RESULT]).tool_choice == "none"
+    later = [HELLO, CALL, RESULT, {"role": "assistant", "content": "Rain."}, HELLO]
+    assert chat(tools=[WEATHER], tool_choice=choice, input=later).tool_choice == "none"
+
+
+def test_the_form_of_the_text_is_that_of_the_reply() -> None:
+    schema = {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True}
+    asked = decoded(text={"format": schema})
+    form = chat_request(asked).response_format
+    assert form is not None and form.json_schema is not None
+    assert form.json_schema.json_schema == SCHEMA
+    assert asked.text is not None and asked.text.format is not None
+    assert list(asked.text.format.told()) == ["name", "schema", "type", "description", "strict"]
+    assert chat(text={"format": {"type": "json_object"}}).response_format is not None
+    assert chat(text={"format": {"type": "text"}}).structured_outputs is None
+
+
+OUTPUT = [
+    {"id": "rs_1", "summary": [], "type": "reasoning", "content": [{"text": "Hm", "type": "reasoning_text"}]},
+    {
+        "id": "msg_1",
+        "content": [{"text": "Hello.", "type": "output_text"}],
+        "role": "assistant",
+        "type": "message",
+    },
+]
+
+
+def test_a_conversation_goes_on_without_its_instructions_and_thoughts() -> None:
+    asked = chat(instructions="Be long.")
+    go_on(asked, [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1"}], OUTPUT)
+    assert asked.messages == [
+        {"role": "system", "content": "Be long."},
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": "Hello."},
+        HELLO,
+    ]
+
+
+def test_a_call_goes_on_with_its_result() -> None:
+    asked = chat(input=[RESULT], tools=[WEATHER])
+    go_on(asked, [HELLO], [{**CALL, "id": "fc_1", "status": "completed", "async": None}])
+    assert [message["role"] for message in asked.messages] == ["user", "assistant", "tool"]
+    assert asked.messages[1]["tool_calls"] == [TOOL_CALL]
+
+
+def test_after_a_result_of_an_earlier_turn_nothing_is_called() -> None:
+    asked = chat(tools=[WEATHER])
+    assert asked.tool_choice == "required"
+    go_on(asked, [HELLO, {"role": "tool", "tool_call_id": "c1", "content": "rain"}], OUTPUT)
+    assert asked.tool_choice == "none"
