@@ -7,6 +7,7 @@ import logging
 import msgspec
 from flask import Blueprint
 
+from app.api.errors import forget_frames
 from app.api.replies import Reply, json_reply
 from app.protocol.errors import ApiError, bad_request, internal
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
@@ -48,6 +49,7 @@ def error_event(error: Exception) -> bytes:
 
 def _reply(error: Exception) -> Reply:
     known = _known(error)
+    forget_frames(error)
     body = known.body() if known.type == SCHEMA else error_body(known)
     return json_reply(body, known.status, known.headers)
 

@@ -24,7 +24,19 @@ def init_errors(app: Flask) -> None:
     app.register_error_handler(Exception, _unexpected)
 
 
+def forget_frames(error: BaseException | None) -> None:
+    """Let go of the frames that `error` came through.
+
+    Frames that know their error, by a request that holds it, for one, are cyclic garbage, and a server
+    that fails on purpose makes much of it.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
+
+
 def _api_error(error: ApiError) -> Reply:
+    forget_frames(error)
     return json_reply(error.body(), error.status, error.headers)
 
 
@@ -39,6 +51,7 @@ def _service_error(error: TokenizerServiceError) -> Reply:
 
 def _http_error(error: HTTPException) -> Reply:
     """What routing refuses keeps the web framework's own body (vllm-api.md section 4)."""
+    forget_frames(error)
     if isinstance(error, NotFound) and (moved := _without_slash()):
         return Reply(b"", 307, {"Location": moved})
     reply = json_reply({"detail": error.name}, error.code or 500)
@@ -67,4 +80,5 @@ def _without_slash() -> str | None:
 
 def _unexpected(error: Exception) -> Reply:
     log.exception("a request failed unexpectedly")
+    forget_frames(error)
     return _api_error(internal("The server failed to handle the request."))

@@ -202,7 +202,10 @@ def _union(members: tuple[Any, ...]) -> Convert:
             except Misfit as misfit:
                 first = first or misfit
         assert first is not None
-        raise first
+        try:
+            raise first
+        finally:
+            del first  # a frame and an error that know each other are garbage for the collector
 
     return union
 
@@ -230,8 +233,11 @@ def _struct(kind: type[Struct]) -> Convert:
                 arguments[name] = converter(value[key])
             except Misfit as misfit:
                 first = first or misfit.under(key)
-        if first is not None:
-            raise first
+        try:
+            if first is not None:
+                raise first
+        finally:
+            del first  # see above
         return kind(**arguments)
 
     return convert_struct
