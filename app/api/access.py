@@ -15,7 +15,7 @@ from config.settings import Settings
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 """What needs an API key once there is one; health, metrics, /tokenize ... stay open (vllm-api.md 9)."""
-ADMIN = "/admin"
+ADMIN = ("/admin", "/fake_metrics")
 UNAUTHORIZED = b'{"error":"Unauthorized"}'
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from random import Random
+from typing import Any
 
 from app.simulation.schema.demands import Demands
 from app.simulation.schema.document import Schema
@@ -18,25 +19,28 @@ UNIQUE_TRIES = 40
 
 Item = Callable[[Sequence[Schema]], Any]
 """Draws an item that all the given schemas accept; raises Contradiction."""
+Accepts = Callable[[Schema, Any], bool]
+"""Tells whether a value satisfies a schema."""
 
 
-class Accepts(Protocol):
-    def __call__(self, schema: Schema, value: Any) -> bool: ...
+def draw_length(demands: Demands, usual: tuple[int, int], rng: Random, small: bool) -> int:
+    """How many items to draw, of the `usual` range where the schema does not say (simulator.md 7.4).
 
-
-def length_range(demands: Demands, usual: tuple[int, int]) -> tuple[int, int]:
-    """Fewest and most items to draw, `usual` where the schema does not say (simulator.md 7.4)."""
+    With `small` as few as it allows. Raises Contradiction when that is still too many.
+    """
     counts = demands.counts
-    fewest = counts.get("minItems", 0)
-    needed = sum(int(schema.get("minContains", 1)) for schema in demands.plain if "contains" in schema)
-    low = max(counts.get("minItems", usual[0]), needed)
-    if "minItems" not in counts:
-        low = max(low, max((len(prefix) for prefix in demands.values("prefixItems")), default=0))
-    low = min(low, counts.get("maxItems", low))
-    high = min(counts["maxItems"], low + SPREAD) if "maxItems" in counts else max(usual[1], low)
-    if max(fewest, low) > MOST_ITEMS:
+    needed = sum(_count(schema, "minContains", 1) for schema in _containing(demands))
+    fewest = max(counts.get("minItems", 0), min(needed, MOST_ITEMS + 1))
+    if fewest > MOST_ITEMS:
         raise Contradiction
-    return low, high
+    if small:
+        return fewest
+    low = fewest
+    if "minItems" not in counts:
+        low = max(fewest, usual[0], *(len(prefix) for prefix in demands.values("prefixItems")))
+    low = min(low, counts.get("maxItems", low), MOST_ITEMS)
+    high = min(counts["maxItems"], low + SPREAD) if "maxItems" in counts else max(usual[1], low)
+    return rng.randint(low, min(high, MOST_ITEMS))
 
 
 def item_schemas(demands: Demands, index: int) -> list[Schema]:

@@ -7,7 +7,7 @@ from math import inf
 from random import Random
 from typing import Any
 
-from app.simulation.schema.arrays import draw_array, length_range
+from app.simulation.schema.arrays import draw_array, draw_length
 from app.simulation.schema.choices import Choices
 from app.simulation.schema.demands import Demands
 from app.simulation.schema.document import Document, Schema
@@ -143,13 +143,11 @@ class Draw:
         return ObjectDraw(demands, Members(self, depth)).draw()
 
     def _array(self, demands: Demands, depth: int, name: str) -> list[Any]:
-        low, high = length_range(demands, self.ranges.array_lengths)
-        if self.small(depth):
-            low = high = min(low, max(demands.counts.get("minItems", 0), 0)) if depth else low
+        singular = name.removesuffix("s")
         return draw_array(
             demands,
-            self.rng.randint(low, high),
-            lambda schemas: self.value(schemas, depth + 1, name.removesuffix("s")),
+            draw_length(demands, self.ranges.array_lengths, self.rng, self.small(depth)),
+            lambda schemas: self.value(schemas, depth + 1, singular),
             self.accepts,
         )
 

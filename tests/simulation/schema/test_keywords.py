@@ -52,7 +52,11 @@ SATISFIABLE: dict[str, Any] = {
     "required": {"type": "object", "properties": {"a": STRING}, "required": ["a", "b"]},
     "additionalProperties false": {"type": "object", "properties": {"a": {}}, "additionalProperties": False},
     "map": {"type": "object", "additionalProperties": INTEGER, "minProperties": 3},
-    "patternProperties": {"type": "object", "patternProperties": {"^x-": INTEGER}, "additionalProperties": False},
+    "patternProperties": {
+        "type": "object",
+        "patternProperties": {"^x-": INTEGER},
+        "additionalProperties": False,
+    },
     "patternProperties needed": {
         "type": "object",
         "patternProperties": {"^x-[a-z]{3}$": INTEGER},
@@ -81,14 +85,25 @@ SATISFIABLE: dict[str, Any] = {
     },
     "contains": {"type": "array", "items": INTEGER, "contains": {"minimum": 500}},
     "minContains": {"type": "array", "contains": {"const": 7}, "minContains": 3},
-    "maxContains": {"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 1}, "maxContains": 1, "minItems": 4},
+    "maxContains": {
+        "type": "array",
+        "items": {"enum": [1, 2]},
+        "contains": {"const": 1},
+        "maxContains": 1,
+        "minItems": 4,
+    },
     "contains nothing": {"contains": False},
     "minContains 0": {"type": "array", "contains": False, "minContains": 0},
     "unevaluatedItems": {"type": "array", "prefixItems": [STRING], "unevaluatedItems": False},
     "minItems": {"type": "array", "minItems": 40, "items": STRING},
     "maxItems": {"type": "array", "maxItems": 0},
     "uniqueItems": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 3},
-    "uniqueItems of numbers": {"type": "array", "items": {"enum": [1, True, 0, False]}, "uniqueItems": True, "minItems": 4},
+    "uniqueItems of numbers": {
+        "type": "array",
+        "items": {"enum": [1, True, 0, False]},
+        "uniqueItems": True,
+        "minItems": 4,
+    },
     "minimum": {"type": "integer", "minimum": 10_000},
     "maximum": {"type": "number", "maximum": -3.5},
     "between": {"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.2},
@@ -106,7 +121,12 @@ SATISFIABLE: dict[str, Any] = {
     "length": {"type": "string", "minLength": 3, "maxLength": 3},
     "pattern": {"type": "string", "pattern": r"^\d{3}-[A-Z]{2}$"},
     "pattern inside": {"type": "string", "pattern": "b+c"},
-    "pattern of a length": {"type": "string", "pattern": "^[a-z]+(-[a-z]+)*$", "minLength": 30, "maxLength": 31},
+    "pattern of a length": {
+        "type": "string",
+        "pattern": "^[a-z]+(-[a-z]+)*$",
+        "minLength": 30,
+        "maxLength": 31,
+    },
     "pattern shorter than the text": {"type": "string", "pattern": "^abc", "minLength": 20},
     "patterns": {"type": "string", "allOf": [{"pattern": "^[a-z0-9]{8}$"}, {"pattern": "[0-9]"}]},
     "format": {"type": "string", "format": "date-time"},
@@ -141,15 +161,23 @@ SATISFIABLE: dict[str, Any] = {
     "else alone": {"type": "integer", "if": {"minimum": 50}, "else": {"multipleOf": 11}},
     "$ref": {"$ref": "#/$defs/a", "$defs": {"a": STRING}},
     "$ref beside others": {"$ref": "#/$defs/a", "minLength": 20, "$defs": {"a": STRING}},
-    "$ref to definitions": {"properties": {"a": {"$ref": "#/definitions/x"}}, "definitions": {"x": INTEGER}, "required": ["a"]},
+    "$ref to definitions": {
+        "properties": {"a": {"$ref": "#/definitions/x"}},
+        "definitions": {"x": INTEGER},
+        "required": ["a"],
+    },
     "$ref to a strange name": {"$ref": "#/$defs/a~1b%25", "$defs": {"a/b%": INTEGER}},
-    "$ref by $id": {"$id": "https://example.com/root", "$ref": "part", "$defs": {"x": {"$id": "part", "type": "integer"}}},
+    "$ref by $id": {
+        "$id": "https://example.com/root",
+        "$ref": "part",
+        "$defs": {"x": {"$id": "part", "type": "integer"}},
+    },
     "$anchor": {"$ref": "#here", "$defs": {"a": {"$anchor": "here", "type": "integer"}}},
     "$dynamicRef": {"$dynamicAnchor": "n", "type": "object", "properties": {"a": {"$dynamicRef": "#n"}}},
     "list that ends": NODE,
     "tree that ends": TREE,
     "default of an odd pattern": {"type": "string", "pattern": "(?<=x)y$", "default": "xy"},
-}  # fmt: skip
+}
 
 UNSATISFIABLE: dict[str, Any] = {
     "false": False,
@@ -195,8 +223,18 @@ def test_a_schema_that_nothing_satisfies_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 7, "exclusiveMinimum": True},
-        {"$schema": "http://json-schema.org/draft-06/schema#", "type": "array", "items": [STRING], "minItems": 2},
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "type": "integer",
+            "minimum": 7,
+            "exclusiveMinimum": True,
+        },
+        {
+            "$schema": "http://json-schema.org/draft-06/schema#",
+            "type": "array",
+            "items": [STRING],
+            "minItems": 2,
+        },
         {
             "$schema": "http://json-schema.org/draft-07/schema#",
             "type": "array",
@@ -210,10 +248,13 @@ def test_a_schema_that_nothing_satisfies_is_refused(name: str) -> None:
             "required": ["a"],
             "definitions": {"a": STRING},
         },
-        {"$schema": "https://json-schema.org/draft/2019-09/schema", "properties": {"a": {"$recursiveRef": "#"}}},
+        {
+            "$schema": "https://json-schema.org/draft/2019-09/schema",
+            "properties": {"a": {"$recursiveRef": "#"}},
+        },
     ],
     ids=["4", "6", "7", "7: a reference stands alone", "2019-09"],
-)  # fmt: skip
+)
 def test_the_draft_that_is_named_is_honoured(schema: Any) -> None:
     draws(schema)
 

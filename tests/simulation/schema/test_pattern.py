@@ -110,7 +110,7 @@ def test_a_pattern_too_large_is_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a+)+$", "(a|a|a)*b", "(.*)(.*)(.*)(.*)x", "(?:(?:a*)*)*b", r"(a?){300}a{300}"]
+    "pattern", ["(a+)+$", "(a|a|a)*b", "(.*)(.*)(.*)(.*)x", "(?:(?:a*)*)*b", "(a?){20}a{20}"]
 )
 def test_a_pattern_that_backtracks_ends_all_the_same(pattern: str) -> None:
     assert re.match("a*", matching_text(pattern, Random(1)))
