@@ -2,8 +2,8 @@ FROM python:3.11-slim AS build
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /venv
-COPY requirements.txt .
-RUN /venv/bin/pip install --requirement requirements.txt
+COPY requirements.txt requirements-tracing.txt ./
+RUN /venv/bin/pip install --requirement requirements.txt --requirement requirements-tracing.txt
 
 
 FROM python:3.11-slim

@@ -15,6 +15,7 @@ import sys  # noqa: E402
 from app import logs, ranks, stages  # noqa: E402
 from app.arbiter import take_charge  # noqa: E402
 from app.certificates import CertificateError  # noqa: E402
+from app.dataset import DatasetError  # noqa: E402
 from app.handover import SETTINGS, hand_over, handed_over  # noqa: E402
 from app.tokenization import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402
@@ -52,7 +53,7 @@ def on_starting(server):
     """Refuse what cannot be served before a worker tries to, and tell what is served."""
     try:
         take_charge(server, settings)
-    except (ConfigError, CertificateError, TokenizerError, OSError) as error:
+    except (ConfigError, CertificateError, DatasetError, TokenizerError, OSError) as error:
         sys.exit(f"error: {error}")
     for warning in warnings:
         server.log.warning("%s", warning)

@@ -19,6 +19,7 @@ from gunicorn.arbiter import Arbiter
 
 from app import factory, ranks, stages
 from app.certificates import CertificateError, ServerCertificate, check_pair
+from app.dataset import prepare
 from app.handover import hand_over
 from config import ConfigError, Settings
 from config.loader import load
@@ -139,10 +140,11 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 def take_charge(server: Any, settings: Settings) -> None:
     """Make a stock arbiter that starts a `RankArbiter`; gunicorn has no setting for its class.
 
-    ConfigError, CertificateError, TokenizerError or OSError when it cannot serve what is asked for.
+    ConfigError, CertificateError, DatasetError, TokenizerError or OSError when it cannot serve what is asked for.
     """
     _check(server.cfg, ranks.count(settings.server))
     check_tokenizer(settings)
+    prepare(settings.dataset)  # once, before several ranks would want the same file
     server.__class__ = RankArbiter
     server.settings = settings
     server.secure()

@@ -83,6 +83,7 @@ def door_of(ground: Ground, service: Service, identity: Identity, load: ServerLo
         ),
         force_usage=api.enable_force_include_usage,
         prompt_details=api.enable_prompt_tokens_details,
+        rank=ground.rank,
         encoder_only=model.mm_encoder_only,
         omni=model.omni,
         keeps_turns=bool(ground.datasets),

@@ -42,7 +42,7 @@ def test_a_server_starts_with_its_command_and_environment_outside_of_a_container
     assert service["command"] == ["gunicorn", "wsgi:app"]
     settings = {key: value for key, value in service["environment"].items() if key != "SIM_PORT"}
     ranks = int(settings.get("SIM_DATA_PARALLEL_SIZE", "1"))
-    with running_gunicorn(env=settings) as server:
+    with running_gunicorn(env=settings, ports=ranks) as server:
         for rank in range(ranks):
             url = f"http://127.0.0.1:{server.port + rank}"
             models = requests.get(f"{url}/v1/models", timeout=20).json()

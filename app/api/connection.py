@@ -23,14 +23,15 @@ ESTABLISHED = b"\x01"
 
 
 class Connection:
-    """One client's socket (plain TCP or Unix, owned by gevent).
+    """One client's socket (TCP or Unix, owned by gevent). Without `plain` it is TLS, where only `send_all` sends.
 
     `ended` tells the server that a chunked body has been written to its very end; None under a server that
     cannot be told, and ends it itself.
     """
 
-    def __init__(self, sock: Any, ended: Callable[[], None] | None = None) -> None:
+    def __init__(self, sock: Any, ended: Callable[[], None] | None = None, plain: bool = True) -> None:
         self.ended = ended
+        self.plain = plain
         self._sock = sock
         self._raw: socket.socket = sock._sock
         self.send_now: Callable[[bytes], int] = self._raw.send
@@ -39,11 +40,11 @@ class Connection:
 
     @classmethod
     def of(cls, environ: Mapping[str, Any]) -> Connection | None:
-        """The connection of a request; None without a plain gevent socket (TLS, test clients)."""
+        """The connection of a request; None without a gevent socket (test clients)."""
         sock = environ.get("gunicorn.socket")
-        if sock is None or environ.get("wsgi.url_scheme") != "http" or not hasattr(sock, "_sock"):
+        if sock is None or not hasattr(sock, "_sock"):
             return None
-        return cls(sock, environ.get(ENDED))
+        return cls(sock, environ.get(ENDED), environ.get("wsgi.url_scheme") == "http")
 
     def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` in the hub as soon as the client closes or resets the connection."""

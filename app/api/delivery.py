@@ -64,9 +64,15 @@ class Delivery:
         return Reply(told, 200, self.headers, content_type=MEDIA_TYPE)
 
     def _stream(self, generations: Sequence[Generation], answer: Answer, environ: Mapping[str, Any]) -> Reply:
+        connection = Connection.of(environ)
         direct = environ.get("SERVER_PROTOCOL") == "HTTP/1.1" and not is_damaged(environ)
         stream = EventStream(
-            answer, len(generations), Connection.of(environ), direct, self.outbox, self.write_timeout_s
+            answer,
+            len(generations),
+            connection,
+            direct and connection is not None and connection.plain,
+            self.outbox,
+            self.write_timeout_s,
         )
         stream.group = self.service.submit(generations, stream.emit)
         reply = Reply(stream, 200, self.headers, content_type=MEDIA_TYPE)

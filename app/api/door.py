@@ -15,6 +15,7 @@ from app.api.head import Head
 from app.api.identity import Identity
 from app.api.media import encoded
 from app.api.models import ServedModels
+from app.api.ranks import check_rank
 from app.api.replies import Reply
 from app.api.translation import Asked, Prompt, Translation
 from app.environ import ARRIVAL
@@ -44,6 +45,7 @@ class Door:
     limits: ModelLimits
     force_usage: bool
     prompt_details: bool
+    rank: int = 0
     encoder_only: bool = False
     omni: bool = False
     keeps_turns: bool = False
@@ -115,6 +117,7 @@ class Door:
         """The response. What only the engine would refuse comes, in a stream, after its 200."""
         limits = [self._most_tokens(asked, prompt) for prompt in prompts]
         try:
+            check_rank(environ, self.rank)
             for prompt in prompts:
                 model_limits.check_engine(asked, prompt.ids, self.limits)
         except ApiError as error:

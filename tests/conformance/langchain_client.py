@@ -36,7 +36,9 @@ def main(url: str, model: str) -> None:
     calling = chat.bind_tools([weather], tool_choice="required")
     called = calling.invoke(question)
     call = called.tool_calls[0]
-    answer = chat.invoke([*question, called, ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"])])
+    answer = chat.invoke(
+        [*question, called, ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"])]
+    )
     gathered: AIMessageChunk | None = None
     for piece in calling.stream(question):
         gathered = piece if gathered is None else gathered + piece

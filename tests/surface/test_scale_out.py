@@ -167,3 +167,15 @@ def test_an_omni_model_draws_when_it_is_told_to() -> None:
         assert always[-1]["image_url"]["url"].startswith("data:image/png;base64,")
         none = client.post("/v1/chat/completions", asked, headers={"X-Send-Image": "false"}).json()
         assert isinstance(none["choices"][0]["message"]["content"], str)
+
+
+def test_a_request_may_be_pinned_to_the_rank_that_it_reaches(client: Client) -> None:
+    def pinned(rank: str, **fields: Any) -> Any:
+        body = {"prompt": "Hello", "max_tokens": 1, **fields}
+        return client.post("/v1/completions", body, headers={"X-data-parallel-rank": rank})
+
+    assert pinned("0").status_code == 200
+    assert pinned("x").status_code == 200
+    assert (pinned("3").status_code, pinned("3").json()["error"]["type"]) == (400, "BadRequestError")
+    streamed = pinned("3", stream=True)
+    assert streamed.status_code == 200 and '"code":400' in streamed.text

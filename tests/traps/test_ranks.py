@@ -290,7 +290,6 @@ def test_with_preload_a_reload_keeps_streams_and_settings(tmp_path: Path) -> Non
 
 
 def test_a_pinned_rank_is_checked_where_the_door_asks(three: RunningServer) -> None:
-    """Skipped until the door calls `check_rank`."""
     body = b'{"prompt": "Hello there", "max_tokens": 1}'
     answers = {}
     for pinned in ("1", "0", "nonsense"):
@@ -299,8 +298,6 @@ def test_a_pinned_rank_is_checked_where_the_door_asks(three: RunningServer) -> N
         with Wire(three.port + 1) as wire:
             answers[pinned] = wire.send(head.encode() + body).answer()
     assert answers["1"].status == answers["nonsense"].status == 200
-    if answers["0"].status == 200:
-        pytest.skip("the door does not call it yet")
     is_error(answers["0"], 400, "BadRequestError")
 
 

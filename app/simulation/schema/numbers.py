@@ -71,13 +71,17 @@ def _is_multiple(number: Number, of: Number) -> bool:
 
 
 def _step(multiples: list[Number], whole: bool) -> Fraction:
-    """The smallest number above 0 that is a multiple of all, told in decimals as they were written."""
-    decimals = [Fraction(each) if isinstance(each, int) else Fraction(repr(each)) for each in multiples]
-    step = Fraction(1) if whole else decimals[0]
-    for other in decimals:
+    """The smallest number above 0 that is a multiple of all."""
+    step = Fraction(1) if whole else _exact(multiples[0])
+    for other in map(_exact, multiples):
         numerator = lcm(step.numerator * other.denominator, other.numerator * step.denominator)
         step = Fraction(numerator, step.denominator * other.denominator)
     return step
+
+
+def _exact(number: Number) -> Fraction:
+    """`number` in decimals, as it was written."""
+    return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
 def _multiples_within(demands: Demands, step: Fraction, usual: tuple[int, int]) -> tuple[int, int]:
@@ -88,8 +92,8 @@ def _multiples_within(demands: Demands, step: Fraction, usual: tuple[int, int]) 
             raise Contradiction
         return least, most
     low, high = _window(demands.low, demands.high, usual)
-    first = ceil(Fraction(low) / step) if least is None else max(least, ceil(Fraction(low) / step))
-    last = floor(Fraction(high) / step) if most is None else min(most, floor(Fraction(high) / step))
+    first = ceil(_exact(low) / step) if least is None else max(least, ceil(_exact(low) / step))
+    last = floor(_exact(high) / step) if most is None else min(most, floor(_exact(high) / step))
     if first <= last:
         return first, last
     if least is not None:
@@ -103,10 +107,10 @@ def _counts(demands: Demands, step: Fraction) -> tuple[int | None, int | None]:
     """The fewest and the most `step`s that the bounds allow."""
     least = most = None
     if demands.low:
-        ratio = Fraction(demands.low.number) / step
+        ratio = _exact(demands.low.number) / step
         least = ceil(ratio) + (demands.low.open and ratio.denominator == 1)
     if demands.high:
-        ratio = Fraction(demands.high.number) / step
+        ratio = _exact(demands.high.number) / step
         most = floor(ratio) - (demands.high.open and ratio.denominator == 1)
     return least, most
 

@@ -103,16 +103,9 @@ class Schemas:
         return kept[0]
 
 
-_schemas = Schemas()
-
-
 def sample(schema: Schema, rng: Random, ranges: Ranges, lenient: bool = False) -> Any:
-    """A JSON value that satisfies `schema`; where the schema leaves a choice, within `ranges`.
-
-    With `lenient` what is wrong in the schema is left out, else it raises SchemaError. Raises
-    Unsatisfiable, a SchemaError, when no value was found.
-    """
-    return _schemas.compile(schema, lenient).sample(rng, ranges)
+    """A JSON value that satisfies `schema`, compiled for this one draw; see `CompiledSchema.sample`."""
+    return CompiledSchema(json.loads(_canonical(schema)), lenient).sample(rng, ranges)
 
 
 def check_schema(schema: Any, strict: bool = False) -> None:
@@ -122,7 +115,7 @@ def check_schema(schema: Any, strict: bool = False) -> None:
     """
     if strict:
         check_strict(schema)
-    _schemas.compile(schema)
+    CompiledSchema(json.loads(_canonical(schema)), False)
 
 
 def _canonical(schema: Mapping[str, Any] | bool) -> str:
