@@ -140,7 +140,8 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 def take_charge(server: Any, settings: Settings) -> None:
     """Make a stock arbiter that starts a `RankArbiter`; gunicorn has no setting for its class.
 
-    ConfigError, CertificateError, DatasetError, TokenizerError or OSError when it cannot serve what is asked for.
+    ConfigError, CertificateError, DatasetError, TokenizerError or OSError when it cannot serve what is
+    asked for.
     """
     _check(server.cfg, ranks.count(settings.server))
     check_tokenizer(settings)

@@ -23,7 +23,7 @@ ESTABLISHED = b"\x01"
 
 
 class Connection:
-    """One client's socket (TCP or Unix, owned by gevent). Without `plain` it is TLS, where only `send_all` sends.
+    """One client's socket (TCP or Unix, owned by gevent). Not `plain` is TLS, where only `send_all` sends.
 
     `ended` tells the server that a chunked body has been written to its very end; None under a server that
     cannot be told, and ends it itself.
