@@ -20,6 +20,7 @@ from gunicorn.arbiter import Arbiter
 from app import factory, ranks, stages
 from app.certificates import CertificateError, ServerCertificate, check_pair
 from app.dataset import prepare
+from app.ground import dataset_settings
 from app.handover import hand_over
 from config import ConfigError, Settings
 from config.loader import load
@@ -145,7 +146,7 @@ def take_charge(server: Any, settings: Settings) -> None:
     """
     _check(server.cfg, ranks.count(settings.server))
     check_tokenizer(settings)
-    prepare(settings.dataset)  # once, before several ranks would want the same file
+    prepare(dataset_settings(settings))  # once, before several ranks would want the same file
     server.__class__ = RankArbiter
     server.settings = settings
     server.secure()

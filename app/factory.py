@@ -36,7 +36,7 @@ from app.api.request_ids import init_request_ids
 from app.api.siblings import Siblings
 from app.application import Understudy
 from app.dataset import DatasetError, prepare
-from app.ground import Ground
+from app.ground import Ground, dataset_settings
 from app.handover import handed_over
 from app.metrics.exposition import Exposition
 from app.metrics.http import HttpMetrics
@@ -57,7 +57,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
     try:
         settings = settings or handed_over(os.environ) or load((), os.environ)
         check_tracing(settings.tracing)
-        prepare(settings.dataset)
+        prepare(dataset_settings(settings))
         tokenizer = tokenizer_of(settings)
         return build(settings, tokenizer, ranks.rank_of(settings.server, os.environ))
     except (ConfigError, TokenizerError, DatasetError) as error:

@@ -44,7 +44,7 @@ class Ground:
             tokenizer=tokenizer,
             streams=Streams(settings.reply.seed, rank),
             adapters=adapters_of(settings.lora, settings.model),
-            datasets=open_datasets(_used(settings), tokenizer),
+            datasets=open_datasets(dataset_settings(settings), tokenizer),
             recorder=_recorder(settings, rank),
         )
 
@@ -54,8 +54,8 @@ class Ground:
         return self.live.current
 
 
-def _used(settings: Settings) -> DatasetSettings:
-    """An encoder says no words, so it has no use for recorded ones."""
+def dataset_settings(settings: Settings) -> DatasetSettings:
+    """The datasets that are used: an encoder says no words, so it has no use for recorded ones."""
     return DatasetSettings() if settings.model.mm_encoder_only else settings.dataset
 
 

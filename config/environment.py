@@ -50,11 +50,16 @@ def environment(flags: Flags, settings: Settings, environ: Mapping[str, str]) ->
     variables = {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
     for row in TABLE:
         value = getattr(getattr(settings, row.group), row.attribute)
-        moved = row.path and value is not None and _is_relative(value)
-        if moved or row.name in flags.values:
-            variables[row.env[0]] = (os.path.abspath(value) if moved else row.kind.write(value)) or EMPTY
+        moved = _absolute(value) if row.path and value is not None else value
+        if moved != value or row.name in flags.values:
+            variables[row.env[0]] = row.kind.write(moved) or EMPTY
     return variables
 
 
-def _is_relative(path: str) -> bool:
-    return not os.path.isabs(path) and os.path.exists(path)
+def _absolute(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """A path, or a list of paths that may have a name in front (`name=path`); those that exist absolute."""
+    if isinstance(value, str):
+        is_relative = not os.path.isabs(value) and os.path.exists(value)
+        return os.path.abspath(value) if is_relative else value
+    parts = (item.rpartition("=") for item in value)
+    return tuple(f"{name}{equals}{_absolute(path)}" for name, equals, path in parts)

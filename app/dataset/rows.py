@@ -80,8 +80,11 @@ class MemoryRows:
             memory = _copied(path)
             engine = create_engine("sqlite://", creator=lambda: memory, poolclass=StaticPool)
             self._connection = engine.connect()
-            with _closed_on_failure(memory):
+            try:
                 self.catalogue, self._reply = _prepared(self._connection, table_name)
+            except BaseException:
+                self.close()
+                raise
 
     def read(self, key: int) -> object:
         """See `Rows.read`."""
@@ -124,20 +127,15 @@ def _open(path: Path) -> sqlite3.Connection:
 def _copied(path: Path) -> sqlite3.Connection:
     """A copy of the whole file."""
     memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    with _closed_on_failure(memory), closing(_open(path)) as source:
-        # A reader's lock first: the copy itself would wait for a writer without end.
-        source.execute("BEGIN").execute("SELECT count(*) FROM sqlite_master").fetchone()
-        source.backup(memory)
-    return memory
-
-
-@contextmanager
-def _closed_on_failure(memory: sqlite3.Connection) -> Iterator[None]:
     try:
-        yield
+        with closing(_open(path)) as source:
+            # A reader's lock first: the copy itself would wait for a writer without end.
+            source.execute("BEGIN").execute("SELECT count(*) FROM sqlite_master").fetchone()
+            source.backup(memory)
     except BaseException:
         memory.close()
         raise
+    return memory
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class DatasetSettings:
 
     dataset_path: tuple[str, ...] = setting(
         (),
+        path=True,
         help="SQLite files with replies, each as path, or as model=path for the requests of one model.",
         rule=(
             Rule("must name a file in every item", lambda items, room: _names_files(items)),

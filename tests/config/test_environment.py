@@ -82,3 +82,14 @@ def test_what_a_kind_writes_it_reads(name: str, values: st.SearchStrategy[Any]) 
         assert kind.read(kind.write(value)) == value
 
     round_trip()
+
+
+def test_relative_paths_of_a_list_become_absolute_behind_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "replies.sqlite3").touch()
+    monkeypatch.chdir(tmp_path)
+    flags = parse(["--dataset-path", "replies.sqlite3", "m=replies.sqlite3", "o=nowhere.sqlite3"])
+    settings = resolve(flags, {}, lambda text: None)
+    absolute = str(tmp_path / "replies.sqlite3")
+    assert environment(flags, settings, {})["SIM_DATASET_PATH"] == f"{absolute},m={absolute},o=nowhere.sqlite3"

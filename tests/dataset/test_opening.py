@@ -1,5 +1,6 @@
 """Files that can be used, files that cannot, and what the server does about them."""
 
+import gc
 import logging
 import sqlite3
 from collections.abc import Iterator
@@ -72,6 +73,16 @@ def test_a_missing_table_is_told(path: Path, in_memory: bool, tokenizer: LocalTo
 def test_an_empty_table_is_told(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> None:
     make_file(path, [])
     assert trouble(path, in_memory, tokenizer) == "table llmd is empty"
+
+
+@kinds
+def test_a_file_that_cannot_be_used_is_closed_without_a_word(
+    path: Path, in_memory: bool, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_file(path, [])
+    trouble(path, in_memory, tokenizer)
+    gc.collect()
+    assert caplog.messages == []
 
 
 @kinds
