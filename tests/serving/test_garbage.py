@@ -7,6 +7,7 @@ import io
 import json
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -58,6 +59,11 @@ def call(app: Understudy, path: str, body: Any, **headers: str) -> str:
         ARRIVAL: time.monotonic(),
         **headers,
     }
+    return copy_context().run(_answered, app, environ)
+
+
+def _answered(app: Understudy, environ: Any) -> str:
+    """In a context of its own, as a request of a worker has one."""
     statuses: list[str] = []
     reply = app(environ, lambda status, headers, problem=None: statuses.append(status))
     b"".join(reply)

@@ -13,6 +13,7 @@ EVERYTHING = (
     *("--enable-responses-store", "--force-dummy-tokenizer"),
 )
 OTHER_NAMES = {
+    "/stop_profile",
     "/inference/v1/abort_requests",
     "/reset_mm_cache",
     "/reset_encoder_cache",
