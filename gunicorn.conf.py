@@ -80,6 +80,14 @@ def post_fork(server, worker):
 def post_worker_init(worker):
     """The application is there, and connections are accepted in a moment: the one before may go."""
     stages.note(worker, stages.SERVING)
+    if hasattr(worker.wsgi, "begin"):
+        worker.wsgi.begin()
+
+
+def worker_exit(server, worker):
+    """Let go of what lived as long as the worker did."""
+    if hasattr(getattr(worker, "wsgi", None), "end"):
+        worker.wsgi.end()
 
 
 def pre_exec(server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Protocol
 
 from flask import Flask, Request, Response
 from flask.sessions import NullSession, SessionInterface, SessionMixin
@@ -26,6 +27,16 @@ class NoSessions(SessionInterface):
 NO_SESSION = NullSession()
 
 
+class Companion(Protocol):
+    """Something with sockets or greenlets of its own."""
+
+    def start(self) -> None:
+        """Open them, in the worker."""
+
+    def close(self) -> None:
+        """Finish what is under way, within a second or so, and close them."""
+
+
 class Understudy(Flask):
     """The Flask application, with what the worker needs to know of it."""
 
@@ -37,6 +48,8 @@ class Understudy(Flask):
         super().__init__("app", static_folder=None)
         self.url_map.merge_slashes = False
         self.service = service
+        self.companions: list[Companion] = []
+        """What lives as long as the worker does."""
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Routes depend on path and method only, so nothing else of the environment is looked at."""
@@ -49,6 +62,16 @@ class Understudy(Flask):
     @cached_property
     def _static_rules(self) -> StaticRules:
         return static_rules(self.url_map)
+
+    def begin(self) -> None:
+        """The worker is about to accept connections."""
+        for companion in self.companions:
+            companion.start()
+
+    def end(self) -> None:
+        """The worker has served its last request."""
+        for companion in reversed(self.companions):
+            companion.close()
 
     def drain(self) -> None:
         """Admit no more requests; running ones go on (SIGTERM)."""

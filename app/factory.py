@@ -40,7 +40,7 @@ from app.ground import Ground, dataset_settings
 from app.handover import handed_over
 from app.metrics.exposition import Exposition
 from app.metrics.http import HttpMetrics
-from app.rooms import door_of, fakes_of, service_of
+from app.rooms import cache_of, door_of, fakes_of, publisher_of, publishing, service_of
 from app.serving.lifecycle import Lifecycle
 from app.tokenization import Tokenizer, TokenizerError, load_tokenizer
 from app.tracing import check_tracing, init_tracing
@@ -89,16 +89,19 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     ground = Ground.of(settings, tokenizer, rank)
     live, clock, server = ground.live, ground.clock, ground.server
     http = HttpMetrics(clock.now)
-    service = service_of(ground)
+    publisher = publisher_of(ground)
+    cache = cache_of(ground, publisher)
+    service = service_of(ground, cache)
     identity = Identity(settings.model, server.pod_ip or socket.gethostname(), ground.streams("ids"))
     load = ServerLoad(settings.api.enable_server_load_tracking)
     faults = Faults.of(live, ground.streams("faults"), clock)
     door = door_of(ground, service, identity, load, faults)
-    lifecycle = Lifecycle(service, ground.recorder)
+    lifecycle = Lifecycle(service, ground.recorder, cache)
     siblings = Siblings(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     fakes = fakes_of(ground)
 
     app = Understudy(service)
+    app.companions += [publisher] if publisher is not None else []
     http.init_app(app)
     init_http_log(app, live)
     init_errors(app)
@@ -121,7 +124,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.register_blueprint(tokens.blueprint(door.body, door.models, tokenizer))
     app.register_blueprint(health.blueprint(ready, load, settings.model.vllm_version))
     app.register_blueprint(metrics.blueprint(Exposition(ground.recorder, http, fakes=fakes)))
-    app.register_blueprint(kv_events.blueprint(ranks.count(server)))
+    app.register_blueprint(kv_events.blueprint(publishing(ground), cache is not None, ranks.count(server)))
     app.register_blueprint(admin.blueprint(live, lifecycle, service, door.body, siblings))
     app.register_blueprint(fake_metrics.blueprint(door.body, live))
     if settings.lora.allow_runtime_lora_updating:

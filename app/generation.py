@@ -78,6 +78,12 @@ class Generation(Struct, frozen=True, kw_only=True):
     """LoRA adapter that must be resident while this runs."""
     priority: int = 0
     """Lower is earlier, where the scheduling policy looks at it."""
+    cache_salt: str | None = None
+    """Prompts with another salt share no cached block with this one."""
+    media: tuple[tuple[str, int, int], ...] = ()
+    """(identifier, first token, tokens) of each image or the like in the prompt."""
+    least_hit_rate: float = 0.0
+    """With a smaller share of its prompt cached the request ends at once, with `cache_threshold`."""
     remote_prefill: bool = False
     """The prefill was done elsewhere: its cache is fetched instead of computed."""
     delays: tuple[tuple[int, float], ...] = ()

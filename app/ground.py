@@ -15,7 +15,7 @@ from app.simulation.streams import Streams
 from app.tokenization import Tokenizer
 from config import Settings
 from config.live import LiveSettings
-from config.settings import DatasetSettings, ServerSettings
+from config.settings import DatasetSettings, KVCacheSettings, ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,16 @@ class Ground:
         return self.live.current
 
 
+def cache_config(kvcache: KVCacheSettings) -> dict[str, str]:
+    """Labels of vllm:cache_config_info that the settings decide."""
+    return {
+        "block_size": str(kvcache.block_size),
+        "num_gpu_blocks": str(kvcache.kv_cache_size),
+        "enable_prefix_caching": str(kvcache.enable_kvcache),
+        "prefix_caching_hash_algo": kvcache.prefix_caching_hash_algo,
+    }
+
+
 def dataset_settings(settings: Settings) -> DatasetSettings:
     """The datasets that are used: an encoder says no words, so it has no use for recorded ones."""
     return DatasetSettings() if settings.model.mm_encoder_only else settings.dataset
@@ -64,4 +74,11 @@ def _recorder(settings: Settings, rank: int) -> Recorder:
     lora, model = settings.lora, settings.model
     told = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
     most = lora.max_loras if told else None
-    return Recorder(model.served_names[0], model.max_model_len, {}, str(rank), max_loras=most)
+    return Recorder(
+        model.served_names[0],
+        model.max_model_len,
+        cache_config(settings.kvcache),
+        str(rank),
+        max_loras=most,
+        block_times=settings.kvcache.kv_cache_metrics,
+    )

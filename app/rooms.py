@@ -10,7 +10,12 @@ from app.api.identity import Identity, pod_headers
 from app.api.models import ServedModels
 from app.api.outbox import Outbox
 from app.api.translation import Translation
-from app.ground import Ground
+from app.ground import Ground, cache_config
+from app.kvcache.cache import KVCache
+from app.kvcache.endpoints import of_rank
+from app.kvcache.hashing import BlockHasher
+from app.kvcache.publisher import Publisher, PublisherSettings
+from app.kvcache.residency import Residency
 from app.metrics.fake import FakeFamilies
 from app.protocol.model_limits import ModelLimits
 from app.serving.residents import Residents
@@ -19,13 +24,19 @@ from app.simulation.author import Author
 from app.simulation.latency import Latency
 from app.simulation.pacer import Pacer
 from app.simulation.performer import Simulation
+from app.simulation.prefix_cache import PrefixCache
 from app.simulation.text import Phrasebook, sample_sentences
+from config import ConfigError
 
+LOOPBACK = "127.0.0.1"
+"""What a server is called that does not know its own address."""
+SAMPLE = 0.01
+"""Share of the blocks whose lives are measured, as in vLLM."""
 UNKNOWN_VOCABULARY = 2**31
 """Size assumed when a remote tokenizer does not tell its own."""
 
 
-def service_of(ground: Ground) -> Service:
+def service_of(ground: Ground, cache: PrefixCache | None) -> Service:
     """The simulation behind its places."""
     settings, streams, limits = ground.settings, ground.streams, ground.settings.scheduling
     latency = Latency(settings.latency, limits.max_num_seqs, lambda: service.running, streams("latency"))
@@ -33,7 +44,7 @@ def service_of(ground: Ground) -> Service:
     author = author_of(ground)
     pacer = Pacer(ground.clock)
     service = Service(
-        Simulation(author, ground.tokenizer, latency, pacer, ground.clock),
+        Simulation(author, ground.tokenizer, latency, pacer, ground.clock, cache),
         ground.recorder,
         ground.clock,
         limits.max_num_seqs,
@@ -41,6 +52,7 @@ def service_of(ground: Ground) -> Service:
         limits.max_num_queued_reqs,
         Residents(settings.lora.max_loras, ground.adapters.__contains__),
         limits.scheduling_policy == "priority",
+        settings.kvcache.kv_cache_full == "refuse",
     )
     return service
 
@@ -96,10 +108,55 @@ def fakes_of(ground: Ground) -> FakeFamilies:
     fakes = FakeFamilies(
         model.served_names[0],
         model.max_model_len,
-        {},
+        cache_config(ground.settings.kvcache),
         lora.max_loras,
         str(ground.rank),
         clock=ground.clock.now,
     )
     ground.live.subscribe(fakes.follow)
     return fakes
+
+
+def publishing(ground: Ground) -> PublisherSettings:
+    """How KV events are published, if they are. ConfigError for an endpoint that is none."""
+    at, server = ground.settings.kvcache, ground.server
+    try:
+        for endpoint in filter(None, (at.zmq_endpoint, at.kv_events_replay_endpoint)):
+            of_rank(endpoint, ground.rank)
+    except ValueError as error:
+        raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
+    topic = f"kv@{server.pod_ip or LOOPBACK}:{server.port}@{ground.settings.model.model}"
+    return PublisherSettings(
+        endpoint=at.zmq_endpoint or None,
+        topic=at.kv_events_topic or topic,
+        rank=ground.rank,
+        replay_endpoint=at.kv_events_replay_endpoint or None,
+        replay_batches=at.kv_events_replay_queue_size,
+        replay_layout=at.kv_events_replay_layout,
+        layout=at.kv_events_format,
+        batch_events=at.event_batch_size,
+        flush_s=at.event_flush_interval,
+    )
+
+
+def publisher_of(ground: Ground) -> Publisher | None:
+    """Who publishes the events of the cache; None without one."""
+    settings = ground.settings
+    if not settings.kvcache.enable_kvcache or settings.model.mm_encoder_only:
+        return None
+    return Publisher(publishing(ground))
+
+
+def cache_of(ground: Ground, publisher: Publisher | None) -> PrefixCache | None:
+    """The KV cache of this rank; None without one."""
+    if publisher is None:
+        return None
+    at = ground.settings.kvcache
+    hasher = BlockHasher(at.prefix_caching_hash_algo, at.block_size, at.hash_seed, ground.streams("hashes"))
+    observer = None
+    if at.kv_cache_metrics:
+        observer = Residency(ground.recorder, SAMPLE, ground.streams("residency"), ground.clock.now)
+    cache = KVCache(at.kv_cache_size, hasher, observer=observer)
+    if at.evict_unloaded_adapters_first:
+        ground.adapters.watch(cache.load_adapter, cache.unload_adapter)
+    return PrefixCache(cache, ground.recorder, ground.adapters.path, publisher.put)

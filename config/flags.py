@@ -12,6 +12,7 @@ from config.table import BY_NAME
 
 IGNORED_SWITCHES = frozenset(
     {"enforce-eager", "enable-prefix-caching", "enable-auto-tool-choice"}
+    | {"use-vllm-map-event-format"}
     | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
 )
 IGNORED_VALUES = frozenset(

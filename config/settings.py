@@ -12,6 +12,7 @@ from config.rooms.access import AccessSettings
 from config.rooms.api import ApiSettings
 from config.rooms.dataset import DatasetSettings
 from config.rooms.failures import FailureSettings
+from config.rooms.kvcache import KVCacheSettings
 from config.rooms.latency import LatencySettings
 from config.rooms.log import LogSettings
 from config.rooms.lora import LoraSettings
@@ -30,6 +31,7 @@ __all__ = [
     "ApiSettings",
     "DatasetSettings",
     "FailureSettings",
+    "KVCacheSettings",
     "LatencySettings",
     "LogSettings",
     "LoraSettings",
@@ -60,6 +62,7 @@ class Settings:
     reply: ReplySettings = field(default_factory=ReplySettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
     dataset: DatasetSettings = field(default_factory=DatasetSettings)
+    kvcache: KVCacheSettings = field(default_factory=KVCacheSettings)
     latency: LatencySettings = field(default_factory=LatencySettings)
     failures: FailureSettings = field(default_factory=FailureSettings)
     api: ApiSettings = field(default_factory=ApiSettings)

@@ -11,7 +11,7 @@ from app.api.chat_answer import ChatAnswer
 from app.api.chat_shape import ChatShape
 from app.api.conversation import chat_options, content_text, last_message_text
 from app.api.door import Door
-from app.api.media import features, media_tokens
+from app.api.media import features, media_tokens, placeholders
 from app.api.replies import Reply
 from app.api.transfer import address_of
 from app.api.translation import Prompt
@@ -57,11 +57,11 @@ def chat_prompt(door: Door, asked: ChatCompletionRequest, messages: Sequence[Mes
     for message in messages:
         door.check_text(content_text(message.get("content")))
     ids = door.fit(asked, door.tokenizer.encode_chat(messages, chat_options(asked)))
-    echo_text = last_message_text(messages)
+    echo_text, media = last_message_text(messages), placeholders(features(messages, ids))
     if not door.keeps_turns:
-        return Prompt(ids, echo_text)
+        return Prompt(ids, echo_text, (), media)
     turns = ((str(message["role"]), content_text(message.get("content"))) for message in messages)
-    return Prompt(ids, echo_text, tuple(turns))
+    return Prompt(ids, echo_text, tuple(turns), media)
 
 
 def chat_shape(

@@ -7,26 +7,35 @@ from typing import Any
 from flask import Blueprint
 
 from app.api.replies import Reply, json_reply
+from app.kvcache.endpoints import of_rank
+from app.kvcache.publisher import PublisherSettings
 
-NOWHERE: dict[str, Any] = {
-    "enable_kv_cache_events": False,
-    "publisher": "null",
-    "endpoint": "tcp://*:5557",
-    "replay_endpoint": "",
-    "buffer_steps": 10_000,
-    "hwm": 100_000,
-    "max_queue_size": 100_000,
-    "topic": "",
-}
-"""What a rank without KV events tells."""
+QUEUE = 100_000
 
 
-def blueprint(ranks: int) -> Blueprint:
+def blueprint(settings: PublisherSettings, enabled: bool, ranks: int) -> Blueprint:
+    """`settings` are those of one rank; the endpoints of the others follow from them."""
     routes = Blueprint("kv_events", __name__)
 
     @routes.get("/kv_event_sources")
     def kv_event_sources() -> Reply:
         """The publisher of every rank, by its number."""
-        return json_reply({str(rank): NOWHERE for rank in range(ranks)})
+        return json_reply({str(rank): source(rank) for rank in range(ranks)})
+
+    def source(rank: int) -> dict[str, Any]:
+        return {
+            "enable_kv_cache_events": enabled,
+            "publisher": "zmq" if enabled else "null",
+            "endpoint": _of_rank(settings.endpoint, rank),
+            "replay_endpoint": _of_rank(settings.replay_endpoint, rank),
+            "buffer_steps": settings.replay_batches,
+            "hwm": settings.hwm,
+            "max_queue_size": settings.queue_events,
+            "topic": settings.topic,
+        }
 
     return routes
+
+
+def _of_rank(endpoint: str | None, rank: int) -> str:
+    return of_rank(endpoint, rank) if endpoint else ""

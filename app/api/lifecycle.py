@@ -58,7 +58,7 @@ def blueprint(lifecycle: Lifecycle, sleeps: bool, settings: Callable[[], dict[st
     @routes.post("/reset_prefix_cache")
     def reset_prefix_cache() -> Reply:
         """Forget what is cached."""
-        return json_reply({"success": True})
+        return json_reply({"success": lifecycle.reset_prefix_cache()})
 
     @routes.post("/reset_mm_cache")
     @routes.post("/reset_encoder_cache")

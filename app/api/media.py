@@ -43,6 +43,17 @@ def media_tokens(told: Mapping[str, Any] | None) -> dict[str, int] | None:
     return {modality: sum(place["length"] for place in found) for modality, found in places}
 
 
+def placeholders(told: Mapping[str, Any] | None) -> tuple[tuple[str, int, int], ...]:
+    """Hash, first token and number of tokens of each item, of what `features` told."""
+    if told is None:
+        return ()
+    return tuple(
+        (name, place["offset"], place["length"])
+        for modality, names in told["mm_hashes"].items()
+        for name, place in zip(names, told["mm_placeholders"][modality], strict=True)
+    )
+
+
 def items(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Modality and identifier of every item that is not empty, in order."""
     for message in messages:

@@ -35,6 +35,8 @@ class Prompt(Struct, frozen=True):
     echo_text: str
     turns: tuple[tuple[str, str], ...] = ()
     """Role and text of each message, where somebody looks at them."""
+    media: tuple[tuple[str, int, int], ...] = ()
+    """(identifier, first token, tokens) of each image or the like."""
 
 
 class Asked(Struct, frozen=True):
@@ -110,6 +112,9 @@ class Translation:
             constraint=constraint_of(request, self.schemas),
             adapter=model if model in self.adapters else None,
             priority=asked.priority,
+            cache_salt=request.cache_salt,
+            media=prompt.media,
+            least_hit_rate=self._least_hit_rate(request),
             image=asked.image,
             delays=asked.delays,
             n=n,
@@ -125,6 +130,11 @@ class Translation:
         calls = calls_of(request, self.settings.tools, self.schemas)
         thoughts = {"reasoning": self.thinks(request), "thinking_budget": request.thinking_token_budget}
         return {"calls": calls, **thoughts}
+
+    def _least_hit_rate(self, request: GenerateRequest) -> float:
+        """The request's own threshold if it has one, else the server's (simulator.md 13.7)."""
+        own = request.cache_hit_threshold
+        return self.settings.kvcache.global_cache_hit_threshold if own is None else own
 
     def thinks(self, request: ChatCompletionRequest) -> bool:
         """True when the model thinks before it answers: it is able to, and the request does not forbid it."""

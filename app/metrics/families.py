@@ -143,6 +143,22 @@ TABLE: tuple[Spec, ...] = (
 # fmt: on
 
 
+BLOCK_LIFE = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
+)
+BLOCK_TIMES = {
+    "kv_block_lifetime_seconds": "From filling to eviction of a block.",
+    "kv_block_idle_before_evict_seconds": "From the last use of a block to its eviction.",
+    "kv_block_reuse_gap_seconds": "Between two uses of a block.",
+}
+"""Families that are there with `kv-cache-metrics` only."""
+
+
+def _histogram_of(name: str, help: str) -> Spec:
+    return Spec(f"vllm:{name}", "histogram", help, BLOCK_LIFE)
+
+
 def token_bounds(max_model_len: int) -> Bounds:
     """1, 2, 5, 10, 20, 50 ... up to the context length in tokens; none for 0."""
     steps = (step * 10**power for power in range(len(str(max_model_len))) for step in (1, 2, 5))
@@ -169,15 +185,20 @@ def _info(cache_config: Mapping[str, str]) -> Spec:
 
 
 def build(
-    server: Mapping[str, str], max_model_len: int, cache_config: Mapping[str, str], now: Callable[[], float]
+    server: Mapping[str, str],
+    max_model_len: int,
+    cache_config: Mapping[str, str],
+    now: Callable[[], float],
+    block_times: bool = False,
 ) -> dict[str, Family[Any]]:
-    """All families by name, with their series at zero.
+    """All families by name, with their series at zero; those of `BLOCK_TIMES` only on demand.
 
     `server` gives the values of the labels `model_name` and `engine`; `cache_config` overrides labels of
     vllm:cache_config_info (ValueError for one that vLLM does not have); `now` gives Unix seconds.
     """
     families: dict[str, Family[Any]] = {}
-    for spec in (*TABLE, _info(cache_config)):
+    times = [_histogram_of(name, help) for name, help in BLOCK_TIMES.items()] if block_times else []
+    for spec in (*TABLE, *times, _info(cache_config)):
         create = _create(spec, max_model_len)
         family = families[spec.name] = Family(spec.name, spec.help, create, spec.kind, now)
         if spec.alias_of:

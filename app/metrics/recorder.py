@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from app.metrics.families import FINISHED, REJECTIONS, build
+from app.metrics.families import BLOCK_TIMES, FINISHED, REJECTIONS, build
 from app.metrics.loras import LoraRequests
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
@@ -35,10 +35,12 @@ class Recorder:
         engine: str = "0",
         now: Callable[[], float] = time.time,
         max_loras: int | None = None,
+        block_times: bool = False,
     ) -> None:
         self._loras = None if max_loras is None else LoraRequests(max_loras, now)
         self._server = {"model_name": model_name, "engine": engine}
-        self._families = build(self._server, max_model_len, cache_config, now)
+        self._families = build(self._server, max_model_len, cache_config, now, block_times)
+        self._block_times = {name: self._one(name) for name in BLOCK_TIMES if block_times}
         self._generated = self._one("generation_tokens_total")
         self._inter_token = self._one("inter_token_latency_seconds")
         self._iteration = self._one("iteration_tokens_total")
@@ -55,6 +57,9 @@ class Recorder:
         self._running = self._one("num_requests_running")
         self._waiting = self._one("num_requests_waiting")
         self._waiting_for_capacity = self._one("num_requests_waiting_by_reason", reason="capacity")
+        self._cache_usage = self._one("kv_cache_usage_perc")
+        self._queries = self._one("prefix_cache_queries_total")
+        self._hits = self._one("prefix_cache_hits_total")
         self._one("engine_sleep_state", sleep_state="awake").set(1)
         for _, info in self._families["vllm:cache_config_info"].children():
             info.set(1)
@@ -98,6 +103,27 @@ class Recorder:
         self._running.add(delta)
         if adapter is not None and self._loras is not None:
             self._loras.running(adapter, delta)
+
+    def cache_used(self, share: float) -> None:
+        """So much of the KV cache is in use, from 0 to 1."""
+        self._cache_usage.value = share
+
+    def looked_up(self, tokens: int, found: int) -> None:
+        """A prompt of `tokens` tokens was looked up in the prefix cache, and `found` of them were there."""
+        self._queries.inc(tokens)
+        self._hits.inc(found)
+
+    def block_lifetime(self, seconds: float) -> None:
+        """From a block's filling to its eviction."""
+        self._block_times["kv_block_lifetime_seconds"].observe(seconds)
+
+    def block_idle_before_evict(self, seconds: float) -> None:
+        """From a block's last use to its eviction."""
+        self._block_times["kv_block_idle_before_evict_seconds"].observe(seconds)
+
+    def block_reuse_gap(self, seconds: float) -> None:
+        """Between two uses of a block."""
+        self._block_times["kv_block_reuse_gap_seconds"].observe(seconds)
 
     def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
         """The parser of tool calls looked at a reply, or at an event of a stream, and `found` a call."""

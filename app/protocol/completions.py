@@ -17,6 +17,7 @@ from app.protocol.options import (
     Natural,
     RepetitionDetection,
     ResponseFormat,
+    Share,
     StopStrings,
     StreamOptions,
     StructuredOutputs,
@@ -89,6 +90,8 @@ class CompletionRequest(Request, kw_only=True):
     mm_payload: Literal["tensors", "none"] = "tensors"
     return_mm_kwargs: bool | None = None
     cache_salt: CacheSalt | None = None
+    cache_hit_threshold: Share | None = None
+    """Not vLLM's: with a smaller share of the prompt cached the reply is empty."""
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     vllm_xargs: dict[str, ExtraArg] | None = None

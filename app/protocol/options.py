@@ -14,6 +14,7 @@ INT64_MAX = 2**63 - 1
 MAX_STOP_STRINGS = 4
 
 Int64 = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Truncation = Annotated[int, Meta(ge=-1, le=INT64_MAX)]
 StopStrings = str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, Protocol
 
 import gevent
 
@@ -18,6 +18,19 @@ LOOK_AGAIN_S = 0.01
 TAGS = frozenset(("weights", "kv_cache", "scheduling"))
 
 
+class Forgetful(Protocol):
+    """A cache, as an operator sees it."""
+
+    def reset(self) -> bool:
+        """Forget everything, unless requests run."""
+
+    def sleep(self) -> None:
+        """Forget everything and cache nothing more."""
+
+    def wake(self) -> None:
+        """Cache again."""
+
+
 class Lifecycle:
     """What an operator does to a server. Level 0 of sleep only pauses; 1 and 2 play that memory was freed.
 
@@ -25,8 +38,9 @@ class Lifecycle:
     miss (simulator.md 2.13). While it is paused they wait.
     """
 
-    def __init__(self, service: Service, recorder: Recorder) -> None:
+    def __init__(self, service: Service, recorder: Recorder, cache: Forgetful | None = None) -> None:
         self.paused = False
+        self._cache = cache
         self._asleep: set[str] = set()
         self._service = service
         self._recorder = recorder
@@ -43,6 +57,8 @@ class Lifecycle:
         self._settle(mode)
         if level == 0:
             self.pause("keep")
+        elif self._cache is not None:
+            self._cache.sleep()
         self._asleep = set(TAGS) if level else {"scheduling"}
         self._recorder.sleeping(level)
         self._recorder.slept("sleep", 0.0)
@@ -51,6 +67,8 @@ class Lifecycle:
         """Wake up, or bring back only what `tags` name. ApiError 400 for an unknown tag."""
         if tags is not None and not TAGS.issuperset(tags):
             raise bad_request(f"tags are {', '.join(sorted(TAGS))}", "tags")
+        if self._cache is not None and (tags is None or "kv_cache" in tags):
+            self._cache.wake()
         was_paused_by_sleep = self._asleep == {"scheduling"}
         self._asleep -= TAGS if tags is None else set(tags)
         if self._asleep == {"scheduling"} and not was_paused_by_sleep:
@@ -71,6 +89,10 @@ class Lifecycle:
         """Begin requests again, those that waited first."""
         self.paused = False
         self._service.executor.resume()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all that is cached; False while requests run."""
+        return self._cache is None or self._cache.reset()
 
     def drain(self) -> None:
         """Admit nothing more; what was admitted goes on to its end."""

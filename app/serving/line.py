@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,11 +15,20 @@ Waiting = tuple[int, int, Future[Any]]
 """Priority, number in order of arrival, and whose turn it is."""
 
 
+def always() -> bool:
+    """Most tasks fit at any time."""
+    return True
+
+
 class Turn(Struct, frozen=True):
-    """What decides whose turn it is: the adapter that a task needs, and its priority (lower is earlier)."""
+    """What decides whose turn it is: the adapter that a task needs, and its priority (lower is earlier).
+
+    Whose turn it is but does not fit (into the KV cache) holds up the others until it does.
+    """
 
     adapter: str | None = None
     priority: int = 0
+    fits: Callable[[], bool] = always
 
 
 ANY_TIME = Turn()
@@ -43,7 +53,7 @@ class Line:
 
     def may_run(self, turn: Turn) -> bool:
         """True when only a place is missing."""
-        return self._residents.is_ready(turn.adapter) or self._residents.has_room()
+        return (self._residents.is_ready(turn.adapter) or self._residents.has_room()) and turn.fits()
 
     def join(self, future: Future[Any], turn: Turn) -> None:
         """Wait from now on."""
@@ -65,6 +75,8 @@ class Line:
         if not ready:
             return None
         (_, _, future), adapter = min(ready, key=lambda head: head[0][:2])
+        if not self._turns[future].fits():
+            return None
         heapq.heappop(self._queues[adapter])
         return future, self._turns.pop(future)
 

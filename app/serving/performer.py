@@ -12,6 +12,9 @@ from app.generation import Generation
 class Performance(Protocol):
     """One generation that has been accepted."""
 
+    def fits(self) -> bool:
+        """True when it could begin now, were a place free."""
+
     def start(self, emit: Callable[[Event], None], at_s: float) -> None:
         """Begin: a place was taken at `at_s` (monotonic seconds; arrival, when none had to be waited for).
 

@@ -14,6 +14,9 @@ from app.serving.observer import Outcome, Watch, tell
 from app.serving.performer import Performance
 from app.simulation.clock import Clock
 
+COUNTED_AS = {"cache_threshold": "stop"}
+"""Reasons that vLLM's metrics do not know."""
+
 
 class Sequence:
     """One choice. It holds its place from `start` until its last token, failure or abort.
@@ -76,7 +79,9 @@ class Sequence:
         """Ask for a place; waits in line when none is free."""
         self._executor = executor
         generation = self.generation
-        self.place = executor.take_turn(Turn(generation.adapter, generation.priority), self.start)
+        self.place = executor.take_turn(
+            Turn(generation.adapter, generation.priority, self._performance.fits), self.start
+        )
         if self._scheduled_s is None and not self.over:
             self._queued = True
             self._recorder.waiting(1, generation.adapter)
@@ -129,7 +134,7 @@ class Sequence:
             self._last_s = event.at_s
             self._emit(event)
             if event.finish is not None and not self.over:
-                self._end(event.finish.reason)
+                self._end(COUNTED_AS.get(event.finish.reason, event.finish.reason))
             return
         if type(event) is Started:
             self._begun = True

@@ -10,7 +10,7 @@ from itertools import count
 from app.events import Event
 from app.generation import Generation
 from app.metrics.recorder import Recorder
-from app.protocol.errors import too_many, unavailable
+from app.protocol.errors import retryable, too_many, unavailable
 from app.serving.executor import NO_ADAPTERS, PlaceExecutor
 from app.serving.line import ANY_TIME, Turn
 from app.serving.observer import Observer
@@ -70,7 +70,8 @@ class Service:
     """Takes generations in, up to its limits, and plays each when one of `places` is free.
 
     `max_waiting` bounds the waiting list (429 beyond it); `max_unfinished`, if given, bounds
-    waiting and running together (503; vLLM's `max-num-queued-reqs`).
+    waiting and running together (503; vLLM's `max-num-queued-reqs`). With `refuses_full` what does not fit
+    into the KV cache now is refused (503) instead of made to wait.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Service:
         max_unfinished: int | None = None,
         residents: Residents = NO_ADAPTERS,
         by_priority: bool = False,
+        refuses_full: bool = False,
     ) -> None:
         self.recorder = recorder
         self.clock = clock
@@ -94,6 +96,7 @@ class Service:
         self._max_waiting = max_waiting
         self._max_unfinished = max_unfinished
         self._residents, self._by_priority = residents, by_priority
+        self._refuses_full = refuses_full
         self._groups: dict[int, tuple[str, SequenceGroup]] = {}
         """Request id and sequences of every request that is not over."""
         self._numbers = count()
@@ -143,6 +146,8 @@ class Service:
         Raises ApiError as `admit` does.
         """
         prepared = [(generation, self._performer.prepare(generation)) for generation in generations]
+        if self._refuses_full and not all(performance.fits() for _, performance in prepared):
+            raise retryable("The KV cache has too few free blocks for the prompt; retry later.")
         if generations:  # nothing may wait between this and the end, or others would take the places
             self.admit(len(generations), Turn(generations[0].adapter))
         number = next(self._numbers)

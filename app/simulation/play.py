@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app.events import Event, Failed, Started, Tokens
+from app.events import Event, Failed, Finish, Started, Tokens
 from app.generation import Generation
 from app.simulation.clock import Clock
 from app.simulation.latency import Latency
 from app.simulation.logprobs import prompt_logprobs, reply_logprobs
 from app.simulation.pacer import Pacer
+from app.simulation.prefix_cache import NO_HOLD, Hold
 from app.simulation.script import Script
 from app.tokenization import Tokenizer
 
 Emit = Callable[[Event], None]
+CACHE_THRESHOLD = Finish("cache_threshold")
 
 
 class Play:
@@ -26,12 +28,14 @@ class Play:
     # Thousands of plays take their turns one after another: each must touch little memory.
     __slots__ = (
         "_alone",
+        "_cached_tokens",
         "_clock",
         "_delays",
         "_due_s",
         "_emit",
         "_finish",
         "_generation",
+        "_hold",
         "_ids",
         "_index",
         "_latency",
@@ -48,12 +52,15 @@ class Play:
         self,
         generation: Generation,
         script: Script,
+        hold: Hold,
         tokenizer: Tokenizer,
         latency: Latency,
         pacer: Pacer,
         clock: Clock,
     ) -> None:
         self._generation = generation
+        self._hold = hold
+        self._cached_tokens = 0
         self._index, self._alone = generation.index, generation.together == 1
         self._texts, self._ids, self._finish = script.texts, script.ids, script.finish
         self._spans, self._span = script.spans, 0
@@ -71,13 +78,22 @@ class Play:
             else None
         )
 
+    def fits(self) -> bool:
+        """True when the cache has room for the prompt."""
+        return self._hold.fits()
+
     def start(self, emit: Emit, at_s: float) -> None:
         """A place is ours since `at_s`; what is due already is emitted before this returns."""
         self._emit = emit
         now_s = self._clock.now()
         generation = self._generation
+        prompt_tokens = len(generation.prompt_ids)
+        self._cached_tokens = self._hold.begin()
+        if self._cached_tokens < generation.least_hit_rate * prompt_tokens:
+            self._refuse(emit, at_s)
+            return
         self._due_s = at_s + self._latency.time_to_first_token(
-            len(generation.prompt_ids), remote=generation.remote_prefill
+            prompt_tokens, self._cached_tokens, remote=generation.remote_prefill
         )
         if self._delays is not None:
             self._due_s += self._delays.get(0, 0.0)
@@ -85,12 +101,21 @@ class Play:
         if due_s is not None:
             self._pacer.add(due_s, self)
 
+    def _refuse(self, emit: Emit, at_s: float) -> None:
+        """Too little is cached: the reply is empty, and comes at once (simulator.md 13.7)."""
+        self._emit = None
+        self._hold.release()
+        emit(Started(self._index, at_s, self._cached_tokens))
+        emit(Tokens(self._index, (), (), at_s, None, CACHE_THRESHOLD))
+
     def cancel(self) -> None:
         """Emit nothing more. The wheel forgets us when our slot comes."""
         self._emit = None
+        self._hold.release()
 
     def fail(self, error: Exception) -> None:
         emit, self._emit = self._emit, None
+        self._hold.release()
         if emit is not None:
             emit(Failed(self._index, error))
 
@@ -120,10 +145,13 @@ class Play:
         self._position, self._due_s = stop, next_s
         logprobs = None if self._logprobs is None else self._logprobs[start:stop]
         texts, ids = self._texts[start:stop], self._ids[start:stop]
+        if self._hold is not NO_HOLD:
+            self._hold.took(ids)
         if stop < total:
             emit(Tokens(self._index, texts, ids, at_s, logprobs, None, part))
             # Choices that are late together take turns: none goes back before the moment of the others.
             return next_s if next_s > now_s else now_s
+        self._hold.release()
         emit(Tokens(self._index, texts, ids, at_s, logprobs, self._finish, part))
         self._emit = None
         return None
@@ -139,4 +167,4 @@ class Play:
         entries = None
         if wanted is not None:
             entries = prompt_logprobs(self._tokenizer, ids, wanted)
-        return Started(self._index, self._due_s, 0, entries)
+        return Started(self._index, self._due_s, self._cached_tokens, entries)

@@ -10,6 +10,9 @@ from typing import Any
 from app.dataset import Datasets
 from app.events import Event, Failed, Started, Tokens
 from app.generation import Generation
+from app.kvcache.cache import KVCache
+from app.kvcache.events import KVEvent
+from app.kvcache.hashing import BlockHasher
 from app.metrics.recorder import Recorder
 from app.serving.residents import Residents
 from app.serving.service import SequenceGroup, Service
@@ -18,11 +21,13 @@ from app.simulation.clock import VirtualClock
 from app.simulation.latency import Latency
 from app.simulation.pacer import SLOTS_PER_S, Pacer
 from app.simulation.performer import Simulation
+from app.simulation.prefix_cache import PrefixCache
 from app.simulation.schema import Schemas
 from app.simulation.text import Phrasebook, sample_sentences
 from app.tokenization import Tokenizer, load_tokenizer
 from config.settings import LatencySettings, ReplySettings, Settings
 
+BLOCK_TOKENS = 8
 SLOT_S = 1 / SLOTS_PER_S
 START_S = 1000.0
 
@@ -76,6 +81,8 @@ class House:
         max_loras: int = 1,
         by_priority: bool = False,
         rooms: Mapping[str, Any] | None = None,
+        blocks: int | None = None,
+        refuses_full: bool = False,
         **latency: Any,
     ) -> None:
         self.adapters = set(adapters)
@@ -86,7 +93,13 @@ class House:
         tokenizer, phrasebook = embedded_tokenizer(), embedded_phrasebook()
         settings = Settings(reply=ReplySettings(mode=mode), **(rooms or {}))  # type: ignore[arg-type]
         author = Author(settings, tokenizer, phrasebook, Datasets({}), Schemas(), Random(seed), Random(seed))
-        simulation = Simulation(author, tokenizer, waits, self.pacer, self.clock)
+        self.kv_events: list[KVEvent] = []
+        self.cache = None
+        if blocks is not None:
+            hasher = BlockHasher("sha256_cbor", BLOCK_TOKENS, "0", Random(seed))
+            cache = KVCache(blocks, hasher)
+            self.cache = PrefixCache(cache, self.recorder, lambda name: "/" + name, self.kv_events.extend)
+        simulation = Simulation(author, tokenizer, waits, self.pacer, self.clock, self.cache)
         self.residents = Residents(max_loras, lambda adapter: adapter in self.adapters)
         self.service = Service(
             simulation,
@@ -97,6 +110,7 @@ class House:
             max_unfinished,
             self.residents,
             by_priority,
+            refuses_full,
         )
         self.events: list[tuple[str, Event]] = []
         """(request id, event) as they came."""

@@ -1,0 +1,236 @@
+"""The KV cache of one engine: which blocks each sequence has, and what of its prompt was there before.
+
+It behaves as vLLM 0.32 does with one full-attention group: only full blocks are cached, equal ones more than
+once if they were computed more than once, and the last token of a prompt is always computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from app.kvcache.announcements import Announcements
+from app.kvcache.events import KVEvent
+from app.kvcache.extra_keys import Adapter, ExtraKeys, Placeholder
+from app.kvcache.free_queue import Block
+from app.kvcache.hashing import BlockHasher
+from app.kvcache.pool import BlockPool
+from app.kvcache.prompt import Prompt
+from app.kvcache.residency import BlockObserver
+
+
+class Allocation(Struct, gc=False):
+    """What a sequence has: `blocks`, of which the first `stored` are cached up to the one of `last_hash`.
+
+    `tokens` counts prompt and reply; the newest token of a reply is not computed yet and has no place. `tail`
+    are the ids that are not in a cached block, kept while the sequence is `cached` at all.
+    """
+
+    keys: ExtraKeys
+    adapter: Adapter | None
+    blocks: list[Block]
+    tokens: int
+    stored: int
+    last_hash: bytes
+    tail: list[int]
+    cached: bool
+
+
+class KVCache:
+    """`num_blocks` blocks, one of them vLLM's null block, for sequences that are known by a request id.
+
+    Not for several threads; greenlets may share it, as no method gives up control. With `caching` off nothing
+    is cached and prompts begin without hits; it may be switched while sequences run.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        hasher: BlockHasher,
+        *,
+        caching: bool = True,
+        events: bool = True,
+        int_hashes: bool = True,
+        observer: BlockObserver | None = None,
+    ) -> None:
+        """With `events` off `take_events` stays empty; without `int_hashes` events carry hashes as bytes."""
+        self.caching = caching
+        self.block_size = hasher.chain.block_size
+        self._hasher = hasher
+        self._announcements = Announcements(events, int_hashes, self.block_size)
+        self._pool = BlockPool(num_blocks, self._announcements.removed, observer)
+        self._running: dict[str, Allocation] = {}
+
+    def __len__(self) -> int:
+        """Sequences that have blocks."""
+        return len(self._running)
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that sequences can use: all but the null block."""
+        return self._pool.capacity
+
+    @property
+    def free(self) -> int:
+        """Blocks that no sequence uses; some of them may still be found by their hash."""
+        return self._pool.free
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks in use, from 0 to 1 (vllm:kv_cache_usage_perc)."""
+        return self._pool.usage
+
+    def prompt(
+        self,
+        token_ids: Sequence[int],
+        adapter: Adapter | None = None,
+        salt: str | None = None,
+        placeholders: Sequence[Placeholder] = (),
+    ) -> Prompt:
+        """A prompt to begin with. Its hashes are computed later: in parts by `hashing`, or when needed."""
+        end = len(token_ids)
+        inside = [p for p in placeholders if p.offset >= 0 and p.offset + p.length <= end]
+        keys = ExtraKeys(self.block_size, adapter, salt, inside)
+        return Prompt(token_ids, self._hasher if self.caching else None, keys, adapter)
+
+    def fits_ever(self, tokens: int) -> bool:
+        """Whether a sequence of that many tokens could have its blocks if it were alone."""
+        return self._blocks_of(tokens) <= self.capacity
+
+    def can_allocate(self, prompt: Prompt) -> bool:
+        """Whether `begin` would succeed now."""
+        return self._fits(prompt, self._hits(prompt))
+
+    def begin(self, request_id: str, prompt: Prompt, report_hits: bool = False) -> int | None:
+        """Give a sequence blocks for its prompt; the number of prompt tokens that were there already.
+
+        None, and nothing has changed, when there are too few free blocks. `report_hits` announces blocks that
+        were there too (vLLM's kv_cache_report_mode full). ValueError when the request has blocks already.
+        """
+        if request_id in self._running:
+            raise ValueError(f"request {request_id} has blocks already")
+        hits = self._hits(prompt)
+        if not self._fits(prompt, hits):
+            return None
+        found = len(hits)
+        if report_hits and hits:
+            hashes = prompt.hashes[:found]
+            self._announcements.stored(hashes, None, prompt.token_ids, 0, prompt.keys, prompt.adapter)
+        self._pool.use(hits)
+        tokens = len(prompt.token_ids)
+        sequence = Allocation(
+            keys=prompt.keys,
+            adapter=prompt.adapter,
+            blocks=hits + self._pool.take(self._blocks_of(tokens) - found),
+            tokens=tokens,
+            stored=found,
+            last_hash=prompt.hashes[found - 1] if hits else self._hasher.none_hash,
+            tail=list(prompt.token_ids[found * self.block_size :]) if prompt.cached else [],
+            cached=prompt.cached,
+        )
+        self._running[request_id] = sequence
+        self._store(sequence, prompt.hashes[found:])
+        return found * self.block_size
+
+    def append(self, request_id: str, token_ids: Sequence[int]) -> bool:
+        """A step has brought new tokens of the reply: give room to those before the newest one.
+
+        A block is cached once the token behind it is there: it is then computed to its end. False, and
+        nothing has changed, when no block is free: preempt a sequence (`finish`) and try again. KeyError for
+        a sequence without blocks.
+        """
+        sequence = self._running[request_id]
+        computed = sequence.tokens + len(token_ids) - 1
+        needed = self._blocks_of(computed) - len(sequence.blocks)
+        if needed > self._pool.free:
+            return False
+        if needed > 0:
+            sequence.blocks += self._pool.take(needed)
+        sequence.tokens += len(token_ids)
+        if sequence.cached:
+            sequence.tail += token_ids
+            self._store_computed(sequence, computed // self.block_size)
+        return True
+
+    def finish(self, request_id: str) -> None:
+        """The sequence has ended or is preempted: its blocks are free, and cached ones can still be found.
+
+        Does nothing for a sequence without blocks.
+        """
+        sequence = self._running.pop(request_id, None)
+        if sequence is not None:
+            self._pool.release(sequence.blocks)
+
+    def reset(self) -> bool:
+        """Forget all that is cached, or return False while sequences run (reset_prefix_cache)."""
+        if self._running:
+            return False
+        self.discard()
+        return True
+
+    def discard(self) -> None:
+        """Forget all that is cached; nothing more is cached of the sequences that run."""
+        for sequence in self._running.values():
+            sequence.cached = False
+            sequence.tail.clear()
+        self._pool.clear(block for sequence in self._running.values() for block in sequence.blocks)
+        self._announcements.cleared()
+
+    def unload_adapter(self, name: str) -> None:
+        """Let unused blocks of an adapter make room before others, until `load_adapter`. O(blocks)."""
+        self._pool.queue.unload(name)
+
+    def load_adapter(self, name: str) -> None:
+        """Treat unused blocks of an adapter like others again. O(blocks)."""
+        self._pool.queue.load(name)
+
+    def take_events(self) -> list[KVEvent]:
+        """What happened since the last call, in order: a step's events, to be published together."""
+        return self._announcements.take()
+
+    def check_integrity(self) -> None:
+        """RuntimeError unless blocks and sequences add up. For tests: O(blocks)."""
+        self._pool.check_integrity(sequence.blocks for sequence in self._running.values())
+        for request_id, sequence in self._running.items():
+            stored = sequence.blocks[: sequence.stored]
+            if sequence.cached and any(block.hash is None for block in stored):
+                raise RuntimeError(f"a stored block of request {request_id} has no hash")
+            if any(block.hash is not None for block in sequence.blocks[sequence.stored :]):
+                raise RuntimeError(f"a block of request {request_id} has a hash before it is full")
+
+    def _hits(self, prompt: Prompt) -> list[Block]:
+        if not prompt.cached:
+            return []
+        # The last token has to be computed, as its output is the first new token.
+        most = max(0, len(prompt.token_ids) - 1) // self.block_size
+        return self._pool.longest_prefix(prompt.hashes[:most])
+
+    def _fits(self, prompt: Prompt, hits: list[Block]) -> bool:
+        used_again = sum(block.references == 0 for block in hits)
+        needed = self._blocks_of(len(prompt.token_ids)) - len(hits)
+        return needed + used_again <= self._pool.free
+
+    def _blocks_of(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def _store_computed(self, sequence: Allocation, full: int) -> None:
+        """The first `full` blocks of a sequence are computed; cache those that are not."""
+        if full > sequence.stored:
+            ids = sequence.tail[: (full - sequence.stored) * self.block_size]
+            extras = sequence.keys.hashed(sequence.stored, full)
+            self._store(sequence, self._hasher.chain.hashes(sequence.last_hash, ids, extras))
+
+    def _store(self, sequence: Allocation, hashes: list[bytes]) -> None:
+        """Cache the next blocks of a sequence under `hashes`."""
+        if not hashes:
+            return
+        first, adapter = sequence.stored, sequence.adapter
+        name = adapter.name if adapter else None
+        for block, block_hash in zip(sequence.blocks[first:], hashes, strict=False):
+            self._pool.cache(block, block_hash, name)
+        parent = sequence.last_hash if first else None
+        self._announcements.stored(hashes, parent, sequence.tail, first, sequence.keys, adapter)
+        sequence.stored += len(hashes)
+        sequence.last_hash = hashes[-1]
+        del sequence.tail[: len(hashes) * self.block_size]

@@ -1,0 +1,38 @@
+"""The PUB socket of a publisher."""
+
+from __future__ import annotations
+
+import zmq
+
+from app.kvcache.endpoints import is_bound, open_socket
+
+
+class Outlet:
+    """Sends messages to whoever subscribes, and never waits for anybody."""
+
+    def __init__(self, topic: bytes, hwm: int) -> None:
+        """`hwm` messages wait for a slow subscriber; ZMQ drops further ones, without telling."""
+        self._topic = topic
+        self._hwm = hwm
+        self._socket: zmq.Socket[bytes] | None = None
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> str:
+        """Bind or connect to `endpoint`; its real address. ZMQError when that is not possible."""
+        self._socket, address = open_socket(context, zmq.PUB, endpoint, is_bound(endpoint), self._hwm)
+        return address
+
+    def send(self, sequence: int, payload: bytes) -> bool:
+        """False when the message is lost: there is no socket yet, or ZMQ does not take it."""
+        if self._socket is None:
+            return False
+        try:
+            self._socket.send_multipart([self._topic, sequence.to_bytes(8, "big"), payload], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self, linger_ms: int) -> None:
+        """Send no more; what is on its way may take that long."""
+        if self._socket is not None:
+            self._socket.close(linger=linger_ms)
+            self._socket = None

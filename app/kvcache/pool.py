@@ -1,0 +1,138 @@
+"""The blocks of a KV cache: which are free, which can be found by their hash, who uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from app.kvcache.free_queue import Block, FreeQueue
+from app.kvcache.residency import BlockObserver
+
+NULL_BLOCKS = 1
+"""vLLM keeps one block, the first, as a placeholder; it holds nothing and is never free."""
+
+
+class BlockPool:
+    """`num_blocks` blocks, one of them the null block, as vLLM 0.32 hands them out.
+
+    A block that holds a full block of tokens can be cached under its hash; equal blocks may be cached more
+    than once, and the first of them is found. A cached block that nobody uses stays until its room is needed:
+    `on_evict` is then called with its hash. Every operation is O(1) per block.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        on_evict: Callable[[bytes], None],
+        observer: BlockObserver | None = None,
+    ) -> None:
+        if num_blocks <= NULL_BLOCKS:
+            raise ValueError(f"a pool needs more than {NULL_BLOCKS} block")
+        self.capacity = num_blocks - NULL_BLOCKS
+        """Blocks that sequences can use."""
+        self.queue = FreeQueue(NULL_BLOCKS, num_blocks)
+        self._cached: dict[bytes, Block] = {}
+        self._copies: dict[bytes, dict[Block, None]] = {}
+        self._on_evict = on_evict
+        self._observer = observer
+
+    @property
+    def free(self) -> int:
+        """Blocks that no sequence uses, cached ones too."""
+        return len(self.queue)
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that sequences use, from 0 to 1 (vllm:kv_cache_usage_perc)."""
+        return 1.0 - self.free / self.capacity
+
+    def longest_prefix(self, hashes: Iterable[bytes]) -> list[Block]:
+        """The cached blocks of the first of `hashes`, up to the first that is not cached."""
+        found = []
+        for block_hash in hashes:
+            block = self._cached.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def use(self, blocks: Iterable[Block]) -> None:
+        """One more sequence uses these cached blocks."""
+        for block in blocks:
+            if block.references == 0:
+                self.queue.remove(block)
+            block.references += 1
+            if self._observer:
+                self._observer.accessed(block.number)
+
+    def take(self, count: int) -> list[Block]:
+        """Blocks for a sequence to fill, what they held is forgotten. The caller has checked `free`."""
+        blocks = []
+        for _ in range(count):
+            block = self.queue.take()
+            if self._observer:
+                self._observer.evicted(block.number)
+                self._observer.allocated(block.number)
+            if block.hash is not None:
+                self._forget(block, block.hash)
+                self._on_evict(block.hash)
+                block.hash = None
+            block.references = 1
+            blocks.append(block)
+        return blocks
+
+    def cache(self, block: Block, block_hash: bytes, adapter: str | None = None) -> None:
+        """`block`, which is in use and holds nothing yet, holds the tokens of this hash from now on."""
+        block.hash, block.adapter = block_hash, adapter
+        first = self._cached.setdefault(block_hash, block)
+        if first is not block:
+            self._copies.setdefault(block_hash, {first: None})[block] = None
+
+    def release(self, blocks: Sequence[Block]) -> None:
+        """A sequence no longer uses its `blocks`. The last goes first: it is no use without the others."""
+        unused = []
+        for block in reversed(blocks):
+            block.references -= 1
+            if block.references == 0:
+                unused.append(block)
+        self.queue.give_back(unused)
+
+    def clear(self, used: Iterable[Block] = ()) -> None:
+        """No block can be found any more. `used` are those that sequences still use."""
+        for block in (*self.queue, *used):
+            block.hash = None
+        self.queue.empty_all()
+        self._cached.clear()
+        self._copies.clear()
+        if self._observer:
+            self._observer.cleared()
+
+    def _forget(self, block: Block, block_hash: bytes) -> None:
+        copies = self._copies.get(block_hash)
+        if copies is None:
+            del self._cached[block_hash]
+            return
+        del copies[block]
+        self._cached[block_hash] = next(iter(copies))
+        if len(copies) == 1:
+            del self._copies[block_hash]
+
+    def check_integrity(self, used: Iterable[Sequence[Block]]) -> None:
+        """RuntimeError unless every block is in one place. `used` are each sequence's blocks. O(blocks)."""
+        references: dict[Block, int] = {}
+        for blocks in used:
+            for block in blocks:
+                references[block] = references.get(block, 0) + 1
+        idle = list(self.queue)
+        everyone = {*idle, *references}
+        hashed = {block for block in everyone if block.hash is not None}
+        found = set(self._cached.values()).union(*self._copies.values())
+        for broken, what in (
+            (len(everyone) != len(idle) + len(references), "a block is in two places"),
+            (len({block.number for block in everyone}) != len(everyone), "two blocks have one number"),
+            (any(block.references != references.get(block, 0) for block in everyone), "references are wrong"),
+            (self.free + len(references) != self.capacity, "blocks are missing, or there are too many"),
+            (found != hashed, "what can be found is not what is held"),
+            ({block.hash for block in hashed} != self._cached.keys(), "a hash finds a block of another"),
+        ):
+            if broken:
+                raise RuntimeError(what)

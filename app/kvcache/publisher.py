@@ -1,0 +1,209 @@
+"""KV events to the outside: on a ZMQ PUB socket, as vLLM publishes them, and to listeners in the process."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import gevent
+import zmq
+from gevent.event import Event
+from msgspec import Struct
+
+from app.kvcache.endpoints import of_rank
+from app.kvcache.event_queue import EventQueue
+from app.kvcache.events import EventBatch, KVEvent
+from app.kvcache.outlet import Outlet
+from app.kvcache.replay import Replay, ReplayLayout
+from app.kvcache.wire import DEFAULT_LAYOUT, LayoutName, encoder
+
+log = logging.getLogger(__name__)
+
+Listener: TypeAlias = Callable[[str, int, EventBatch], None]
+"""Is given topic, sequence number and batch. Its errors are logged and counted."""
+
+POLL_S = 0.1
+"""How long a request for a replay may wait; vLLM's publisher looks as often."""
+PAUSE_EVERY = 32
+"""Messages between two pauses in which other greenlets run."""
+PAUSE_S = 1e-6
+"""gevent.sleep(0) would not let timers and sockets have their turn."""
+LINGER_MS = 1000
+"""What a close waits for subscribers to receive the last batches."""
+QUIET_S = 60.0
+"""At most one line is logged about lost events in so many seconds."""
+
+
+class PublisherSettings(Struct, frozen=True, kw_only=True):
+    """`endpoint` is the PUB socket's, None for listeners only; `replay_endpoint` is None for no replays.
+
+    Both are those of rank 0. `flush_s` of 0 publishes every step at once, as vLLM does.
+    """
+
+    endpoint: str | None
+    topic: str
+    rank: int = 0
+    replay_endpoint: str | None = None
+    replay_batches: int = 10_000
+    replay_layout: ReplayLayout = "topic"
+    layout: LayoutName = DEFAULT_LAYOUT
+    batch_events: int = 16
+    flush_s: float = 1.0
+    queue_events: int = 100_000
+    hwm: int = 100_000
+
+
+class Published(Struct):
+    """What a publisher has done so far."""
+
+    batches: int = 0
+    events: int = 0
+    dropped_events: int = 0
+    """Events for which the queue had no room, or that came after the close."""
+    lost_batches: int = 0
+    """Batches that had no socket or that ZMQ refused; they can be replayed and went to listeners."""
+    failed_listeners: int = 0
+
+
+class Publisher:
+    """Batches events and publishes them from a greenlet that never waits for a subscriber.
+
+    Sockets and greenlets begin with `start` or the first `put`, to be called in the process that uses them.
+    """
+
+    def __init__(
+        self,
+        settings: PublisherSettings,
+        wall: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.monotonic,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        """`wall` gives seconds since 1970, `now` monotonic ones. Sharing an inproc endpoint needs `context`.
+
+        ValueError for an endpoint that is none.
+        """
+        self._settings = settings
+        self._wall, self._now = wall, now
+        topic = settings.topic.encode()
+        self.replay = Replay(topic, settings.replay_batches, settings.replay_layout)
+        self._outlet = Outlet(topic, settings.hwm)
+        self._unopened = [
+            (name, part, of_rank(endpoint, settings.rank))
+            for name, part, endpoint in (
+                ("events", self._outlet, settings.endpoint),
+                ("replay", self.replay, settings.replay_endpoint),
+            )
+            if endpoint
+        ]
+        self._context, self._owns_context = context, context is None
+        self._encode = encoder(settings.layout)
+        self._queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
+        self._sequence = 0
+        self._listeners: list[Listener] = []
+        self._wake, self._end = Event(), Event()
+        self._greenlets: list[gevent.Greenlet] = []
+        self._quiet_until_s = -math.inf
+        self.published = Published()
+        self.addresses: dict[str, str] = {}
+        """The addresses that are open, of `events` and of `replay`, with the port in use."""
+
+    def listen(self, listener: Listener) -> None:
+        """Hand every batch to `listener` too, from the publisher's greenlet."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Open the sockets, so that subscribers and requests for replays find them."""
+        if self._greenlets or self._end.is_set():
+            return
+        self._open()
+        self._greenlets = [gevent.spawn(self._publish), gevent.spawn(self._tend)]
+
+    def put(self, events: Sequence[KVEvent]) -> None:
+        """The events of a step, in order. Without room, or after `close`, they are lost and counted."""
+        if not events:
+            return
+        if self._end.is_set():
+            self.published.dropped_events += len(events)
+            return
+        self.start()
+        due_s = self._queue.due_s()
+        if lost := self._queue.put(events):
+            self.published.dropped_events += lost
+            self._complain("KV events: the queue is full, %d are lost so far", self.published.dropped_events)
+        if self._queue.due_s() < due_s:
+            self._wake.set()
+
+    def close(self) -> None:
+        """Publish what waits, give subscribers a second to receive it, and end."""
+        self._end.set()
+        self._wake.set()
+        gevent.joinall(self._greenlets)
+        for part in (self._outlet, self.replay):
+            part.close(LINGER_MS)
+        if self._owns_context and self._context is not None:
+            gevent.get_hub().threadpool.apply(self._context.term)
+            self._context = None
+
+    def _open(self) -> None:
+        """Open what is not open yet. An endpoint that is taken may be free later."""
+        unopened = []
+        for name, part, endpoint in self._unopened:
+            try:
+                self._context = self._context or zmq.Context()
+                self.addresses[name] = part.open(self._context, endpoint)
+            except zmq.ZMQError as error:
+                self._complain("KV events: %s cannot be opened, trying on: %s", endpoint, error)
+                unopened.append((name, part, endpoint))
+        self._unopened = unopened
+
+    def _tend(self) -> None:
+        """Greenlet: open sockets that could not be opened, and answer requests for replays."""
+        while not self._end.is_set() and (self._unopened or self._settings.replay_endpoint):
+            self._open()
+            _with_pauses(self.replay.serve())
+            self._end.wait(POLL_S)
+
+    def _publish(self) -> None:
+        """Greenlet: publish batches when they are due, and the rest in the end."""
+        while not self._end.is_set():
+            due_s = self._queue.due_s()
+            self._wake.wait(None if due_s == math.inf else max(0.0, due_s - self._now()))
+            self._wake.clear()
+            _with_pauses(self._batches(self._now()))
+        _with_pauses(self._batches(math.inf))
+
+    def _batches(self, now_s: float) -> Iterable[None]:
+        """Publish the batches that are due at `now_s`, one before each item."""
+        while len(self._queue) and self._queue.due_s() <= now_s:
+            self._send(self._queue.take(now_s))
+            yield
+
+    def _send(self, events: list[KVEvent]) -> None:
+        batch = EventBatch(self._wall(), events, self._settings.rank)
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        payload = self._encode(batch)
+        self.replay.record(sequence, payload)
+        if self._settings.endpoint and not self._outlet.send(sequence, payload):
+            self.published.lost_batches += 1
+        self.published.batches += 1
+        self.published.events += len(events)
+        for listener in self._listeners:
+            try:
+                listener(self._settings.topic, sequence, batch)
+            except Exception as error:
+                self.published.failed_listeners += 1
+                self._complain("KV events: a listener failed: %r", error)
+
+    def _complain(self, line: str, *values: object) -> None:
+        if self._now() >= self._quiet_until_s:
+            self._quiet_until_s = self._now() + QUIET_S
+            log.warning(line, *values)
+
+
+def _with_pauses(messages: Iterable[None]) -> None:
+    for number, _ in enumerate(messages, 1):
+        if number % PAUSE_EVERY == 0:
+            gevent.sleep(PAUSE_S)

@@ -1,0 +1,82 @@
+"""How long blocks stay in the cache, lie idle before they go, and wait to be used again.
+
+What vLLM observes with kv-cache-metrics, of a sample of the blocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from random import Random
+from typing import Protocol
+
+USES = 4
+"""Uses of a block that are remembered, for the gaps between them."""
+
+
+class BlockObserver(Protocol):
+    """Is told what becomes of blocks, by their numbers."""
+
+    def allocated(self, block: int) -> None:
+        """A sequence fills the block."""
+
+    def accessed(self, block: int) -> None:
+        """Another sequence re-uses what it holds."""
+
+    def evicted(self, block: int) -> None:
+        """What it held, if anything, makes room."""
+
+    def cleared(self) -> None:
+        """No block holds anything any more."""
+
+
+class ResidencyMetrics(Protocol):
+    """Where observations go; all in seconds."""
+
+    def block_lifetime(self, seconds: float) -> None:
+        """From filling to eviction (vllm:kv_block_lifetime_seconds)."""
+
+    def block_idle_before_evict(self, seconds: float) -> None:
+        """From the last use to eviction (vllm:kv_block_idle_before_evict_seconds)."""
+
+    def block_reuse_gap(self, seconds: float) -> None:
+        """Between two uses (vllm:kv_block_reuse_gap_seconds)."""
+
+
+class Residency:
+    """Follows a share `sample` (0 to 1) of the blocks from allocation to eviction.
+
+    `now` is a monotonic clock in seconds.
+    """
+
+    def __init__(
+        self, metrics: ResidencyMetrics, sample: float, rng: Random, now: Callable[[], float]
+    ) -> None:
+        self._metrics = metrics
+        self._sample = sample
+        self._rng = rng
+        self._now = now
+        self._lives: dict[int, tuple[float, deque[float]]] = {}
+
+    def allocated(self, block: int) -> None:
+        if self._rng.random() < self._sample:
+            self._lives[block] = self._now(), deque(maxlen=USES)
+
+    def accessed(self, block: int) -> None:
+        life = self._lives.get(block)
+        if life:
+            life[1].append(self._now())
+
+    def evicted(self, block: int) -> None:
+        life = self._lives.pop(block, None)
+        if life is None:
+            return
+        (born, uses), now = life, self._now()
+        self._metrics.block_lifetime(now - born)
+        self._metrics.block_idle_before_evict(now - (uses[-1] if uses else born))
+        for earlier, later in pairwise(uses):
+            self._metrics.block_reuse_gap(later - earlier)
+
+    def cleared(self) -> None:
+        self._lives.clear()

@@ -1,0 +1,171 @@
+"""Whatever is asked of the cache, it does what vLLM's rules, told plainly, do, and its books balance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from app.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+from app.kvcache.extra_keys import Adapter
+from tests.kvcache.caches import ALICE, begin, small_cache
+from tests.kvcache.plain_cache import PlainCache, Prefix
+
+few_tokens = st.integers(0, 1)
+salts = st.sampled_from([None, "s"])
+adapters = st.sampled_from([None, ALICE])
+
+
+class Compared(RuleBasedStateMachine):
+    """Our cache beside the plain one; hashes are told apart by the prefixes that they were stored with."""
+
+    @initialize(usable=st.integers(1, 12), size=st.integers(1, 3))
+    def make(self, usable: int, size: int) -> None:
+        self.cache = small_cache(usable, size)
+        self.plain = PlainCache(usable, size)
+        self.names = iter(map(str, range(10_000)))
+        self.prefix_of: dict[BlockHash, Prefix] = {}
+        self.announced: Counter[BlockHash] = Counter()
+
+    def running(self) -> bool:
+        return bool(self.plain.runs)
+
+    @rule(ids=st.lists(few_tokens, max_size=20), salt=salts, adapter=adapters)
+    def begin(self, ids: list[int], salt: str | None, adapter: Adapter | None) -> None:
+        name, free = next(self.names), self.cache.free
+        possible = self.cache.can_allocate(self.cache.prompt(ids, adapter, salt))
+        cached = begin(self.cache, name, ids, adapter, salt)
+        assert cached == self.plain.begin(name, (salt, adapter), ids)
+        assert possible == (cached is not None)
+        assert possible or self.cache.free == free
+
+    @precondition(running)
+    @rule(data=st.data(), ids=st.lists(few_tokens, max_size=5))
+    def append(self, data: st.DataObject, ids: list[int]) -> None:
+        name = data.draw(st.sampled_from(sorted(self.plain.runs)))
+        assert self.cache.append(name, ids) == self.plain.append(name, ids)
+
+    @precondition(running)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.plain.runs)))
+        self.cache.finish(name)
+        self.plain.finish(name)
+
+    @rule()
+    def reset(self) -> None:
+        assert self.cache.reset() == self.plain.reset()
+
+    @invariant()
+    def events_are_the_same_and_add_up_to_what_is_cached(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        ours = [self.seen(event) for event in self.cache.take_events()]
+        theirs, self.plain.events = self.plain.events, []
+        assert ours == theirs
+        held = Counter(room.prefix for room in self.plain.cached)
+        known = Counter({self.prefix_of[hash_]: count for hash_, count in self.announced.items()})
+        assert +known == held
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check_integrity()
+        assert 0 <= self.cache.free == len(self.plain.free) <= self.cache.capacity
+        assert len(self.cache) == len(self.plain.runs)
+        assert self.cache.usage == 1 - self.cache.free / self.cache.capacity
+
+    def seen(self, event: KVEvent) -> tuple[Any, ...]:
+        """The event as the plain cache tells it; what it says of tokens and parents is true."""
+        match event:
+            case BlockStored():
+                size = event.block_size
+                assert len(event.token_ids) == len(event.block_hashes) * size
+                adapter = ALICE if event.lora_name else None
+                parent = self.prefix_of.get(event.parent_block_hash or 0)
+                assert (parent is None) == (event.parent_block_hash is None)
+                salt = "s" if event.extra_keys and "s" in (event.extra_keys[0] or []) else None
+                prefix = parent or (salt, adapter)
+                for number, hash_ in enumerate(event.block_hashes):
+                    prefix = (*prefix, *event.token_ids[number * size : (number + 1) * size])
+                    assert self.prefix_of.setdefault(hash_, prefix) == prefix
+                self.announced.update(event.block_hashes)
+                return "stored", [self.prefix_of[hash_] for hash_ in event.block_hashes]
+            case BlockRemoved():
+                [hash_] = event.block_hashes
+                self.announced[hash_] -= 1
+                return "removed", self.prefix_of[hash_]
+            case AllBlocksCleared():
+                self.announced.clear()
+                return ("cleared",)
+
+
+class Adapters(RuleBasedStateMachine):
+    """Adapters come and go, caching is switched, everything is discarded: the books balance all the same."""
+
+    @initialize(usable=st.integers(1, 10))
+    def make(self, usable: int) -> None:
+        self.cache = small_cache(usable, 2)
+        self.names = iter(map(str, range(10_000)))
+        self.running: list[str] = []
+        self.announced: Counter[BlockHash] = Counter()
+
+    @rule(ids=st.lists(few_tokens, max_size=12), adapter=adapters)
+    def begin(self, ids: list[int], adapter: Adapter | None) -> None:
+        name = next(self.names)
+        if begin(self.cache, name, ids, adapter) is not None:
+            self.running.append(name)
+
+    @rule(number=st.integers(0, 20), count=st.integers(0, 4))
+    def append(self, number: int, count: int) -> None:
+        if self.running:
+            self.cache.append(self.running[number % len(self.running)], [1] * count)
+
+    @rule(number=st.integers(0, 20))
+    def finish(self, number: int) -> None:
+        if self.running:
+            self.cache.finish(self.running.pop(number % len(self.running)))
+
+    @rule(loaded=st.booleans())
+    def load(self, loaded: bool) -> None:
+        (self.cache.load_adapter if loaded else self.cache.unload_adapter)(ALICE.name)
+
+    @rule(caching=st.booleans())
+    def switch(self, caching: bool) -> None:
+        self.cache.caching = caching
+
+    @rule()
+    def discard(self) -> None:
+        self.cache.discard()
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check_integrity()
+        for event in self.cache.take_events():
+            match event:
+                case BlockStored():
+                    self.announced.update(event.block_hashes)
+                case BlockRemoved():
+                    self.announced.subtract(event.block_hashes)
+                case AllBlocksCleared():
+                    self.announced.clear()
+        assert all(count >= 0 for count in self.announced.values())
+        assert self.announced.total() <= self.cache.capacity
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            for name in self.running:
+                self.cache.finish(name)
+            assert self.cache.free == self.cache.capacity
+
+
+TestCompared = Compared.TestCase
+TestCompared.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestAdapters = Adapters.TestCase
+TestAdapters.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -1,0 +1,68 @@
+"""CBOR by hand is what a CBOR library writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cbor2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kvcache import cbor
+
+EDGES = [0, 23, 24, 255, 256, 65_535, 65_536, 151_643, 2**18 - 1, 2**18, 2**32 - 1, 2**32, 2**53, 2**64 - 1]
+
+texts = st.text(max_size=300)
+plain = st.none() | st.integers(-(2**64), 2**64 - 1) | st.binary(max_size=300) | texts
+values = st.recursive(
+    plain,
+    lambda inner: (
+        st.lists(inner, max_size=30).map(tuple)
+        | st.lists(inner, max_size=4)
+        | st.dictionaries(texts, inner, max_size=4)
+    ),
+    max_leaves=60,
+)
+
+
+@given(values)
+def test_values_are_encoded_canonically(value: Any) -> None:
+    assert cbor.encode(value) == cbor2.dumps(value, canonical=True)
+
+
+@pytest.mark.parametrize("number", [*EDGES, *(-1 - edge for edge in EDGES)])
+def test_integers_have_their_shortest_form_at_every_edge(number: int) -> None:
+    assert cbor.encode(number) == cbor2.dumps(number)
+
+
+@pytest.mark.parametrize("value", [1.5, True, object(), {1.5: 2}])
+def test_what_no_block_hash_covers_is_refused(value: object) -> None:
+    with pytest.raises(TypeError):
+        cbor.encode(value)
+
+
+def test_integers_beyond_64_bits_are_refused() -> None:
+    with pytest.raises(ValueError):
+        cbor.encode(2**64)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.sampled_from(EDGES) | st.integers(0, 200_000)))
+def test_token_ids_of_every_width_are_those_of_an_array(ids: list[int]) -> None:
+    codes = cbor.TokenCodes()
+    head = cbor.head(cbor.ARRAY, len(ids))
+    for _ in range(2):  # the table is there the second time
+        assert head + b"".join(codes.of(ids)) == cbor2.dumps(ids)
+
+
+def test_the_table_of_token_ids_is_right_everywhere_and_grows_in_steps() -> None:
+    codes = cbor.TokenCodes()
+    for largest in (5, 300, 20_000, 70_000, 140_000):
+        ids = range(largest + 1)
+        assert codes.of(ids) == [cbor2.dumps(id_) for id_ in ids]
+
+
+def test_ids_of_no_vocabulary_do_not_grow_the_table() -> None:
+    codes = cbor.TokenCodes()
+    assert codes.of([2**62]) == [cbor2.dumps(2**62)]
+    assert len(codes) == 0

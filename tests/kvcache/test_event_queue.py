@@ -1,0 +1,49 @@
+"""When events go, and with how many others."""
+
+from __future__ import annotations
+
+import math
+
+from app.kvcache.event_queue import EventQueue
+from app.kvcache.events import BlockRemoved, KVEvent
+
+
+def events(count: int, first: int = 0) -> list[KVEvent]:
+    return [BlockRemoved([number]) for number in range(first, first + count)]
+
+
+def test_nothing_is_due_while_nothing_waits() -> None:
+    assert EventQueue(10, 4, 1.0).due_s() == math.inf
+
+
+def test_a_full_batch_is_due_at_once() -> None:
+    queue = EventQueue(10, 4, 1.0)
+    queue.put(events(4))
+    assert queue.take(100.0) == events(4)
+    queue.put(events(3))
+    assert queue.due_s() == 101.0
+    queue.put(events(1))
+    assert queue.due_s() == -math.inf
+
+
+def test_fewer_events_wait_until_the_last_batch_is_old_enough() -> None:
+    queue = EventQueue(10, 4, 1.0)
+    queue.put(events(1))
+    assert queue.due_s() == -math.inf
+    queue.take(100.0)
+    queue.put(events(1))
+    assert queue.due_s() == 101.0
+
+
+def test_a_large_step_goes_in_several_batches_in_order() -> None:
+    queue = EventQueue(10, 4, 0.0)
+    queue.put(events(10))
+    assert [queue.take(0.0) for _ in range(3)] == [events(4), events(4, 4), events(2, 8)]
+
+
+def test_what_finds_no_room_is_lost_and_counted() -> None:
+    queue = EventQueue(5, 4, 0.0)
+    assert queue.put(events(4)) == 0
+    assert queue.put(events(4, 4)) == 3
+    assert queue.put(events(1)) == 1
+    assert queue.take(0.0) + queue.take(0.0) == events(5)

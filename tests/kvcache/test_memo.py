@@ -1,0 +1,35 @@
+"""A memo forgets what was not used lately, and only that."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kvcache.memo import Memo
+
+
+@given(st.integers(2, 20), st.lists(st.integers(0, 30), max_size=200))
+def test_a_memo_never_has_more_than_its_size_and_never_a_wrong_value(size: int, keys: list[int]) -> None:
+    memo: Memo[int, int] = Memo(size)
+    for key in keys:
+        assert memo.get(key) in (None, key * key)
+        memo.put([key], [key * key])
+        assert memo.get(key) == key * key
+        assert len(memo) <= size
+
+
+@given(st.integers(4, 20), st.lists(st.integers(0, 1000), max_size=200))
+def test_what_is_used_all_the_time_is_never_forgotten(size: int, others: list[int]) -> None:
+    memo: Memo[int, int] = Memo(size)
+    memo.put([-1], [7])
+    for key in others:
+        memo.put([key], [key])
+        assert memo.get(-1) == 7
+
+
+def test_what_is_not_used_is_forgotten_in_the_end() -> None:
+    memo: Memo[int, int] = Memo(10)
+    memo.put(range(100), list(range(100)))
+    memo.put([200], [200])
+    memo.put(range(300, 305), list(range(300, 305)))
+    assert memo.get(5) is None

@@ -1,0 +1,85 @@
+"""A real vLLM 0.32 was asked eight times; the cache does, and says, exactly what it did.
+
+The server had blocks of 32 tokens, 66 of them, and PYTHONHASHSEED 0. What the recording shows, apart from the
+hashes: events of a step are one batch; a prompt is stored when it begins to be computed; a prompt of whole
+blocks that are all there re-uses all but the last, which is computed and stored once more, under the hash it
+has; a hit says nothing; a block of the reply is stored in the step that brings the token behind it, so the
+last token of a reply is never in the cache; a salt is in the first block only.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.kvcache.cache import KVCache
+from app.kvcache.hashing import BlockHasher
+from tests.kvcache.make_facts import BLOCK_SIZE, FACTS, RECORDED, facts
+
+BLOCKS = 66
+RECORDING: list[dict[str, Any]] = json.loads(FACTS.read_text())
+
+
+def replayed() -> list[dict[str, Any]]:
+    """What our cache does when it is given the recorded prompts and replies."""
+    cache = KVCache(BLOCKS, BlockHasher("sha256_cbor", BLOCK_SIZE, "0", Random(0)))
+    done, sequence = [], 0
+    for number, request in enumerate(RECORDING):
+        name = str(number)
+        cached = cache.begin(name, cache.prompt(request["prompt"], salt=request["salt"]))
+        batches = []
+        for token in request["reply"]:
+            assert cache.append(name, [token])
+            if events := cache.take_events():
+                batches.append(events)
+            cache.check_integrity()
+        cache.finish(name)
+        assert cache.usage == 0.0
+        done.append({"cached": cached, "batches": batches, "sequence": sequence})
+        sequence += len(batches)
+    return done
+
+
+@pytest.fixture(scope="module")
+def ours() -> list[dict[str, Any]]:
+    return replayed()
+
+
+requests = pytest.mark.parametrize("number", range(len(RECORDING)), ids=[r["name"] for r in RECORDING])
+
+
+@requests
+def test_as_many_tokens_are_found_in_the_cache(ours: list[dict[str, Any]], number: int) -> None:
+    assert ours[number]["cached"] == RECORDING[number]["cached_tokens"]
+
+
+@requests
+def test_every_step_has_the_same_events(ours: list[dict[str, Any]], number: int) -> None:
+    request = RECORDING[number]
+    token_ids = request["prompt"] + request["reply"]
+    expected = []
+    for batch in request["batches"]:
+        events = []
+        for fact in batch:
+            event = dict(fact)
+            start = event.pop("first_block") * BLOCK_SIZE
+            end = start + len(event["block_hashes"]) * BLOCK_SIZE
+            events.append(event | {"token_ids": token_ids[start:end]})
+        expected.append(events)
+    assert msgspec.to_builtins(ours[number]["batches"]) == expected
+
+
+@requests
+def test_batches_are_numbered_alike(ours: list[dict[str, Any]], number: int) -> None:
+    count = len(ours[number]["batches"])
+    first = ours[number]["sequence"]
+    assert RECORDING[number]["sequence"] == list(range(first, first + count))
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="the recording is not here")
+def test_the_facts_are_those_of_the_recording() -> None:
+    assert facts(json.loads(RECORDED.read_text())) == RECORDING

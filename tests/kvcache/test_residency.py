@@ -1,0 +1,88 @@
+"""How long blocks live, on a clock that we move."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from app.kvcache.residency import Residency
+from tests.kvcache.caches import begin, serve, small_cache, tokens
+
+
+class Observed:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lifetimes: list[float] = []
+        self.idle: list[float] = []
+        self.gaps: list[float] = []
+
+    def block_lifetime(self, seconds: float) -> None:
+        self.lifetimes.append(seconds)
+
+    def block_idle_before_evict(self, seconds: float) -> None:
+        self.idle.append(seconds)
+
+    def block_reuse_gap(self, seconds: float) -> None:
+        self.gaps.append(seconds)
+
+
+class Watch:
+    """A clock of one number."""
+
+    def __init__(self) -> None:
+        self.s = 100.0
+
+    def now(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+@pytest.fixture
+def observed() -> Observed:
+    return Observed()
+
+
+def test_a_block_lives_from_its_allocation_to_its_eviction(watch: Watch, observed: Observed) -> None:
+    cache = small_cache(1, observer=Residency(observed, 1.0, Random(0), watch.now))
+    serve(cache, tokens(0, 4))
+    watch.s += 7
+    serve(cache, tokens(50, 4))
+    assert observed.lifetimes == observed.idle == [7]
+    assert observed.gaps == []
+
+
+def test_uses_and_the_gaps_between_the_last_four_of_them(watch: Watch, observed: Observed) -> None:
+    cache = small_cache(2, observer=Residency(observed, 1.0, Random(0), watch.now))
+    serve(cache, tokens(0, 4))
+    for pause in (1, 2, 3, 4, 5):
+        watch.s += pause
+        begin(cache, "r", tokens(0, 5))
+        cache.finish("r")
+    watch.s += 6
+    observed.lifetimes.clear()
+    observed.idle.clear()
+    begin(cache, "r", tokens(50, 8))
+    assert sorted(observed.lifetimes) == [6, 1 + 2 + 3 + 4 + 5 + 6]
+    assert observed.idle == [6, 6]
+    assert observed.gaps == [3, 4, 5]
+
+
+def test_only_a_share_of_the_blocks_is_followed(watch: Watch, observed: Observed) -> None:
+    cache = small_cache(10, observer=Residency(observed, 0.2, Random(0), watch.now))
+    for start in range(0, 10_000, 100):
+        serve(cache, tokens(start, 40))
+    assert 0.1 < len(observed.lifetimes) / 990 < 0.3
+
+
+def test_nothing_is_observed_of_blocks_that_are_cleared(watch: Watch, observed: Observed) -> None:
+    cache = small_cache(1, observer=Residency(observed, 1.0, Random(0), watch.now))
+    serve(cache, tokens(0, 4))
+    cache.reset()
+    serve(cache, tokens(50, 4))
+    assert observed.lifetimes == []
