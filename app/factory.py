@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 
-from app import ranks
 from app.api import (
     admin,
     chat,
@@ -37,9 +36,10 @@ from app.api.siblings import Siblings
 from app.application import Understudy
 from app.dataset import DatasetError, prepare
 from app.ground import Ground, dataset_settings
-from app.handover import handed_over
 from app.metrics.exposition import Exposition
 from app.metrics.http import HttpMetrics
+from app.process import ranks
+from app.process.handover import handed_over
 from app.rooms import cache_of, door_of, fakes_of, publisher_of, publishing, service_of
 from app.serving.lifecycle import Lifecycle
 from app.tokenization import Tokenizer, TokenizerError, load_tokenizer

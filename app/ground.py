@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from app import ranks
 from app.adapter_modules import adapters_of
 from app.dataset import Datasets, open_datasets
 from app.metrics.recorder import Recorder
+from app.process import ranks
 from app.serving.adapters import Adapters
 from app.simulation.live_clock import LiveClock
 from app.simulation.schema import Schemas

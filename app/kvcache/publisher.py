@@ -40,7 +40,8 @@ QUIET_S = 60.0
 class PublisherSettings(Struct, frozen=True, kw_only=True):
     """`endpoint` is the PUB socket's, None for listeners only; `replay_endpoint` is None for no replays.
 
-    Both are those of rank 0. `flush_s` of 0 publishes every step at once, as vLLM does.
+    Both are those of rank 0. `flush_s` of 0 publishes every step at once, as vLLM does. `hwm` messages wait
+    for a subscriber that does not read; vLLM's 100,000 could be gigabytes.
     """
 
     endpoint: str | None
@@ -53,7 +54,7 @@ class PublisherSettings(Struct, frozen=True, kw_only=True):
     batch_events: int = 16
     flush_s: float = 1.0
     queue_events: int = 100_000
-    hwm: int = 100_000
+    hwm: int = 1000
 
 
 class Published(Struct):
@@ -88,7 +89,8 @@ class Publisher:
         self._settings = settings
         self._wall, self._now = wall, now
         topic = settings.topic.encode()
-        self.replay = Replay(topic, settings.replay_batches, settings.replay_layout)
+        kept = settings.replay_batches if settings.replay_endpoint else 0
+        self.replay = Replay(topic, kept, settings.replay_layout)
         self._outlet = Outlet(topic, settings.hwm)
         self._unopened = [
             (name, part, of_rank(endpoint, settings.rank))

@@ -307,7 +307,7 @@ def test_the_health_check_asks_every_rank(three: RunningServer) -> None:
 
     def checked(size: int) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "app.healthcheck"],
+            [sys.executable, "-m", "app.process.healthcheck"],
             cwd=ROOT,
             env={**env, "SIM_DATA_PARALLEL_SIZE": str(size)},
             capture_output=True,

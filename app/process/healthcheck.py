@@ -1,4 +1,4 @@
-"""`python -m app.healthcheck`: status 0 when all ranks of the server on this machine are healthy, else 1.
+"""`python -m app.process.healthcheck`: status 0 when all ranks of the server here are healthy, else 1.
 
 For the container's health check: it finds port, ranks and TLS as the server does, in the environment and the
 YAML file. Flags of another process it cannot see.
@@ -11,7 +11,7 @@ import ssl
 import sys
 from urllib.request import urlopen
 
-from app.ranks import siblings
+from app.process.ranks import siblings
 from config import ConfigError
 from config.loader import load
 

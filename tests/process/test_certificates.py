@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from gunicorn.config import Config
 
-from app.certificates import CertificateError, ServerCertificate, check_pair
-from app.self_signed import make_pair
+from app.process.certificates import CertificateError, ServerCertificate, check_pair
+from app.process.self_signed import make_pair
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import ranks, stages
+from app.process import ranks, stages
 from config import Settings
 from config.settings import ServerSettings, TlsSettings
 

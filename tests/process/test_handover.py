@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.handover import SETTINGS, hand_over, handed_over
+from app.process.handover import SETTINGS, hand_over, handed_over
 from config import Settings
 from config.loader import load
 from config.settings import ReplySettings, SchedulingSettings, ServerSettings, TlsSettings

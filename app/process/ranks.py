@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 
-from app import stages
+from app.process import stages
 from config.settings import ServerSettings, Settings
 
 RANK = "UNDERSTUDY_RANK"

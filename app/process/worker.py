@@ -30,10 +30,10 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
-from app import stages
-from app.certificates import CertificateError, ServerCertificate
 from app.environ import ARRIVAL, ENDED
-from app.joined_response import JoinedResponse
+from app.process import stages
+from app.process.certificates import CertificateError, ServerCertificate
+from app.process.joined_response import JoinedResponse
 
 TICK_S = 1.0
 """How often the arbiter hears that we live."""

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from gunicorn.arbiter import Arbiter
 
-from app import factory, ranks, stages
-from app.certificates import CertificateError, ServerCertificate, check_pair
+from app import factory
 from app.dataset import prepare
 from app.ground import dataset_settings
-from app.handover import hand_over
+from app.process import ranks, stages
+from app.process.certificates import CertificateError, ServerCertificate, check_pair
+from app.process.handover import hand_over
 from config import ConfigError, Settings
 from config.loader import load
 
 if TYPE_CHECKING:
-    from app.self_signed import SelfSigned
+    from app.process.self_signed import SelfSigned
 
 ONE_EACH = (
     "each worker is a server of its own, with its own places, queue and metrics; several behind one port "
@@ -123,7 +124,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         return asked
 
     def _own_pair(self) -> tuple[str, str]:
-        from app.self_signed import SelfSigned  # its library is large, and seldom needed
+        from app.process.self_signed import SelfSigned  # its library is large, and seldom needed
 
         self.self_signed = self.self_signed or SelfSigned()
         return self.self_signed.pair(self.settings)

@@ -1,0 +1,1 @@
+"""The server process: gunicorn with a worker for every rank, ports, certificates, reload."""

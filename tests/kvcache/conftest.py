@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kvcache.sockets import Peers
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    made = Peers()
+    yield made
+    made.close()

@@ -1,0 +1,98 @@
+"""Real subscribers and clients of replays, that let the publisher's greenlets run while they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gevent
+import msgspec
+import zmq.green as zmq
+
+from app.kvcache.events import BlockRemoved, EventBatch, KVEvent
+from app.kvcache.publisher import Publisher, PublisherSettings
+
+PATIENCE_S = 20.0
+TOPIC = "kv@10.0.0.1:8000@tiny"
+END = b"\xff" * 8
+
+
+class Peers:
+    """Makes sockets and publishers, and closes them in the end."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self.sockets: list[Any] = []
+        self.publishers: list[Publisher] = []
+
+    def socket(self, kind: int) -> Any:
+        socket = self.context.socket(kind)
+        socket.linger = 0
+        self.sockets.append(socket)
+        return socket
+
+    def subscriber(self, topic: str = "kv@") -> Any:
+        socket = self.socket(zmq.SUB)
+        socket.subscribe(topic)
+        return socket
+
+    def listening(self) -> tuple[Any, int]:
+        """A subscriber that binds, as an index does, and its port."""
+        socket = self.subscriber()
+        return socket, socket.bind_to_random_port("tcp://127.0.0.1")
+
+    def publisher(self, endpoint: str | None, **settings: Any) -> Publisher:
+        wanted = {"topic": TOPIC, "flush_s": 0.0} | settings
+        context = wanted.pop("context", None)
+        publisher = Publisher(PublisherSettings(endpoint=endpoint, **wanted), lambda: 1.5, context=context)
+        self.publishers.append(publisher)
+        return publisher
+
+    def connected_to(self, address: str, kind: int = zmq.SUB) -> Any:
+        """A socket connected to the address of a publisher."""
+        socket = self.subscriber() if kind == zmq.SUB else self.socket(kind)
+        socket.connect(address.replace("0.0.0.0", "127.0.0.1"))
+        return socket
+
+    def close(self) -> None:
+        for publisher in self.publishers:
+            publisher.close()
+        for socket in self.sockets:
+            socket.close()
+        self.context.term()
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    with gevent.Timeout(PATIENCE_S):
+        yield
+
+
+def until(happened: Callable[[], object]) -> None:
+    """Let greenlets run until it has."""
+    with patience():
+        while not happened():
+            gevent.sleep(0.001)
+
+
+def removed(number: int) -> list[KVEvent]:
+    return [BlockRemoved([number])]
+
+
+def received(socket: Any) -> tuple[str, int, EventBatch]:
+    with patience():
+        topic, sequence, payload = socket.recv_multipart()
+    return topic.decode(), int.from_bytes(sequence, "big"), msgspec.msgpack.decode(payload, type=EventBatch)
+
+
+def meet(publisher: Publisher, subscriber: Any) -> int:
+    """Publish until the subscriber has heard of it; the sequence number of the last batch."""
+    with patience():
+        while not subscriber.poll(20):
+            publisher.put(removed(0))
+    publisher.put(removed(99))
+    while True:
+        _, sequence, batch = received(subscriber)
+        if batch.events == removed(99):
+            return sequence

@@ -1,0 +1,210 @@
+"""Batches on real sockets, to subscribers that are there, late, slow or gone."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from app.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
+from tests.kvcache.sockets import TOPIC, Peers, meet, received, removed, until
+
+
+def many(count: int) -> list[KVEvent]:
+    return [BlockRemoved([number]) for number in range(count)]
+
+
+def test_a_subscriber_that_binds_receives_topic_sequence_and_batch(peers: Peers) -> None:
+    subscriber, port = peers.listening()
+    publisher = peers.publisher(f"tcp://127.0.0.1:{port}")
+    sequence = meet(publisher, subscriber)
+    publisher.put(many(2))
+    assert received(subscriber) == (TOPIC, sequence + 1, EventBatch(1.5, many(2), 0))
+
+
+def test_a_subscriber_may_connect_to_a_publisher_that_binds(peers: Peers) -> None:
+    publisher = peers.publisher("tcp://*:0")
+    publisher.start()
+    meet(publisher, peers.connected_to(publisher.addresses["events"]))
+
+
+def test_an_ipc_endpoint_is_bound(peers: Peers, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/kv"
+    publisher = peers.publisher(endpoint)
+    publisher.start()
+    assert publisher.addresses == {"events": endpoint}
+    meet(publisher, peers.connected_to(endpoint))
+
+
+def test_an_inproc_endpoint_is_bound_in_the_context_that_is_given(peers: Peers) -> None:
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+        publisher = peers.publisher("inproc://cache", rank=2, context=context)
+        publisher.start()
+        subscriber.subscribe(b"")
+        subscriber.connect("inproc://cache_dp2")
+        publisher.put(removed(1))
+        until(lambda: publisher.published.batches)
+        assert subscriber.recv_multipart()[0] == TOPIC.encode()
+        publisher.close()
+
+
+def test_rank_one_publishes_one_port_higher_and_says_so(peers: Peers) -> None:
+    subscriber, port = peers.listening()
+    publisher = peers.publisher(f"tcp://127.0.0.1:{port - 1}", rank=1)
+    meet(publisher, subscriber)
+    publisher.put(removed(1))
+    assert received(subscriber)[2].data_parallel_rank == 1
+
+
+def test_sequence_numbers_are_eight_big_endian_bytes_from_0(peers: Peers) -> None:
+    publisher = peers.publisher("tcp://*:0", replay_endpoint="tcp://*:0")
+    publisher.start()
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    for number in range(3):
+        publisher.put(removed(number))
+        until(lambda number=number: publisher.published.batches == number + 1)
+    client.send_multipart([b"", bytes(8)])
+    assert [client.recv_multipart()[2] for _ in range(3)] == [bytes([0] * 7 + [n]) for n in range(3)]
+
+
+def test_steps_share_a_batch_and_long_ones_are_split(peers: Peers) -> None:
+    publisher = peers.publisher(None, batch_events=4)
+    batches: list[list[KVEvent]] = []
+    publisher.listen(lambda topic, sequence, batch: batches.append(batch.events))
+    publisher.put(many(2))
+    publisher.put(many(9)[2:])
+    until(lambda: publisher.published.events == 9)
+    assert batches == [many(9)[:4], many(9)[4:8], many(9)[8:]]
+
+
+def test_listeners_receive_what_subscribers_receive(peers: Peers) -> None:
+    subscriber, port = peers.listening()
+    publisher = peers.publisher(f"tcp://127.0.0.1:{port}")
+    heard: list[tuple[str, int, EventBatch]] = []
+    publisher.listen(lambda *batch: heard.append(batch))
+    sequence = meet(publisher, subscriber)
+    assert heard[sequence] == (TOPIC, sequence, EventBatch(1.5, removed(99), 0))
+
+
+def test_a_listener_that_fails_harms_nobody(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
+    publisher = peers.publisher(None)
+    heard: list[int] = []
+
+    def fail(topic: str, sequence: int, batch: EventBatch) -> None:
+        raise LookupError("broken index")
+
+    publisher.listen(fail)
+    publisher.listen(lambda topic, sequence, batch: heard.append(sequence))
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            publisher.put(removed(number))
+            until(lambda number=number: len(heard) == number + 1)
+    assert publisher.published.failed_listeners == 3
+    assert len(caplog.records) == 1 and "broken index" in caplog.text
+
+
+def test_few_events_wait_for_others_and_the_close_sends_them(peers: Peers) -> None:
+    subscriber, port = peers.listening()
+    publisher = peers.publisher(f"tcp://127.0.0.1:{port}", batch_events=2, flush_s=3600.0)
+    while not subscriber.poll(20):
+        publisher.put(many(2))
+    publisher.put(removed(7))
+    publisher.close()
+    last = None
+    while subscriber.poll(200):
+        last = received(subscriber)[2].events
+    assert last == removed(7)
+
+
+def test_what_comes_after_the_close_is_lost_and_counted(peers: Peers) -> None:
+    publisher = peers.publisher("tcp://127.0.0.1:9")
+    publisher.put(removed(1))
+    publisher.close()
+    publisher.close()
+    publisher.put(many(2))
+    assert publisher.published.batches == 1
+    assert publisher.published.dropped_events == 2
+
+
+def test_a_publisher_that_never_published_closes(peers: Peers) -> None:
+    publisher = peers.publisher("tcp://*:0")
+    publisher.close()
+    publisher.start()
+    assert publisher.addresses == {}
+
+
+def test_nothing_is_open_before_the_start(peers: Peers) -> None:
+    publisher = peers.publisher("tcp://*:0")
+    publisher.put([])
+    assert publisher.addresses == {}
+
+
+def test_a_subscriber_that_comes_late_is_found(peers: Peers) -> None:
+    first, port = peers.listening()
+    first.close()
+    publisher = peers.publisher(f"tcp://127.0.0.1:{port}")
+    publisher.put(removed(1))
+    until(lambda: publisher.published.batches == 1)
+    subscriber = peers.subscriber()
+    subscriber.bind(f"tcp://127.0.0.1:{port}")
+    assert meet(publisher, subscriber) >= 1
+
+
+def test_a_subscriber_that_stops_reading_holds_nobody_up(peers: Peers) -> None:
+    publisher = peers.publisher("tcp://*:0", hwm=5, batch_events=1)
+    publisher.start()
+    stopped = peers.subscriber()
+    stopped.rcvhwm = 5
+    stopped.connect(publisher.addresses["events"].replace("0.0.0.0", "127.0.0.1"))
+    met = meet(publisher, stopped)
+    large: list[KVEvent] = [BlockStored([1], None, [100_000] * 10_000, 10_000, None)]
+    for _ in range(2_000):
+        publisher.put(large)
+    until(lambda: publisher.published.batches == met + 1 + 2_000)
+    sequences = []
+    while stopped.poll(200):
+        sequences.append(received(stopped)[1])
+    assert len(sequences) < 2_000
+
+
+def test_a_full_queue_loses_events_and_counts_them(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
+    publisher = peers.publisher(None, queue_events=10)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(25):
+            publisher.put(removed(1))
+    until(lambda: publisher.published.events == 10)
+    assert publisher.published.dropped_events == 15
+    assert len(caplog.records) == 1
+
+
+def test_an_endpoint_that_is_taken_is_used_once_it_is_free(
+    peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    occupant = peers.socket(zmq.PULL)
+    port = occupant.bind_to_random_port("tcp://*")
+    publisher = peers.publisher(f"tcp://*:{port}")
+    with caplog.at_level(logging.WARNING):
+        publisher.put(removed(1))
+        until(lambda: publisher.published.lost_batches == 1)
+    assert f"tcp://*:{port}" in caplog.text
+    occupant.close()
+    until(lambda: publisher.addresses)
+    meet(publisher, peers.connected_to(publisher.addresses["events"]))
+
+
+def test_older_layouts_can_be_chosen(peers: Peers) -> None:
+    subscriber, port = peers.listening()
+    publisher = peers.publisher(f"tcp://127.0.0.1:{port}", layout="0.10.2")
+    while not subscriber.poll(20):
+        publisher.put(removed(5))
+    payload = subscriber.recv_multipart()[2]
+    assert msgspec.msgpack.decode(payload) == [1.5, [["BlockRemoved", [5], "GPU"]], 0]
+
+
+@pytest.mark.parametrize("endpoints", [{"endpoint": "kv"}, {"endpoint": None, "replay_endpoint": "tcp://kv"}])
+def test_an_endpoint_that_is_none_is_refused(peers: Peers, endpoints: dict[str, str | None]) -> None:
+    with pytest.raises(ValueError):
+        peers.publisher(**endpoints)

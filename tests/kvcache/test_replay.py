@@ -1,0 +1,168 @@
+"""Batches once more, for those who ask on a real socket, rightly or wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import zmq
+
+from app.kvcache.publisher import Publisher
+from app.kvcache.replay import Replay
+from tests.kvcache.sockets import END, TOPIC, Peers, meet, patience, removed, until
+
+
+def published(peers: Peers, count: int, **settings: Any) -> Publisher:
+    """A publisher with replays that has published so many batches."""
+    publisher = peers.publisher("tcp://*:0", replay_endpoint="tcp://*:0", **settings)
+    publisher.start()
+    for number in range(count):
+        publisher.put(removed(number))
+        until(lambda number=number: publisher.published.batches == number + 1)
+    return publisher
+
+
+def ask(client: Any, start: int) -> None:
+    client.send_multipart([b"", start.to_bytes(8, "big")])
+
+
+def answer(client: Any) -> list[list[bytes]]:
+    """The messages up to the marker, without the empty frame that a DEALER sees."""
+    messages = []
+    with patience():
+        while END not in (message := client.recv_multipart()[1:]):
+            messages.append(message)
+    return [*messages, message]
+
+
+def sequences(messages: list[list[bytes]], frame: int = 1) -> list[int]:
+    return [int.from_bytes(message[frame], "big") for message in messages[:-1]]
+
+
+def test_a_late_subscriber_asks_for_what_it_missed(peers: Peers) -> None:
+    publisher = published(peers, 3)
+    met = meet(publisher, peers.connected_to(publisher.addresses["events"]))
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    ask(client, 0)
+    messages = answer(client)
+    assert sequences(messages) == list(range(met + 1))
+    assert {message[0] for message in messages[:-1]} == {TOPIC.encode()}
+    assert messages[-1] == [b"", END, b""]
+
+
+def test_a_replay_has_the_payloads_that_were_published(peers: Peers) -> None:
+    publisher = published(peers, 0)
+    subscriber = peers.connected_to(publisher.addresses["events"])
+    met = meet(publisher, subscriber)
+    publisher.put(removed(5))
+    with patience():
+        live = subscriber.recv_multipart()
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    ask(client, met + 1)
+    assert answer(client) == [live, [b"", END, b""]]
+
+
+def test_before_vllm_0_26_there_was_no_topic(peers: Peers) -> None:
+    publisher = published(peers, 2, replay_layout="bare")
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    ask(client, 1)
+    messages = answer(client)
+    assert sequences(messages, 0) == [1]
+    assert messages[-1] == [END, b""]
+
+
+@pytest.mark.parametrize(("start", "expected"), [(0, [2, 3, 4]), (3, [3, 4]), (5, []), (2**64 - 2, [])])
+def test_only_the_last_batches_are_kept(peers: Peers, start: int, expected: list[int]) -> None:
+    publisher = published(peers, 5, replay_batches=3)
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    ask(client, start)
+    assert sequences(answer(client)) == expected
+
+
+def test_large_batches_are_kept_as_far_as_they_fit() -> None:
+    replay = Replay(b"kv@", 100, most_bytes=100)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.connect(replay.open(context, "inproc://replay"))
+        for sequence, size in enumerate((30, 30, 60, 10, 30)):
+            replay.record(sequence, bytes(size))
+        ask(client, 0)
+        list(replay.serve())
+        assert sequences(answer(client)) == [2, 3, 4]
+        replay.record(5, bytes(101))
+        ask(client, 0)
+        list(replay.serve())
+        assert sequences(answer(client)) == []
+        replay.close(0)
+
+
+def test_a_req_socket_receives_the_first_message(peers: Peers) -> None:
+    publisher = published(peers, 3)
+    client = peers.connected_to(publisher.addresses["replay"], zmq.REQ)
+    client.send((1).to_bytes(8, "big"))
+    with patience():
+        topic, sequence, _ = client.recv_multipart()
+    assert (topic, sequence) == (TOPIC.encode(), (1).to_bytes(8, "big"))
+
+
+def test_a_client_may_ask_again_and_others_with_it(peers: Peers) -> None:
+    publisher = published(peers, 2)
+    clients = [peers.connected_to(publisher.addresses["replay"], zmq.DEALER) for _ in range(3)]
+    for client in clients:
+        ask(client, 0)
+        ask(client, 1)
+    for client in clients:
+        assert sequences(answer(client)) == [0, 1]
+        assert sequences(answer(client)) == [1]
+    assert publisher.replay.answered == 6
+
+
+def test_what_is_no_request_is_ignored_and_counted(peers: Peers) -> None:
+    publisher = published(peers, 1)
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    garbage = [
+        [b""], [b"", b""], [b"", b"short"], [b"not empty", bytes(8)], [bytes(8)], [b"", bytes(8), b"more"],
+        [b"x" * 100_000] * 5,
+    ]  # fmt: skip
+    for frames in garbage:
+        client.send_multipart(frames)
+    client.send_multipart([b"", bytes(8) + b"ignored"])
+    assert sequences(answer(client)) == [0]
+    assert publisher.replay.malformed == len(garbage)
+
+
+def test_a_client_that_leaves_while_it_is_answered_harms_nobody(peers: Peers) -> None:
+    publisher = published(peers, 200)
+    for _ in range(20):
+        client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+        ask(client, 0)
+        client.close(linger=-1)
+    until(lambda: publisher.replay.answered == 20)
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    ask(client, 0)
+    assert len(answer(client)) == 201
+
+
+def test_an_answer_pauses_after_every_message_and_is_what_was_kept_when_it_began() -> None:
+    replay = Replay(b"kv@", 3)
+    for sequence in range(3):
+        replay.record(sequence, b"payload")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.connect(replay.open(context, "inproc://replay"))
+        ask(client, 0)
+        answering = replay.serve()
+        next(answering)
+        assert (replay.answered, client.recv_multipart()[2]) == (0, bytes(8))
+        replay.record(3, b"published meanwhile")
+        assert len(list(answering)) == 2
+        assert sequences(answer(client)) == [1, 2]
+        replay.close(0)
+
+
+def test_replays_work_without_a_pub_socket(peers: Peers) -> None:
+    publisher = peers.publisher(None, replay_endpoint="tcp://*:0")
+    publisher.put(removed(1))
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    until(lambda: publisher.published.batches)
+    ask(client, 0)
+    assert sequences(answer(client)) == [0]
+    assert publisher.published.lost_batches == 0
