@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
+from typing import TypeAlias
 
 import cbor2
 
@@ -22,6 +22,8 @@ ALGORITHM: Algorithm = "sha256_cbor"
 LIBRARY, NEW, SEEN = "cbor2, block by block", "ours, prompt is new", "ours, prompt was seen before"
 COLUMNS = ("how", "ms per prompt", "Mtokens/s", "longest stretch ms", "speed")
 
+Hashing: TypeAlias = Callable[[Sequence[int]], Iterator[list[bytes]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -31,20 +33,40 @@ class Round:
     stretch_ms: float
 
 
+class Prompts:
+    """A prompt that nobody has seen at every call, of ids below `vocabulary`, all as likely."""
+
+    def __init__(self, tokens: int, vocabulary: int) -> None:
+        self._rng = Random(1)
+        self._tokens = tokens
+        self._vocabulary = vocabulary
+
+    def __call__(self) -> list[int]:
+        return [self._rng.randrange(self._vocabulary) for _ in range(self._tokens)]
+
+
 def main(argv: Sequence[str]) -> int:
     """Exit status."""
     options = _options(argv)
     show_machine()
-    rng = Random(1)
-    ids = [rng.randrange(options.vocabulary) for _ in range(options.tokens)]
-    seen = _hasher(options, blocks=2 * options.tokens // options.block_size)
-    expected = seen.hashes(ids)
-    makers: dict[str, Callable[[], Callable[[], Iterator[list[bytes]]]]] = {
-        LIBRARY: lambda: partial(_library, seen.none_hash, ids, options.block_size),
-        NEW: lambda: partial(_parts, _with_table(options), ids),
-        SEEN: lambda: partial(_parts, seen, ids),
-    }
-    _show(interleaved(makers, options.rounds, lambda how: _round(makers[how](), expected)), options)
+    blocks = options.tokens // options.block_size
+    hasher = BlockHasher(ALGORITHM, options.block_size, "0", Random(0), memo_blocks=3 * blocks)
+    hasher.hashes([options.vocabulary - 1] * options.block_size)  # makes the table of ids, once for ever
+    library, prompts = (
+        Library(hasher.none_hash, options.block_size),
+        Prompts(options.tokens, options.vocabulary),
+    )
+
+    def ours(ids: Sequence[int]) -> Iterator[list[bytes]]:
+        return hasher.chain.parts(hasher.none_hash, ids)
+
+    def measure(how: str) -> Round:
+        ids = prompts()
+        if how == SEEN:
+            hasher.hashes(ids)
+        return _round(library if how == LIBRARY else ours, ids, sum(library(ids), []))
+
+    _show(interleaved((LIBRARY, NEW, SEEN), options.rounds, measure), options)
     return 0
 
 
@@ -56,36 +78,27 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return flags.parse_args(argv)
 
 
-def _hasher(options: argparse.Namespace, blocks: int) -> BlockHasher:
-    return BlockHasher(ALGORITHM, options.block_size, "0", Random(0), memo_blocks=2 * blocks)
+class Library:
+    """The chain as cbor2 and hashlib make it, in one stretch."""
+
+    def __init__(self, none_hash: bytes, block_size: int) -> None:
+        self._none_hash = none_hash
+        self._size = block_size
+
+    def __call__(self, ids: Sequence[int]) -> Iterator[list[bytes]]:
+        parent, hashes = self._none_hash, []
+        for start in range(0, len(ids) - self._size + 1, self._size):
+            block = (parent, tuple(ids[start : start + self._size]), None)
+            parent = hashlib.sha256(cbor2.dumps(block, canonical=True)).digest()
+            hashes.append(parent)
+        yield hashes
 
 
-def _with_table(options: argparse.Namespace) -> BlockHasher:
-    """A hasher that has seen the largest id, as any server's soon has, and not this prompt."""
-    hasher = _hasher(options, blocks=options.tokens // options.block_size)
-    hasher.hashes([options.vocabulary - 1] * options.block_size)
-    return hasher
-
-
-def _parts(hasher: BlockHasher, ids: Sequence[int]) -> Iterator[list[bytes]]:
-    return hasher.chain.parts(hasher.none_hash, ids)
-
-
-def _library(parent: bytes, ids: Sequence[int], size: int) -> Iterator[list[bytes]]:
-    """The whole chain in one stretch."""
-    hashes = []
-    for start in range(0, len(ids) - size + 1, size):
-        block = (parent, tuple(ids[start : start + size]), None)
-        parent = hashlib.sha256(cbor2.dumps(block, canonical=True)).digest()
-        hashes.append(parent)
-    yield hashes
-
-
-def _round(start: Callable[[], Iterator[list[bytes]]], expected: list[bytes]) -> Round:
+def _round(hashing: Hashing, ids: Sequence[int], expected: list[bytes]) -> Round:
     """RuntimeError when the hashes are wrong."""
     hashes: list[bytes] = []
     moments = [time.perf_counter()]
-    for part in start():
+    for part in hashing(ids):
         hashes += part
         moments.append(time.perf_counter())
     if hashes != expected:

@@ -36,7 +36,15 @@ SETTINGS = {
     "SIM_MAX_NUM_SEQS": "160",
     "SIM_TIME_TO_FIRST_TOKEN": "50ms",
     "SIM_INTER_TOKEN_LATENCY": "10ms",
-    "SIM_FAILURE_INJECTION_RATE": "5",
+    "SIM_FAILURE_INJECTION_RATE": "4",
+    "SIM_FAULT_RULES": msgspec.json.encode(
+        [
+            {"action": "disconnect", "after": 3, "probability": 0.005},
+            {"action": "malformed-chunk", "probability": 0.005},
+            {"action": "stall", "seconds": 0.5, "probability": 0.005},
+        ]
+    ).decode(),
+    "SIM_ENABLE_KVCACHE": "true",
     "SIM_MAX_LORAS": "3",
     "SIM_ALLOW_RUNTIME_LORA_UPDATING": "true",
     "SIM_SERVER_DEV_MODE": "true",

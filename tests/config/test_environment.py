@@ -92,6 +92,5 @@ def test_relative_paths_of_a_list_become_absolute_behind_their_names(
     flags = parse(["--dataset-path", "replies.sqlite3", "m=replies.sqlite3", "o=nowhere.sqlite3"])
     settings = resolve(flags, {}, lambda text: None)
     absolute = str(tmp_path / "replies.sqlite3")
-    assert (
-        environment(flags, settings, {})["SIM_DATASET_PATH"] == f"{absolute},m={absolute},o=nowhere.sqlite3"
-    )
+    handed = environment(flags, settings, {})["SIM_DATASET_PATH"]
+    assert handed == f"{absolute},m={absolute},o=nowhere.sqlite3"
