@@ -136,22 +136,21 @@ class KVCache:
     def append(self, request_id: str, token_ids: Sequence[int]) -> bool:
         """A step has brought new tokens of the reply: give room to those before the newest one.
 
-        A block is cached once the token behind it is there: it is then computed to its end. False, and
-        nothing has changed, when no block is free: preempt a sequence (`finish`) and try again. KeyError for
-        a sequence without blocks.
+        A block is cached once the token behind it is there: it is then computed to its end. False when too
+        few blocks are free: the sequence then has none for these tokens until a later call, with new tokens
+        or with none, finds some, for instance after another one was preempted (`finish`). KeyError for a
+        sequence without blocks.
         """
         sequence = self._running[request_id]
-        computed = sequence.tokens + len(token_ids) - 1
-        needed = self._blocks_of(computed) - len(sequence.blocks)
-        if needed > self._pool.free:
-            return False
-        if needed > 0:
-            sequence.blocks += self._pool.take(needed)
         sequence.tokens += len(token_ids)
+        computed = sequence.tokens - 1
+        needed = max(0, self._blocks_of(computed) - len(sequence.blocks))
+        if enough := needed <= self._pool.free:
+            sequence.blocks += self._pool.take(needed)
         if sequence.cached:
             sequence.tail += token_ids
-            self._store_computed(sequence, computed // self.block_size)
-        return True
+            self._store_computed(sequence, min(computed // self.block_size, len(sequence.blocks)))
+        return enough
 
     def finish(self, request_id: str) -> None:
         """The sequence has ended or is preempted: its blocks are free, and cached ones can still be found.

@@ -11,10 +11,6 @@ UNSIGNED, NEGATIVE, BYTES, TEXT, ARRAY, MAP = range(6)
 """Major types."""
 NULL = b"\xf6"
 
-MOST_CODES = 1 << 18
-"""Ids from here on (no vocabulary has them) are encoded each time, so that a table stays bounded."""
-_STEP = 1 << 14
-
 
 def head(major: int, value: int) -> bytes:
     """The head of an item of type `major`: its value, or how long it is. ValueError from 2**64 on."""
@@ -44,37 +40,3 @@ def encode(value: object) -> bytes:
             pairs = sorted((len(key := encode(k)), key, encode(v)) for k, v in value.items())
             return head(MAP, len(pairs)) + b"".join(key + item for _, key, item in pairs)
     raise TypeError(f"no CBOR for {type(value).__name__}")
-
-
-class TokenCodes:
-    """CBOR of token ids, looked up in a table that grows with the ids that are seen."""
-
-    def __init__(self) -> None:
-        self._table: list[bytes] = []
-
-    def __len__(self) -> int:
-        """Ids in the table."""
-        return len(self._table)
-
-    def of(self, ids: Sequence[int]) -> list[bytes]:
-        """The code of each of `ids`, which are 0 or above."""
-        try:
-            return list(map(self._table.__getitem__, ids))
-        except IndexError:
-            largest = max(ids)
-        if largest >= MOST_CODES:
-            return list(map(encode, ids))
-        self._grow(largest)
-        return list(map(self._table.__getitem__, ids))
-
-    def _grow(self, largest: int) -> None:
-        end = (largest // _STEP + 1) * _STEP
-        # An id and its head are one big-endian number: what stands before the id depends on its width only.
-        for first, last, width, mark in (
-            (0, 24, 1, 0),
-            (24, 1 << 8, 2, 0x18 << 8),
-            (1 << 8, 1 << 16, 3, 0x19 << 16),
-            (1 << 16, end, 5, 0x1A << 32),
-        ):
-            numbers = range(mark + max(first, len(self._table)), mark + min(last, end))
-            self._table += [number.to_bytes(width, "big") for number in numbers]

@@ -19,9 +19,10 @@ from typing import Literal, TypeAlias, get_args
 from xxhash import xxh64_digest, xxh64_intdigest
 
 from app.kvcache import cbor
-from app.kvcache.chain import MEMO_BLOCKS, Chain, Extra, HashBlocks
+from app.kvcache.chain import MEMO_BLOCKS, Chain, Extra, HashBlocks, Part
 from app.kvcache.fnv import fnv1a_64
 from app.kvcache.hashing import CborBlocks
+from app.kvcache.token_codes import block_codes
 
 GenerationName: TypeAlias = Literal["A", "B", "C", "D", "E"]
 GENERATIONS: tuple[GenerationName, ...] = get_args(GenerationName)
@@ -61,7 +62,7 @@ class KeyChain:
 
     def parts(
         self, parent: Link, token_ids: Sequence[int], extras: Sequence[Extra] | None = None
-    ) -> Iterator[list[Link]]:
+    ) -> Iterator[Part]:
         """The same links, some at a time: whoever shares a thread lets others run in between."""
         return self._chain.parts(parent, token_ids, extras)
 
@@ -95,16 +96,13 @@ class ShortBlocks:
         self._block_size = block_size
         self._images = images
         self._between = cbor.head(cbor.ARRAY, block_size)
-        self._codes = cbor.TokenCodes()
 
     def hashes(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
-        size, between, digest = self._block_size, self._between, self._digest
-        codes = self._codes.of(ids)
         links = []
-        for start in range(0, len(codes), size):
-            tail = self._tail(extras[start // size]) if extras else cbor.NULL
-            number = cbor.head(cbor.UNSIGNED, int.from_bytes(parent, "big"))
-            parent = digest(b"\x83" + number + between + b"".join(codes[start : start + size]) + tail)
+        for number, codes in enumerate(block_codes(ids, self._block_size)):
+            tail = self._tail(extras[number]) if extras else cbor.NULL
+            before = cbor.head(cbor.UNSIGNED, int.from_bytes(parent, "big"))
+            parent = self._digest(b"\x83" + before + self._between + codes + tail)
             links.append(parent)
         return links
 

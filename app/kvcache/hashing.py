@@ -17,6 +17,7 @@ import xxhash
 from app.kvcache import cbor
 from app.kvcache.chain import MEMO_BLOCKS, Chain, Extra, HashBlocks
 from app.kvcache.memo import Memo
+from app.kvcache.token_codes import block_codes
 
 Algorithm: TypeAlias = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 """Values of vLLM's prefix-caching-hash-algo; those without `_cbor` hash a pickle."""
@@ -72,23 +73,21 @@ def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
 
 
 class CborBlocks:
-    """Blocks as CBOR arrays of parent, token ids and extra, put together by hand."""
+    """Blocks as CBOR arrays of parent, token ids and extra."""
 
     def __init__(self, digest: Callable[[bytes], bytes], block_size: int) -> None:
         self._digest = digest
         self._block_size = block_size
         self._before = b"\x83" + cbor.head(cbor.BYTES, len(digest(b"")))
         self._between = cbor.head(cbor.ARRAY, block_size)
-        self._codes = cbor.TokenCodes()
         self._tails: Memo[Extra, bytes] = Memo(_TAILS)
 
     def hashes(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
-        size, before, between, digest = self._block_size, self._before, self._between, self._digest
-        codes = self._codes.of(ids)
+        before, between, digest = self._before, self._between, self._digest
         hashes = []
-        for start in range(0, len(codes), size):
-            tail = self._tail(extras[start // size]) if extras else cbor.NULL
-            parent = digest(before + parent + between + b"".join(codes[start : start + size]) + tail)
+        for number, codes in enumerate(block_codes(ids, self._block_size)):
+            tail = self._tail(extras[number]) if extras else cbor.NULL
+            parent = digest(before + parent + between + codes + tail)
             hashes.append(parent)
         return hashes
 

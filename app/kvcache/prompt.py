@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from app.kvcache.chain import PART_BLOCKS
+from app.kvcache.chain import Part
 from app.kvcache.extra_keys import Adapter, ExtraKeys
 from app.kvcache.hashing import BlockHasher
 
@@ -28,7 +28,7 @@ class Prompt:
         self._parts = iter(()) if hasher is None else self._chain(hasher)
 
     def hashing(self) -> Iterator[None]:
-        """Hash what is not hashed yet, `PART_BLOCKS` blocks before each item: pause there if others wait."""
+        """Hash what is not hashed yet, a part before each item: pause there if others wait."""
         for part in self._parts:
             self._hashes += part
             yield
@@ -40,7 +40,7 @@ class Prompt:
             pass
         return self._hashes
 
-    def _chain(self, hasher: BlockHasher) -> Iterator[list[bytes]]:
+    def _chain(self, hasher: BlockHasher) -> Iterator[Part]:
         count = len(self.token_ids) // hasher.chain.block_size
         extras = self.keys.hashed(0, count)
-        return hasher.chain.parts(hasher.none_hash, self.token_ids, extras, PART_BLOCKS)
+        return hasher.chain.parts(hasher.none_hash, self.token_ids, extras)

@@ -61,14 +61,13 @@ class PlainCache:
 
     def append(self, name: str, ids: list[int]) -> bool:
         run = self.runs[name]
-        computed = len(run.ids) + len(ids) - 1
-        needed = -(-computed // self.size) - len(run.rooms)
-        if needed > len(self.free):
-            return False
-        run.rooms += self._take(max(0, needed))
         run.ids += ids
-        self._store(run, computed)
-        return True
+        computed = len(run.ids) - 1
+        needed = max(0, -(-computed // self.size) - len(run.rooms))
+        enough = needed <= len(self.free)
+        run.rooms += self._take(needed if enough else 0)
+        self._store(run, min(computed, len(run.rooms) * self.size))
+        return enough
 
     def finish(self, name: str) -> None:
         first, last = [], []

@@ -42,6 +42,20 @@ class Peers:
         socket = self.subscriber()
         return socket, socket.bind_to_random_port("tcp://127.0.0.1")
 
+    def listening_at(self, port: int) -> Any:
+        """A subscriber that binds a port that was used a moment ago."""
+        socket = self.subscriber()
+
+        def is_bound() -> bool:
+            try:
+                socket.bind(f"tcp://127.0.0.1:{port}")
+            except zmq.ZMQError:
+                return False
+            return True
+
+        until(is_bound)
+        return socket
+
     def publisher(self, endpoint: str | None, **settings: Any) -> Publisher:
         wanted = {"topic": TOPIC, "flush_s": 0.0} | settings
         context = wanted.pop("context", None)

@@ -201,16 +201,33 @@ def test_a_shared_prefix_needs_its_blocks_once() -> None:
     cache.check_integrity()
 
 
-def test_a_token_without_room_changes_nothing_until_a_sequence_is_preempted() -> None:
+def test_a_token_without_room_has_it_once_a_sequence_is_preempted() -> None:
     cache = small_cache(2)
     begin(cache, "r", tokens(0, 4))
     begin(cache, "s", tokens(50, 4))
     assert cache.append("r", [4])
     assert not cache.append("r", [5])
+    assert not cache.append("r", [])
     cache.check_integrity()
     cache.finish("s")
-    assert cache.append("r", [5])
+    assert cache.append("r", [])
     assert cache.usage == 1.0
+
+
+def test_a_sequence_that_went_on_without_room_stores_the_right_tokens_later() -> None:
+    cache = small_cache(4)
+    begin(cache, "r", tokens(0, 4))
+    begin(cache, "s", tokens(50, 12))
+    cache.take_events()
+    for token in tokens(4, 6):
+        cache.append("r", [token])
+    assert cache.take_events() == []
+    cache.finish("s")
+    assert cache.append("r", [10])
+    stored = [event for event in cache.take_events() if isinstance(event, BlockStored)]
+    assert [event.token_ids for event in stored] == [tokens(4, 4)]
+    cache.finish("r")
+    assert serve(cache, tokens(0, 9)) == 8
 
 
 def test_usage_is_the_share_of_blocks_in_use_without_the_null_block() -> None:

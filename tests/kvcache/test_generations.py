@@ -116,7 +116,7 @@ def test_a_chain_goes_on_from_any_link(generation: GenerationName) -> None:
     chain = KeyChain(generation, 4, "s")
     whole = chain.links(chain.root(MODEL), range(40))
     assert chain.links(whole[3], range(16, 40)) == whole[4:]
-    assert sum(chain.parts(chain.root(MODEL), range(40)), []) == whole
+    assert sum(chain.parts(chain.root(MODEL), range(40)), ()) == tuple(whole)
 
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**40), min_size=3, max_size=3))

@@ -148,9 +148,7 @@ def test_a_subscriber_that_comes_late_is_found(peers: Peers) -> None:
     publisher = peers.publisher(f"tcp://127.0.0.1:{port}")
     publisher.put(removed(1))
     until(lambda: publisher.published.batches == 1)
-    subscriber = peers.subscriber()
-    subscriber.bind(f"tcp://127.0.0.1:{port}")
-    assert meet(publisher, subscriber) >= 1
+    assert meet(publisher, peers.listening_at(port)) >= 1
 
 
 def test_a_subscriber_that_stops_reading_holds_nobody_up(peers: Peers) -> None:

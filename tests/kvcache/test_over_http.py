@@ -1,0 +1,251 @@
+"""A server with a cache, asked over HTTP, and a subscriber that reads what it publishes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+import pytest
+import requests
+import zmq
+
+from tests.kvcache.make_facts import BLOCK_SIZE
+from tests.kvcache.test_recording import RECORDING
+from tests.running_server import free_port, running_gunicorn
+from tests.surface.conftest import MODEL, Client, served
+
+PATIENCE_S = 20.0
+FLUSH_S = 0.05
+CACHE = ("--enable-kvcache", "--block-size", "32", "--kv-cache-size", "66")
+PROMPT: list[int] = RECORDING[0]["prompt"]
+
+
+class Subscriber:
+    """Binds a port as an index does, and reads what publishers that connect to it say.
+
+    A thread reads all the time: ZMQ tells a new publisher what is wanted only while somebody reads.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._socket = context.socket(zmq.SUB)
+        self._socket.linger = 0
+        self._socket.subscribe("")
+        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self.topics: set[str] = set()
+        self.sequences: list[int] = []
+        self._events: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def events(self, count: int) -> list[dict[str, Any]]:
+        """The next so many events."""
+        return [self._events.get(timeout=PATIENCE_S) for _ in range(count)]
+
+    def has_more(self) -> bool:
+        """Whether events come within three flush intervals."""
+        time.sleep(3 * FLUSH_S)
+        return not self._events.empty()
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _read(self) -> None:
+        while not self._end.is_set():
+            if self._socket.poll(20):
+                topic, sequence, payload = self._socket.recv_multipart()
+                self.topics.add(topic.decode())
+                self.sequences.append(int.from_bytes(sequence, "big"))
+                for event in msgspec.msgpack.decode(payload)[1]:
+                    self._events.put(event)
+
+
+@contextmanager
+def subscribed() -> Iterator[Subscriber]:
+    with zmq.Context() as context:
+        subscriber = Subscriber(context)
+        try:
+            yield subscriber
+        finally:
+            subscriber.close()
+
+
+@contextmanager
+def published(*flags: str, **env: str) -> Iterator[tuple[Client, Subscriber]]:
+    """A server with a cache, and a subscriber of its events."""
+    with subscribed() as subscriber:
+        endpoint = f"tcp://127.0.0.1:{subscriber.port}"
+        flush = ("--event-flush-interval", f"{FLUSH_S}s", "--zmq-endpoint", endpoint)
+        with served(*CACHE, *flush, "--enable-prompt-tokens-details", *flags, **env) as client:
+            yield client, subscriber
+
+
+def cached(answer: Any) -> int:
+    tokens: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return tokens
+
+
+def until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < end, "it has not happened"
+        time.sleep(0.02)
+
+
+def test_what_a_real_vllm_was_asked_is_answered_alike() -> None:
+    """Blocks of the reply differ: another model wrote it."""
+    with published("--use-vllm-map-event-format", PYTHONHASHSEED="0") as (client, subscriber):
+        for request in RECORDING:
+            wanted = [event for batch in request["batches"] for event in batch]
+            answer = client.complete(
+                prompt=request["prompt"],
+                max_tokens=len(request["reply"]),
+                **({"cache_salt": request["salt"]} if request["salt"] else {}),
+            )
+            assert cached(answer) == request["cached_tokens"], request["name"]
+            for event, fact in zip(subscriber.events(len(wanted)), wanted, strict=True):
+                of_prompt(request["prompt"], event, fact)
+        assert not subscriber.has_more()
+        assert subscriber.sequences == sorted(set(subscriber.sequences))
+        assert subscriber.topics == {f"kv@127.0.0.1:{client.server.port}@{MODEL}"}
+
+
+def of_prompt(prompt: list[int], event: dict[str, Any], fact: dict[str, Any]) -> None:
+    """Compare an event as far as it is about the prompt."""
+    start = fact["first_block"] * BLOCK_SIZE
+    end = start + BLOCK_SIZE * len(event["block_hashes"])
+    written_by_us = end > len(prompt)
+    of_reply = {"block_hashes", "token_ids", "first_block"} if written_by_us else {"token_ids", "first_block"}
+    assert {k: v for k, v in event.items() if k not in of_reply} == {
+        k: v for k, v in fact.items() if k not in of_reply
+    }
+    known = min(end, len(prompt)) - start
+    assert event["token_ids"][:known] == prompt[start : start + known]
+
+
+def test_the_cache_shows_in_metrics_and_answers() -> None:
+    with published("--server-dev-mode", "--kv-cache-metrics") as (client, subscriber):
+        assert cached(client.complete(prompt=PROMPT)) == 0
+        assert cached(client.complete(prompt=PROMPT)) == 96
+        assert client.metric("vllm:prefix_cache_queries_total") == 200
+        assert client.metric("vllm:prefix_cache_hits_total") == 96
+        assert client.metric("vllm:kv_cache_usage_perc") == 0
+        assert client.metric("vllm:prompt_tokens_cached_total") == 96
+        assert [event["type"] for event in subscriber.events(1)] == ["BlockStored"]
+        assert client.post("/reset_prefix_cache").status_code == 200
+        assert subscriber.events(1) == [{"type": "AllBlocksCleared"}]
+        assert cached(client.complete(prompt=PROMPT)) == 0
+
+
+def test_adapters_have_blocks_of_their_own() -> None:
+    adapters = ("--lora-modules", "first=/adapters/first", "second=/adapters/second")
+    with published(*adapters) as (client, subscriber):
+        hashes = []
+        for model in (MODEL, "first", "second"):
+            assert cached(client.complete(model=model, prompt=PROMPT)) == 0
+            [event] = subscriber.events(1)
+            assert event["lora_name"] == (None if model == MODEL else model)
+            hashes.append(tuple(event["block_hashes"]))
+        assert len(set(hashes)) == 3
+        assert cached(client.complete(model="second", prompt=PROMPT)) == 96
+
+
+def test_a_request_may_ask_for_hits_only() -> None:
+    with published() as (client, _):
+        missed = client.complete(prompt=PROMPT, cache_hit_threshold=0.5)
+        assert missed["choices"][0]["finish_reason"] == "cache_threshold"
+        assert client.complete(prompt=PROMPT)["choices"][0]["finish_reason"] == "length"
+        hit = client.complete(prompt=PROMPT, cache_hit_threshold=0.5)
+        assert hit["choices"][0]["finish_reason"] == "length"
+
+
+def test_blocks_of_a_client_that_leaves_are_free_again() -> None:
+    with published("--inter-token-latency", "50ms") as (client, _):
+        body = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        answer = client.post("/v1/completions", body, stream=True)
+        lines = answer.iter_lines()  # which would close the connection, were it dropped
+        next(lines)
+        assert client.metric("vllm:kv_cache_usage_perc") > 0
+        answer.close()
+        until(lambda: client.metric("vllm:kv_cache_usage_perc") == 0)
+        assert cached(client.complete(prompt=PROMPT)) == 96
+
+
+@pytest.mark.parametrize("full", ["wait", "refuse"])
+def test_a_prompt_that_finds_no_room_waits_or_is_refused(full: str) -> None:
+    flags = ("--kv-cache-size", "6", "--kv-cache-full", full, "--inter-token-latency", "20ms")
+    with published(*flags) as (client, _), requests.Session() as other:
+        body = {"prompt": PROMPT, "max_tokens": 30, "ignore_eos": True}
+        url = client.server.url + "/v1/completions"
+        with other.post(url, json=body | {"stream": True}, stream=True, timeout=20) as running:
+            lines = running.iter_lines()
+            next(lines)
+            answer = client.post("/v1/completions", body | {"prompt": [7] * 100})
+        assert answer.status_code == (200 if full == "wait" else 503), answer.text
+        assert client.metric("vllm:num_requests_running") == 0
+
+
+def test_a_subscriber_that_does_not_read_slows_nobody() -> None:
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.linger = 0
+        socket.rcvhwm = 1
+        socket.subscribe("")
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        flags = ("--zmq-endpoint", f"tcp://127.0.0.1:{port}", "--event-batch-size", "1")
+        with served("--enable-kvcache", "--block-size", "1", "--kv-cache-size", "200", *flags) as client:
+            asked = 0
+            while not socket.poll(50):  # until the publisher knows of us
+                asked += 1
+                client.complete(prompt=[asked] * 10)
+            for number in range(200):
+                client.complete(prompt=[number % 50 + 1] * 100, max_tokens=20)
+            assert client.metric("vllm:num_requests_running") == 0
+
+
+def test_nobody_needs_to_listen() -> None:
+    with served("--enable-kvcache", "--zmq-endpoint", f"tcp://127.0.0.1:{free_port()}") as client:
+        assert client.complete(prompt=PROMPT)["usage"]["completion_tokens"] == 1
+
+
+def test_every_rank_publishes_at_a_port_of_its_own() -> None:
+    first = free_port(2)
+    env = {
+        "SIM_FORCE_DUMMY_TOKENIZER": "1",
+        "SIM_ENABLE_KVCACHE": "1",
+        "SIM_ZMQ_ENDPOINT": f"tcp://*:{first}",
+        "SIM_EVENT_FLUSH_INTERVAL": f"{FLUSH_S}s",
+        "SIM_DATA_PARALLEL_SIZE": "2",
+    }
+    with running_gunicorn(env=env, ports=2) as server:
+        sources = requests.get(f"{server.url}/kv_event_sources", timeout=20).json()
+        assert [source["endpoint"] for source in sources.values()] == [
+            f"tcp://*:{first + rank}" for rank in range(2)
+        ]
+        for rank in range(2):
+            assert rank_of_an_event(first + rank, f"http://127.0.0.1:{server.port + rank}") == rank
+
+
+def rank_of_an_event(port: int, url: str) -> int:
+    """The rank that an event from `port` tells when the server at `url` is asked."""
+    end = time.monotonic() + PATIENCE_S
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.linger = 0
+        socket.subscribe("kv@")
+        socket.connect(f"tcp://127.0.0.1:{port}")
+        for asked in count(1):
+            body = {"prompt": [asked] * 64, "max_tokens": 1}
+            requests.post(f"{url}/v1/completions", json=body, timeout=20).raise_for_status()
+            if socket.poll(200):
+                break
+            assert time.monotonic() < end
+        *_, payload = socket.recv_multipart()
+    rank: int = msgspec.msgpack.decode(payload)[2]
+    return rank
