@@ -13,6 +13,7 @@ from config.rooms.api import ApiSettings
 from config.rooms.dataset import DatasetSettings
 from config.rooms.failures import FailureSettings
 from config.rooms.kvcache import KVCacheSettings
+from config.rooms.kvindex import KVIndexSettings
 from config.rooms.latency import LatencySettings
 from config.rooms.log import LogSettings
 from config.rooms.lora import LoraSettings
@@ -32,6 +33,7 @@ __all__ = [
     "DatasetSettings",
     "FailureSettings",
     "KVCacheSettings",
+    "KVIndexSettings",
     "LatencySettings",
     "LogSettings",
     "LoraSettings",
@@ -63,6 +65,7 @@ class Settings:
     tools: ToolSettings = field(default_factory=ToolSettings)
     dataset: DatasetSettings = field(default_factory=DatasetSettings)
     kvcache: KVCacheSettings = field(default_factory=KVCacheSettings)
+    kvindex: KVIndexSettings = field(default_factory=KVIndexSettings)
     latency: LatencySettings = field(default_factory=LatencySettings)
     failures: FailureSettings = field(default_factory=FailureSettings)
     api: ApiSettings = field(default_factory=ApiSettings)

@@ -69,6 +69,11 @@ AGREEMENTS = (
         lambda at: at.dataset.dataset_url is None or bool(at.dataset.dataset_path),
     ),
     Agreement(
+        "kv-index-bind",
+        "must be empty when data-parallel-size is more than 1: ranks cannot share a port",
+        lambda at: not at.kvindex.kv_index_bind or at.server.data_parallel_size == 1,
+    ),
+    Agreement(
         "port",
         "must leave room for data-parallel-size ports up to 65535",
         lambda at: at.server.rank is not None or at.server.port + at.server.data_parallel_size <= 65536,
