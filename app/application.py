@@ -11,7 +11,6 @@ from werkzeug.routing import MapAdapter, Rule
 
 from app.api.replies import Reply
 from app.api.routing import DirectAdapter, ExactRule, StaticRules, static_rules
-from app.serving.service import Service
 
 
 class NoSessions(SessionInterface):
@@ -37,6 +36,16 @@ class Companion(Protocol):
         """Finish what is under way, within a second or so, and close them."""
 
 
+class Drains(Protocol):
+    """What answers requests, until it is told to take no more."""
+
+    @property
+    def draining(self) -> bool: ...
+
+    def drain(self) -> None:
+        """Admit no more requests; running ones go on."""
+
+
 class Understudy(Flask):
     """The Flask application, with what the worker needs to know of it."""
 
@@ -44,10 +53,10 @@ class Understudy(Flask):
     url_rule_class: type[Rule] = ExactRule
     session_interface = NoSessions()
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Drains) -> None:
         super().__init__("app", static_folder=None)
         self.url_map.merge_slashes = False
-        self.service = service
+        self._service = service
         self.companions: list[Companion] = []
         """What lives as long as the worker does."""
 
@@ -75,4 +84,4 @@ class Understudy(Flask):
 
     def drain(self) -> None:
         """Admit no more requests; running ones go on (SIGTERM)."""
-        self.service.drain()
+        self._service.drain()

@@ -36,7 +36,8 @@ from app.api.siblings import Siblings
 from app.application import Understudy
 from app.dataset import DatasetError, prepare
 from app.ground import Ground, dataset_settings
-from app.metrics.exposition import Exposition
+from app.indexer import add_index, build_indexer
+from app.metrics.exposition import Exposition, played
 from app.metrics.http import HttpMetrics
 from app.process import ranks
 from app.process.handover import handed_over
@@ -59,6 +60,8 @@ def create_app(settings: Settings | None = None) -> Understudy:
         check_tracing(settings.tracing)
         prepare(dataset_settings(settings))
         tokenizer = tokenizer_of(settings)
+        if settings.kvindex.role == "indexer":
+            return build_indexer(settings, tokenizer)
         return build(settings, tokenizer, ranks.rank_of(settings.server, os.environ))
     except (ConfigError, TokenizerError, DatasetError) as error:
         sys.exit(f"error: {error}")
@@ -101,7 +104,10 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     fakes = fakes_of(ground)
 
     app = Understudy(service)
+    families = [played(ground.recorder, fakes)]
     app.companions += [publisher] if publisher is not None else []
+    if settings.kvindex.kv_index:
+        families.append(add_index(app, live, tokenizer, publisher))
     http.init_app(app)
     init_http_log(app, live)
     init_errors(app)
@@ -123,7 +129,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.register_blueprint(models.blueprint(door.models, identity))
     app.register_blueprint(tokens.blueprint(door.body, door.models, tokenizer))
     app.register_blueprint(health.blueprint(ready, load, settings.model.vllm_version))
-    app.register_blueprint(metrics.blueprint(Exposition(ground.recorder, http, fakes=fakes)))
+    app.register_blueprint(metrics.blueprint(Exposition(families, http)))
     app.register_blueprint(kv_events.blueprint(publishing(ground), cache is not None, ranks.count(server)))
     app.register_blueprint(admin.blueprint(live, lifecycle, service, door.body, siblings))
     app.register_blueprint(fake_metrics.blueprint(door.body, live))

@@ -8,11 +8,11 @@ from flask import Blueprint
 
 from app.api.delivery import ServerLoad
 from app.api.replies import Reply, json_reply
-from app.serving.service import Service
+from app.application import Drains
 from app.simulation.clock import Clock
 
 
-def readiness(service: Service, clock: Clock, startup_s: float) -> Callable[[], bool]:
+def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
     """Ready from `startup_s` after now until the server drains."""
     ready_at_s = clock.now() + startup_s
     return lambda: clock.now() >= ready_at_s and not service.draining

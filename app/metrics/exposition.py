@@ -1,9 +1,9 @@
-"""What `GET /metrics` answers: vLLM's families, the HTTP families and those of the process, as one text."""
+"""What `GET /metrics` answers: the families of all rooms, of HTTP and of the process, as one text."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -14,8 +14,17 @@ from app.metrics.recorder import Recorder
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
+Families = Callable[[], str]
+"""Gives the text of some families, as they are now."""
+
+
+def played(recorder: Recorder, fakes: FakeFamilies | None = None) -> Families:
+    """vLLM's families: what `recorder` counted, or `fakes` while those are active."""
+    return lambda: (fakes if fakes and fakes.active else recorder).render()
+
+
 class Exposition:
-    """Renders a scrape; `fakes`, while active, stand in place of what `recorder` counted.
+    """Renders a scrape of `families`.
 
     The process families are read at most once per `process_age_s` seconds of `clock`: they take files of
     /proc and a list of all open connections, and a router may scrape every 50 ms.
@@ -23,13 +32,12 @@ class Exposition:
 
     def __init__(
         self,
-        recorder: Recorder,
+        families: Sequence[Families],
         http: HttpMetrics,
         clock: Callable[[], float] = time.monotonic,
         process_age_s: float = 5.0,
-        fakes: FakeFamilies | None = None,
     ) -> None:
-        self._recorder, self._http, self._fakes = recorder, http, fakes
+        self._families, self._http = families, http
         self._clock, self._process_age_s = clock, process_age_s
         self._process_text = ""
         self._process_due = float("-inf")
@@ -40,5 +48,5 @@ class Exposition:
         if now >= self._process_due:
             self._process_text = self._http.process_text()
             self._process_due = now + self._process_age_s
-        vllm = self._fakes if self._fakes and self._fakes.active else self._recorder
-        return "".join((self._process_text, vllm.render(), self._http.families.render())).encode()
+        told = [families() for families in self._families]
+        return "".join((self._process_text, *told, self._http.families.render())).encode()

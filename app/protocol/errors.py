@@ -90,6 +90,11 @@ def retryable(message: str) -> ApiError:
     return ApiError(503, "ServiceUnavailableError", message)
 
 
+def timed_out(message: str) -> ApiError:
+    """504: what was asked took too long."""
+    return ApiError(504, "GatewayTimeoutError", message)
+
+
 def not_implemented(message: str) -> ApiError:
     """501: the served model cannot do this."""
     return ApiError(501, "NotImplementedError", message)

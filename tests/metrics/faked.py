@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from app.metrics.exposition import Exposition
+from app.metrics.exposition import Exposition, played
 from app.metrics.fake import FakeFamilies
 from app.metrics.http import HttpMetrics
 from app.metrics.recorder import Recorder
@@ -29,7 +29,7 @@ class Faked:
         self.recorder = Recorder("tiny", 1024, {})
         fakes = FakeFamilies("tiny", 1024, {}, 2, clock=self.clock.now, now=self._now)
         self.live.subscribe(fakes.follow)
-        self._exposition = Exposition(self.recorder, HttpMetrics(), self.clock.now, fakes=fakes)
+        self._exposition = Exposition([played(self.recorder, fakes)], HttpMetrics(), self.clock.now)
 
     def _now(self) -> float:
         return START + self.clock.now()

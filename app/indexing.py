@@ -1,0 +1,133 @@
+"""The index of KV blocks, beside a server or alone, built from the settings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import gevent
+import zmq
+from gevent.event import Event
+
+from app.kvcache.events import EventBatch
+from app.kvcache.generations import GENERATIONS, GenerationName
+from app.kvcache.publisher import Listener
+from app.kvcache.wire import encoder
+from app.kvindex.feed import Message
+from app.kvindex.index import IndexSettings
+from app.kvindex.pool import PoolSettings
+from app.kvindex.redis_backend import RedisSettings
+from app.kvindex.scorer import Weights
+from app.kvindex.service import KvIndex, KvIndexSettings
+from app.kvindex.subscriber import SubscriberSettings
+from app.kvindex.tokenizers import TokenizationSettings
+from app.kvindex.topics import parse
+from app.tokenization import Tokenizer
+from app.tokenization.models import ModelTokenizers
+from config import ConfigError, Settings
+from config.kv_index_values import tier_weights, tokenizer_sources
+from config.settings import KVIndexSettings
+
+DEFAULT_BIND = "tcp://*:5557"
+"""Where an indexer listens that is told nothing: the port of llm-d's manager."""
+RETRY_S = 1.0
+GENERATION: Mapping[str, GenerationName] = {name.lower(): name for name in GENERATIONS}
+
+log = logging.getLogger(__name__)
+
+
+def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
+    """The index, not yet listening. ConfigError for addresses that are none."""
+    at, model = settings.kvindex, settings.model
+    own = dict.fromkeys((model.model, *model.served_names), tokenizer)
+    folder = None if at.kv_index_tokenizer_dir is None else Path(at.kv_index_tokenizer_dir).expanduser()
+    sources = tokenizer_sources(at.kv_index_tokenizers)
+    models = ModelTokenizers(own, sources, folder, at.kv_index_fetch_tokenizers, settings.tokenizer.hf_token)
+    try:
+        return KvIndex(_service_settings(settings), models.load)
+    except ValueError as error:
+        raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
+
+
+def aliases(settings: Settings) -> Mapping[str, str]:
+    """The names under which the model is served -> the one that its pods publish."""
+    return dict.fromkeys(settings.model.served_names, settings.model.model)
+
+
+def _service_settings(settings: Settings) -> KvIndexSettings:
+    at = settings.kvindex
+    return KvIndexSettings(
+        backend=at.kv_index_backend,
+        most_copies=at.kv_index_size,
+        most_bytes=f"{at.kv_index_memory_mb}MiB",
+        redis=RedisSettings(
+            url=at.kv_index_redis_url, namespace=at.kv_index_redis_prefix, ttl_s=round(at.kv_index_ttl)
+        ),
+        index=IndexSettings(
+            block_size=at.kv_index_block_size,
+            generation=GENERATION[at.kv_index_hash],
+            seed=at.kv_index_hash_seed,
+            weights=Weights(tier_weights(at.kv_index_tier_weights), at.kv_index_unknown_tier_weight),
+        ),
+        pool=PoolSettings(shards=at.kv_index_shards),
+        subscriber=_subscriber_settings(at, settings.model.model),
+        targets=at.kv_index_pods,
+        tokenization=TokenizationSettings(
+            workers=at.kv_index_tokenizer_workers, timeout_s=at.kv_index_tokenizer_timeout
+        ),
+    )
+
+
+def _subscriber_settings(at: KVIndexSettings, model: str) -> SubscriberSettings:
+    alone = at.role == "indexer" and not at.kv_index_pods
+    return SubscriberSettings(
+        bind=at.kv_index_bind or (DEFAULT_BIND if alone else None),
+        topic=at.kv_index_topic,
+        model=model,
+        replay_port=at.kv_index_replay_port,
+        grace_s=at.kv_index_pod_grace,
+        look_again_s=at.kv_index_refresh_interval,
+    )
+
+
+def fed(index: KvIndex, model: str) -> Listener:
+    """Gives the index what our own publisher publishes, without a socket between them."""
+    encode = encoder("map")
+
+    def feed(topic: str, sequence: int, batch: EventBatch) -> None:
+        named = parse(topic.encode())
+        pod = topic if named is None else named.pod
+        index.receive(Message(pod, model, sequence, encode(batch)))
+
+    return feed
+
+
+class Listening:
+    """The index as a companion of the worker: it listens as soon as its address is free.
+
+    At a reload the worker before still has it.
+    """
+
+    def __init__(self, index: KvIndex, retry_s: float = RETRY_S) -> None:
+        self._index, self._retry_s = index, retry_s
+        self._end = Event()
+
+    def start(self) -> None:
+        gevent.spawn(self._start)
+
+    def close(self) -> None:
+        self._end.set()
+        self._index.close()
+
+    def _start(self) -> None:
+        complained = False
+        while not self._end.is_set():
+            try:
+                return self._index.start()
+            except zmq.ZMQError as error:
+                if not complained:
+                    log.warning("KV index: it cannot listen yet, trying on: %s", error)
+                complained = True
+                self._end.wait(self._retry_s)
+        return None

@@ -1,0 +1,155 @@
+"""What keeps the index: one small interface, and the words in which it is spoken to.
+
+A *request key* names the content of a block, the same on every pod; an *engine key* is the name that one
+engine gave it. Scores ask by request keys; engines take blocks away by engine keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from app.kvindex.holders import Holders, Source
+
+GPU, CPU = "gpu", "cpu"
+MOST_TIERS = 16
+"""Storage tiers that the index tells apart."""
+
+Copies: TypeAlias = tuple[int, ...]
+"""Of one block, the holders as a mask, tier by tier, in the order of `Found.tiers`."""
+
+Owned: TypeAlias = int | tuple[int, ...]
+"""The request keys that an engine's block has a part in, in their order.
+
+One number where the two are the same. A tuple that ends in `UNALIGNED` belongs to a block that ends inside a
+block of the index.
+"""
+
+UNALIGNED = 0
+"""No block has this request key."""
+
+
+class Store(NamedTuple):
+    """Blocks are now in a tier: `owned` are the request keys of each of `engine`, `keys` all that are full.
+
+    `remapped` are blocks of earlier events that turn out to have a part in `keys` too.
+    """
+
+    group: int
+    tier: str
+    engine: Sequence[int]
+    owned: Sequence[Owned]
+    keys: Sequence[int]
+    remapped: Sequence[tuple[int, tuple[int, ...]]] = ()
+    scored: bool | None = None
+    adapter: str | None = None
+
+
+class Offload(NamedTuple):
+    """Blocks that are known are now in a further tier."""
+
+    group: int
+    tier: str
+    engine: Sequence[int]
+
+
+class Remove(NamedTuple):
+    """Blocks are no longer in a tier."""
+
+    group: int
+    tier: str
+    engine: Sequence[int]
+
+
+class Clear(NamedTuple):
+    """The engine has no blocks any more."""
+
+
+Operation: TypeAlias = Store | Offload | Remove | Clear
+
+
+class Stamp(Struct, frozen=True, gc=False):
+    """Which batch of an engine it is: indexers that share a backend apply it once.
+
+    `restart` says that it is the first that was seen of an engine which has begun anew.
+    """
+
+    sequence: int
+    ts: float
+    restart: bool = False
+
+
+class Outcome(Struct):
+    """What some operations have done, in block copies; `unknown` blocks were named but are not held.
+
+    `applied` is False when another indexer had applied the batch.
+    """
+
+    added: int = 0
+    removed: int = 0
+    unknown: int = 0
+    applied: bool = True
+
+
+class Size(Struct, frozen=True):
+    """What is held: `blocks`, `copies` of them (a block in a tier of a holder), and `weight`.
+
+    `weight` is what the backend's bound is stated in; both are None where there is no bound.
+    """
+
+    blocks: int
+    copies: int
+    evicted: int = 0
+    weight: int | None = None
+    bound: int | None = None
+
+
+class BackendUnavailable(Exception):
+    """The backend does not answer now; the same call may succeed later."""
+
+
+class Found(NamedTuple):
+    """The copies of a prompt's first blocks, whose the bits of their masks are, and the tiers in order."""
+
+    copies: list[Copies]
+    holders: Holders
+    tiers: Sequence[str]
+
+
+class Backend(Protocol):
+    """Keeps which holder has which block in which tier. Every method may raise `BackendUnavailable`."""
+
+    tiers: list[str]
+    """The tiers that are known."""
+    epoch: str
+    """Changes when the backend turns out to have lost all that it held."""
+    times_lost: int
+    """How often that was."""
+
+    def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
+        """What each engine key of a source, given as (group, key), has a part in; None for unknown ones."""
+
+    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+        """Do these in order, and all or none of them where several indexers share the backend.
+
+        TooManyHolders when there is no room for the source.
+        """
+
+    def lookup(self, keys: Sequence[int]) -> Found:
+        """Who holds the blocks, up to the first that nobody holds."""
+
+    def position(self, source: Source) -> Stamp | None:
+        """The latest batch of an engine that was applied, by whichever indexer; None if nobody knows."""
+
+    def clear(self, pod: str) -> int:
+        """Forget a pod; how many copies it had."""
+
+    def pods(self) -> list[str]:
+        """The pods that have or had blocks and are not forgotten, by name."""
+
+    def size(self) -> Size: ...
+
+    def close(self) -> None:
+        """Give up connections. Nothing is forgotten that others can use."""

@@ -1,0 +1,188 @@
+"""The index: batches of events in, scores of pods out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from msgspec import Struct
+
+from app.kvcache.events import EventBatch
+from app.kvcache.generations import GenerationName
+from app.kvindex.backend import Backend, Outcome, Size, Stamp
+from app.kvindex.decoding import Batch, Unreadable, decode
+from app.kvindex.features import Media, granularities, requested
+from app.kvindex.holders import Source, TooManyHolders
+from app.kvindex.ingest import Ingest
+from app.kvindex.keys import DEFAULT_GENERATION, request_keys
+from app.kvindex.losses import Losses
+from app.kvindex.metrics import IndexMetrics
+from app.kvindex.scorer import PodScore, Weights, score_prefixes
+
+DEFAULT_BLOCK_SIZE = 16
+
+
+class IndexSettings(Struct, frozen=True, kw_only=True):
+    """`block_size` is the index's, in tokens; engines may have others. Keys are those of `generation`."""
+
+    block_size: int = DEFAULT_BLOCK_SIZE
+    generation: GenerationName = DEFAULT_GENERATION
+    seed: str = ""
+    weights: Weights = Weights()
+
+
+class Index:
+    """Which pod has which blocks of which prompts, kept in a backend.
+
+    `clock` gives seconds, for the time that lookups take. Threads may share it; batches of one pod have to
+    come in their order.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: IndexSettings = IndexSettings(),  # noqa: B008 (immutable)
+        losses: Losses | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.backend = backend
+        self.settings = settings
+        self.losses = losses or Losses()
+        self.metrics = IndexMetrics()
+        self._keys = request_keys(settings.generation, settings.block_size, settings.seed)
+        self._ingest = Ingest(backend, self._keys, self.losses)
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def ingest_payload(
+        self, payload: bytes, pod: str, model: str, sequence: int | None = None
+    ) -> Outcome | None:
+        """Apply the payload of a message; None when it is no batch, which is counted."""
+        try:
+            batch = decode(payload)
+        except Unreadable:
+            self.losses.message("unreadable")
+            return None
+        return self.ingest(batch, pod, model, sequence)
+
+    def ingest(
+        self,
+        batch: Batch | EventBatch,
+        pod: str,
+        model: str,
+        sequence: int | None = None,
+        restart: bool = False,
+    ) -> Outcome | None:
+        """Apply a batch that a pod has published.
+
+        With its `sequence` number indexers that share a backend apply it once; `restart` begins the pod anew.
+        None when there are too many pods, which is counted. BackendUnavailable: apply the batch again later.
+        """
+        rank = batch.rank if isinstance(batch, Batch) else batch.data_parallel_rank or 0
+        source = Source(pod, model, rank)
+        stamp = None if sequence is None else Stamp(sequence, batch.ts, restart)
+        try:
+            outcome = self._ingest.apply(source, batch.events, stamp)
+        except TooManyHolders:
+            self.losses.message("too_many_pods")
+            return None
+        for reason in batch.losses if isinstance(batch, Batch) else ():
+            self.losses.event(reason)
+        self.metrics.changed(outcome.added, outcome.removed)
+        return outcome
+
+    def clear(self, pod: str) -> int:
+        """Forget a pod; how many copies of blocks it had."""
+        removed = self.backend.clear(pod)
+        self.metrics.changed(0, removed)
+        return removed
+
+    def block_keys(
+        self,
+        model: str,
+        tokens: Sequence[int],
+        *,
+        lora: str | None = None,
+        salt: str | None = None,
+        media: Sequence[Media] = (),
+    ) -> list[int]:
+        """The request keys of a prompt's full blocks. ValueError for a token id of no vocabulary."""
+        return self._chain(model, tokens, lora, salt, media, self.settings.block_size)
+
+    def score(
+        self,
+        model: str,
+        tokens: Sequence[int] | None = None,
+        keys: Sequence[int] | None = None,
+        *,
+        pods: Collection[str] = (),
+        lora: str | None = None,
+        salt: str | None = None,
+        media: Sequence[Media] = (),
+    ) -> list[PodScore]:
+        """The engines that have the start of a prompt, the best first; nobody for less than a block.
+
+        The prompt is given as token ids, or as request keys that `block_keys` has made of them. `model` is
+        the base model or an adapter's name, `lora` the adapter; `pods` are those to choose from, () for all.
+
+        Raises:
+            ValueError: a token id of no vocabulary.
+            BackendUnavailable: the backend does not answer.
+        """
+        began_s = self._clock()
+        if keys is not None:
+            best = self._score_keys(model, keys, pods)
+        elif media or salt:
+            best = self._score_featured(model, tokens or (), pods, lora, salt, media)
+        else:
+            best = self._score_keys(model, self.block_keys(model, tokens or (), lora=lora), pods)
+        self.metrics.looked_up(self._clock() - began_s, best[0].matched if best else 0)
+        return best
+
+    def size(self) -> Size:
+        return self.backend.size()
+
+    def close(self) -> None:
+        self.backend.close()
+
+    def _chain(
+        self,
+        model: str,
+        tokens: Sequence[int],
+        lora: str | None,
+        salt: str | None,
+        media: Sequence[Media],
+        granularity: int,
+    ) -> list[int]:
+        size = self.settings.block_size
+        full = len(tokens) // size
+        features = requested(full, size, media, salt, granularity)
+        return self._keys.keys(self._keys.root(lora or model), tokens[: full * size], features)
+
+    def _score_keys(self, model: str, keys: Sequence[int], pods: Collection[str]) -> list[PodScore]:
+        if not keys:
+            return []
+        copies, holders, tiers = self.backend.lookup(keys)
+        candidates = holders.mask(model, pods)
+        return score_prefixes(copies, len(keys), candidates, holders, tiers, self.settings.weights)
+
+    def _score_featured(
+        self,
+        model: str,
+        tokens: Sequence[int],
+        pods: Collection[str],
+        lora: str | None,
+        salt: str | None,
+        media: Sequence[Media],
+    ) -> list[PodScore]:
+        """Images touch other blocks in engines of other block sizes: the best score of each engine counts."""
+        sizes = granularities(self._ingest.block_sizes.get(model, ()), self.settings.block_size)
+        best: dict[tuple[str, int], PodScore] = {}
+        for size in sizes:
+            keys = self._chain(model, tokens, lora, salt, media, size)
+            for score in self._score_keys(model, keys, pods):
+                known = best.get((score.pod, score.rank))
+                if known is None or score.score > known.score:
+                    best[score.pod, score.rank] = score
+        return sorted(best.values(), key=lambda score: -score.score)

@@ -1,0 +1,132 @@
+"""Request keys: what the blocks of a prompt are called, whichever pod has them.
+
+Generations A to E are those of llm-d (kv-cache specification, section 1.5). E is the fast one: a keyed chain
+of XXH64 costs about as much as a dictionary lookup, so nothing of it is remembered.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from xxhash import xxh64_intdigest
+
+from app.kvcache.generations import GenerationName, KeyChain
+from app.kvcache.hashing import low64
+from app.kvcache.memo import Memo
+
+Features: TypeAlias = tuple[str, ...] | None
+"""What tells apart blocks of equal tokens: identifiers of images, a salt. In the order of the prompt."""
+
+DEFAULT_GENERATION: GenerationName = "E"
+_LINKS, _ROOTS = 1 << 18, 1 << 10
+_PARENT = struct.Struct("<Q")
+
+
+class RequestKeys(Protocol):
+    """Keys of 64 bits, none of them 0 in practice."""
+
+    block_size: int
+    """Tokens of a block."""
+
+    def root(self, model: str) -> int:
+        """What comes before the first block of a prompt for a model, or an adapter."""
+
+    def keys(
+        self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
+    ) -> list[int]:
+        """A key for every full block. ValueError for a token id below 0 or of more than 32 bits.
+
+        `features` has an entry for every full block, or is None where no block has any.
+        KeyError when `parent` was never given as a key, or too long ago to continue (generation B only).
+        """
+
+
+def request_keys(generation: GenerationName, block_size: int, seed: str = "") -> RequestKeys:
+    """The keys of a generation. ValueError for an unknown one, or a block without tokens."""
+    if block_size < 1:
+        raise ValueError(f"a block has at least one token, not {block_size}")
+    return FastKeys(block_size, seed) if generation == "E" else LinkedKeys(generation, block_size, seed)
+
+
+class FastKeys:
+    """Generation E, in one pass over the packed tokens."""
+
+    def __init__(self, block_size: int, seed: str = "") -> None:
+        self.block_size = block_size
+        self._seed = xxh64_intdigest(seed.encode())
+        self._width = 4 * block_size
+        self._roots: Memo[str, int] = Memo(_ROOTS)
+
+    def root(self, model: str) -> int:
+        root = self._roots.get(model)
+        if root is None:
+            root = xxh64_intdigest(_PARENT.pack(self._seed) + _feature_bytes((model,)))
+            self._roots.put([model], [root])
+        return root
+
+    def keys(
+        self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
+    ) -> list[int]:
+        data, width = _packed(tokens), self._width
+        pack, digest, keys = _PARENT.pack, xxh64_intdigest, []
+        starts = range(0, len(data) - width + 1, width)
+        if features is None:
+            for start in starts:
+                parent = digest(pack(parent) + data[start : start + width])
+                keys.append(parent)
+            return keys
+        for start, feature in zip(starts, features, strict=True):
+            block = data[start : start + width]
+            parent = digest(pack(parent) + block + _feature_bytes(feature or ()))
+            keys.append(parent)
+        return keys
+
+
+class LinkedKeys:
+    """Generations A to D. Where a key is only part of a link (B), the latest links are remembered."""
+
+    def __init__(self, generation: GenerationName, block_size: int, seed: str = "") -> None:
+        self.block_size = block_size
+        self._chain = KeyChain(generation, block_size, seed)
+        self._links: Memo[int, bytes] | None = Memo(_LINKS) if generation == "B" else None
+
+    def root(self, model: str) -> int:
+        return self._keys([self._chain.root(model)])[0]
+
+    def keys(
+        self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
+    ) -> list[int]:
+        _packed(tokens)  # refuses what no generation can express
+        return self._keys(self._chain.links(self._link(parent), tokens, features))
+
+    def _keys(self, links: list[bytes]) -> list[int]:
+        keys = list(map(low64, links))
+        if self._links is not None:
+            self._links.put(keys, links)
+        return keys
+
+    def _link(self, key: int) -> bytes:
+        if self._links is None:
+            return key.to_bytes(8, "big")
+        link = self._links.get(key)
+        if link is None:
+            raise KeyError(key)
+        return link
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    try:
+        return array("I", tokens).tobytes()
+    except (OverflowError, TypeError):
+        raise ValueError("a token id is not a number of 32 bits") from None
+
+
+def _feature_bytes(features: tuple[str, ...]) -> bytes:
+    parts = []
+    for text in features:
+        data = text.encode(errors="surrogatepass")
+        parts.append(len(data).to_bytes(8, "little") + data)
+    return b"".join(parts)

@@ -1,0 +1,241 @@
+"""The index in Redis or Valkey: several indexers share it, and it is there when they start again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from typing import Any
+
+import msgspec
+import redis
+from msgspec import Struct
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from app.kvindex import redis_scripts
+from app.kvindex.backend import (
+    CPU,
+    GPU,
+    BackendUnavailable,
+    Clear,
+    Found,
+    Operation,
+    Outcome,
+    Owned,
+    Size,
+    Stamp,
+)
+from app.kvindex.holders import Holder, Holders, Source, TooManyHolders
+from app.kvindex.memory import MOST_HOLDERS
+from app.kvindex.redis_wire import copies_of, digits, name_of, parts, unpacked, written
+
+SWEEP_BLOCKS = 500
+UNAVAILABLE = redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError
+_ATTEMPTS = 5
+_SCHEMES = {"valkey://": "redis://", "valkeys://": "rediss://"}
+
+
+class RedisSettings(Struct, frozen=True, kw_only=True):
+    """`url` is of redis, rediss, valkey, valkeys or unix, or only host and port.
+
+    All keys begin with `namespace`. A block that nobody has stored for `ttl_s` seconds is forgotten, with 0
+    never; `size` then tells what was stored and not removed. `timeout_s` is for one call.
+    """
+
+    url: str = "redis://127.0.0.1:6379"
+    namespace: str = "kvindex"
+    ttl_s: int = 0
+    timeout_s: float = 1.0
+    most_holders: int = MOST_HOLDERS
+    count_repeats: bool = True
+
+
+class Who(Struct, frozen=True):
+    """The holders' numbers at a version of them."""
+
+    version: bytes | None
+    holders: Holders
+    tiers: Sequence[str]
+
+
+class RedisBackend:
+    """See `Backend`; the layout of the data is told in `redis_scripts`. Threads may share it.
+
+    Nothing is connected before the first call.
+    """
+
+    def __init__(self, settings: RedisSettings = RedisSettings()) -> None:  # noqa: B008 (immutable)
+        """ValueError for a URL that is none."""
+        self.tiers = [GPU, CPU]
+        self.epoch = ""
+        self.times_lost = 0
+        self._settings = settings
+        self._namespace = settings.namespace.encode()
+        self._who = Who(None, Holders(settings.most_holders), self.tiers)
+        self._redis = redis.Redis.from_url(
+            redis_url(settings.url),
+            socket_timeout=settings.timeout_s,
+            socket_connect_timeout=settings.timeout_s,
+            retry=Retry(NoBackoff(), retries=1),
+        )
+        self._apply, self._owned, self._clear, self._sweep = map(
+            self._redis.register_script,
+            (redis_scripts.APPLY, redis_scripts.OWNED, redis_scripts.CLEAR, redis_scripts.SWEEP),
+        )
+
+    def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
+        arguments: list[Any] = [name_of(source)]
+        for group, key in engine:
+            arguments += group, digits(key)
+        found = _asked(lambda: self._owned(keys=[self._namespace], args=arguments))
+        return [None if value is None else unpacked(value) for value in found]
+
+    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+        total = Outcome()
+        clears = stamp is not None and stamp.restart
+        for number, part in enumerate(parts(operations)):
+            outcome = self._apply_part(source, part, stamp, number)
+            total.added += outcome.added
+            total.removed += outcome.removed
+            total.unknown += outcome.unknown
+            total.applied = outcome.applied
+            clears = clears or any(isinstance(operation, Clear) for operation in part)
+        if clears:
+            with suppress(BackendUnavailable):  # the batch is applied: what is left now goes next time
+                total.removed += self.tidy()
+        return total
+
+    def lookup(self, keys: Sequence[int]) -> Found:
+        names = [digits(key).encode() for key in keys]
+        for _ in range(_ATTEMPTS):
+            who = self._who
+            version, rows = self._bitmaps(names, who.tiers)
+            if version == who.version:
+                return Found(copies_of(rows), who.holders, who.tiers)
+            self._learn()
+        raise BackendUnavailable("the holders in Redis change all the time")
+
+    def position(self, source: Source) -> Stamp | None:
+        sequence, ts = _asked(lambda: self._redis.hmget(self._key("s", name_of(source)), ["seq", "ts"]))
+        return None if sequence is None or ts is None else Stamp(int(float(sequence)), float(ts))
+
+    def clear(self, pod: str) -> int:
+        _asked(lambda: self._clear(keys=[self._namespace], args=[pod]))
+        return self.tidy()
+
+    def tidy(self) -> int:
+        """Remove what is left of holders that were cleared, a few blocks at a time; how many copies it was.
+
+        Called after each clear; once more at a start it goes on where an indexer was interrupted.
+        """
+        numbers = _asked(lambda: self._redis.smembers(self._key("retired")))
+        return sum(map(self._sweep_all, numbers))
+
+    def pods(self) -> list[str]:
+        self._learn()
+        return sorted({holder.source.pod for holder in self._who.holders})
+
+    def size(self) -> Size:
+        blocks, copies = _asked(lambda: self._redis.mget(self._key("blocks"), self._key("copies")))
+        return Size(int(blocks or 0), int(copies or 0))
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _apply_part(
+        self, source: Source, operations: Sequence[Operation], stamp: Stamp | None, part: int
+    ) -> Outcome:
+        batch = {
+            "epoch": self.epoch,
+            "source": name_of(source),
+            "pod": source.pod,
+            "ttl": self._settings.ttl_s,
+            "repeats": self._settings.count_repeats,
+            "most": self._settings.most_holders,
+            "ops": [written(operation, source) for operation in operations],
+        }
+        if stamp is not None:
+            batch |= {"seq": stamp.sequence, "ts": stamp.ts, "part": part}
+            batch["restart"] = stamp.restart and part == 0
+        packed = msgspec.msgpack.encode(batch)
+        epoch, result, *counts = _asked(lambda: self._apply(keys=[self._namespace], args=[packed]))
+        self.epoch = epoch.decode()
+        if result == b"lost":
+            self.times_lost += 1
+            raise BackendUnavailable("Redis has lost what it held")
+        if result == b"full":
+            raise TooManyHolders(f"there are {self._settings.most_holders} holders already")
+        return Outcome(*counts) if result == b"applied" else Outcome(applied=False)
+
+    def _bitmaps(
+        self, names: Sequence[bytes], tiers: Sequence[str]
+    ) -> tuple[bytes | None, list[list[bytes | None]]]:
+        """The version of the holders, and tier by tier the bitmaps of blocks."""
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.get(self._key("version"))
+        for tier in tiers:
+            prefix = self._key("b", tier.encode()) + b":"
+            pipeline.mget([prefix + name for name in names])
+        version, *rows = _asked(pipeline.execute)
+        return version, rows
+
+    def _learn(self) -> None:
+        """Who has which number now."""
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.get(self._key("version"))
+        pipeline.hgetall(self._key("holders"))
+        pipeline.smembers(self._key("adapters"))
+        pipeline.smembers(self._key("tiers"))
+        version, described, adapters, tiers = _asked(pipeline.execute)
+        holders = Holders(self._settings.most_holders)
+        for number, description in sorted(described.items(), key=lambda item: int(item[0])):
+            pod, model, rank, group, scored = msgspec.json.decode(description)
+            holders.assign(int(number), Holder(Source(pod, model, rank), group, scored))
+        for entry in adapters:
+            number, _, adapter = entry.decode().partition(" ")
+            holders.serves(adapter, int(number))
+        known = [tier.decode() for tier in tiers]
+        self.tiers = [GPU, CPU, *sorted({*known} - {GPU, CPU})]
+        self._who = Who(version, holders, self.tiers)
+
+    def _sweep_all(self, number: bytes) -> int:
+        """Take all blocks from a retired number, which then is free; how many copies that were."""
+        removed, entries = 0, True
+        while entries:
+            page = _asked(lambda: self._page(number))
+            removed += self._sweep_page(number, page)
+            entries = bool(page)
+        return removed
+
+    def _sweep_page(self, number: bytes, page: dict[bytes, bytes]) -> int:
+        arguments = [number, *chain.from_iterable(page.items())]
+        return int(_asked(lambda: self._sweep([self._namespace], arguments)))
+
+    def _page(self, number: bytes) -> dict[bytes, bytes]:
+        """Some of the entries of a holder's map."""
+        entries: Iterator[tuple[bytes, bytes]] = self._redis.hscan_iter(
+            self._key("e", number), count=SWEEP_BLOCKS
+        )
+        return dict(islice(entries, SWEEP_BLOCKS))
+
+    def _key(self, *parts: str | bytes) -> bytes:
+        return b":".join(
+            (self._namespace, *(part.encode() if isinstance(part, str) else part for part in parts))
+        )
+
+
+def redis_url(url: str) -> str:
+    """The URL as redis-py knows it."""
+    for scheme, other in _SCHEMES.items():
+        if url.startswith(scheme):
+            return other + url.removeprefix(scheme)
+    return url if "://" in url else f"redis://{url}"
+
+
+def _asked(ask: Callable[[], Any]) -> Any:
+    """An answer of Redis. BackendUnavailable when there is none."""
+    try:
+        return ask()
+    except UNAVAILABLE as error:
+        raise BackendUnavailable(f"Redis does not answer: {error}") from error

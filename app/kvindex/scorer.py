@@ -1,0 +1,195 @@
+"""How much of a prompt each holder has: the longest run of blocks from the start, tier by tier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct, field
+
+from app.kvindex.backend import CPU, GPU, Copies
+from app.kvindex.holders import Holder, Holders, Source, bits
+
+DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
+"""What a block in a tier is worth (llm-d's defaults)."""
+DEFAULT_WEIGHT = 0.5
+"""What a block in any other tier is worth."""
+
+
+class PodScore(Struct, gc=False, frozen=True):
+    """What an engine has of a prompt.
+
+    `matched` counts the blocks it has without a gap from the first one on, `match_ratio` is their share of
+    the prompt's full blocks. `tiers` counts them by the best tier that each is in, and `score` is the sum of
+    the weights of those.
+    """
+
+    pod: str
+    score: float
+    matched: int
+    match_ratio: float
+    tiers: dict[str, int]
+    rank: int = 0
+
+
+class Prefix(Struct, gc=False):
+    """Of one holder: blocks without a gap, and how many of them are in a tier other than the best one."""
+
+    matched: int
+    lower: dict[int, int]
+
+
+class Weights(Struct, frozen=True):
+    """What a block is worth by its tier, `unknown` for tiers that are not listed. ValueError below 0."""
+
+    by_tier: Mapping[str, float] = field(default_factory=lambda: DEFAULT_WEIGHTS)
+    unknown: float = DEFAULT_WEIGHT
+
+    def __post_init__(self) -> None:
+        if min([*self.by_tier.values(), self.unknown]) < 0:
+            raise ValueError("the weight of a tier is not negative")
+
+    def of(self, tier: str) -> float:
+        return self.by_tier.get(tier, self.unknown)
+
+    def order(self, tiers: Sequence[str]) -> list[int]:
+        """The positions of tiers, the most valuable first."""
+        return sorted(range(len(tiers)), key=lambda at: -self.of(tiers[at]))
+
+
+def score_prefixes(
+    found: Sequence[Copies],
+    blocks: int,
+    candidates: int,
+    holders: Holders,
+    tiers: Sequence[str],
+    weights: Weights,
+) -> list[PodScore]:
+    """Score the engines that have the first block, the best first.
+
+    `found` are the masks of the prompt's first blocks, `blocks` how many the prompt has, `candidates` the
+    holders to score. Of an engine with several scored groups the one that has least counts.
+    """
+    order = weights.order(tiers)
+    prefixes = longest_prefixes(found, candidates, order)
+    values, best = [weights.of(tier) for tier in tiers], order[0]
+    scores = []
+    for holder, prefix in _engines(prefixes, holders).items():
+        counts = {best: prefix.matched}
+        if prefix.lower:
+            counts = {best: prefix.matched - sum(prefix.lower.values()), **prefix.lower}
+        scores.append(
+            PodScore(
+                pod=holder.pod,
+                score=sum([values[tier] * count for tier, count in counts.items()]),
+                matched=prefix.matched,
+                match_ratio=prefix.matched / blocks,
+                tiers={tiers[tier]: count for tier, count in counts.items() if count},
+                rank=holder.rank,
+            )
+        )
+    scores.sort(key=lambda score: -score.score)
+    return scores
+
+
+def _engines(prefixes: Mapping[int, Prefix], holders: Holders) -> Mapping[Source, Prefix]:
+    if holders.one_group_each:
+        return {holder.source: prefixes[number] for number, holder in holders.among(prefixes)}
+    engines: dict[Source, Prefix] = {}
+    groups: dict[Source, int] = {}
+    for number, holder in holders.among(prefixes):
+        prefix, source = prefixes[number], holder.source
+        groups[source] = groups.get(source, 0) + 1
+        least = engines.get(source)
+        if least is None or prefix.matched < least.matched:
+            engines[source] = prefix
+    # A hit needs every group: an engine one of whose groups lacks the first block has nothing.
+    return {
+        source: prefix
+        for source, prefix in engines.items()
+        if groups[source] == _scored_groups(holders, source)
+    }
+
+
+def _scored_groups(holders: Holders, source: Source) -> int:
+    numbers = holders.groups(source).values()
+    return sum(1 for number in numbers if isinstance(holder := holders[number], Holder) and holder.scored)
+
+
+def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[int]) -> dict[int, Prefix]:
+    """Holder -> its prefix, for those candidates that have the first block.
+
+    `order` are the tiers, the best first. Neighbouring blocks mostly have one and the same tuple, so the work
+    is done per run of them, and per holder only where its prefix ends.
+    """
+    active, ended = candidates, []
+    tallies: dict[int, Tally] = {}
+    before: Copies | None = None
+    below: list[tuple[int, int]] = []
+    begun = 0
+    for at, copies in enumerate(found):
+        if copies is before:
+            continue
+        _count(tallies, below, at - begun)
+        begun, before = at, copies
+        present = 0
+        for mask in copies:
+            present |= mask
+        still = active & present
+        if still != active:
+            ended.append((active ^ still, at))
+            active = still
+            if not active:
+                begun = at
+                break
+        below = _below(copies, active, order) if len(copies) > 1 or order[0] else []
+    else:
+        _count(tallies, below, len(found) - begun)
+    ended.append((active, len(found)))
+    prefixes = {}
+    for mask, matched in ended:
+        for number in bits(mask) if matched else ():
+            lower = {tier: n for tier, tally in tallies.items() if (n := tally.of(number))} if tallies else {}
+            prefixes[number] = Prefix(matched, lower)
+    return prefixes
+
+
+def _below(copies: Copies, active: int, order: Sequence[int]) -> list[tuple[int, int]]:
+    """(tier, mask) of the active holders whose best copy of a block is not in the best tier."""
+    below = []
+    for tier in order:
+        here = active & copies[tier] if tier < len(copies) else 0
+        if here and tier != order[0]:
+            below.append((tier, here))
+        active &= ~here
+    return below
+
+
+def _count(tallies: dict[int, Tally], below: Sequence[tuple[int, int]], blocks: int) -> None:
+    for tier, mask in below:
+        tallies.setdefault(tier, Tally()).add(mask, blocks)
+
+
+class Tally:
+    """A counter for every bit, all counted at once: plane i holds bit i of everybody's count."""
+
+    def __init__(self) -> None:
+        self._planes: list[int] = []
+
+    def add(self, mask: int, count: int) -> None:
+        """Count every bit of `mask` `count` times."""
+        plane = 0
+        while count:
+            if count & 1:
+                self._carry(mask, plane)
+            count >>= 1
+            plane += 1
+
+    def of(self, bit: int) -> int:
+        return sum((plane >> bit & 1) << number for number, plane in enumerate(self._planes))
+
+    def _carry(self, mask: int, plane: int) -> None:
+        while mask:
+            while plane >= len(self._planes):
+                self._planes.append(0)
+            self._planes[plane], mask = self._planes[plane] ^ mask, self._planes[plane] & mask
+            plane += 1

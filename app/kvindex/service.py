@@ -1,0 +1,252 @@
+"""The index as a service: everything that it is made of, its threads, and what others ask of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Literal, TypeAlias
+
+import zmq
+from msgspec import Struct
+
+from app.kvindex.backend import Backend, BackendUnavailable, Size
+from app.kvindex.cost import parse_size, weigh_bytes
+from app.kvindex.features import Media
+from app.kvindex.feed import Message
+from app.kvindex.index import Index, IndexSettings
+from app.kvindex.memory import MOST_COPIES, MemoryBackend
+from app.kvindex.pool import Pool, PoolSettings, Position
+from app.kvindex.redis_backend import RedisBackend, RedisSettings
+from app.kvindex.replay import ReplayLimits, Replays
+from app.kvindex.scorer import PodScore
+from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
+from app.kvindex.targets import target_sources
+from app.kvindex.tokenizers import Load, Tokenization, TokenizationSettings
+from app.tokenization.base import PLAIN_CHAT, ChatOptions
+from app.tokenization.base import Message as ChatMessage
+
+log = logging.getLogger(__name__)
+
+BackendName: TypeAlias = Literal["memory", "cost-aware", "redis"]
+
+MOST_SOCKETS = 1 << 16
+PAUSE_S = 0.001, 0.02
+"""Between two looks at sockets on which nothing comes: at first, and at most."""
+IDLE_S = 0.05
+"""Between two looks at a queue that is empty, and at replays."""
+YIELD_S = 1e-6
+"""gevent.sleep(0) would not let timers and sockets have their turn."""
+JOIN_S = 5.0
+
+
+class KvIndexSettings(Struct, frozen=True, kw_only=True):
+    """`most_copies` bounds the memory backend, `most_bytes` (such as "2GiB") the cost-aware one.
+
+    `targets` are publishers to connect to, as of `target_sources`.
+    """
+
+    backend: BackendName = "memory"
+    most_copies: int = MOST_COPIES
+    most_bytes: str = "2GiB"
+    count_repeats: bool = True
+    redis: RedisSettings = RedisSettings()
+    index: IndexSettings = IndexSettings()
+    pool: PoolSettings = PoolSettings()
+    subscriber: SubscriberSettings = SubscriberSettings()
+    targets: Sequence[str] = ()
+    replays: ReplayLimits = ReplayLimits()
+    tokenization: TokenizationSettings = TokenizationSettings()
+
+
+class Stats(Struct, frozen=True):
+    """What the index holds, how far each engine's events have come, and what was not used, by reason.
+
+    `size` and `pods` are None while the backend does not answer.
+    """
+
+    size: Size | None
+    pods: list[str] | None
+    streams: list[Position]
+    queued: int
+    targets: list[str]
+    skipped_messages: dict[str, int]
+    skipped_events: dict[str, int]
+
+
+def open_backend(settings: KvIndexSettings) -> Backend:
+    """The backend that the settings ask for. ValueError for a size or a URL that is none."""
+    match settings.backend:
+        case "memory":
+            return MemoryBackend(settings.most_copies, count_repeats=settings.count_repeats)
+        case "cost-aware":
+            most_bytes = parse_size(settings.most_bytes)
+            return MemoryBackend(most_bytes, weigh_bytes, count_repeats=settings.count_repeats)
+        case "redis":
+            return RedisBackend(settings.redis)
+    raise ValueError(f"no index backend is called {settings.backend}")
+
+
+class KvIndex:
+    """An index with its subscriber. Sockets and threads (greenlets, under gevent) begin with `start`.
+
+    `load` finds tokenizers for prompts that come as text. `now` is monotonic, `wall` since 1970, in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: KvIndexSettings,
+        load: Load,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """ValueError for settings that cannot be."""
+        self._settings, self._now, self._wall = settings, now, wall
+        self._sources = target_sources(settings.targets, settings.subscriber.replay_port)
+        self.index = Index(open_backend(settings), settings.index)
+        self.tokenization = Tokenization(load, settings.tokenization, self.index.metrics)
+        self._context: Context | None = None
+        self._pool: Pool | None = None
+        self._subscriber: Subscriber | None = None
+        self._threads: list[threading.Thread] = []
+        self._end = threading.Event()
+
+    @property
+    def address(self) -> str | None:
+        """Where pods connect to, with the port in use."""
+        return None if self._subscriber is None else self._subscriber.address
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block of the index."""
+        return self._settings.index.block_size
+
+    def start(self) -> None:
+        """Listen, in the process that calls this. ZMQError when the address is taken or none."""
+        if self._threads:
+            return
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
+        pool = self._pool = Pool(
+            self.index, Replays(self._context, self._settings.replays), self._settings.pool, self._wall
+        )
+        subscriber = self._subscriber = Subscriber(
+            pool, self.index.losses, self._context, self._settings.subscriber, self._sources
+        )
+        try:
+            subscriber.open()
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
+        self._run("subscriber", lambda: self._subscribe(subscriber))
+        for number, shard in enumerate(pool.shards):
+            self._run(f"shard-{number}", partial(self._work, shard.step, shard.wake))
+
+    def close(self) -> None:
+        """Stop listening. What is in a shared backend stays there."""
+        self._end.set()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+        if self._subscriber is not None:
+            self._subscriber.close()
+        if self._pool is not None:
+            self._pool.close()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+        self.tokenization.close()
+        self.index.close()
+
+    def receive(self, message: Message) -> None:
+        """Take a message that came another way than over a socket; without room for it, it is a gap."""
+        if self._pool is not None and not self._pool.full:
+            self._pool.put(message)
+
+    def encode(self, model: str, text: str, add_special_tokens: bool = True) -> list[int]:
+        """See `Tokenization.encode`."""
+        return self.tokenization.encode(model, text, add_special_tokens)
+
+    def encode_chat(
+        self, model: str, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT
+    ) -> list[int]:
+        """See `Tokenization.encode_chat`."""
+        return self.tokenization.encode_chat(model, messages, options)
+
+    def render_chat(
+        self, model: str, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT
+    ) -> str:
+        """See `Tokenization.render_chat`."""
+        return self.tokenization.render_chat(model, messages, options)
+
+    def score_tokens(
+        self,
+        model: str,
+        tokens: Sequence[int],
+        *,
+        pods: Collection[str] = (),
+        lora: str | None = None,
+        salt: str | None = None,
+        media: Sequence[Media] = (),
+    ) -> list[PodScore]:
+        """See `Index.score`."""
+        return self.index.score(model, tokens, pods=pods, lora=lora, salt=salt, media=media)
+
+    def stats(self) -> Stats:
+        losses = self.index.losses
+        held: tuple[Size | None, list[str] | None] = None, None
+        with suppress(BackendUnavailable):
+            held = self.index.backend.size(), self.index.backend.pods()
+        return Stats(
+            size=held[0],
+            pods=held[1],
+            streams=self._pool.positions() if self._pool is not None else [],
+            queued=0 if self._pool is None else len(self._pool),
+            targets=[target.endpoint for target in self._subscriber.targets] if self._subscriber else [],
+            skipped_messages=dict(losses.messages),
+            skipped_events=dict(losses.events),
+        )
+
+    def metrics_text(self) -> str:
+        """The `kvcache_` families in the Prometheus text format."""
+        stats = self.stats()
+        gauges = {"events_queue_depth": float(stats.queued)}
+        if stats.size is not None and stats.pods is not None:
+            gauges |= {
+                "index_blocks": stats.size.blocks,
+                "index_copies": stats.size.copies,
+                "events_pods": len(stats.pods),
+            }
+        return self.index.metrics.render(
+            gauges, stats.skipped_messages, stats.skipped_events, self.index.backend.times_lost
+        )
+
+    def _run(self, name: str, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name=f"kvindex-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _subscribe(self, subscriber: Subscriber) -> None:
+        pause_s = PAUSE_S[0]
+        while not self._end.is_set():
+            if self._step(subscriber.step):
+                pause_s = PAUSE_S[0]
+                time.sleep(YIELD_S)
+            else:
+                self._end.wait(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S[1])
+
+    def _work(self, step: Callable[[float], bool], wake: threading.Event) -> None:
+        while not self._end.is_set():
+            if self._step(step):
+                time.sleep(YIELD_S)
+            else:
+                wake.wait(IDLE_S)
+
+    def _step(self, step: Callable[[float], bool]) -> bool:
+        try:
+            return step(self._now())
+        except Exception:
+            log.exception("the KV index goes on after an error")
+            return False

@@ -1,0 +1,229 @@
+"""The subscriber: sockets on which pods publish, and what arrives there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import zmq
+from msgspec import Struct
+from zmq.utils.monitor import parse_monitor_message
+
+from app.kvindex.feed import Message
+from app.kvindex.losses import Losses
+from app.kvindex.pool import Pool
+from app.kvindex.presence import Presence
+from app.kvindex.targets import Target, TargetSource
+from app.kvindex.topics import PREFIX, parse
+
+log = logging.getLogger(__name__)
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+SEQUENCE_BYTES = 8
+MOST_A_STEP = 64
+"""Messages read from one socket before the others have their turn."""
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+
+
+class SubscriberSettings(Struct, frozen=True, kw_only=True):
+    """`bind` is an address that pods connect to; None only connects to targets.
+
+    `topic` is the prefix of topics to receive. `replay_port` is where pods that connect to us answer replays,
+    rank 0 of them. Messages above `most_bytes` end their connection.
+    """
+
+    bind: str | None = "tcp://*:5557"
+    topic: str = PREFIX
+    model: str = ""
+    replay_port: int | None = None
+    hwm: int = 10_000
+    most_bytes: int = 128 << 20
+    grace_s: float = 30.0
+    look_again_s: float = 5.0
+
+
+class Line(Struct):
+    """A socket, its monitor, and the target that it is connected to (None if pods connect to it)."""
+
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    target: Target | None
+
+
+class Subscriber:
+    """Reads messages into a pool, and tells it of pods that are gone.
+
+    Sockets are opened by the first `step`, which has to be called in one thread, again and again. While a
+    queue of the pool is full nothing is read: what ZMQ has no room for is then lost, seen as a gap, and asked
+    for again.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        losses: Losses,
+        context: Context,
+        settings: SubscriberSettings = SubscriberSettings(),  # noqa: B008 (immutable)
+        sources: Sequence[TargetSource] = (),
+    ) -> None:
+        self._pool, self._losses = pool, losses
+        self._context, self._settings, self._sources = context, settings, sources
+        self._presence = Presence(settings.grace_s)
+        self._bound: Line | None = None
+        self._lines: dict[Target, Line] = {}
+        self._poller = zmq.Poller()
+        self._look_at = float("-inf")
+
+    @property
+    def address(self) -> str | None:
+        """The address that pods connect to, with the port in use."""
+        if self._bound is None:
+            return None
+        endpoint: Any = self._bound.socket.last_endpoint
+        return str(endpoint.decode().rstrip("\0"))
+
+    @property
+    def targets(self) -> list[Target]:
+        """Those that are connected to, reachable or not."""
+        return list(self._lines)
+
+    def open(self) -> None:
+        """Open the socket that pods connect to. ZMQError when its address is taken or none."""
+        if self._bound is None and self._settings.bind is not None:
+            self._bound = self._line(self._settings.bind, None, self._settings.topic)
+
+    def step(self, now: float) -> bool:
+        """Read what is there, at most `MOST_A_STEP` messages of each socket; whether there was anything.
+
+        `now` is monotonic, in seconds.
+        """
+        self.open()
+        if now >= self._look_at:
+            self._look_at = now + self._settings.look_again_s
+            self._follow(now)
+        lines = [*([self._bound] if self._bound else []), *self._lines.values()]
+        ready = dict(self._poller.poll(0))
+        read = sum([self._read(line, now) for line in lines if line.socket in ready])
+        for line in lines:
+            if line.monitor in ready:
+                self._watch(line, now)
+        for pod in self._presence.step(now):
+            self._pool.gone(pod)
+        return read > 0
+
+    def close(self) -> None:
+        for line in [*([self._bound] if self._bound else []), *self._lines.values()]:
+            self._shut(line)
+        self._bound = None
+        self._lines.clear()
+
+    def _line(self, endpoint: str, target: Target | None, topic: str) -> Line:
+        socket = self._context.socket(zmq.SUB)
+        monitor = None
+        try:
+            socket.linger = 0
+            socket.rcvhwm = self._settings.hwm
+            socket.maxmsgsize = self._settings.most_bytes
+            socket.ipv6 = "[" in endpoint or "::" in endpoint
+            socket.subscribe(topic)
+            monitor = socket.get_monitor_socket(_EVENTS)
+            if target is None:
+                socket.bind(endpoint)
+            else:
+                socket.connect(endpoint)
+        except zmq.ZMQError:
+            if monitor is not None:
+                socket.disable_monitor()
+            socket.close()
+            raise
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(monitor, zmq.POLLIN)
+        return Line(socket, monitor, target)
+
+    def _shut(self, line: Line) -> None:
+        self._poller.unregister(line.socket)
+        self._poller.unregister(line.monitor)
+        line.socket.disable_monitor()
+        line.socket.close(linger=0)
+
+    def _follow(self, now: float) -> None:
+        """Connect to new targets, and leave those that are no more."""
+        wanted = {target: None for source in self._sources for target in source.targets()}
+        for target in [target for target in self._lines if target not in wanted]:
+            self._read(self._lines[target], now)
+            self._shut(self._lines.pop(target))
+            self._presence.closed(target, now)
+        for target in wanted:
+            if target not in self._lines:
+                self._connect(target)
+
+    def _connect(self, target: Target) -> None:
+        # A publisher with vLLM's default topic, which is none, is told by its address.
+        try:
+            self._lines[target] = self._line(target.endpoint, target, "")
+        except zmq.ZMQError as error:
+            log.warning("KV event sources: no connection to %s: %s", target.endpoint, error)
+
+    def _read(self, line: Line, now: float) -> int:
+        read = 0
+        while read < MOST_A_STEP and not self._pool.full:
+            try:
+                frames = line.socket.recv_multipart(zmq.NOBLOCK, copy=line.target is not None)
+            except zmq.Again:
+                break
+            read += 1
+            self._take(frames, line.target, now)
+        return read
+
+    def _take(self, frames: Sequence[Any], target: Target | None, now: float) -> None:
+        connection: Hashable = target
+        peer = None
+        if target is None:
+            connection, peer = _peer(frames[0])
+            frames = [frame.bytes for frame in frames]
+        if len(frames) != 3 or len(frames[1]) != SEQUENCE_BYTES:
+            self._losses.message("bad_frames")
+            return
+        message = self._message(frames, target, peer)
+        if message is None:
+            self._losses.message("bad_topic")
+            return
+        self._presence.heard(message.pod, connection, now)
+        self._pool.put(message)
+
+    def _message(self, frames: Sequence[bytes], target: Target | None, peer: str | None) -> Message | None:
+        topic = parse(frames[0])
+        if topic is None and (target is None or frames[0]):
+            return None
+        pod = topic.pod if topic else ""
+        model = topic.model if topic else None
+        replay = f"tcp://{peer}:{self._settings.replay_port}" if peer and self._settings.replay_port else None
+        if target is not None:
+            pod = target.pod or (topic.pod if topic and topic.standard else target.name)
+            model = target.model or model
+            replay = target.replay
+        sequence = int.from_bytes(frames[1], "big")
+        return Message(pod, model or self._settings.model, sequence, frames[2], replay)
+
+    def _watch(self, line: Line, now: float) -> None:
+        """Follow the connections of a socket."""
+        while line.monitor.poll(0):
+            event = parse_monitor_message(line.monitor.recv_multipart(zmq.NOBLOCK))
+            connection: Hashable = line.target or int(event["value"])
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                self._presence.closed(connection, now)
+            elif event["event"] == zmq.EVENT_CONNECTED:
+                self._presence.opened(connection)
+            elif event["event"] == zmq.EVENT_ACCEPTED:
+                self._presence.replaced(connection)
+
+
+def _peer(frame: Any) -> tuple[int, str | None]:
+    """The connection that a message came over, and the address at its other end."""
+    try:
+        address = str(frame.get("Peer-Address"))
+        return int(frame.get(zmq.SRCFD)), f"[{address}]" if ":" in address else address
+    except zmq.ZMQError:
+        return -1, None
