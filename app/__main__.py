@@ -1,6 +1,7 @@
 """`python -m app [flags]`: check the settings, then become gunicorn with the same settings.
 
-`python -m app dataset [flags]` makes a dataset instead (docs/datasets.md).
+`python -m app dataset [flags]` makes a dataset instead (docs/datasets.md); `python -m app fleet [flags]`
+starts several servers and shows what routing does (docs/fleet.md).
 """
 
 import os
@@ -21,6 +22,8 @@ def main(argv: Sequence[str]) -> int:
     """Exit status, or no return: a server that starts takes this process over."""
     if argv[:1] == ["dataset"]:
         return _make_dataset(argv[1:])
+    if argv[:1] == ["fleet"]:
+        return _start_fleet(argv[1:])
     try:
         flags = parse(argv)
         if flags.help or flags.version:
@@ -40,6 +43,13 @@ def _make_dataset(argv: Sequence[str]) -> int:
     # Not imported by a start of the server, which needs none of it.
     from app.dataset import command
     from app.factory import tokenizer_of
+
+    return command.run(argv, tokenizer_of)
+
+
+def _start_fleet(argv: Sequence[str]) -> int:
+    from app.factory import tokenizer_of
+    from app.fleet import command
 
     return command.run(argv, tokenizer_of)
 

@@ -36,7 +36,6 @@ from app.api.siblings import Siblings
 from app.application import Understudy
 from app.dataset import DatasetError, prepare
 from app.ground import Ground, dataset_settings
-from app.indexer import add_index, build_indexer
 from app.metrics.exposition import Exposition, played
 from app.metrics.http import HttpMetrics
 from app.process import ranks
@@ -61,6 +60,8 @@ def create_app(settings: Settings | None = None) -> Understudy:
         prepare(dataset_settings(settings))
         tokenizer = tokenizer_of(settings)
         if settings.kvindex.role == "indexer":
+            from app.indexer import build_indexer  # with clients of databases that take time to import
+
             return build_indexer(settings, tokenizer)
         return build(settings, tokenizer, ranks.rank_of(settings.server, os.environ))
     except (ConfigError, TokenizerError, DatasetError) as error:
@@ -107,6 +108,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     families = [played(ground.recorder, fakes)]
     app.companions += [publisher] if publisher is not None else []
     if settings.kvindex.kv_index:
+        from app.indexer import add_index
+
         families.append(add_index(app, live, tokenizer, publisher))
     http.init_app(app)
     init_http_log(app, live)

@@ -17,7 +17,7 @@ from app.api.media import encoded
 from app.api.models import ServedModels
 from app.api.ranks import check_rank
 from app.api.replies import Reply
-from app.api.translation import Asked, Prompt, Translation
+from app.api.translation import Asked, Prompt, Translation, truth
 from app.environ import ARRIVAL
 from app.protocol import limits as rules
 from app.protocol import model_limits
@@ -85,7 +85,7 @@ class Door:
 
     def wants_image(self, environ: Mapping[str, Any]) -> bool:
         """True when an image should follow the reply: asked for by header, or drawn (simulator.md 2.2)."""
-        return self.omni and self.translation.wants_image(environ.get("HTTP_X_SEND_IMAGE"))
+        return self.omni and self.translation.wants_image(truth(environ, "X-Send-Image"))
 
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> dict[str, Any] | None:
         """`ec_transfer_params` of an encoder's answer; None of any other's."""
@@ -127,9 +127,9 @@ class Door:
         together = len(prompts) * (asked.n or 1)
         # Before as many generations are made as a hostile request asks for.
         self.delivery.service.admit(together)
-        meant = Asked(
-            head, environ[ARRIVAL], together, priority_of(asked, environ), image, delays_of(environ)
-        )
+        missed = bool(truth(environ, "X-Cache-Threshold-Finish-Reason"))
+        priority, delays = priority_of(asked, environ), delays_of(environ)
+        meant = Asked(head, environ[ARRIVAL], together, priority, image, delays, missed)
         played = [
             choice
             for number, prompt in enumerate(prompts)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from typing import Any
 
@@ -48,6 +49,18 @@ class Asked(Struct, frozen=True):
     priority: int = 0
     image: bool = False
     delays: tuple[tuple[int, float], ...] = ()
+    missed: bool = False
+    """Whether the cache is to be said to have too little of the prompt."""
+
+
+def truth(environ: Mapping[str, Any], header: str) -> bool | None:
+    """What a header says; None without it. ApiError 400 for a word that is no boolean."""
+    told = environ.get("HTTP_" + header.upper().replace("-", "_"))
+    if told is None:
+        return None
+    if told.lower() not in TRUTHS:
+        raise bad_request(f"{header} must be true or false, got {told[:40]!r}")
+    return TRUTHS[told.lower()]
 
 
 @dataclass(slots=True)
@@ -63,13 +76,9 @@ class Translation:
         """Live settings have changed."""
         self.settings = settings
 
-    def wants_image(self, told: str | None) -> bool:
-        """What the header X-Send-Image says, else a draw. ApiError 400 for a word that is no boolean."""
-        if told is None:
-            return self.rng.random() * 100 < self.settings.model.image_emission_rate
-        if told.lower() not in TRUTHS:
-            raise bad_request(f"X-Send-Image must be true or false, got {told[:40]!r}")
-        return TRUTHS[told.lower()]
+    def wants_image(self, told: bool | None) -> bool:
+        """What the request says of an image, else a draw."""
+        return self.rng.random() * 100 < self.settings.model.image_emission_rate if told is None else told
 
     def choices(
         self, request: GenerateRequest, asked: Asked, prompt: Prompt, number: int, most_tokens: int
@@ -114,7 +123,7 @@ class Translation:
             priority=asked.priority,
             cache_salt=request.cache_salt,
             media=prompt.media,
-            least_hit_rate=self._least_hit_rate(request),
+            least_hit_rate=inf if asked.missed else self._least_hit_rate(request),
             image=asked.image,
             delays=asked.delays,
             n=n,

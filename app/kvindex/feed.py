@@ -14,8 +14,8 @@ from app.kvindex.index import Index
 from app.kvindex.replay import Replay, Replayed, Replays
 from app.kvindex.sequence import Stream, Verdict
 
-MOST_HELD = 10_000
-"""Messages that wait for the end of a replay; with one more the replay has failed."""
+MOST_HELD, MOST_HELD_BYTES = 10_000, 32 << 20
+"""Messages, and bytes of their payloads, that wait for the end of a replay; with more it has failed."""
 
 
 class Message(Struct, frozen=True, gc=False):
@@ -47,17 +47,17 @@ class Feed:
         stream: Stream,
         replays: Replays,
         wall: Callable[[], float] = time.time,
-        most_held: int = MOST_HELD,
     ) -> None:
         self.stream = stream
         self.lag_s = 0.0
         """From publication to application of the latest batch, by the clocks of both sides."""
         self._index, self._replays, self._wall = index, replays, wall
         self._held: deque[Arrived] = deque()
-        self._most_held = most_held
+        self._held_bytes = 0
         self._replay: Replay | None = None
         self._replayed: deque[Replayed] = deque()
         self._wanted: int | None = None
+        self._asked: int | None = None
         self._cool_until = float("-inf")
         self._restarting = False
 
@@ -69,7 +69,7 @@ class Feed:
     def receive(self, arrived: Arrived, now: float) -> None:
         """Apply a message, or hold it back until what comes before it is there."""
         if self._held:
-            self._held.append(arrived)
+            self._hold(arrived)
             return
         message, ts = arrived.message, arrived.batch.ts
         verdict = self.stream.judge(message.sequence, ts)
@@ -79,8 +79,8 @@ class Feed:
             self._begin_anew()
             self.receive(arrived, now)
         elif verdict in (Verdict.FIRST, Verdict.GAP) and self._can_ask(message, now):
-            self._wanted = 0 if self.stream.applied is None else self.stream.applied + 1
-            self._held.append(arrived)
+            self._wanted = self._next()
+            self._hold(arrived)
         else:
             self._apply(arrived)
 
@@ -96,13 +96,10 @@ class Feed:
         while self._replayed:
             applied += self._apply_replayed(self._replayed[0])
             self._replayed.popleft()
-        if self._replay is not None and (
-            self._replay.state != "running" or len(self._held) > self._most_held
-        ):
+        if self._replay is not None and (self._replay.state != "running" or self._full):
             self._end(self._replay, now)
         while self._replay is None and self._wanted is None and self._held:
-            applied += self._apply_held(self._held[0])
-            self._held.popleft()
+            applied += self._go_through(now)
         return applied
 
     def forget(self) -> None:
@@ -116,6 +113,14 @@ class Feed:
         if self._replay is not None:
             self._replays.end(self._replay)
             self._replay = None
+
+    @property
+    def _full(self) -> bool:
+        return len(self._held) > MOST_HELD or self._held_bytes > MOST_HELD_BYTES
+
+    def _hold(self, arrived: Arrived) -> None:
+        self._held.append(arrived)
+        self._held_bytes += len(arrived.message.payload)
 
     def _begin_anew(self) -> None:
         self._index.metrics.restarted()
@@ -133,8 +138,8 @@ class Feed:
             self._replay = self._replays.begin(endpoint, wanted, now)
         except zmq.ZMQError:
             self._failed(now)
-        if self._replay is not None or len(self._held) > self._most_held:
-            self._wanted = None
+        if self._replay is not None or self._full:
+            self._asked, self._wanted = wanted, None
 
     def _end(self, replay: Replay, now: float) -> None:
         complete = replay.state == "complete"
@@ -164,16 +169,27 @@ class Feed:
         self._apply(Arrived(again, batch), replayed=True)
         return 1
 
-    def _apply_held(self, arrived: Arrived) -> int:
-        """What was part of the replay is not applied again."""
-        verdict = self.stream.judge(arrived.message.sequence, arrived.batch.ts)
-        if verdict is Verdict.DUPLICATE:
-            self.stream.received = max(self.stream.received, arrived.message.sequence)
+    def _go_through(self, now: float) -> int:
+        """Apply the first message that was held back, unless a replay brought it, or it wants another."""
+        arrived = self._held[0]
+        sequence = arrived.message.sequence
+        verdict = self.stream.judge(sequence, arrived.batch.ts)
+        if verdict is Verdict.GAP and self._can_ask(arrived.message, now) and self._asked != self._next():
+            self._wanted = self._next()
             return 0
         if verdict is Verdict.RESTART:
             self._begin_anew()
-        self._apply(arrived)
-        return 1
+        if verdict is Verdict.DUPLICATE:
+            self.stream.received = max(self.stream.received, sequence)
+        else:
+            self._apply(arrived)
+        self._held.popleft()
+        self._held_bytes -= len(arrived.message.payload)
+        return int(verdict is not Verdict.DUPLICATE)
+
+    def _next(self) -> int:
+        """The number that should come next."""
+        return 0 if self.stream.applied is None else self.stream.applied + 1
 
     def _apply(self, arrived: Arrived, replayed: bool = False) -> None:
         message, batch = arrived.message, arrived.batch

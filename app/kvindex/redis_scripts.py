@@ -78,6 +78,8 @@ if batch.seq then
   elseif seq and batch.ts <= ts
       and (batch.seq < seq or (batch.seq == seq and batch.part <= part)) then
     return {present, 'already'}
+  elseif seq and known[5] and batch.ts < tonumber(known[5]) and batch.seq ~= seq + 1 then
+    return {present, 'already'} -- late news of the engine's former life
   end
 end
 
@@ -216,7 +218,8 @@ for _, op in ipairs(batch.ops) do
   end
 end
 if batch.seq then
-  call('HSET', stamp, 'seq', batch.seq, 'ts', string.format('%.17g', batch.ts), 'part', batch.part)
+  local latest = math.max(batch.ts, tonumber(call('HGET', stamp, 'ts') or batch.ts))
+  call('HSET', stamp, 'seq', batch.seq, 'ts', string.format('%.17g', latest), 'part', batch.part)
 end
 count()
 return {present, 'applied', added, removed, unknown}

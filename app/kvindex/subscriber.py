@@ -136,7 +136,8 @@ class Subscriber:
         except zmq.ZMQError:
             if monitor is not None:
                 socket.disable_monitor()
-            socket.close()
+                monitor.close(linger=0)
+            socket.close(linger=0)
             raise
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
@@ -146,6 +147,7 @@ class Subscriber:
         self._poller.unregister(line.socket)
         self._poller.unregister(line.monitor)
         line.socket.disable_monitor()
+        line.monitor.close(linger=0)
         line.socket.close(linger=0)
 
     def _follow(self, now: float) -> None:

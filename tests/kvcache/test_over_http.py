@@ -167,6 +167,20 @@ def test_a_request_may_ask_for_hits_only() -> None:
         assert hit["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_miss_can_be_had_on_demand(path: str) -> None:
+    """With simulator.md's header, also where no cache is played."""
+    chat = {"messages": [{"role": "user", "content": "Hello"}]}
+    body = {"prompt": "Hello"} if path == "/v1/completions" else chat
+    with served() as client:
+        for told, reason in (("true", "cache_threshold"), ("F", "length")):
+            headers = {"X-Cache-Threshold-Finish-Reason": told}
+            answer = client.post(path, body | {"max_tokens": 1, "ignore_eos": True}, headers=headers)
+            assert answer.json()["choices"][0]["finish_reason"] == reason
+        wrong = client.post(path, body, headers={"X-Cache-Threshold-Finish-Reason": "maybe"})
+        assert wrong.status_code == 400
+
+
 def test_blocks_of_a_client_that_leaves_are_free_again() -> None:
     with published("--inter-token-latency", "50ms") as (client, _):
         body = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True, "stream": True}
@@ -183,14 +197,14 @@ def test_blocks_of_a_client_that_leaves_are_free_again() -> None:
 def test_a_prompt_that_finds_no_room_waits_or_is_refused(full: str) -> None:
     flags = ("--kv-cache-size", "6", "--kv-cache-full", full, "--inter-token-latency", "20ms")
     with published(*flags) as (client, _), requests.Session() as other:
-        body = {"prompt": PROMPT, "max_tokens": 30, "ignore_eos": True}
+        body = {"prompt": PROMPT, "max_tokens": 100, "ignore_eos": True}
         url = client.server.url + "/v1/completions"
         with other.post(url, json=body | {"stream": True}, stream=True, timeout=20) as running:
             lines = running.iter_lines()
             next(lines)
             answer = client.post("/v1/completions", body | {"prompt": [7] * 100})
         assert answer.status_code == (200 if full == "wait" else 503), answer.text
-        assert client.metric("vllm:num_requests_running") == 0
+        until(lambda: client.metric("vllm:num_requests_running") == 0)
 
 
 def test_a_subscriber_that_does_not_read_slows_nobody() -> None:

@@ -10,7 +10,7 @@ from tests.running_server import ROOT
 
 EVERYTHING = (
     *("--server-dev-mode", "--profiling", "--enable-scale-out", "--allow-runtime-lora-updating"),
-    *("--enable-responses-store", "--force-dummy-tokenizer"),
+    *("--enable-responses-store", "--force-dummy-tokenizer", "--kv-index"),
 )
 OTHER_NAMES = {
     "/stop_profile",
