@@ -133,7 +133,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.register_blueprint(tokens.blueprint(door.body, door.models, tokenizer))
     app.register_blueprint(health.blueprint(ready, load, settings.model.vllm_version))
     app.register_blueprint(metrics.blueprint(Exposition(families, http)))
-    app.register_blueprint(kv_events.blueprint(publishing(ground), cache is not None, ranks.count(server)))
+    heard = publisher is not None
+    app.register_blueprint(kv_events.blueprint(publishing(ground), heard, ranks.count(server)))
     app.register_blueprint(admin.blueprint(live, lifecycle, service, door.body, siblings))
     app.register_blueprint(fake_metrics.blueprint(door.body, live))
     if settings.lora.allow_runtime_lora_updating:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from app.api.body import BodyLimits
 from app.api.delivery import Delivery, ServerLoad
 from app.api.door import Door
@@ -13,6 +15,7 @@ from app.api.translation import Translation
 from app.ground import Ground, cache_config
 from app.kvcache.cache import KVCache
 from app.kvcache.endpoints import of_rank
+from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher
 from app.kvcache.publisher import Publisher, PublisherSettings
 from app.kvcache.residency import Residency
@@ -26,7 +29,7 @@ from app.simulation.pacer import Pacer
 from app.simulation.performer import Simulation
 from app.simulation.prefix_cache import PrefixCache
 from app.simulation.text import Phrasebook, sample_sentences
-from config import ConfigError
+from config import ConfigError, Settings
 
 LOOPBACK = "127.0.0.1"
 """What a server is called that does not know its own address."""
@@ -139,24 +142,34 @@ def publishing(ground: Ground) -> PublisherSettings:
     )
 
 
+def has_cache(settings: Settings) -> bool:
+    """Whether a KV cache is played: an encoder writes nothing that it could keep."""
+    return settings.kvcache.enable_kvcache and not settings.model.mm_encoder_only
+
+
 def publisher_of(ground: Ground) -> Publisher | None:
-    """Who publishes the events of the cache; None without one."""
+    """Who publishes the events of the cache; None without one, and where nobody could hear of them."""
     settings = ground.settings
-    if not settings.kvcache.enable_kvcache or settings.model.mm_encoder_only:
-        return None
-    return Publisher(publishing(ground))
+    told = publishing(ground)
+    heard = told.endpoint or told.replay_endpoint or settings.kvindex.kv_index
+    return Publisher(told) if heard and has_cache(settings) else None
 
 
 def cache_of(ground: Ground, publisher: Publisher | None) -> PrefixCache | None:
     """The KV cache of this rank; None without one."""
-    if publisher is None:
+    if not has_cache(ground.settings):
         return None
     at = ground.settings.kvcache
     hasher = BlockHasher(at.prefix_caching_hash_algo, at.block_size, at.hash_seed, ground.streams("hashes"))
     observer = None
     if at.kv_cache_metrics:
         observer = Residency(ground.recorder, SAMPLE, ground.streams("residency"), ground.clock.now)
-    cache = KVCache(at.kv_cache_size, hasher, observer=observer)
+    cache = KVCache(at.kv_cache_size, hasher, events=publisher is not None, observer=observer)
     if at.evict_unloaded_adapters_first:
         ground.adapters.watch(cache.load_adapter, cache.unload_adapter)
-    return PrefixCache(cache, ground.recorder, ground.adapters.path, publisher.put)
+    publish = _nobody if publisher is None else publisher.put
+    return PrefixCache(cache, ground.recorder, ground.adapters.path, publish)
+
+
+def _nobody(events: Sequence[KVEvent]) -> None:
+    """Hears of events where none are made."""

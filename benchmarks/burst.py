@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from benchmarks import closed_loop, cores, ctools
 from benchmarks.connections import chat
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     with ctools.compared(load, options.csrv) as servers:
         clients = ["python", "C"] if options.sseload else ["python"]
         for server in servers:
-            closed_loop.run(server.port, options.streams, WARM_UP_S, _request(options), streams=True)
+            closed_loop.run(server.port, options.streams, WARM_UP_S, _requests(options), streams=True)
         rounds = interleaved(
             [(server, client) for client in clients for server in servers],
             options.rounds,
@@ -58,8 +59,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return flags.parse_args(argv)
 
 
-def _request(options: argparse.Namespace) -> bytes:
-    return chat(options.tokens, stream=True)
+def _requests(options: argparse.Namespace) -> Iterator[bytes]:
+    return repeat(chat(options.tokens, stream=True))
 
 
 def measure(server: Server, client: str, options: argparse.Namespace, warnings: list[str]) -> Round:
@@ -77,7 +78,7 @@ def measure(server: Server, client: str, options: argparse.Namespace, warnings: 
             wall_s = options.seconds
         else:
             run = closed_loop.run(
-                server.port, options.streams, options.seconds, _request(options), streams=True
+                server.port, options.streams, options.seconds, _requests(options), streams=True
             )
             # A role chunk is not a token.
             counted = options.tokens / (options.tokens + server.role_chunks)

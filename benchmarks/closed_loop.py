@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.client import ClientHealth, watched
@@ -42,12 +42,15 @@ class _Connection:
         self.sock.send(request)
 
 
-def run(port: int, count: int, duration_s: float, request: bytes, streams: bool) -> LoopRun:
-    """Keep `count` connections busy. RefusedError: an answer is not 200; ConnectionError: one breaks."""
+def run(port: int, count: int, duration_s: float, requests: Iterator[bytes], streams: bool) -> LoopRun:
+    """Keep `count` connections busy with `requests`, which do not end.
+
+    RefusedError: an answer is not 200; ConnectionError: one breaks.
+    """
     with opened(port, count) as sockets:
         connections = [_Connection(sock, EventStream() if streams else WholeReply()) for sock in sockets]
         with watched() as watch:
-            loop = _Loop(connections, request)
+            loop = _Loop(connections, requests)
             begun = time.monotonic()
             loop.until(begun + duration_s)
             wall_s, units, latencies_ms = time.monotonic() - begun, loop.units, loop.latencies_ms[:]
@@ -57,15 +60,15 @@ def run(port: int, count: int, duration_s: float, request: bytes, streams: bool)
 
 
 class _Loop:
-    def __init__(self, connections: Sequence[_Connection], request: bytes) -> None:
+    def __init__(self, connections: Sequence[_Connection], requests: Iterator[bytes]) -> None:
         self.units = 0
         self.latencies_ms: list[float] = []
-        self._request = request
+        self._requests = requests
         self._busy = {connection.sock.fileno(): connection for connection in connections}
         self._epoll = select.epoll()
         for fd, connection in self._busy.items():
             self._epoll.register(fd, select.EPOLLIN)
-            connection.ask(request)
+            connection.ask(next(requests))
 
     def until(self, end: float) -> None:
         """Go on until the monotonic moment `end`."""
@@ -73,7 +76,7 @@ class _Loop:
             for fd, _ in self._epoll.poll(end - now):
                 connection = self._busy[fd]
                 if self._receive(connection):
-                    connection.ask(self._request)
+                    connection.ask(next(self._requests))
 
     def drain(self, end: float) -> None:
         """Take the answers that are under way, so that the server is idle again."""

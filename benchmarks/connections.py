@@ -21,9 +21,13 @@ def chat(tokens: int, stream: bool) -> bytes:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens}
     if stream:
         body |= {"stream": True, "ignore_eos": True}
-    text = json.dumps(body, separators=(",", ":")).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
-    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(text) + text
+    return request(PATH, json.dumps(body, separators=(",", ":")).encode())
+
+
+def request(path: str, body: bytes) -> bytes:
+    """A whole HTTP request with a JSON body."""
+    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 def get(path: str) -> bytes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from benchmarks import closed_loop, cores
 from benchmarks.arrivals import quantile
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     load = Load(streams=options.connections)
     with bare(load) as reference, ours(load) as server:
         for each in (reference, server):
-            closed_loop.run(each.port, options.connections, WARM_UP_S, _request(options), streams=False)
+            closed_loop.run(each.port, options.connections, WARM_UP_S, _requests(options), streams=False)
         rounds = interleaved(
             (reference, server), options.rounds, lambda each: measure(each, options, warnings)
         )
@@ -57,15 +58,15 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return flags.parse_args(argv)
 
 
-def _request(options: argparse.Namespace) -> bytes:
-    return chat(options.tokens, stream=False)
+def _requests(options: argparse.Namespace) -> Iterator[bytes]:
+    return repeat(chat(options.tokens, stream=False))
 
 
 def measure(server: Server, options: argparse.Namespace, warnings: list[str]) -> Round:
     """One round; what disturbed it is added to `warnings`."""
     with used_by(server.worker) as use:
         run = closed_loop.run(
-            server.port, options.connections, options.seconds, _request(options), streams=False
+            server.port, options.connections, options.seconds, _requests(options), streams=False
         )
     warnings += run.client.warnings() + use.warnings(server.name)
     return Round(

@@ -59,8 +59,10 @@ class Server:
 
 
 @contextmanager
-def ours(load: Load, command: Sequence[str] = WSGI) -> Iterator[Server]:
-    """Understudy with its defaults: own worker, metrics on."""
+def ours(
+    load: Load, command: Sequence[str] = WSGI, name: str = OURS, **more: str
+) -> Iterator[Server]:
+    """Understudy with its defaults: own worker, metrics on; `more` are further variables."""
     port = free_port()
     settings = {
         "SIM_HOST": HOST,
@@ -70,7 +72,7 @@ def ours(load: Load, command: Sequence[str] = WSGI) -> Iterator[Server]:
         "SIM_INTER_TOKEN_LATENCY": f"{load.itl_s}s",
         "SIM_MAX_NUM_SEQS": str(load.streams),
     }
-    with running(OURS, command, port, settings, role_chunks=1) as server:
+    with running(name, command, port, settings | more, role_chunks=1) as server:
         yield server
 
 

@@ -1,0 +1,144 @@
+"""What publishing KV events costs a request: a cache that tells nobody, one with a subscriber, one whose
+subscriber does not read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import count
+
+import zmq
+
+from benchmarks import closed_loop, cores
+from benchmarks.connections import HOST, request
+from benchmarks.options import parser
+from benchmarks.processes import used_by
+from benchmarks.report import medians, number, ratio, share, show, show_machine
+from benchmarks.rounds import interleaved
+from benchmarks.servers import Load, Server, free_port, ours
+
+WARM_UP_S = 1.0
+SILENT, READ, UNREAD = "cache, no events", "events, read", "events, not read"
+COLUMNS = ("server", "requests/s", "ratio", "CPU µs/request", "CPU ratio", "server CPU", "client CPU")
+VOCABULARY = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One server, once."""
+
+    per_s: float
+    cpu_us: float
+    server_cpu: float
+    client_cpu: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status."""
+    options = _options(argv)
+    cores.pin_client()
+    show_machine()
+    warnings: list[str] = []
+    prompts = _prompts(options.prompt)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(_cached(name)) for name in (SILENT, READ, UNREAD)]
+        for server in servers:
+            closed_loop.run(server.port, options.connections, WARM_UP_S, prompts, streams=False)
+        rounds = interleaved(
+            servers, options.rounds, lambda server: measure(server, options, prompts, warnings)
+        )
+    _show(rounds, options, warnings)
+    return 0
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    flags = parser("kv_publishing", __doc__, rounds=7)
+    flags.add_argument("--connections", type=int, default=32)
+    flags.add_argument("--seconds", type=float, default=2.0, help="length of a round")
+    flags.add_argument("--prompt", type=int, default=512, help="tokens of a prompt, none of them cached")
+    return flags.parse_args(argv)
+
+
+def _prompts(tokens: int) -> Iterator[bytes]:
+    """Completions of prompts that have nothing in common: every block is stored, and soon evicted."""
+    for at in count():
+        ids = [(at * 7 + k * k) % VOCABULARY + 1 for k in range(tokens - 2)]
+        body = {"model": "m", "prompt": [at // VOCABULARY + 1, at % VOCABULARY + 1, *ids]}
+        yield request("/v1/completions", json.dumps(body | {"max_tokens": 1}).encode())
+
+
+@contextmanager
+def _cached(name: str) -> Iterator[Server]:
+    """A server with a cache; a subscriber that reads, or does not, when it publishes."""
+    port = free_port()
+    endpoint = "" if name == SILENT else f"tcp://{HOST}:{port}"
+    settings = {"SIM_ENABLE_KVCACHE": "1", "SIM_ZMQ_ENDPOINT": endpoint, "SIM_KV_CACHE_SIZE": "8192"}
+    with _subscribed(port, reads=name == READ), ours(Load(), name=name, **settings) as server:
+        yield server
+
+
+@contextmanager
+def _subscribed(port: int, reads: bool) -> Iterator[None]:
+    end = threading.Event()
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.linger = 0
+        socket.subscribe("")
+        socket.bind(f"tcp://{HOST}:{port}")
+
+        def read() -> None:
+            received = 0
+            while not end.is_set() and (reads or not received):
+                if socket.poll(50):
+                    socket.recv_multipart()
+                    received += 1
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            yield
+        finally:
+            end.set()
+            reader.join()
+
+
+def measure(
+    server: Server, options: argparse.Namespace, prompts: Iterator[bytes], warnings: list[str]
+) -> Round:
+    """One round; what disturbed it is added to `warnings`."""
+    with used_by(server.worker) as use:
+        run = closed_loop.run(server.port, options.connections, options.seconds, prompts, streams=False)
+    warnings += run.client.warnings() + use.warnings(server.name)
+    return Round(
+        per_s=run.units / run.wall_s,
+        cpu_us=use.cpu_s / run.units * 1e6,
+        server_cpu=min(1.0, use.cpu_s / run.wall_s),
+        client_cpu=run.client.cpu,
+    )
+
+
+def _show(rounds: dict[Server, list[Round]], options: argparse.Namespace, warnings: list[str]) -> None:
+    middle = {server: medians(seen) for server, seen in rounds.items()}
+    silent = next(iter(middle.values()))
+    rows = [
+        (
+            server.name,
+            number(row.per_s, 0),
+            ratio(row.per_s, silent.per_s),
+            number(row.cpu_us, 0),
+            ratio(row.cpu_us, silent.cpu_us),
+            share(row.server_cpu),
+            share(row.client_cpu),
+        )
+        for server, row in middle.items()
+    ]
+    title = f"Prompts of {options.prompt} new tokens, {options.connections} connections"
+    show(title, COLUMNS, rows, warnings)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
