@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from flask import Flask, Request, Response
 from flask.sessions import NullSession, SessionInterface, SessionMixin
@@ -71,6 +72,10 @@ class Understudy(Flask):
     @cached_property
     def _static_rules(self) -> StaticRules:
         return static_rules(self.url_map)
+
+    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """No view and no hook here is a coroutine; Flask would look at each, for every request."""
+        return func
 
     def begin(self) -> None:
         """The worker is about to accept connections."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from app.kvindex.losses import MESSAGE_LOSSES
+from app.kvindex.decoding import field_losses
+from app.kvindex.losses import EVENT_LOSSES, MESSAGE_LOSSES
 from app.metrics.instruments import Counter, Gauge, Histogram
 from app.metrics.text import Family
 
@@ -88,6 +89,8 @@ class IndexMetrics:
         self._best.add(self._hits.labels(), {})
         for reason in MESSAGE_LOSSES:
             self._lost_messages.labels(reason=reason)
+        for event_reason in (*EVENT_LOSSES, *field_losses()):
+            self._lost_events.labels(reason=event_reason)
         self._messages.labels()
         self._restarts.labels()
         self._backend_losses.labels()

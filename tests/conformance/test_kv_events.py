@@ -1,0 +1,97 @@
+"""A subscriber that decodes as vLLM's own does reads our events, in the layouts of old and new versions.
+
+The structs are declared here once more, from the table of versions (kv-cache specification, 2.4), and refuse
+a field too many, so that nothing is taken for granted that our own ones say.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from msgspec import defstruct
+
+from tests.running_server import free_port
+from tests.surface.conftest import served
+
+PATIENCE_S = 20.0
+PROMPT = list(range(1, 70))
+HASHES = list[int | bytes]
+KINDS = {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
+STORED: list[tuple[str, Any]] = [
+    ("block_hashes", HASHES),
+    ("parent_block_hash", int | bytes | None),
+    ("token_ids", list[int]),
+    ("block_size", int),
+    ("lora_id", int | None),
+]
+MEDIUM: list[tuple[str, Any]] = [("medium", str | None)]
+NAME: list[tuple[str, Any]] = [("lora_name", str | None)]
+EXTRA: list[tuple[str, Any]] = [("extra_keys", list[list[Any] | None] | None)]
+GROUP: list[tuple[str, Any]] = [("group_idx", int | None)]
+KIND: list[tuple[str, Any]] = [
+    ("kv_cache_spec_kind", str | None),
+    ("kv_cache_spec_sliding_window", int | None),
+]
+LAYOUTS: dict[str, tuple[list[tuple[str, Any]], list[tuple[str, Any]]]] = {
+    "0.9.0": (STORED, []),
+    "0.10.2": ([*STORED, *MEDIUM], MEDIUM),
+    "0.14": ([*STORED, *MEDIUM, *NAME], MEDIUM),
+    "0.22": ([*STORED, *MEDIUM, *NAME, *EXTRA, *GROUP, *KIND], [*MEDIUM, *GROUP]),
+    "map": ([*STORED, *MEDIUM, *NAME, *EXTRA, *GROUP, *KIND], [*MEDIUM, *GROUP]),
+}
+
+
+def batch_of(layout: str) -> type[Any]:
+    """vLLM's KVEventBatch, of a version."""
+    in_arrays = layout != "map"
+    optional = set() if in_arrays else {name for name, _ in [*EXTRA, *GROUP, *KIND]}
+    options: dict[str, Any] = {"array_like": in_arrays, "tag": True, "forbid_unknown_fields": True}
+
+    def event(name: str, fields: list[tuple[str, Any]]) -> Any:
+        told = [(field, kind, None) if field in optional else (field, kind) for field, kind in fields]
+        return defstruct(name, told, **options)
+
+    stored, removed = LAYOUTS[layout]
+    events = (
+        event("BlockStored", stored)
+        | event("BlockRemoved", [("block_hashes", HASHES), *removed])
+        | event("AllBlocksCleared", [])
+    )
+    fields: list[tuple[str, Any]] = [("ts", float), ("events", list[events])]  # type: ignore[valid-type]
+    rank: list[tuple[str, Any]] = [] if layout == "0.9.0" else [("data_parallel_rank", int | None)]
+    return defstruct("KVEventBatch", [*fields, *rank], array_like=True, forbid_unknown_fields=True)
+
+
+def published(layout: str) -> list[Any]:
+    """Events of a server until there was one of each kind, decoded."""
+    decoder = msgspec.msgpack.Decoder(batch_of(layout))
+    port, asked, end = free_port(), 0, time.monotonic() + PATIENCE_S
+    flags = ("--enable-kvcache", "--kv-cache-size", "8", "--kv-events-format", layout, "--server-dev-mode")
+    bound = ("--zmq-endpoint", f"tcp://*:{port}", "--event-flush-interval", "0s")
+    events: list[Any] = []
+    with served(*flags, *bound) as client, zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.linger = 0
+        socket.subscribe("kv@")
+        socket.connect(f"tcp://127.0.0.1:{port}")
+        while {type(event).__name__ for event in events} != KINDS:
+            assert time.monotonic() < end, events
+            client.complete(prompt=[asked + 100, *PROMPT])
+            asked += 1
+            if asked % 3 == 0:
+                client.post("/reset_prefix_cache")
+            while socket.poll(50):
+                events += decoder.decode(socket.recv_multipart()[2]).events
+    return events
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_vllms_own_decoding_reads_what_is_published(layout: str) -> None:
+    stored = [event for event in published(layout) if type(event).__name__ == "BlockStored"]
+    for event in stored:
+        assert len(event.token_ids) == 16 * len(event.block_hashes)
+        assert event.block_size == 16 and event.lora_id is None
+    assert any(event.token_ids[1:] == PROMPT[: len(event.token_ids) - 1] for event in stored)
