@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import gevent
@@ -23,8 +25,9 @@ from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.subscriber import SubscriberSettings
 from app.kvindex.tokenizers import TokenizationSettings
 from app.kvindex.topics import parse
-from app.tokenization import Tokenizer
-from app.tokenization.models import ModelTokenizers
+from app.tokenization import LocalTokenizer, Tokenizer, load_tokenizer
+from app.tokenization.discovery import Discovery
+from app.tokenization.library import TokenizerLibrary
 from config import ConfigError, Settings
 from config.kv_index_values import tier_weights, tokenizer_sources
 from config.settings import KVIndexSettings
@@ -41,13 +44,26 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
     """The index, not yet listening. ConfigError for addresses that are none."""
     at, model = settings.kvindex, settings.model
     own = dict.fromkeys((model.model, *model.served_names), tokenizer)
-    folder = None if at.kv_index_tokenizer_dir is None else Path(at.kv_index_tokenizer_dir).expanduser()
-    sources = tokenizer_sources(at.kv_index_tokenizers)
-    models = ModelTokenizers(own, sources, folder, at.kv_index_fetch_tokenizers, settings.tokenizer.hf_token)
+    folder = at.kv_index_tokenizer_dir
+    library = TokenizerLibrary(
+        partial(_load, hf_token=settings.tokenizer.hf_token),
+        ready=own,
+        sources=tokenizer_sources(at.kv_index_tokenizers),
+        discovery=Discovery(Path(folder).expanduser(), time.monotonic) if folder else None,
+        hub=at.kv_index_fetch_tokenizers,
+        timeout_s=at.kv_index_tokenizer_timeout,
+    )
     try:
-        return KvIndex(_service_settings(settings), models.load)
+        return KvIndex(_service_settings(settings), library.get)
     except ValueError as error:
         raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
+
+
+def _load(source: str, hf_token: str | None) -> Tokenizer:
+    tokenizer = load_tokenizer(model=source, tokenizer=source, explicit=True, hf_token=hf_token)
+    if isinstance(tokenizer, LocalTokenizer):
+        _ = tokenizer.cutter  # found out here, beside the event loop
+    return tokenizer
 
 
 def aliases(settings: Settings) -> Mapping[str, str]:

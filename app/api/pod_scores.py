@@ -20,6 +20,7 @@ from app.protocol.decoding import decode
 from app.protocol.errors import not_found, timed_out, unavailable
 from app.protocol.pod_scores import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.tokenization import TokenizerLoadError
+from app.tokenization.library import UnknownModelError
 
 ChatAnswer = Literal["scores", "templated"]
 Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
@@ -104,8 +105,10 @@ def told() -> Iterator[None]:
     """What goes wrong in the index, as clients of an API know it."""
     try:
         yield
-    except TokenizerLoadError as error:
+    except UnknownModelError as error:
         raise not_found(str(error), "model") from None
+    except TokenizerLoadError as error:
+        raise unavailable(str(error)) from None
     except TokenizationTimeout as error:
         raise timed_out(str(error)) from None
     except TokenizationBusy as error:

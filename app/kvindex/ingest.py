@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cachetools import LRUCache
 from msgspec import Struct
 
 from app.kvcache.events import BlockHash, BlockRemoved, BlockStored, KVEvent
@@ -23,9 +22,10 @@ from app.kvindex.backend import (
     Stamp,
     Store,
 )
-from app.kvindex.decoding import hashes
+from app.kvindex.decoding import LOW_64, hashes
 from app.kvindex.features import published
 from app.kvindex.holders import Source
+from app.kvindex.joining import joined
 from app.kvindex.keys import RequestKeys
 from app.kvindex.losses import Losses
 
@@ -33,7 +33,7 @@ SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attentio
 """Kinds of KV cache groups of which a hit needs every block from the start of the prompt on."""
 
 
-MOST_TIER_LETTERS = 64
+MOST_TIER_LETTERS, MOST_MEDIA = 64, 256
 MOST_MODELS, MOST_SIZES = 1024, 8
 """Models whose block sizes are remembered, and how many for each."""
 
@@ -43,13 +43,14 @@ class Refused(Exception):
 
 
 class Parsed(Struct, gc=False):
-    """A `BlockStored` with its engine keys as numbers."""
+    """A `BlockStored` with its engine keys as numbers; `adapter` is None for the base model."""
 
     event: BlockStored
     engine: list[int]
     parent: int | None
     group: int
     tier: str
+    adapter: str | None
 
 
 class Ingest:
@@ -63,8 +64,8 @@ class Ingest:
         self._size = request_keys.block_size
         self._losses = losses
         self._tails = Tails(most_tails)
-        self._tiers: set[str] = set()
-        self.block_sizes: LRUCache[str, set[int]] = LRUCache(MOST_MODELS)
+        self._media: dict[str | None, str] = {}
+        self.block_sizes: dict[str, set[int]] = {}
         """Model -> sizes of the blocks of its engines."""
 
     def apply(self, source: Source, events: Sequence[KVEvent], stamp: Stamp | None = None) -> Outcome:
@@ -74,7 +75,7 @@ class Ingest:
         """
         losses: list[str] = []
         batch = _Batch(self, source, losses)
-        operations = batch.operations(events)
+        operations = joined(batch.operations(events))
         outcome = self._backend.apply(source, operations, stamp)
         # Counted only now: a batch that has to be applied again would be counted again.
         for reason in losses:
@@ -85,30 +86,37 @@ class Ingest:
 
     def parsed(self, event: BlockStored) -> Parsed:
         parent = event.parent_block_hash
-        number = None if parent is None else whole("parent_block_hash", [parent])[0]
+        if parent.__class__ is not int and parent is not None:
+            parent = whole("parent_block_hash", [parent])[0]
         return Parsed(
-            event=event,
-            engine=whole("block_hashes", event.block_hashes),
-            parent=number or None,  # some engines write 0 for none
-            group=group_of(event.group_idx),
-            tier=self.tier(event.medium),
+            event,
+            whole("block_hashes", event.block_hashes),
+            int(parent) & LOW_64 if parent else None,  # some engines write 0 for none
+            group_of(event.group_idx) if event.group_idx else 0,
+            self._media.get(event.medium) or self.tier(event.medium),
+            # Engines of before vLLM 0.14 tell only the number of an adapter.
+            event.lora_name or (str(event.lora_id) if event.lora_id else None),
         )
 
     def tier(self, medium: str | None) -> str:
+        """The tier of a medium. Refused for a name too long, and for one tier too many."""
         tier = medium.lower() if medium else GPU
-        if tier not in self._tiers:
-            self._tiers.update(self._backend.tiers)
-            if len(tier) > MOST_TIER_LETTERS:
-                raise Refused("bad_medium")
-            if tier not in self._tiers and len(self._tiers) >= MOST_TIERS:
-                raise Refused("too_many_tiers")
-            self._tiers.add(tier)
+        known = {*self._media.values(), *self._backend.tiers}
+        if len(tier) > MOST_TIER_LETTERS:
+            raise Refused("bad_medium")
+        if tier not in known and len(known) >= MOST_TIERS:
+            raise Refused("too_many_tiers")
+        if len(self._media) < MOST_MEDIA:
+            self._media[medium] = tier
         return tier
 
-    def tail(self, source: Source, parsed: Parsed, owned: Owned | None) -> Tail:
-        """What the blocks of an event follow. `owned` is what the index knows of the block before them."""
+    def before(self, source: Source, parsed: Parsed, owned: Owned | None) -> int | Tail:
+        """What the blocks of an event follow: a request key, or a tail.
+
+        `owned` is what the index knows of the block before them.
+        """
         if parsed.parent is None:
-            return Tail(self._request_keys.root(_name(source, parsed.event)))
+            return self._request_keys.root(parsed.adapter or source.model)
         if len(self._tails):
             tail = self._tails.get((source, parsed.group), parsed.parent)
             if tail is not None:
@@ -118,11 +126,11 @@ class Ingest:
         last = owned if isinstance(owned, int) else owned[-1] if owned else UNALIGNED
         if last == UNALIGNED:
             raise Refused("unaligned_parent")
-        return Tail(last)
+        return last
 
-    def store(self, source: Source, parsed: Parsed, tail: Tail) -> Store:
-        """The operation of an event whose blocks follow `tail`."""
-        event, engine = parsed.event, parsed.engine
+    def store(self, source: Source, parsed: Parsed, before: int | Tail) -> Store:
+        """The operation of an event whose blocks follow a request key, or a tail."""
+        event, engine, adapter = parsed.event, parsed.engine, parsed.adapter
         size = event.block_size
         if size < 1:
             raise Refused("bad_block_size")
@@ -130,15 +138,15 @@ class Ingest:
             raise Refused("token_count")
         if event.extra_keys and len(event.extra_keys) != len(engine):
             raise Refused("extra_keys_count")
-        features = published(event.extra_keys, event.lora_name)
+        features = published(event.extra_keys, event.lora_name) if event.extra_keys else None
         scored = None if event.kv_cache_spec_kind is None else event.kv_cache_spec_kind in SCORED_KINDS
-        adapter = _adapter(event)
         if len(engine) > 1:  # a single one may be the partial block at the end of a hybrid model's prompt
             self._note_size(source.model, size)
         try:
-            if size == self._size and not tail.tokens:
-                keys = self._request_keys.keys(tail.parent, event.token_ids, features)
+            if size == self._size and isinstance(before, int):
+                keys = self._request_keys.keys(before, event.token_ids, features)
                 return Store(parsed.group, parsed.tier, engine, keys, keys, (), scored, adapter)
+            tail = Tail(before) if isinstance(before, int) else before
             aligned = align(self._request_keys, tail, engine, size, event.token_ids, features)
         except ValueError:
             raise Refused("bad_token_ids") from None
@@ -155,6 +163,8 @@ class Ingest:
     def _note_size(self, model: str, size: int) -> None:
         sizes = self.block_sizes.get(model)
         if sizes is None:
+            if len(self.block_sizes) >= MOST_MODELS:
+                return
             sizes = self.block_sizes[model] = set()
         if len(sizes) < MOST_SIZES:
             sizes.add(size)
@@ -191,7 +201,8 @@ class _Batch:
                     return Offload(parsed.group, parsed.tier, parsed.engine)
                 case BlockRemoved():
                     engine = whole("block_hashes", event.block_hashes)
-                    return Remove(group_of(event.group_idx), self._ingest.tier(event.medium), engine)
+                    tier = self._ingest.tier(event.medium)
+                    return Remove(group_of(event.group_idx), tier, engine)
             return Clear()
         except Refused as refused:
             self._losses.append(str(refused))
@@ -209,9 +220,10 @@ class _Batch:
     def _store(self, parsed: Parsed, known: dict[tuple[int, int], Owned | None]) -> Store:
         owned: Owned | None = None
         if parsed.parent is not None:
-            before = known[parsed.group, parsed.parent]
-            owned = self._fresh.get(parsed.group, {}).get(parsed.parent, before)
-        store = self._ingest.store(self._source, parsed, self._ingest.tail(self._source, parsed, owned))
+            held = known[parsed.group, parsed.parent]
+            owned = self._fresh.get(parsed.group, {}).get(parsed.parent, held)
+        before = self._ingest.before(self._source, parsed, owned)
+        store = self._ingest.store(self._source, parsed, before)
         if known:
             fresh = self._fresh.setdefault(parsed.group, {})
             fresh.update(zip(store.engine, store.owned, strict=True))
@@ -231,12 +243,3 @@ def group_of(group: int | None) -> int:
     if group is not None and group < 0:
         raise Refused("bad_group_idx")
     return group or 0
-
-
-def _adapter(event: BlockStored) -> str | None:
-    """The adapter of an event; engines of before vLLM 0.14 tell only its number."""
-    return event.lora_name or (str(event.lora_id) if event.lora_id else None)
-
-
-def _name(source: Source, event: BlockStored) -> str:
-    return _adapter(event) or source.model

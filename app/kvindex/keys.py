@@ -22,7 +22,6 @@ Features: TypeAlias = tuple[str, ...] | None
 
 DEFAULT_GENERATION: GenerationName = "E"
 _LINKS, _ROOTS = 1 << 18, 1 << 10
-_PARENT = struct.Struct("<Q")
 
 
 class RequestKeys(Protocol):
@@ -57,32 +56,28 @@ class FastKeys:
     def __init__(self, block_size: int, seed: str = "") -> None:
         self.block_size = block_size
         self._seed = xxh64_intdigest(seed.encode())
-        self._width = 4 * block_size
+        self._blocks = struct.Struct(f"{4 * block_size}s")
         self._roots: Memo[str, int] = Memo(_ROOTS)
 
     def root(self, model: str) -> int:
         root = self._roots.get(model)
         if root is None:
-            root = xxh64_intdigest(_PARENT.pack(self._seed) + _feature_bytes((model,)))
+            root = xxh64_intdigest(self._seed.to_bytes(8, "little") + _feature_bytes((model,)))
             self._roots.put([model], [root])
         return root
 
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        data, width = _packed(tokens), self._width
-        pack, digest, keys = _PARENT.pack, xxh64_intdigest, []
-        starts = range(0, len(data) - width + 1, width)
+        full = len(tokens) // self.block_size * self.block_size
+        data = _packed(tokens if full == len(tokens) else tokens[:full])
+        blocks, digest = self._blocks.iter_unpack(data), xxh64_intdigest
         if features is None:
-            for start in starts:
-                parent = digest(pack(parent) + data[start : start + width])
-                keys.append(parent)
-            return keys
-        for start, feature in zip(starts, features, strict=True):
-            block = data[start : start + width]
-            parent = digest(pack(parent) + block + _feature_bytes(feature or ()))
-            keys.append(parent)
-        return keys
+            return [parent := digest(parent.to_bytes(8, "little") + block) for (block,) in blocks]
+        return [
+            parent := digest(parent.to_bytes(8, "little") + block + _feature_bytes(feature or ()))
+            for (block,), feature in zip(blocks, features, strict=True)
+        ]
 
 
 class LinkedKeys:

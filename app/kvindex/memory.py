@@ -61,6 +61,7 @@ class MemoryBackend:
         self._maps: dict[int, dict[int, Owned]] = {}
         self._repeats: dict[int, dict[tuple[int, int], int]] = {}
         self._stale: dict[int, int] = {}
+        self._alone: dict[tuple[int, int], Copies] = {}
         self._weight = self._copies = self._evicted = 0
         self._lock = threading.Lock()
 
@@ -191,25 +192,42 @@ class MemoryBackend:
 
     def _add(self, keys: Sequence[int], tier: int, number: int) -> int:
         """Give a holder these blocks in a tier; how many of them it did not have there."""
-        table, bit = self._table, 1 << number
-        added = 0
-        before: Copies | None = None
-        after: Copies | None = None
-        fresh, gain = False, 0
-        # Neighbours have the same holders more often than not: one tuple serves a run of them.
-        for key in keys:
-            copies = table.get(key, ())
-            if after is None or copies is not before:
-                before, after = copies, with_holder(copies, tier, bit)
-                fresh = after is not copies
-                gain = self._weigh(after) - self._weigh(copies) if fresh else 0
-            if fresh:
-                table[key] = after
-                added += 1
-                self._weight += gain
-        self._copies += added
+        if not keys:
+            return 0
+        if len(set(keys)) < len(keys):
+            keys = list(dict.fromkeys(keys))
+        found = list(map(self._table.get, keys))
+        if found.count(found[0]) == len(found):
+            # Neighbours have the same holders more often than not: one tuple then serves them all.
+            copies = found[0] or ()
+            added = self._replace(keys, copies, self._given(copies, tier, number))
+        else:
+            added = 0
+            for key, one in zip(keys, found, strict=True):
+                copies = one or ()
+                added += self._replace((key,), copies, self._given(copies, tier, number))
         self._touch(keys)
         return added
+
+    def _given(self, copies: Copies, tier: int, number: int) -> Copies:
+        """The copies with one more. Blocks that only one holder has share one tuple."""
+        if copies:
+            return with_holder(copies, tier, 1 << number)
+        alone = self._alone.get((number, tier))
+        if alone is None:
+            alone = self._alone[number, tier] = with_holder((), tier, 1 << number)
+        return alone
+
+    def _replace(self, keys: Sequence[int], before: Copies, after: Copies) -> int:
+        """Blocks that had the copies `before` have one more; how many of them, none if that is the same."""
+        if after is before:
+            return 0
+        table = self._table
+        for key in keys:
+            table[key] = after
+        self._weight += (self._weigh(after) - self._weigh(before)) * len(keys)
+        self._copies += len(keys)
+        return len(keys)
 
     def _take(self, keys: Iterable[int], number: int, tier: int | None = None) -> int:
         """Take these blocks from a holder, in one tier or in all; how many copies that were."""

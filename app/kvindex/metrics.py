@@ -84,27 +84,29 @@ class IndexMetrics:
                 ("events_queue_depth", "Messages that wait to be applied."),
             )
         }
-        for alone in (self._admissions, self._evictions, self._lookups, self._best, self._latency):
-            alone.labels()
-        self._best.add(self._hits.labels(), {})
+        self._added, self._removed = self._admissions.labels(), self._evictions.labels()
+        self._asked, self._found, self._seconds = (
+            family.labels() for family in (self._lookups, self._hits, self._latency)
+        )
+        self._best.add(self._found, {})
+        self._received = self._messages.labels()
         for reason in MESSAGE_LOSSES:
             self._lost_messages.labels(reason=reason)
         for event_reason in (*EVENT_LOSSES, *field_losses()):
             self._lost_events.labels(reason=event_reason)
-        self._messages.labels()
         self._restarts.labels()
         self._backend_losses.labels()
 
     def changed(self, added: int, removed: int) -> None:
         """Copies of blocks came and went."""
-        self._admissions.labels().inc(added)
-        self._evictions.labels().inc(removed)
+        self._added.inc(added)
+        self._removed.inc(removed)
 
     def looked_up(self, seconds: float, matched: int) -> None:
         """A prompt was scored; the best pod has `matched` of its blocks."""
-        self._lookups.labels().inc()
-        self._hits.labels().inc(matched)
-        self._latency.labels().observe(seconds)
+        self._asked.inc()
+        self._found.inc(matched)
+        self._seconds.observe(seconds)
 
     def tokenized(self, tokenizer: str, seconds: float, tokens: int) -> None:
         self._tokenizing.labels(tokenizer=tokenizer).observe(seconds)
@@ -114,7 +116,7 @@ class IndexMetrics:
         self._rendering.labels(tokenizer=tokenizer).observe(seconds)
 
     def received(self) -> None:
-        self._messages.labels().inc()
+        self._received.inc()
 
     def restarted(self) -> None:
         self._restarts.labels().inc()

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from app.kvcache.memo import Memo
 from app.kvindex.backend import BackendUnavailable
 from app.kvindex.decoding import Unreadable, decode
 from app.kvindex.feed import Arrived, Feed, Message
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 STEP_BYTES = 1 << 16
 """Payload that a shard applies in one go, about 2 ms of work."""
+REMEMBERED_PODS = 1 << 16
 BACK_OFF_S = 0.1, 5.0
 """Between two attempts while the backend does not answer: the first time, and at most."""
 _OFFSET_32, _PRIME_32, _MASK_32 = 2166136261, 16777619, (1 << 32) - 1
@@ -210,6 +212,7 @@ class Pool:
         if settings.shards < 1:
             raise ValueError("the pool needs a queue")
         self._metrics = index.metrics
+        self._known: Memo[str, Shard] = Memo(REMEMBERED_PODS)
         self.shards = [Shard(index, replays, settings, wall) for _ in range(settings.shards)]
 
     def __len__(self) -> int:
@@ -241,4 +244,8 @@ class Pool:
             shard.close()
 
     def _shard(self, pod: str) -> Shard:
-        return self.shards[fnv1a_32(pod) % len(self.shards)]
+        shard = self._known.get(pod)
+        if shard is None:
+            shard = self.shards[fnv1a_32(pod) % len(self.shards)]
+            self._known.put([pod], [shard])
+        return shard

@@ -25,7 +25,7 @@ from app.kvindex.replay import ReplayLimits, Replays
 from app.kvindex.scorer import PodScore
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from app.kvindex.targets import target_sources
-from app.kvindex.tokenizers import Load, Tokenization, TokenizationSettings
+from app.kvindex.tokenizers import Find, Tokenization, TokenizationSettings
 from app.tokenization.base import PLAIN_CHAT, ChatOptions
 from app.tokenization.base import Message as ChatMessage
 
@@ -93,13 +93,13 @@ def open_backend(settings: KvIndexSettings) -> Backend:
 class KvIndex:
     """An index with its subscriber. Sockets and threads (greenlets, under gevent) begin with `start`.
 
-    `load` finds tokenizers for prompts that come as text. `now` is monotonic, `wall` since 1970, in seconds.
+    `find` finds tokenizers for prompts that come as text. `now` is monotonic, `wall` since 1970, in seconds.
     """
 
     def __init__(
         self,
         settings: KvIndexSettings,
-        load: Load,
+        find: Find,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -107,7 +107,7 @@ class KvIndex:
         self._settings, self._now, self._wall = settings, now, wall
         self._sources = target_sources(settings.targets, settings.subscriber.replay_port)
         self.index = Index(open_backend(settings), settings.index)
-        self.tokenization = Tokenization(load, settings.tokenization, self.index.metrics)
+        self.tokenization = Tokenization(find, settings.tokenization, self.index.metrics)
         self._context: Context | None = None
         self._pool: Pool | None = None
         self._subscriber: Subscriber | None = None

@@ -10,18 +10,20 @@ import zmq
 from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
+from app.kvcache.memo import Memo
 from app.kvindex.feed import Message
 from app.kvindex.losses import Losses
 from app.kvindex.pool import Pool
 from app.kvindex.presence import Presence
 from app.kvindex.targets import Target, TargetSource
-from app.kvindex.topics import PREFIX, parse
+from app.kvindex.topics import PREFIX, Topic, parse
 
 log = logging.getLogger(__name__)
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
 SEQUENCE_BYTES = 8
+REMEMBERED_TOPICS = 1 << 14
 MOST_A_STEP = 64
 """Messages read from one socket before the others have their turn."""
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
@@ -73,6 +75,7 @@ class Subscriber:
         self._presence = Presence(settings.grace_s)
         self._bound: Line | None = None
         self._lines: dict[Target, Line] = {}
+        self._topics: Memo[bytes, Topic] = Memo(REMEMBERED_TOPICS)
         self._poller = zmq.Poller()
         self._look_at = float("-inf")
 
@@ -196,7 +199,7 @@ class Subscriber:
         self._pool.put(message)
 
     def _message(self, frames: Sequence[bytes], target: Target | None, peer: str | None) -> Message | None:
-        topic = parse(frames[0])
+        topic = self._topic(frames[0])
         if topic is None and (target is None or frames[0]):
             return None
         pod = topic.pod if topic else ""
@@ -208,6 +211,12 @@ class Subscriber:
             replay = target.replay
         sequence = int.from_bytes(frames[1], "big")
         return Message(pod, model or self._settings.model, sequence, frames[2], replay)
+
+    def _topic(self, topic: bytes) -> Topic | None:
+        known = self._topics.get(topic)
+        if known is None and (known := parse(topic)) is not None:
+            self._topics.put([topic], [known])
+        return known
 
     def _watch(self, line: Line, now: float) -> None:
         """Follow the connections of a socket."""

@@ -1,0 +1,55 @@
+"""What the tests of the index share: a real Redis, and the backends that all have to behave alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+
+from app.kvindex.backend import Backend
+from app.kvindex.cost import weigh_bytes
+from app.kvindex.memory import MemoryBackend
+from app.kvindex.redis_backend import RedisBackend, RedisSettings
+from tests.kvindex.redis_server import BINARY, RedisServer, redis_server
+
+BACKENDS = ("memory", "cost-aware", "redis")
+MakeBackend = Callable[[], Backend]
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis for all tests that leave it running; each uses a namespace of its own."""
+    if BINARY is None:
+        pytest.skip("no redis-server here")
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(params=BACKENDS)
+def make_backend(request: pytest.FixtureRequest) -> Iterator[MakeBackend]:
+    """Makes empty backends of one kind."""
+    made: list[Backend] = []
+
+    def make() -> Backend:
+        backend: Backend
+        match request.param:
+            case "memory":
+                backend = MemoryBackend()
+            case "cost-aware":
+                backend = MemoryBackend(1 << 30, weigh_bytes)
+            case _:
+                server: RedisServer = request.getfixturevalue("redis_process")
+                backend = RedisBackend(RedisSettings(url=server.url, namespace=f"test{next(_numbers)}"))
+        made.append(backend)
+        return backend
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+@pytest.fixture
+def backend(make_backend: MakeBackend) -> Backend:
+    return make_backend()

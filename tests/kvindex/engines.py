@@ -1,0 +1,33 @@
+"""Events as engines publish them, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from app.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
+
+
+def stored(
+    hashes: Iterable[BlockHash],
+    tokens: Sequence[int],
+    parent: BlockHash | None = None,
+    size: int = 4,
+    **more: Any,
+) -> BlockStored:
+    """Blocks of `size` tokens."""
+    more.setdefault("lora_id", None)
+    return BlockStored(list(hashes), parent, list(tokens), size, **more)
+
+
+def offloaded(hashes: Iterable[BlockHash], medium: str = "CPU", **more: Any) -> BlockStored:
+    """Known blocks in a further medium."""
+    return BlockStored(list(hashes), None, [], 0, None, medium, **more)
+
+
+def removed(hashes: Iterable[BlockHash], medium: str | None = "GPU", **more: Any) -> BlockRemoved:
+    return BlockRemoved(list(hashes), medium, **more)
+
+
+def batch(*events: KVEvent, rank: int | None = 0, ts: float = 1.0) -> EventBatch:
+    return EventBatch(ts, list(events), rank)

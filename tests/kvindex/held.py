@@ -1,0 +1,45 @@
+"""Reading a backend as people do: names instead of bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.kvindex.backend import Backend, Owned, Store
+from app.kvindex.holders import Source, bits
+
+Copy = tuple[str, str]
+"""A pod, and a tier in which it has a block; groups above 0 and ranks above 0 are part of the pod's name."""
+
+
+def source(pod: str = "a", model: str = "m", rank: int = 0) -> Source:
+    return Source(pod, model, rank)
+
+
+def store(
+    engine: Sequence[int], keys: Sequence[int], tier: str = "gpu", group: int = 0, **more: object
+) -> Store:
+    """Blocks of the index's own size."""
+    owned: Sequence[Owned] = list(keys)
+    return Store(group, tier, list(engine), owned, list(keys), **more)  # type: ignore[arg-type]
+
+
+def holders_of(backend: Backend, key: int) -> set[Copy]:
+    """Who has a block, in which tier."""
+    copies, holders, tiers = backend.lookup([key])
+    found = set()
+    for masks in copies:
+        for tier, mask in zip(tiers, masks, strict=False):
+            for number in bits(mask):
+                holder = holders[number] if number < 1 << 20 else None
+                if holder is not None:
+                    found.add((_named(holder.source.pod, holder.source.rank, holder.group), tier))
+    return found
+
+
+def _named(pod: str, rank: int, group: int) -> str:
+    return pod + (f"/{rank}" if rank else "") + (f"#{group}" if group else "")
+
+
+def content(backend: Backend, keys: Sequence[int]) -> dict[int, set[Copy]]:
+    """Of each of these blocks that somebody has, who has it."""
+    return {key: found for key in keys if (found := holders_of(backend, key))}

@@ -1,0 +1,176 @@
+"""An engine's sockets, and what it takes to get messages through an index in one thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import zmq
+
+from app.kvcache.events import KVEvent
+from app.kvcache.wire import LayoutName, encoder
+from app.kvindex.backend import Backend
+from app.kvindex.index import Index, IndexSettings
+from app.kvindex.memory import MemoryBackend
+from app.kvindex.pool import Pool, PoolSettings
+from app.kvindex.replay import END, ReplayLimits, Replays
+from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
+from app.kvindex.targets import TargetSource
+from tests.kvindex.engines import batch
+
+LOCAL = "tcp://127.0.0.1"
+
+
+class Engine:
+    """Publishes batches and answers requests for replays, with topics as vLLM from 0.26 on, or without."""
+
+    def __init__(
+        self,
+        context: Context,
+        topic: str,
+        connect_to: str | None = None,
+        first: int = 0,
+        topics: bool = True,
+        hwm: int = 1000,
+    ) -> None:
+        self.topic, self.sequence, self.topics = topic.encode(), first, topics
+        self.kept: dict[int, bytes] = {}
+        self.asked: list[int] = []
+        self._socket = context.socket(zmq.PUB)
+        self._socket.linger = 0
+        self._socket.sndhwm = hwm
+        self._router = context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        self._router.sndhwm = 0  # a replay may be long
+        self.replay_port = self._router.bind_to_random_port(LOCAL)
+        self.endpoint = ""
+        if connect_to is None:
+            self.endpoint = f"{LOCAL}:{self._socket.bind_to_random_port(LOCAL)}"
+        else:
+            self._socket.connect(connect_to)
+
+    @property
+    def replay(self) -> str:
+        return f"{LOCAL}:{self.replay_port}"
+
+    def pack(
+        self, *events: KVEvent, layout: LayoutName = "map", rank: int = 0, ts: float | None = None
+    ) -> bytes:
+        stamp = 1000.0 + self.sequence if ts is None else ts
+        return encoder(layout)(batch(*events, rank=rank, ts=stamp))
+
+    def publish(self, *events: KVEvent, lose: bool = False, ts: float | None = None, rank: int = 0) -> int:
+        """Publish a batch, or only keep it for replays; its number."""
+        payload = self.pack(*events, ts=ts, rank=rank)
+        self.kept[self.sequence] = payload
+        if not lose:
+            self.send(payload)
+        else:
+            self.sequence += 1
+        return self.sequence - 1
+
+    def send(self, payload: bytes, sequence: int | None = None) -> None:
+        number = self.sequence if sequence is None else sequence
+        self.send_frames(self.topic, number.to_bytes(8, "big"), payload)
+        if sequence is None:
+            self.sequence += 1
+
+    def send_frames(self, *frames: bytes) -> None:
+        self._socket.send_multipart(frames)
+
+    def serve(self) -> None:
+        """Answer the requests for replays that have come."""
+        while self._router.poll(0):
+            client, empty, start = self._router.recv_multipart()
+            self.asked.append(int.from_bytes(start, "big"))
+            for number, payload in sorted(self.kept.items()):
+                if number >= self.asked[-1]:
+                    self._answer(client, empty, number.to_bytes(8, "big"), payload)
+            self._answer(client, empty, END, b"")
+
+    def _answer(self, client: bytes, empty: bytes, number: bytes, payload: bytes) -> None:
+        topic = [self.topic if payload else b""] if self.topics else []
+        self._router.send_multipart([client, empty, *topic, number, payload])
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._router.close(linger=0)
+
+
+class Station:
+    """An index behind sockets, driven step by step; `now` is its clock."""
+
+    def __init__(self, context: Context, backend: Backend | None = None) -> None:
+        self.context, self.now = context, 0.0
+        self.index = Index(backend or MemoryBackend(), IndexSettings(block_size=4))
+        self.replays = Replays(context, ReplayLimits())
+        self.pool = Pool(self.index, self.replays, PoolSettings(), wall=lambda: 2000.0)
+        self.subscriber: Subscriber | None = None
+        self.engines: list[Engine] = []
+
+    def listen(self, *sources: TargetSource, **settings: object) -> Subscriber:
+        settings.setdefault("bind", f"{LOCAL}:*")
+        made = SubscriberSettings(**settings)  # type: ignore[arg-type]
+        self.subscriber = Subscriber(self.pool, self.index.losses, self.context, made, sources)
+        self.subscriber.open()
+        return self.subscriber
+
+    def engine(self, topic: str = "kv@a@m", connect: bool = True, **more: object) -> Engine:
+        """One that connects to the subscriber, or to which it connects."""
+        address = self.subscriber.address if connect and self.subscriber else None
+        engine = Engine(self.context, topic, address, **more)  # type: ignore[arg-type]
+        self.engines.append(engine)
+        return engine
+
+    def step(self) -> None:
+        for engine in self.engines:
+            engine.serve()
+        if self.subscriber is not None:
+            self.subscriber.step(self.now)
+        self.pool.step(self.now)
+
+    def until(self, done: Callable[[], bool], each: Callable[[], object] | None = None) -> None:
+        """Go on until something is so; the time limit of tests ends what never is."""
+        while not done():
+            if each is not None:
+                each()
+            self.step()
+            time.sleep(0)
+
+    def settle(self, steps: int = 50) -> None:
+        """Go on for a while in which nothing more should happen."""
+        for _ in range(steps):
+            self.step()
+
+    def meet(self, engine: Engine) -> None:
+        """Until messages of the engine arrive: those that it sends before a subscription are lost."""
+        self.until(
+            lambda: bool(self.received()), lambda: engine.send_frames(engine.topic, b"hello", b"not a batch")
+        )
+        self.settle()
+        self.index.losses._messages.clear()
+
+    def received(self) -> int:
+        return self.index.losses.messages.get("bad_frames", 0)
+
+    def matched(self, tokens: list[int], model: str = "m") -> dict[str, int]:
+        return {score.pod: score.matched for score in self.index.score(model, tokens)}
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+        if self.subscriber is not None:
+            self.subscriber.close()
+        self.pool.close()
+
+
+@contextmanager
+def station(backend: Backend | None = None) -> Iterator[Station]:
+    context: Context = zmq.Context()
+    made = Station(context, backend)
+    try:
+        yield made
+    finally:
+        made.close()
+        context.destroy(linger=0)

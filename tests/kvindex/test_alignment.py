@@ -1,0 +1,126 @@
+"""Blocks of engines on blocks of the index, of any two sizes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kvindex.features import Media
+from app.kvindex.index import Index, IndexSettings
+from app.kvindex.memory import MemoryBackend
+from tests.kvindex.engines import batch, removed, stored
+
+
+def make_index(block_size: int) -> Index:
+    return Index(MemoryBackend(), IndexSettings(block_size=block_size))
+
+
+def matched(index: Index, tokens: list[int], **more: object) -> dict[str, int]:
+    return {score.pod: score.matched for score in index.score("m", tokens, **more)}  # type: ignore[arg-type]
+
+
+def test_small_blocks_fill_large_ones() -> None:
+    index, tokens = make_index(64), list(range(128))
+    index.ingest(batch(stored(range(100, 108), tokens, size=16)), "a", "m")
+    assert matched(index, tokens) == {"a": 2}
+    index.ingest(batch(removed([105])), "a", "m")
+    assert matched(index, tokens) == {"a": 1}
+
+
+def test_large_blocks_are_cut_into_small_ones() -> None:
+    index, tokens = make_index(64), list(range(256))
+    index.ingest(batch(stored([500, 501], tokens, size=128)), "a", "m")
+    assert matched(index, tokens) == {"a": 4}
+    index.ingest(batch(removed([500])), "a", "m")
+    assert matched(index, tokens) == {} and index.size().blocks == 2
+
+
+def test_pods_with_other_block_sizes_meet_on_the_same_keys() -> None:
+    index, tokens = make_index(16), list(range(96))
+    index.ingest(batch(stored(range(1, 7), tokens, size=16)), "a", "m")
+    index.ingest(batch(stored(range(1, 4), tokens, size=32)), "b", "m")
+    index.ingest(batch(stored(range(1, 3), tokens, size=48)), "c", "m")
+    assert matched(index, tokens) == {"a": 6, "b": 6, "c": 6}
+    assert index.size().blocks == 6
+
+
+def test_blocks_that_come_one_by_one_fill_a_large_one_in_the_end() -> None:
+    index, tokens = make_index(64), list(range(64))
+    for number in range(4):
+        parent = number or None
+        event = stored([number + 1], tokens[number * 16 : number * 16 + 16], parent, 16)
+        index.ingest(batch(event), "a", "m")
+    assert matched(index, tokens) == {"a": 1}
+    assert index.losses.events == {}
+
+
+def test_less_than_a_block_of_the_index_is_kept_for_later() -> None:
+    index, tokens = make_index(64), list(range(48))
+    index.ingest(batch(stored([1, 2, 3], tokens, size=16)), "a", "m")
+    assert index.size().blocks == 0
+    index.ingest(batch(removed([3])), "a", "m")
+    assert index.losses.events == {}
+
+
+def test_a_prompt_may_fork_inside_a_block_of_the_index() -> None:
+    index, common = make_index(64), list(range(32))
+    one, two = common + [1000] * 32, common + [2000] * 32
+    index.ingest(batch(stored([1, 2, 3, 4], one, size=16)), "a", "m")
+    index.ingest(batch(stored([5, 6], two[32:], 2, 16)), "a", "m")
+    assert matched(index, one) == {"a": 1} == matched(index, two)
+
+
+def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
+    index = make_index(64)
+    index._ingest._tails = type(index._ingest._tails)(1)
+    index.ingest(batch(stored([1, 2], list(range(32)), size=16)), "a", "m")
+    index.ingest(batch(stored([3], list(range(16)), 1, 16)), "a", "m")
+    assert index.losses.events == {"unaligned_parent": 1}
+
+
+def test_an_image_is_met_by_engines_of_any_block_size() -> None:
+    index, tokens = make_index(16), list(range(64))
+    image = [Media("img", 20, 10)]
+    index.ingest(
+        batch(stored([1, 2, 3, 4], tokens, size=16, extra_keys=[None, [["img", 4]], None, None])), "a", "m"
+    )
+    index.ingest(batch(stored([1, 2], tokens, size=32, extra_keys=[[["img", 20]], None])), "b", "m")
+    assert matched(index, tokens, media=image) == {"a": 4, "b": 4}
+    assert matched(index, tokens, media=[Media("other", 20, 10)]) == {"a": 1}
+
+
+sizes = st.integers(1, 12)
+
+
+@given(st.data())
+def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_nothing(
+    data: st.DataObject,
+) -> None:
+    """Whatever the sizes, and however the engine's blocks are spread over events."""
+    size, engine_size, blocks = data.draw(sizes), data.draw(sizes), data.draw(st.integers(1, 12))
+    tokens = list(range(1000, 1000 + engine_size * blocks))
+    salt = data.draw(st.none() | st.just("salt"))
+    index = make_index(size)
+    done, events = 0, []
+    while done < blocks:
+        count = data.draw(st.integers(1, blocks - done))
+        part = tokens[done * engine_size : (done + count) * engine_size]
+        extra = [["salt"] if salt and not number else None for number in range(done, done + count)]
+        events.append(
+            stored(range(done + 1, done + count + 1), part, done or None, engine_size, extra_keys=extra)
+        )
+        done += count
+    apart = data.draw(st.booleans())
+    for step in [[event] for event in events] if apart else [events]:
+        index.ingest(batch(*step), "a", "m")
+    full = len(tokens) // size
+    assert index.losses.events == {}
+    assert matched(index, tokens, salt=salt) == ({"a": full} if full else {})
+    if full:
+        gone = data.draw(st.integers(1, blocks))
+        index.ingest(batch(removed([gone])), "a", "m")
+        left = (gone - 1) * engine_size // size
+        assert matched(index, tokens, salt=salt) == ({"a": left} if left else {})
+        index.ingest(batch(removed([n for n in range(1, blocks + 1) if n != gone])), "a", "m")
+    assert index.losses.events == {}
+    assert index.size().copies == 0

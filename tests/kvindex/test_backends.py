@@ -1,0 +1,288 @@
+"""What every backend does, one suite for all of them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.kvindex.backend import UNALIGNED, Backend, Clear, Offload, Operation, Remove, Stamp, Store
+from app.kvindex.holders import Source
+from tests.kvindex.conftest import MakeBackend
+from tests.kvindex.held import content, holders_of, source, store
+
+A, B = source("a"), source("b")
+
+
+def test_what_is_stored_is_found(backend: Backend) -> None:
+    assert holders_of(backend, 11) == set()
+    outcome = backend.apply(A, [store([1, 2], [11, 12])])
+    assert (outcome.added, outcome.removed, outcome.unknown) == (2, 0, 0)
+    assert content(backend, [11, 12, 13]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
+    assert (backend.size().blocks, backend.size().copies) == (2, 2)
+    assert backend.pods() == ["a"]
+
+
+def test_a_lookup_ends_at_the_first_block_that_nobody_has(backend: Backend) -> None:
+    backend.apply(A, [store([1, 2, 4], [11, 12, 14])])
+    assert len(backend.lookup([11, 12, 13, 14]).copies) == 2
+    assert backend.lookup([13]).copies == [] == backend.lookup([]).copies
+
+
+def test_pods_and_tiers_are_told_apart(backend: Backend) -> None:
+    backend.apply(A, [store([1], [11]), store([1], [11], "cpu"), store([1], [11], "storage")])
+    backend.apply(B, [store([7], [11], "cpu")])
+    assert holders_of(backend, 11) == {("a", "gpu"), ("a", "cpu"), ("a", "storage"), ("b", "cpu")}
+    assert (backend.size().blocks, backend.size().copies) in ((1, 4), (3, 4))  # Redis counts them by tier
+
+
+def test_what_is_removed_in_one_tier_stays_in_the_others(backend: Backend) -> None:
+    backend.apply(A, [store([1], [11]), store([1], [11], "cpu")])
+    backend.apply(B, [store([1], [11])])
+    assert backend.apply(A, [Remove(0, "gpu", [1])]).removed == 1
+    assert holders_of(backend, 11) == {("a", "cpu"), ("b", "gpu")}
+    backend.apply(A, [Remove(0, "cpu", [1])])
+    assert holders_of(backend, 11) == {("b", "gpu")}
+    backend.apply(B, [Remove(0, "gpu", [1])])
+    assert holders_of(backend, 11) == set()
+    assert (backend.size().blocks, backend.size().copies) == (0, 0)
+
+
+def test_an_engine_key_means_something_else_on_every_pod_model_rank_and_group(backend: Backend) -> None:
+    others = [source("b"), source("a", "other"), source("a", "m", 1)]
+    backend.apply(A, [store([1], [11]), store([1], [15], group=1)])
+    for number, other in enumerate(others):
+        backend.apply(other, [store([1], [12 + number])])
+    backend.apply(A, [Remove(0, "gpu", [1])])
+    assert set(content(backend, range(11, 16))) == {12, 13, 14, 15}
+    assert backend.owned(A, [(0, 1), (1, 1)])[0] is None
+    assert _plain(backend.owned(A, [(1, 1)])[0]) == (15,)
+
+
+def test_a_block_that_is_named_twice_is_one_block(backend: Backend) -> None:
+    twice = Store(0, "gpu", [1, 2], [11, 11], [11, 11])
+    assert backend.apply(A, [twice]).added == 1
+    assert backend.apply(A, [Offload(0, "cpu", [1, 1, 2])]).added == 1
+    assert (backend.size().copies, holders_of(backend, 11)) == (2, {("a", "gpu"), ("a", "cpu")})
+    backend.apply(A, [Remove(0, "gpu", [1, 1]), Remove(0, "cpu", [1, 2])])
+    assert backend.size().copies == 0
+
+
+def test_what_is_unknown_is_counted_and_changes_nothing(backend: Backend) -> None:
+    assert backend.apply(A, [Remove(0, "gpu", [1, 2])]).unknown == 2
+    assert backend.apply(A, [Offload(0, "cpu", [1])]).unknown == 1
+    backend.apply(A, [store([1], [11])])
+    outcome = backend.apply(A, [Remove(0, "nowhere", [1]), Remove(3, "gpu", [1]), Offload(0, "cpu", [1, 9])])
+    assert (outcome.unknown, outcome.added) == (3, 1)
+    assert holders_of(backend, 11) == {("a", "gpu"), ("a", "cpu")}
+
+
+def test_known_blocks_can_be_in_a_further_tier(backend: Backend) -> None:
+    backend.apply(A, [store([1, 2], [11, 12]), Offload(0, "cpu", [2])])
+    backend.apply(A, [Remove(0, "gpu", [1, 2])])
+    assert content(backend, [11, 12]) == {12: {("a", "cpu")}}
+    assert _plain(backend.owned(A, [(0, 2)])[0]) == (12,)
+    backend.apply(A, [Remove(0, "cpu", [2])])
+    assert backend.owned(A, [(0, 2)]) == [None]
+
+
+def test_a_large_block_of_an_engine_is_several_of_the_index(backend: Backend) -> None:
+    backend.apply(A, [Store(0, "gpu", [1, 2], [(11, 12), (13, 14)], [11, 12, 13, 14])])
+    assert _plain(backend.owned(A, [(0, 1)])[0]) == (11, 12)
+    assert backend.apply(A, [Remove(0, "gpu", [1])]).removed == 2
+    assert set(content(backend, range(11, 15))) == {13, 14}
+
+
+def test_several_small_blocks_of_an_engine_are_one_of_the_index(backend: Backend) -> None:
+    backend.apply(A, [Store(0, "gpu", [1, 2], [(11, UNALIGNED), (11,)], [11])])
+    assert holders_of(backend, 11) == {("a", "gpu")}
+    assert backend.apply(A, [Remove(0, "gpu", [1])]).removed == 1
+    outcome = backend.apply(A, [Remove(0, "gpu", [2])])
+    assert (outcome.removed, outcome.unknown) == (0, 0)
+    assert backend.owned(A, [(0, 1), (0, 2)]) == [None, None]
+
+
+def test_blocks_of_earlier_events_get_a_part_in_later_ones(backend: Backend) -> None:
+    backend.apply(A, [Store(0, "gpu", [1], [(UNALIGNED,)], [])])
+    backend.apply(A, [Store(0, "gpu", [2], [(11,)], [11], [(1, (11, UNALIGNED)), (9, (11,))])])
+    assert _plain(backend.owned(A, [(0, 1)])[0]) == (11, UNALIGNED)
+    assert backend.owned(A, [(0, 9)]) == [None]
+    backend.apply(A, [Remove(0, "gpu", [1])])
+    assert holders_of(backend, 11) == set()
+
+
+def test_an_engine_key_that_comes_to_mean_other_tokens_lets_the_former_go(backend: Backend) -> None:
+    backend.apply(A, [store([1], [11])])
+    backend.apply(B, [store([1], [11])])
+    backend.apply(A, [store([1], [12])])
+    assert content(backend, [11, 12]) == {11: {("b", "gpu")}, 12: {("a", "gpu")}}
+
+
+def test_a_block_that_was_stored_twice_is_gone_after_two_removals(backend: Backend) -> None:
+    backend.apply(A, [store([1], [11]), store([1], [11])])
+    backend.apply(A, [store([1], [11], "cpu")])
+    backend.apply(A, [Remove(0, "gpu", [1])])
+    assert holders_of(backend, 11) == {("a", "gpu"), ("a", "cpu")}
+    backend.apply(A, [Remove(0, "gpu", [1])])
+    assert holders_of(backend, 11) == {("a", "cpu")}
+
+
+def test_a_cleared_engine_has_nothing_and_can_begin_again(backend: Backend) -> None:
+    backend.apply(A, [store([1, 2], [11, 12]), store([1], [11], "cpu"), store([3], [13], group=1)])
+    backend.apply(source("a", "m", 1), [store([1], [11])])
+    backend.apply(B, [store([1], [11])])
+    assert backend.apply(A, [Clear(), store([5], [15])]).removed == 4
+    assert content(backend, range(11, 16)) == {11: {("a/1", "gpu"), ("b", "gpu")}, 15: {("a", "gpu")}}
+    backend.apply(A, [store([1], [12])])
+    assert holders_of(backend, 12) == {("a", "gpu")}
+    assert backend.size().copies == 4
+
+
+def test_a_pod_that_is_gone_takes_all_its_engines_with_it(backend: Backend) -> None:
+    backend.apply(A, [store([1], [11])])
+    backend.apply(source("a", "other", 2), [store([1], [12], group=1)])
+    backend.apply(B, [store([1], [11])])
+    assert backend.clear("a") == 2
+    assert content(backend, [11, 12]) == {11: {("b", "gpu")}}
+    assert backend.pods() == ["b"]
+    assert backend.clear("a") == 0 == backend.clear("nobody")
+
+
+def test_bits_of_pods_that_are_gone_are_given_again_and_are_clean(backend: Backend) -> None:
+    for number in range(20):
+        pod = source(f"pod{number}")
+        backend.apply(pod, [store([1, 2], [11, 100 + number])])
+        assert holders_of(backend, 11) == {(pod.pod, "gpu")}
+        backend.clear(pod.pod)
+    backend.apply(A, [store([1], [99])])
+    assert content(backend, range(200)) == {99: {("a", "gpu")}}
+    assert max(backend.lookup([99]).copies[0]) < 1 << 4
+
+
+def test_a_restart_begins_anew_before_its_first_batch(backend: Backend) -> None:
+    backend.apply(A, [store([1, 2], [11, 12])], Stamp(7, 100.0))
+    backend.apply(A, [store([1], [13])], Stamp(0, 200.0, restart=True))
+    backend.apply(A, [store([2], [14])], Stamp(1, 201.0))
+    assert content(backend, range(11, 16)) == {13: {("a", "gpu")}, 14: {("a", "gpu")}}
+
+
+def test_groups_that_give_no_points_are_known_too(backend: Backend) -> None:
+    backend.apply(A, [store([1], [11], group=0, scored=True), store([1], [11], group=1, scored=False)])
+    found = backend.lookup([11])
+    assert found.holders.mask("m").bit_count() == 1
+    assert holders_of(backend, 11) == {("a", "gpu"), ("a#1", "gpu")}
+    backend.apply(A, [Remove(0, "gpu", [1])])
+    assert holders_of(backend, 11) == {("a#1", "gpu")}
+
+
+def test_adapters_name_the_pods_that_have_blocks_of_them(backend: Backend) -> None:
+    backend.apply(A, [store([1], [11], adapter="alice")])
+    backend.apply(B, [store([1], [11])])
+    holders = backend.lookup([11]).holders
+    assert [holder.source.pod for _, holder in holders.of(holders.mask("alice"))] == ["a"]
+    assert [holder.source.pod for _, holder in holders.of(holders.mask("m"))] == ["a", "b"]
+    backend.clear("a")
+    assert backend.lookup([11]).holders.mask("alice") == 0
+
+
+def test_names_may_hold_anything(backend: Backend) -> None:
+    odd = Source("10.0.0.1:8000@x\n\0é", 'org/"model"@1 {}', 3)
+    backend.apply(odd, [store([1], [11], "tier: x", adapter="a b\0c")])
+    assert holders_of(backend, 11) == {(f"{odd.pod}/3", "tier: x")}
+    assert backend.lookup([11]).holders.mask("a b\0c")
+    backend.apply(odd, [Remove(0, "tier: x", [1])])
+    assert holders_of(backend, 11) == set()
+
+
+def test_large_numbers_are_numbers(backend: Backend) -> None:
+    largest = (1 << 64) - 1
+    backend.apply(A, [store([largest, 1 << 63], [largest - 1, (1 << 53) + 1])])
+    assert set(content(backend, [largest - 1, (1 << 53) + 1, 1 << 53, largest])) == {
+        largest - 1,
+        (1 << 53) + 1,
+    }
+    assert _plain(backend.owned(A, [(0, largest)])[0]) == (largest - 1,)
+
+
+def test_threads_do_not_race(backend: Backend) -> None:
+    def work(number: int) -> None:
+        mine = source(f"pod{number % 10}")
+        for step in range(10):
+            backend.apply(mine, [store([number * 100 + step], [step])])
+            backend.lookup(list(range(10)))
+            backend.apply(mine, [Remove(0, "gpu", [number * 100 + step])])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert content(backend, range(10)) == {}
+    assert backend.size().copies == 0
+
+
+Op = tuple[str, int, int, int]
+KEYS = range(1, 7)
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(["store", "remove", "offload", "clear"]), *[st.sampled_from(KEYS)] * 2, st.booleans()
+    ),
+    max_size=30,
+)
+
+
+@given(operations)
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_any_history_leaves_what_a_simple_model_leaves(
+    make_backend: MakeBackend, history: list[tuple[str, int, int, bool]]
+) -> None:
+    """The model: tier -> engine key -> how often it is held there."""
+    backend = make_backend()
+    held: dict[str, dict[int, int]] = {"gpu": {}, "cpu": {}}
+    for what, key, pods, cpu in history:
+        pod, tier = source(f"pod{pods % 2}"), "cpu" if cpu else "gpu"
+        mine = held.setdefault(f"{pod.pod} {tier}", {})
+        known = any(key in held.get(f"{pod.pod} {each}", {}) for each in ("gpu", "cpu"))
+        operation: Operation
+        match what:
+            case "store":
+                operation = store([key], [key + 10], tier)
+                mine[key] = mine.get(key, 0) + 1
+            case "remove":
+                operation = Remove(0, tier, [key])
+                if mine.get(key, 0) > 1:
+                    mine[key] -= 1
+                else:
+                    mine.pop(key, None)
+            case "offload":
+                operation = Offload(0, tier, [key])
+                if known:
+                    mine.setdefault(key, 1)
+            case _:
+                operation = Clear()
+                held[f"{pod.pod} gpu"], held[f"{pod.pod} cpu"] = {}, {}
+        backend.apply(pod, [operation])
+    expected = {
+        key + 10: copies
+        for key in KEYS
+        if (copies := {tuple(name.split()) for name, mine in held.items() if key in mine})
+    }
+    assert content(backend, range(10, 20)) == expected
+    assert backend.size().copies == sum(map(len, expected.values()))
+
+
+def _plain(owned: object) -> tuple[int, ...]:
+    return owned if isinstance(owned, tuple) else (owned,)  # type: ignore[return-value]
+
+
+def test_an_index_that_holds_nothing_is_refused() -> None:
+    from app.kvindex.memory import MemoryBackend
+
+    with pytest.raises(ValueError):
+        MemoryBackend(0)

@@ -1,0 +1,149 @@
+"""A day of 100 pods, in seconds: in the end the index is what their caches hold, no more and no less."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from app.kvcache.cache import KVCache
+from app.kvcache.events import EventBatch
+from app.kvcache.extra_keys import Adapter, ExtraKeys
+from app.kvcache.hashing import BlockHasher
+from app.kvcache.wire import LAYOUTS, encoder
+from app.kvindex.backend import Backend
+from app.kvindex.feed import Message
+from app.kvindex.holders import bits
+from app.kvindex.index import Index, IndexSettings
+from app.kvindex.pool import Pool
+from app.kvindex.replay import Replays
+
+PODS, DAY_S, BLOCK = 100, 24 * 3600.0, 4
+REQUESTS_PER_POD = 80
+LAYOUTS_WITH_EXTRAS = [layout for layout in LAYOUTS if layout == "map" or layout[:3] in ("0.1", "0.2")][4:]
+
+
+class Fleet:
+    """Every block that was ever computed: what engines call it, and its request key."""
+
+    def __init__(self, index: Index, hasher: BlockHasher) -> None:
+        self.index, self.hasher = index, hasher
+        self.request_keys: dict[bytes, int] = {}
+
+    def note(self, tokens: list[int], adapter: str | None, salt: str | None) -> None:
+        keys = ExtraKeys(BLOCK, Adapter(adapter) if adapter else None, salt)
+        names = self.hasher.hashes(tokens, keys.hashed(0, len(tokens) // BLOCK))
+        keyed = self.index.block_keys("m", tokens, lora=adapter, salt=salt)
+        self.request_keys.update(zip(names, keyed, strict=True))
+
+
+class Pod:
+    """A pod that serves requests, is reset and restarts, on a network that repeats itself."""
+
+    def __init__(self, name: str, fleet: Fleet, rng: Random) -> None:
+        self.name, self.fleet, self.rng = name, fleet, rng
+        self.encode = encoder(rng.choice(LAYOUTS_WITH_EXTRAS))
+        self.start()
+
+    def start(self) -> None:
+        self.cache = KVCache(self.rng.randint(40, 120), self.fleet.hasher)
+        self.sequence, self.sent = 0, list[Message]()
+        self.running: list[tuple[str, list[int], str | None, str | None]] = []
+        self.served = 0
+
+    def live(self, now: float) -> Iterator[Message]:
+        """What happens next, as messages."""
+        chance = self.rng.random()
+        if chance < 0.005:
+            self.start()
+        elif chance < 0.015:
+            self.cache.discard()
+            self.running.clear()
+            self._finish_all()
+        else:
+            self._serve()
+        events = self.cache.take_events()
+        if events:
+            payload = self.encode(EventBatch(now, events, 0))
+            self.sent.append(Message(self.name, "m", self.sequence, payload))
+            self.sequence += 1
+            yield self.sent[-1]
+            if self.rng.random() < 0.05:
+                yield self.rng.choice(self.sent[-20:])
+
+    def _serve(self) -> None:
+        """Begin a request and go on with others; what has no room ends the oldest."""
+        rng = self.rng
+        tokens = list(range(rng.randrange(8) * 100, 10_000))[: rng.randrange(4, 60)]
+        tokens += [rng.randrange(30_000) for _ in range(rng.randrange(30))]
+        adapter, salt = rng.choice([None, None, "alice"]), rng.choice([None, None, "salt"])
+        name = f"{self.name}-{self.served}"
+        self.served += 1
+        prompt = self.cache.prompt(tokens, Adapter(adapter) if adapter else None, salt)
+        while self.cache.begin(name, prompt) is None:
+            self._finish()
+        self.running.append((name, tokens, adapter, salt))
+        for request in list(self.running):
+            each, ids, lora, cache_salt = request
+            more = [rng.randrange(30_000) for _ in range(rng.randrange(1, 12))]
+            ids += more
+            if not self.cache.append(each, more):
+                self.cache.finish(each)
+                self.running.remove(request)
+            self.fleet.note(ids, lora, cache_salt)
+        if len(self.running) > 3:
+            self._finish()
+
+    def _finish(self) -> None:
+        name, *_ = self.running.pop(0)
+        self.cache.finish(name)
+
+    def _finish_all(self) -> None:
+        for name in list(self.cache._running):
+            self.cache.finish(name)
+
+    def held(self) -> set[int]:
+        return {self.fleet.request_keys[name] for name in self.cache._pool._cached}
+
+
+def held_by_index(backend: Backend, keys: list[int]) -> dict[str, set[int]]:
+    copies, holders, tiers = backend.lookup(keys)
+    assert len(copies) == len(keys), "a block is missing"
+    held: dict[str, set[int]] = {}
+    for key, masks in zip(keys, copies, strict=True):
+        assert len(masks) == 1 and tiers[0] == "gpu"
+        for number in bits(masks[0]):
+            holder = holders[number]
+            if holder is not None:
+                held.setdefault(holder.source.pod, set()).add(key)
+    return held
+
+
+@pytest.mark.timeout(60)
+def test_after_a_day_the_index_is_the_union_of_the_caches(backend: Backend) -> None:
+    rng = Random(24)
+    index = Index(backend, IndexSettings(block_size=BLOCK))
+    fleet = Fleet(index, BlockHasher("sha256_cbor", BLOCK, "0", rng))
+    pool = Pool(index, Replays(None))
+    pods = [Pod(f"pod{number}", fleet, Random(number)) for number in range(PODS)]
+    mean_s = DAY_S / REQUESTS_PER_POD
+    due = [(rng.expovariate(1 / mean_s), number) for number in range(PODS)]
+    heapq.heapify(due)
+    while due[0][0] < DAY_S:
+        now, number = due[0]
+        for message in pods[number].live(now):
+            pool.put(message)
+        if rng.random() < 0.002:
+            pool.gone(pods[number].name)
+            pods[number].start()
+        heapq.heapreplace(due, (now + rng.expovariate(1 / mean_s), number))
+        while pool.step(now):
+            pass
+    expected = {pod.name: held for pod in pods if (held := pod.held())}
+    everything = sorted(set().union(*expected.values()))
+    assert held_by_index(backend, everything) == expected
+    assert backend.size().copies == sum(map(len, expected.values())) > PODS * 10
+    assert set(index.losses.messages) <= {"duplicate"}
+    assert index.losses.messages["duplicate"] > 10 and index.losses.events == {}

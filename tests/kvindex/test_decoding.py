@@ -1,0 +1,234 @@
+"""Batches off the wire: every layout there was, and everything that is none."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from app.kvcache.wire import LAYOUTS, LayoutName, encoder
+from app.kvindex.decoding import Batch, Unreadable, decode, field_losses, hashes
+
+pack = msgspec.msgpack.encode
+
+REAL = {  # kv-cache specification, 2.4: real bytes of these versions
+    "0.9.2": "93cb3ff80000000000009196ab426c6f636b53746f72656491cfe235fcc84bc5706dc0940102030404c000",
+    "0.10.2": (
+        "93cb3ff80000000000009197ab426c6f636b53746f72656491cfe235fcc84bc5706dc0940102030404c0a347505500"
+    ),
+    "0.14.0": (
+        "93cb3ff80000000000009198ab426c6f636b53746f72656491cfe235fcc84bc5706dc0940102030404c0a3475055c000"
+    ),
+    "0.23.0": (
+        "93cb3ff8000000000000919cab426c6f636b53746f72656491cfe235fcc84bc5706dc0940102030404c0a3475055c091c000"
+        "ae66756c6c5f617474656e74696f6ec000"
+    ),
+    "0.33.0": (
+        "93cb3ff800000000000093de000ba474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cfe235fcc8"
+        "4bc5706db1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6504"
+        "a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b65797391c0a967726f7570"
+        "5f69647800b26b765f63616368655f737065635f6b696e64ae66756c6c5f617474656e74696f6e84a474797065ac426c6f63"
+        "6b52656d6f766564ac626c6f636b5f68617368657391cfe235fcc84bc5706da66d656469756da3475055a967726f75705f69"
+        "64780081a474797065b0416c6c426c6f636b73436c656172656400"
+    ),
+}
+
+
+@pytest.mark.parametrize("version", REAL)
+def test_real_bytes_of_every_vllm_are_read(version: str) -> None:
+    batch = decode(bytes.fromhex(REAL[version]))
+    stored = batch.events[0]
+    assert isinstance(stored, BlockStored)
+    assert (batch.ts, batch.rank, batch.losses) == (1.5, 0, ())
+    assert (stored.block_hashes, stored.parent_block_hash) == ([0xE235FCC84BC5706D], None)
+    assert (stored.token_ids, stored.block_size) == ([1, 2, 3, 4], 4)
+    assert len(batch.events) == (3 if version == "0.33.0" else 1)
+
+
+EVENTS = [
+    BlockStored(
+        [1 << 63, b"\1" * 32], b"\2" * 16, [1, 2], 1, 7, "CPU", "alice", [["alice", ["img", 3]], None]
+    ),
+    BlockRemoved([3], "CPU"),
+    AllBlocksCleared(),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_tells_the_same_events(layout: LayoutName) -> None:
+    batch = decode(encoder(layout)(EventBatch(2.0, EVENTS, 3)))
+    stored, removed, cleared = batch.events
+    assert isinstance(stored, BlockStored) and isinstance(removed, BlockRemoved)
+    assert isinstance(cleared, AllBlocksCleared)
+    assert (stored.block_hashes, stored.token_ids) == ([1 << 63, b"\1" * 32], [1, 2])
+    assert (removed.block_hashes, batch.losses) == ([3], ())
+    assert batch.rank == (0 if layout == "0.9.0" else 3)
+
+
+def test_sglang_may_leave_out_what_comes_last() -> None:
+    events = [["BlockStored", [-1], None, [1, 2], 2], ["BlockRemoved", [-1]], ["AllBlocksCleared"]]
+    batch = decode(pack([1.0, events, None]))
+    stored = batch.events[0]
+    assert isinstance(stored, BlockStored) and len(batch.events) == 3
+    assert hashes(stored.block_hashes) == [(1 << 64) - 1]
+
+
+def test_arrays_and_maps_may_be_mixed_and_packed_one_by_one() -> None:
+    removed = ["BlockRemoved", [1]]
+    mapped = {"block_hashes": [2], "type": "BlockRemoved", "later": "field"}
+    batch = decode(pack([1, [removed, mapped, pack(removed), pack(mapped)]]))
+    assert [event.block_hashes for event in batch.events] == [[1], [2], [1], [2]]  # type: ignore[union-attr]
+    assert batch.losses == []
+
+
+def test_the_first_simulator_had_no_tokens() -> None:
+    batch = decode(pack([1.0, [["BlockStored", [5], None, None, 0, None]], 0]))
+    stored = batch.events[0]
+    assert isinstance(stored, BlockStored) and stored.token_ids == []
+
+
+GOOD = ["BlockRemoved", [1]]
+STORED: dict[str, Any] = {
+    "type": "BlockStored",
+    "block_hashes": [1],
+    "parent_block_hash": None,
+    "token_ids": [1],
+    "block_size": 1,
+    "lora_id": None,
+}
+ORDER = list(STORED)[1:] + [
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+]
+WRONG: dict[str, list[Any]] = {
+    "block_hashes": ["x", 5, None, ["x"], [1.5], [None], {}],
+    "parent_block_hash": ["x", 1.5, [1], {}, True],
+    "token_ids": ["x", 5, [None], ["a"], [1.5], {"a": 1}],
+    "block_size": ["x", None, 1.5, [], True],
+    "lora_id": ["x", [], 1.5],
+    "medium": [5, [], b"GPU"],
+    "lora_name": [5, [], b"x"],
+    "extra_keys": ["x", 5, ["bare"], {}],
+    "group_idx": ["x", [], 1.5],
+    "kv_cache_spec_kind": [5, []],
+    "kv_cache_spec_sliding_window": ["x", []],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in WRONG.items() for v in values])
+def test_a_wrong_type_in_any_field_loses_that_event_alone_and_names_the_field(field: str, value: Any) -> None:
+    mapped = STORED | {field: value}
+    fields = STORED | {name: None for name in ORDER[5:]} | {field: value}
+    listed = ["BlockStored", *(fields[name] for name in ORDER)]
+    batch = decode(pack([1.0, [GOOD, mapped, listed, GOOD], 0]))
+    assert len(batch.events) == 2
+    assert batch.losses == [f"bad_{field}"] * 2
+    assert f"bad_{field}" in field_losses()
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (["Unheard"], "unknown_event"),
+        ({"type": "Unheard"}, "unknown_event"),
+        ({"type": 5}, "malformed_event"),
+        ({"no": "type"}, "malformed_event"),
+        ([], "malformed_event"),
+        ([5, 6], "malformed_event"),
+        (None, "malformed_event"),
+        ("BlockRemoved", "malformed_event"),
+        (b"garbage", "malformed_event"),
+        (pack(pack(pack(GOOD))), "malformed_event"),
+        (["BlockStored", [1], None], "bad_token_ids"),
+        (["BlockRemoved"], "bad_block_hashes"),
+        ({"type": "BlockRemoved"}, "bad_block_hashes"),
+    ],
+)
+def test_what_is_no_event_is_lost_alone(event: Any, reason: str) -> None:
+    batch = decode(pack([1.0, [GOOD, event, GOOD], 0]))
+    assert (len(batch.events), batch.losses) == (2, [reason])
+
+
+@pytest.mark.parametrize("ts", ["x", None, math.nan, math.inf, [1]])
+def test_a_batch_of_no_time_keeps_its_events(ts: Any) -> None:
+    batch = decode(pack([ts, [GOOD], 0]))
+    assert (batch.ts, len(batch.events), batch.losses) == (0.0, 1, ["bad_ts"])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"not msgpack at all",
+        pack(5),
+        pack({}),
+        pack([]),
+        pack([1.0]),
+        pack([1.0, 5]),
+        pack([1.0, [GOOD], "rank"]),
+        pack([1.0, [GOOD], 0])[:-3],
+        b"\xdd\xff\xff\xff\xff",
+        b"\x93\xcb" + bytes(8) + b"\xdd\x7f\xff\xff\xff",
+        b"\x91" * 5_000,
+    ],
+)
+def test_what_is_no_batch_is_refused(payload: bytes) -> None:
+    with pytest.raises(Unreadable):
+        decode(payload)
+
+
+def test_a_batch_may_nest_as_deep_as_it_likes() -> None:
+    deep = b"\x91" * 100_000 + b"\xc0"
+    payload = b"\x93\xcb" + bytes(8) + b"\x92" + pack(GOOD) + deep + b"\xc0"
+    try:
+        batch = decode(payload)
+    except Unreadable:
+        return
+    assert len(batch.events) == 1
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_do_harm(payload: bytes) -> None:
+    with suppress(Unreadable):
+        assert isinstance(decode(payload), Batch)
+
+
+words = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "type", "token_ids"])
+numbers = st.integers(-(1 << 63), (1 << 64) - 1)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | st.floats() | st.binary(max_size=9) | words,
+    lambda inner: (
+        st.lists(inner, max_size=7) | st.dictionaries(st.sampled_from(["type", *ORDER]), inner, max_size=7)
+    ),
+    max_leaves=30,
+)
+
+
+@given(st.lists(values, max_size=5))
+def test_good_events_survive_any_neighbours(others: list[Any]) -> None:
+    events = [GOOD]
+    for other in others:
+        events += [other, GOOD]
+    batch = decode(pack([1.0, events, 0]))
+    assert sum(event == BlockRemoved([1], None) for event in batch.events) >= len(others) + 1
+    assert len(batch.events) + len(batch.losses) == len(events)
+
+
+def test_hashes_are_their_low_64_bits() -> None:
+    assert hashes([]) == []
+    assert hashes([5, (1 << 64) - 1]) == [5, (1 << 64) - 1]
+    assert hashes([-1, b"\1", b"\0" * 24 + b"\1" * 8, bytes(64)]) == [(1 << 64) - 1, 1, 0x0101010101010101, 0]
+    for bad in (b"", bytes(65)):
+        with pytest.raises(ValueError):
+            hashes([bad])

@@ -1,0 +1,92 @@
+"""Longest prefixes, against a plain loop over sets."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kvindex.holders import Holders, Source, bits
+from app.kvindex.scorer import Tally, Weights, longest_prefixes, score_prefixes
+
+TIERS = ["gpu", "cpu", "disk"]
+
+
+def holders(*pods: str) -> Holders:
+    made = Holders(100)
+    for pod in pods:
+        made.number(Source(pod, "m"), 0)
+    return made
+
+
+def test_the_example_of_llm_d() -> None:
+    """Blocks 1001 to 1006: a on gpu has 1, 2, 3 (also cpu) and 6; b on cpu has 4 and 5."""
+    found = [(0b01,), (0b01,), (0b01, 0b01), (0, 0b10), (0, 0b10), (0b01,)]
+    weights = Weights({"gpu": 1.0, "cpu": 0.5})
+    (score,) = score_prefixes(found, 6, 0b11, holders("a", "b"), TIERS[:2], weights)
+    assert (score.pod, score.score, score.tiers) == ("a", 3.0, {"gpu": 3})
+    found[2] = (0, 0b01)
+    (score,) = score_prefixes(found, 6, 0b11, holders("a", "b"), TIERS[:2], weights)
+    assert (score.score, score.tiers, score.match_ratio) == (2.5, {"gpu": 2, "cpu": 1}, 0.5)
+
+
+def test_nobody_has_nothing() -> None:
+    assert score_prefixes([], 3, 0b1, holders("a"), TIERS, Weights()) == []
+    assert score_prefixes([(0b10,)], 3, 0b1, holders("a", "b"), TIERS, Weights()) == []
+
+
+def test_the_best_comes_first() -> None:
+    found = [(0b111,), (0b110,), (0b100,)]
+    scores = score_prefixes(found, 3, 0b111, holders("a", "b", "c"), TIERS, Weights())
+    assert [(score.pod, score.score) for score in scores] == [("c", 3.0), ("b", 2.0), ("a", 1.0)]
+
+
+masks = st.integers(0, (1 << 12) - 1)
+blocks = st.lists(st.lists(masks, min_size=1, max_size=3).map(tuple), max_size=20)
+weightings = st.tuples(*[st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])] * 3)
+
+
+@given(blocks, masks, weightings, st.integers(1, 4))
+def test_masks_and_sets_agree(
+    found: list[tuple[int, ...]], candidates: int, values: tuple[float, ...], repeat: int
+) -> None:
+    found = [copies for copies in found for _ in range(repeat)]
+    weights = Weights(dict(zip(TIERS, values, strict=True)))
+    pods = holders(*(f"pod{number}" for number in range(12)))
+    scores = {
+        score.pod: (score.matched, score.score, sum(score.tiers.values()))
+        for score in score_prefixes(found, max(1, len(found)), candidates, pods, TIERS, weights)
+    }
+    expected = {}
+    for number in bits(candidates):
+        matched, total = 0, 0.0
+        for copies in found:
+            here = [values[tier] for tier, mask in enumerate(copies) if mask >> number & 1]
+            if not here:
+                break
+            matched, total = matched + 1, total + max(here)
+        if matched:
+            expected[f"pod{number}"] = (matched, total, matched)
+    assert scores == expected
+
+
+@given(st.lists(st.tuples(masks, st.integers(0, 500)), max_size=20))
+def test_a_tally_counts_for_everybody_at_once(counted: list[tuple[int, int]]) -> None:
+    tally = Tally()
+    for mask, count in counted:
+        tally.add(mask, count)
+    for bit in range(12):
+        assert tally.of(bit) == sum(count for mask, count in counted if mask >> bit & 1)
+
+
+def test_prefixes_of_ten_thousand_pods_are_counted() -> None:
+    everybody = (1 << 10_000) - 1
+    found = [(everybody,), (everybody >> 1, 1 << 9_999), (1 << 5,)]
+    prefixes = longest_prefixes(found, everybody, [0, 1])
+    assert len(prefixes) == 10_000
+    assert prefixes[5].matched == 3 and prefixes[6].matched == 2
+    assert prefixes[9_999].lower == {1: 1}
+
+
+@given(masks)
+def test_bits_are_listed(mask: int) -> None:
+    assert sum(1 << number for number in bits(mask)) == mask

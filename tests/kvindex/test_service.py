@@ -1,0 +1,165 @@
+"""The index as a service, with its threads and real sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.kvcache.events import EventBatch
+from app.kvcache.wire import encoder
+from app.kvindex.cost import weigh_bytes
+from app.kvindex.feed import Message
+from app.kvindex.index import IndexSettings
+from app.kvindex.losses import EVENT_LOSSES, MESSAGE_LOSSES
+from app.kvindex.memory import MemoryBackend
+from app.kvindex.redis_backend import RedisBackend, RedisSettings
+from app.kvindex.service import KvIndex, KvIndexSettings, open_backend
+from app.kvindex.subscriber import SubscriberSettings
+from app.tokenization import LocalTokenizer, default_tokenizer
+from app.tokenization.base import TokenizerLoadError
+from tests.kvindex.engines import stored
+from tests.kvindex.publisher import LOCAL, Engine
+
+PROMPT = list(range(100, 120))
+SUBSCRIBER = SubscriberSettings(bind=f"{LOCAL}:*", model="m")
+
+
+def load(model: str) -> LocalTokenizer:
+    if model != "m":
+        raise TokenizerLoadError(f"There is no model {model}.")
+    return default_tokenizer()
+
+
+def settings(**more: object) -> KvIndexSettings:
+    fixed = {"index": IndexSettings(block_size=4), "subscriber": SUBSCRIBER}
+    return KvIndexSettings(**(fixed | more))  # type: ignore[arg-type]
+
+
+def until(done: Callable[[], bool]) -> None:
+    while not done():
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def index() -> Iterator[KvIndex]:
+    made = KvIndex(settings(), load)
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(index: KvIndex) -> Iterator[Engine]:
+    context = zmq.Context()
+    made = Engine(context, "kv@a@m", index.address)
+    yield made
+    made.close()
+    context.destroy(linger=0)
+
+
+def heard(index: KvIndex, engine: Engine) -> None:
+    """Until messages arrive."""
+    while not index.stats().skipped_messages.get("bad_frames"):
+        engine.send_frames(engine.topic, b"?")
+        time.sleep(0.001)
+
+
+def test_events_come_in_and_scores_go_out(index: KvIndex, engine: Engine) -> None:
+    heard(index, engine)
+    engine.publish(stored([1, 2], PROMPT[:8]))
+    until(lambda: bool(index.score_tokens("m", PROMPT)))
+    assert index.score_tokens("m", PROMPT)[0].matched == 2
+    stats = index.stats()
+    assert stats.pods == ["a"] and stats.size is not None and stats.size.copies == 2
+    assert [(stream.pod, stream.model, stream.sequence) for stream in stats.streams] == [("a", "m", 0)]
+    assert stats.queued == 0
+
+
+def test_messages_may_come_without_a_socket(index: KvIndex) -> None:
+    payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
+    index.receive(Message("b", "m", 0, payload))
+    until(lambda: bool(index.score_tokens("m", PROMPT)))
+
+
+def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
+    tokens = index.encode("m", "The sea is deep, and so is the sky.")
+    payload = encoder()(EventBatch(1.0, [stored([1], tokens[:4])], 0))
+    index.receive(Message("b", "m", 0, payload))
+    until(lambda: bool(index.score_tokens("m", tokens)))
+    messages = [{"role": "user", "content": "hello"}]
+    assert index.encode_chat("m", messages) == default_tokenizer().encode_chat(messages)
+    assert index.render_chat("m", messages) == default_tokenizer().render_chat(messages)
+    with pytest.raises(TokenizerLoadError):
+        index.encode("unheard", "hello")
+
+
+def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: Engine) -> None:
+    heard(index, engine)
+    engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))
+    until(lambda: bool(index.score_tokens("m", PROMPT)))
+    families = {family.name: family for family in text_string_to_metric_families(index.metrics_text())}
+    assert all(name.startswith("kvcache_") for name in families)
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+    assert samples["kvcache_index_admissions_total",] == 1
+    for hits in ("lookup_hits", "max_pod_hit_count"):
+        assert samples[f"kvcache_index_{hits}_total",] == 1
+    assert samples["kvcache_index_blocks",] == samples["kvcache_events_pods",] == 1
+    assert samples["kvcache_events_skipped_total", "unknown_parent"] == 1
+    for reason in MESSAGE_LOSSES:
+        assert ("kvcache_events_messages_skipped_total", reason) in samples
+    for reason in EVENT_LOSSES:
+        assert ("kvcache_events_skipped_total", reason) in samples
+
+
+def test_an_address_that_is_taken_is_an_error_and_can_be_tried_again(index: KvIndex) -> None:
+    taken = SubscriberSettings(bind=index.address, model="m")
+    other = KvIndex(settings(subscriber=taken), load)
+    for _ in range(2):
+        with pytest.raises(zmq.ZMQError):
+            other.start()
+    index.close()
+    until(lambda: _starts(other))
+    other.close()
+
+
+def _starts(index: KvIndex) -> bool:
+    try:
+        index.start()
+    except zmq.ZMQError:
+        return False
+    return True
+
+
+def test_what_never_began_can_be_asked_and_closed() -> None:
+    made = KvIndex(settings(), load)
+    assert made.address is None and made.stats().streams == []
+    assert made.score_tokens("m", PROMPT) == []
+    made.close()
+
+
+def test_a_backend_that_is_away_leaves_sizes_open() -> None:
+    redis = RedisSettings(url="redis://127.0.0.1:1", timeout_s=0.2)
+    made = KvIndex(settings(backend="redis", redis=redis), load)
+    assert made.stats().size is None
+    assert "kvcache_index_blocks" in made.metrics_text()
+    made.close()
+
+
+def test_backends_are_chosen_by_name() -> None:
+    assert isinstance(open_backend(KvIndexSettings()), MemoryBackend)
+    costly = open_backend(KvIndexSettings(backend="cost-aware", most_bytes="1MiB"))
+    assert isinstance(costly, MemoryBackend)
+    assert costly._weigh is weigh_bytes and costly.size().bound == 1 << 20
+    assert isinstance(open_backend(KvIndexSettings(backend="redis")), RedisBackend)
+    with pytest.raises(ValueError):
+        open_backend(KvIndexSettings(backend="other"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError):
+        KvIndex(settings(targets=["nonsense"]), load)

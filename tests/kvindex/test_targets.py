@@ -1,0 +1,127 @@
+"""Where pods publish: lists, files that change, and names."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from app.kvindex.targets import DnsTargets, FileTargets, Target, parse_target, resolve_host, target_sources
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("tcp://10.0.0.1:5557", Target("tcp://10.0.0.1:5557")),
+        ("10.0.0.1:5557", Target("tcp://10.0.0.1:5557")),
+        (" [::1]:5557 ", Target("tcp://[::1]:5557")),
+        ("ipc:///tmp/events", Target("ipc:///tmp/events")),
+        (
+            "pod:1;replay=tcp://pod:2;pod=a;model=org/m",
+            Target("tcp://pod:1", "tcp://pod:2", "a", "org/m"),
+        ),
+    ],
+)
+def test_targets_are_addresses_with_options(text: str, target: Target) -> None:
+    assert parse_target(text) == target
+
+
+def test_replays_are_asked_of_the_same_host() -> None:
+    assert parse_target("h:1", 9).replay == "tcp://h:9"
+    assert parse_target("h:1;replay=tcp://i:2", 9).replay == "tcp://i:2"
+    assert parse_target("ipc:///x", 9).replay is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", "host:", ":5", "h:0", "h:99999", "h:x", "h:１", "http://h:1", "h:1;x=y", "h:1;pod=",
+     "h:1;replay=h", "ipc://", "h:1;pod"],
+)  # fmt: skip
+def test_what_is_no_target_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_target(text)
+    with pytest.raises(ValueError):
+        target_sources([text])
+
+
+def test_a_pod_without_a_name_is_called_by_its_address() -> None:
+    assert Target("tcp://10.0.0.1:5557").name == "10.0.0.1:5557"
+    assert Target("tcp://10.0.0.1:5557", pod="a").name == "a"
+
+
+def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "pods"
+    source = FileTargets(path, 9)
+    assert source.targets() == [] == source.targets()
+    assert len(caplog.records) == 1
+    path.write_text("# pods\nh:1   # the first\n\nbad line\nh:2;pod=b\n")
+    assert source.targets() == [
+        Target("tcp://h:1", "tcp://h:9"),
+        Target("tcp://h:2", "tcp://h:9", "b"),
+    ]
+    assert "line 4" in caplog.text
+    path.write_text("h:3\n")
+    os.utime(path, ns=(1, 1))
+    assert [target.endpoint for target in source.targets()] == ["tcp://h:3"]
+    path.unlink()
+    assert [target.endpoint for target in source.targets()] == ["tcp://h:3"]
+    path.write_bytes(b"\xff")
+    assert [target.endpoint for target in source.targets()] == ["tcp://h:3"]
+
+
+def test_a_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[list[str] | OSError] = [
+        ["10.0.0.1", "fd00::1"],
+        OSError("later"),
+        OSError("later"),
+        ["10.0.0.2"],
+        [],
+    ]
+
+    def resolve(host: str) -> list[str]:
+        assert host == "pods.example"
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    source = DnsTargets("pods.example", 5557, 5558, resolve)
+    both = [
+        Target("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
+        Target("tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558"),
+    ]
+    assert source.targets() == both == source.targets() == source.targets()
+    assert len(caplog.records) == 1
+    assert [target.endpoint for target in source.targets()] == ["tcp://10.0.0.2:5557"]
+    assert source.targets() == []
+
+
+def test_the_systems_resolver_tells_nobody_from_not_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "127.0.0.1" in resolve_host("127.0.0.1")
+    for error, known in ((socket.EAI_NONAME, True), (socket.EAI_AGAIN, False)):
+
+        def fail(*args: object, code: int = error, **more: object) -> None:
+            raise socket.gaierror(code, "no")
+
+        monkeypatch.setattr(socket, "getaddrinfo", fail)
+        if known:
+            assert resolve_host("x") == []
+        else:
+            with pytest.raises(OSError):
+                resolve_host("x")
+
+
+def test_a_list_may_name_all_kinds_of_sources(tmp_path: Path) -> None:
+    path = tmp_path / "pods"
+    path.write_text("h:1")
+    sources = target_sources(["a:1", f"file:{path}", f"file://{path}", "dns://127.0.0.1:7", "b:2"])
+    assert [[target.endpoint for target in source.targets()] for source in sources] == [
+        ["tcp://a:1", "tcp://b:2"],
+        ["tcp://h:1"],
+        ["tcp://h:1"],
+        ["tcp://127.0.0.1:7"],
+    ]
+    with pytest.raises(ValueError):
+        target_sources(["dns://name"])

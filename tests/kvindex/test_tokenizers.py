@@ -1,0 +1,98 @@
+"""Prompts as token ids: exactly, in time, or refused."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from app.kvindex.metrics import IndexMetrics
+from app.kvindex.tokenizers import Tokenization, TokenizationBusy, TokenizationSettings, TokenizationTimeout
+from app.tokenization import ChatOptions, LocalTokenizer, default_tokenizer
+from app.tokenization.base import Tokenizer, TokenizerLoadError
+
+TEXT = "Who are you, and what do you know about the sea? " * 60
+CHAT = [{"role": "user", "content": TEXT}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LocalTokenizer:
+    return default_tokenizer()
+
+
+class Stuck:
+    """A tokenizer that does not answer before it is let."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.let = tokenizer, threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        self.let.wait()
+        return self._tokenizer.encode(text, add_special_tokens)
+
+
+def test_prompts_are_what_the_tokenizer_says(tokenizer: LocalTokenizer) -> None:
+    made = Tokenization(lambda model: tokenizer)
+    for _ in range(3):
+        assert made.encode("m", TEXT) == tokenizer.encode(TEXT, add_special_tokens=True)
+        assert made.encode("m", TEXT + "And now?") == tokenizer.encode(TEXT + "And now?", True)
+    for options in (ChatOptions(), ChatOptions(add_generation_prompt=False)):
+        assert made.render_chat("m", CHAT, options) == tokenizer.render_chat(CHAT, options)
+        assert made.encode_chat("m", CHAT, options) == tokenizer.encode_chat(CHAT, options)
+    made.close()
+
+
+def test_texts_that_part_within_a_token_are_told_apart(tokenizer: LocalTokenizer) -> None:
+    base = ("the answer to all of it is here and " * 20)[:252] + " cap"
+    made = Tokenization(lambda model: tokenizer)
+    texts = [base + "ital of France is Paris and so on. " * 40, base + ". And then nothing was said. " * 40]
+    for text in texts * 3:
+        assert made.encode("m", text) == tokenizer.encode(text, True)
+    made.close()
+
+
+def test_an_unknown_model_is_a_clear_error() -> None:
+    def find(model: str) -> Tokenizer:
+        raise TokenizerLoadError(f"There is no model {model}.")
+
+    made = Tokenization(find)
+    for ask in (lambda: made.encode("unknown", "hello"), lambda: made.encode_chat("unknown", CHAT)):
+        with pytest.raises(TokenizerLoadError, match="There is no model unknown"):
+            ask()
+    made.close()
+
+
+def test_what_takes_too_long_is_an_error_in_time(tokenizer: LocalTokenizer) -> None:
+    stuck = Stuck(tokenizer)
+    made = Tokenization(
+        lambda model: stuck,  # type: ignore[arg-type,return-value]
+        TokenizationSettings(timeout_s=0.05, workers=2, most_waiting=1),
+    )
+    for _ in range(3):
+        with pytest.raises(TokenizationTimeout, match=r"0\.05 seconds"):
+            made.encode("m", "hello")
+    with pytest.raises((TokenizationBusy, TokenizationTimeout)):
+        made.encode("m", "hello")
+    stuck.let.set()
+    made.close()
+
+
+def test_errors_of_the_tokenizer_are_told(tokenizer: LocalTokenizer) -> None:
+    made = Tokenization(lambda model: tokenizer)
+    with pytest.raises(ValueError):
+        made.encode("m", TEXT + "\ud800")
+    made.close()
+
+
+def test_what_is_done_is_counted(tokenizer: LocalTokenizer) -> None:
+    metrics = IndexMetrics()
+    made = Tokenization(lambda model: tokenizer, metrics=metrics)
+    count = len(made.encode_chat("m", [{"role": "user", "content": "hello"}]))
+    text = metrics.render({}, {}, {})
+    assert f'kvcache_tokenization_tokenized_tokens_total{{tokenizer="embedded"}} {count}.0' in text
+    for name in ("tokenization", "render_chat_template"):
+        assert f'kvcache_tokenization_{name}_latency_seconds_count{{tokenizer="embedded"}} 1.0' in text
+    made.close()
