@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     cores.pin_client()
     show_machine()
     warnings: list[str] = []
-    prompts = _prompts(options.prompt)
+    prompts = _prompts(options.prompt, options.tokens)
     with ExitStack() as stack:
         servers = [stack.enter_context(_cached(name)) for name in (SILENT, READ, UNREAD)]
         for server in servers:
@@ -61,15 +61,16 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags.add_argument("--connections", type=int, default=32)
     flags.add_argument("--seconds", type=float, default=2.0, help="length of a round")
     flags.add_argument("--prompt", type=int, default=512, help="tokens of a prompt, none of them cached")
+    flags.add_argument("--tokens", type=int, default=32, help="tokens of a reply")
     return flags.parse_args(argv)
 
 
-def _prompts(tokens: int) -> Iterator[bytes]:
+def _prompts(tokens: int, reply: int) -> Iterator[bytes]:
     """Completions of prompts that have nothing in common: every block is stored, and soon evicted."""
     for at in count():
         ids = [(at * 7 + k * k) % VOCABULARY + 1 for k in range(tokens - 2)]
         body = {"model": "m", "prompt": [at // VOCABULARY + 1, at % VOCABULARY + 1, *ids]}
-        yield request("/v1/completions", json.dumps(body | {"max_tokens": 1}).encode())
+        yield request("/v1/completions", json.dumps(body | {"max_tokens": reply, "ignore_eos": True}).encode())
 
 
 @contextmanager
@@ -136,7 +137,7 @@ def _show(rounds: dict[Server, list[Round]], options: argparse.Namespace, warnin
         )
         for server, row in middle.items()
     ]
-    title = f"Prompts of {options.prompt} new tokens, {options.connections} connections"
+    title = f"{options.prompt} new tokens in, {options.tokens} out, {options.connections} connections"
     show(title, COLUMNS, rows, warnings)
 
 

@@ -8,7 +8,8 @@ from app.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockS
 from app.kvcache.extra_keys import Adapter, ExtraKeys
 from app.kvcache.hashing import low64
 
-GROUP = 0
+GROUP, MEDIUM = 0, "GPU"
+"""Given to every event: the defaults of its fields cost a call each."""
 SPEC_KIND = "full_attention"
 
 
@@ -43,11 +44,12 @@ class Announcements:
             return
         self._pending.append(
             BlockStored(
-                block_hashes=[self._wire(block_hash) for block_hash in hashes],
-                parent_block_hash=None if parent is None else self._wire(parent),
+                block_hashes=self._wire(hashes),
+                parent_block_hash=None if parent is None else self._wire([parent])[0],
                 token_ids=list(token_ids[: len(hashes) * self._block_size]),
                 block_size=self._block_size,
                 lora_id=adapter.id if adapter else None,
+                medium=MEDIUM,
                 lora_name=adapter.name if adapter else None,
                 extra_keys=keys.published(first, first + len(hashes)),
                 group_idx=GROUP,
@@ -55,15 +57,15 @@ class Announcements:
             )
         )
 
-    def removed(self, block_hash: bytes) -> None:
-        """One block makes room."""
+    def removed(self, hashes: Sequence[bytes]) -> None:
+        """These blocks make room, one after the other: an event each, as from vLLM."""
         if self._wanted:
-            self._pending.append(BlockRemoved([self._wire(block_hash)], group_idx=GROUP))
+            self._pending += [BlockRemoved([name], MEDIUM, GROUP) for name in self._wire(hashes)]
 
     def cleared(self) -> None:
         """Everything is forgotten."""
         if self._wanted:
             self._pending.append(AllBlocksCleared())
 
-    def _wire(self, block_hash: bytes) -> BlockHash:
-        return low64(block_hash) if self._int_hashes else block_hash
+    def _wire(self, hashes: Sequence[bytes]) -> list[BlockHash]:
+        return list(map(low64, hashes)) if self._int_hashes else list(hashes)

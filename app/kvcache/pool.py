@@ -16,13 +16,13 @@ class BlockPool:
 
     A block that holds a full block of tokens can be cached under its hash; equal blocks may be cached more
     than once, and the first of them is found. A cached block that nobody uses stays until its room is needed:
-    `on_evict` is then called with its hash. Every operation is O(1) per block.
+    `on_evict` is then called with the hashes. Every operation is O(1) per block.
     """
 
     def __init__(
         self,
         num_blocks: int,
-        on_evict: Callable[[bytes], None],
+        on_evict: Callable[[Sequence[bytes]], None],
         observer: BlockObserver | None = None,
     ) -> None:
         if num_blocks <= NULL_BLOCKS:
@@ -66,7 +66,7 @@ class BlockPool:
 
     def take(self, count: int) -> list[Block]:
         """Blocks for a sequence to fill, what they held is forgotten. The caller has checked `free`."""
-        blocks = []
+        blocks, evicted = [], []
         for _ in range(count):
             block = self.queue.take()
             if self._observer:
@@ -74,10 +74,12 @@ class BlockPool:
                 self._observer.allocated(block.number)
             if block.hash is not None:
                 self._forget(block, block.hash)
-                self._on_evict(block.hash)
+                evicted.append(block.hash)
                 block.hash = None
             block.references = 1
             blocks.append(block)
+        if evicted:
+            self._on_evict(evicted)
         return blocks
 
     def cache(self, block: Block, block_hash: bytes, adapter: str | None = None) -> None:

@@ -12,7 +12,7 @@ HASH = b"h" * 32
 def pool(blocks: int = 4) -> tuple[BlockPool, list[bytes]]:
     """A pool of so many usable blocks, and the hashes that it evicts."""
     evicted: list[bytes] = []
-    return BlockPool(blocks + 1, evicted.append), evicted
+    return BlockPool(blocks + 1, evicted.extend), evicted
 
 
 def test_of_equal_blocks_the_one_cached_first_is_found() -> None:
