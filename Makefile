@@ -1,6 +1,7 @@
 # make run    start the server on port 8000       make lint   ruff and mypy
 # make test   run the tests                       make bench  run the benchmarks
 # make image  build the container image           make venv   only prepare .venv
+# make fleet  start several servers and show what routing does (docs/fleet.md); FLEET="--pods 8" for its flags
 # make clients  prepare .venv-clients, with which make test also checks litellm, instructor and langchain
 #
 # Needs Python 3.11 or newer; everything else goes into .venv, once.
@@ -14,7 +15,7 @@ IMAGE := understudy
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test lint bench image venv clients clean
+.PHONY: run test lint bench fleet image venv clients clean
 
 run: $(VENV)/.run
 	$(BIN)/gunicorn wsgi:app
@@ -28,6 +29,9 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
+
+fleet: $(VENV)/.fleet
+	$(BIN)/python -m app fleet $(FLEET)
 
 image:
 	docker build --tag $(IMAGE) .
@@ -50,6 +54,10 @@ $(VENV)/.run: requirements.txt | $(BIN)/python
 
 $(VENV)/.dev: requirements-dev.txt requirements.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
+	@touch $@ $(VENV)/.run
+
+$(VENV)/.fleet: requirements-fleet.txt requirements.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-fleet.txt
 	@touch $@ $(VENV)/.run
 
 $(CLIENTS)/.installed: tests/conformance/requirements-clients.txt | $(BIN)/python

@@ -1,0 +1,103 @@
+"""Asks the indexer which pods hold how much of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from app.fleet.connection import exchange
+from app.fleet.errors import IndexerError
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+GENERATING = frozenset({COMPLETIONS, CHAT})
+"""The paths whose requests are routed."""
+OF_TOKENS = ("model", "cache_salt")
+OF_TEXT = (*OF_TOKENS, "add_special_tokens")
+OF_CHAT = (
+    *OF_TEXT,
+    "messages",
+    "tools",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+)
+"""Fields of a request that decide about its tokens and its blocks."""
+
+
+class Incoming(msgspec.Struct, frozen=True):
+    """A request to be routed, as it came."""
+
+    path: str
+    body: bytes
+
+
+class _PodScore(msgspec.Struct):
+    score: float
+
+
+class _TokenScores(msgspec.Struct):
+    scores: dict[str, _PodScore] | None = None
+
+
+class Indexer:
+    """One indexer. `timeout_s` bounds what routing a request may wait for it."""
+
+    def __init__(self, address: str, timeout_s: float = 2.0) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+
+    def scores(self, incoming: Incoming) -> Mapping[str, float]:
+        """Pod to cached blocks of the prompt, in sequence from its start; pods without any are not in it.
+
+        Empty as well for a request that has no prompt that could be scored: refusing it is up to the pod.
+        IndexerError when there is no answer, or a wrong one.
+        """
+        question = _question(incoming)
+        if question is None:
+            return {}
+        path, body = question
+        answer = self._ask(path, msgspec.json.encode(body))
+        try:
+            if path == "/score_tokens":
+                by_pod = msgspec.json.decode(answer, type=_TokenScores).scores or {}
+                return {pod: told.score for pod, told in by_pod.items()}
+            return msgspec.json.decode(answer, type=dict[str, float] | None) or {}
+        except msgspec.MsgspecError as error:
+            raise IndexerError(f"{path} was answered with something else than scores: {error}") from error
+
+    def _ask(self, path: str, body: bytes) -> bytes:
+        try:
+            status, answer = exchange(self.address, "POST", path, body, self._timeout_s)
+        except OSError as error:
+            raise IndexerError(f"{path} was not answered: {error}") from error
+        if status != 200:
+            raise IndexerError(f"{path} was answered with status {status}")
+        return answer
+
+
+def _question(incoming: Incoming) -> tuple[str, dict[str, Any]] | None:
+    """Path and body of the request for scores; None when there is nothing to score."""
+    try:
+        body = msgspec.json.decode(incoming.body, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if incoming.path == CHAT:
+        # vLLM opens the reply's turn unless it is told not to, the indexer only if it is told to.
+        question = {"add_generation_prompt": body.get("add_generation_prompt", True)}
+        return "/score_chat_completions", question | _only(OF_CHAT, body)
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]  # a batch goes where its first prompt is at home
+    if isinstance(prompt, str) and prompt:
+        return "/score_completions", {"prompt": prompt, **_only(OF_TEXT, body)}
+    if isinstance(prompt, list) and prompt:
+        return "/score_tokens", {"tokens": prompt, **_only(OF_TOKENS, body)}
+    return None
+
+
+def _only(names: Sequence[str], body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: body[name] for name in names if name in body}

@@ -1,0 +1,115 @@
+"""The flags of `python -m app fleet`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from app.fleet.policies import POLICIES
+from config import ConfigError
+
+ABOUT = """\
+Start pods, an indexer and a proxy on this machine, play a workload of shared prefixes, and show the time to
+the first token with each way of routing (docs/fleet.md). Settings of the server are flags here, too: the pods
+and the indexer get them.
+"""
+MOST_PODS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked for. One of `concurrency` (requests at once) and `rate` (requests a second) is None."""
+
+    pods: int
+    requests: int
+    groups: int
+    prefix_tokens: int
+    concurrency: int | None
+    rate: float | None
+    policies: tuple[str, ...]
+    seed: int
+    png: Path | None
+    json: Path | None
+    serve: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong as the server's own flags do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
+    """The options, and the flags that are not among them. ConfigError, in one line, for wrong values."""
+    given, flags = _parser().parse_known_args(argv)
+    for path in (given.png, given.json):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder {path.parent}")
+    options = Options(
+        pods=given.pods,
+        requests=given.requests,
+        groups=given.groups,
+        prefix_tokens=given.prefix_tokens,
+        concurrency=None if given.rate else given.concurrency,
+        rate=given.rate,
+        policies=tuple(dict.fromkeys(given.policies)),
+        seed=given.seed,
+        png=None if given.no_png else given.png,
+        json=given.json,
+        serve=given.serve,
+    )
+    return options, flags
+
+
+def _parser() -> argparse.ArgumentParser:
+    flags = _Parser(prog="python -m app fleet", description=ABOUT, allow_abbrev=False)
+    whole = _whole(1, None)
+    flags.add_argument("--pods", type=_whole(1, MOST_PODS), default=4, help="servers to start [4]")
+    flags.add_argument("--requests", type=whole, default=200, help="requests to send under each policy [200]")
+    flags.add_argument("--groups", type=whole, default=10, help="system prompts that they share [10]")
+    flags.add_argument("--prefix-tokens", type=whole, default=2000, help="length of a system prompt [2000]")
+    load = flags.add_mutually_exclusive_group()
+    load.add_argument("--concurrency", type=whole, default=12, help="requests that run at once [12]")
+    load.add_argument("--rate", type=_rate, help="requests a second instead, however many then run at once")
+    flags.add_argument(
+        "--policies",
+        nargs="+",
+        choices=POLICIES,
+        default=POLICIES,
+        help="ways of routing [all]",
+        metavar="POLICY",
+    )
+    flags.add_argument("--seed", type=_whole(0, 2**31), default=1, help="of workload, routing and pods [1]")
+    picture = flags.add_mutually_exclusive_group()
+    picture.add_argument("--png", type=Path, default=Path("fleet.png"), help="picture to draw [fleet.png]")
+    picture.add_argument("--no-png", action="store_true", help="draw none")
+    flags.add_argument("--json", type=Path, help="file for the figures, every TTFT among them")
+    flags.add_argument("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")
+    return flags
+
+
+def _whole(least: int, most: int | None) -> Callable[[str], int]:
+    """Reads whole numbers of a range."""
+    told = f"a whole number from {least} on" if most is None else f"a whole number from {least} to {most}"
+
+    def read_number(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= (most or math.inf):
+            raise argparse.ArgumentTypeError(f"{text!r} must be {told}")
+        return int(text)
+
+    return read_number
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
+    return rate

@@ -1,0 +1,103 @@
+"""Requests that share prefixes: groups of users with the same system prompt, each with turns of its own."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+
+TURNS = 4
+"""Most turns of a user's conversation."""
+QUESTION_TOKENS = 60
+ANSWER_TOKENS = 40
+"""Tokens of an answer in the history of later turns. It is part of the workload, not what a pod has said: so
+every policy gets the same prompts."""
+SEPARATOR = "\n\n"
+
+Compose = Callable[[int, Random], str]
+"""Text of so many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: the `turn`-th of a `user` of a `group`, all counted from 0."""
+
+    group: int
+    user: int
+    turn: int
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in the order in which they are sent, and about how many tokens they have."""
+
+    asks: tuple[Ask, ...]
+    longest_tokens: int
+    """Of the longest prompt."""
+    distinct_tokens: int
+    """Of all that there is to cache: every system prompt once, every conversation once."""
+
+
+def make_workload(requests: int, groups: int, prefix_tokens: int, seed: int, compose: Compose) -> Workload:
+    """`requests` spread evenly over `groups`, in a random order in which a user's turns follow each other.
+
+    The same arguments make the same workload; another number of requests has the same system prompts.
+    """
+    talks = {(group, user): turns for group, user, turns in _talks(requests, groups)}
+    prefixes = [_prefix(group, prefix_tokens, seed, compose) for group in range(groups)]
+    prompts = {
+        (group, user): _prompts(prefixes[group], turns, Random(f"{seed}/{group}/{user}"), compose)
+        for (group, user), turns in talks.items()
+    }
+    asks = tuple(
+        Ask(group, user, turn, prompts[group, user][turn])
+        for group, user, turn in _shuffled(talks, Random(f"{seed}/order"))
+    )
+    own = [_own_tokens(turns) for turns in talks.values()]
+    return Workload(asks, prefix_tokens + max(own), min(groups, requests) * prefix_tokens + sum(own))
+
+
+def arrivals(rate: float, rng: Random) -> Iterator[float]:
+    """Seconds from one request to the next, without an end: a Poisson process of `rate` requests a second."""
+    while True:
+        yield rng.expovariate(rate)
+
+
+def _talks(requests: int, groups: int) -> Iterator[tuple[int, int, int]]:
+    """Group, user and number of turns of each conversation."""
+    for group in range(groups):
+        left = requests // groups + (group < requests % groups)
+        for user in range(math.ceil(left / TURNS)):
+            yield group, user, min(TURNS, left - user * TURNS)
+
+
+def _shuffled(talks: dict[tuple[int, int], int], rng: Random) -> Iterator[tuple[int, int, int]]:
+    """Group, user and turn of each request."""
+    places = [talk for talk, turns in talks.items() for _ in range(turns)]
+    rng.shuffle(places)
+    begun: Counter[tuple[int, int]] = Counter()
+    for group, user in places:
+        yield group, user, begun[group, user]
+        begun[group, user] += 1
+
+
+def _prefix(group: int, tokens: int, seed: int, compose: Compose) -> str:
+    # The heading makes the first block another one in each group, whatever the text begins with.
+    return f"Instructions {group}\n{compose(tokens, Random(f'{seed}/{group}'))}"
+
+
+def _prompts(prefix: str, turns: int, rng: Random, compose: Compose) -> list[str]:
+    """The prompts of a conversation; each begins with the one before."""
+    prompts = [prefix + SEPARATOR + compose(QUESTION_TOKENS, rng)]
+    for _ in range(turns - 1):
+        turn = (compose(ANSWER_TOKENS, rng), compose(QUESTION_TOKENS, rng))
+        prompts.append(SEPARATOR.join((prompts[-1], *turn)))
+    return prompts
+
+
+def _own_tokens(turns: int) -> int:
+    """Tokens of a conversation that its group does not share."""
+    return turns * QUESTION_TOKENS + (turns - 1) * ANSWER_TOKENS

@@ -1,0 +1,43 @@
+"""One small fleet for all tests that need a real one: starting it takes a few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from random import Random
+
+import gevent
+import pytest
+
+from app.factory import tokenizer_of
+from app.fleet.fleet import Fleet, running_fleet
+from app.fleet.options import Options, read
+from app.fleet.plan import make_plan
+from app.fleet.workload import Workload, make_workload
+from app.simulation.text import Phrasebook, sample_sentences
+from config.loader import load
+
+FAST = ["--prefill-time-per-token", "20us", "--prefill-overhead", "2ms", "--inter-token-latency", "0"]
+
+
+@pytest.fixture(scope="session")
+def options() -> Options:
+    return read(["--pods", "2", "--requests", "24", "--groups", "4", "--prefix-tokens", "320"])[0]
+
+
+@pytest.fixture(scope="session")
+def workload(options: Options) -> Workload:
+    book = Phrasebook(tokenizer_of(load(())), sample_sentences())
+
+    def compose(tokens: int, rng: Random) -> str:
+        return "".join(book.compose(tokens, rng)[1])
+
+    return make_workload(options.requests, options.groups, options.prefix_tokens, options.seed, compose)
+
+
+@pytest.fixture(scope="session")
+def fleet(workload: Workload, options: Options) -> Iterator[Fleet]:
+    """Two pods and an indexer. Leave them running."""
+    plan = make_plan(load(FAST), FAST, workload, options.pods, options.seed)
+    with running_fleet(plan, options.pods, time.monotonic, gevent.sleep, lambda: None) as running:
+        yield running

@@ -1,0 +1,89 @@
+"""Samples become figures, and figures become a table, JSON and a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import quantiles
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.fleet import chart
+from app.fleet.client import Sample
+from app.fleet.summary import Summary, quantile, summarize
+from app.fleet.table import as_dict, notes, table
+
+SAMPLES = [
+    Sample("a", 0.1, 100, 0),
+    Sample("a", 0.3, 100, 80),
+    Sample("b", 0.2, 200, 120),
+    Sample("", 0.0, 0, 0, error="status 502: no pod"),
+]
+
+
+def summary(policy: str = "random", fallbacks: int = 0) -> Summary:
+    return summarize(policy, SAMPLES, 2.0, ["a", "b", "c"], fallbacks)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=50))
+def test_quantiles_are_those_of_the_standard_library(values: list[float]) -> None:
+    cuts = quantiles(values, n=100, method="inclusive")
+    assert quantile(sorted(values), 0.5) == pytest.approx(cuts[49])
+    assert quantile(sorted(values), 0.9) == pytest.approx(cuts[89])
+    assert quantile(sorted(values), 0.99) == pytest.approx(cuts[98])
+
+
+def test_quantiles_of_one_value_and_of_none() -> None:
+    assert quantile([7.0], 0.9) == 7.0
+    assert math.isnan(quantile([], 0.9))
+
+
+def test_a_summary_counts_what_was_answered() -> None:
+    at = summary(fallbacks=3)
+    assert (at.requests, at.failed, at.fallbacks) == (4, 1, 3)
+    assert at.ttft_mean_s == pytest.approx(0.2) and at.ttft_p50_s == pytest.approx(0.2)
+    assert at.ttfts_s == (0.1, 0.2, 0.3)
+    assert at.cached_share == 0.5
+    assert at.requests_per_s == 1.5
+    assert at.per_pod == {"a": 2, "b": 1, "c": 0}
+
+
+def test_the_table_has_a_row_for_each_policy() -> None:
+    lines = table([summary(), summary("round-robin")]).splitlines()
+    assert len(lines) == 4 and len({len(line) for line in lines}) == 1
+    cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
+    assert cells == ["round-robin", "200 ms", "200 ms", "280 ms", "298 ms", "50%", "1.5", "0-2", "1"]
+
+
+def test_failures_and_fallbacks_are_told_below_it() -> None:
+    assert notes([summary(fallbacks=2)]) == [
+        "random: 2 requests were routed without the indexer, which failed",
+        "random: 1 requests failed, most of them so: status 502: no pod",
+    ]
+    assert notes([summarize("random", SAMPLES[:3], 2.0, ["a"], 0)]) == []
+
+
+def test_when_nothing_was_answered_there_are_no_times() -> None:
+    at = summarize("random", SAMPLES[3:], 2.0, ["a"], 0)
+    assert "| - |" in table([at]).replace("  ", "")
+    told = json.loads(msgspec.json.encode(as_dict(at)))
+    assert told["ttft_mean_s"] is None and told["requests_per_s"] == 0
+    assert told["errors"] == ["status 502: no pod"]
+
+
+def test_json_has_every_figure() -> None:
+    told = as_dict(summary())
+    assert told["policy"] == "random" and told["ttfts_s"] == (0.1, 0.2, 0.3)
+    assert set(told) == set(Summary.__slots__)
+
+
+@pytest.mark.skipif(not chart.can_draw(), reason="matplotlib is optional")
+@pytest.mark.parametrize("policies", [["random"], ["random", "round-robin", "prefix-aware"]])
+def test_the_picture_is_a_png(policies: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "fleet.png"
+    chart.draw([summary(policy) for policy in policies], "title", path)
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,89 @@
+"""Real pods and a real indexer: routing by prefix finds what is cached, also behind the proxy."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from app.fleet.connection import exchange
+from app.fleet.demonstration import demonstrate, proxied
+from app.fleet.fleet import Fleet
+from app.fleet.indexer import Incoming
+from app.fleet.options import Options
+from app.fleet.progress import Progress
+from app.fleet.workload import Workload
+from tests.fleet import stubs
+
+
+def completion(address: str, body: dict[str, object], path: str = "/v1/completions") -> tuple[str, int]:
+    """The pod that answered, and the cached tokens that it tells of."""
+    with stubs.posted(address, {"max_tokens": 1, **body}, path) as response:
+        answer = json.load(response)
+        assert response.status == 200, answer
+        details = answer["usage"]["prompt_tokens_details"] or {}
+        return response.getheader("x-routed-to") or "", details.get("cached_tokens") or 0
+
+
+def test_every_policy_is_played(fleet: Fleet, workload: Workload, options: Options, tmp_path: Path) -> None:
+    with (tmp_path / "progress").open("w") as told:
+        summaries = {
+            at.policy: at for at in demonstrate(fleet, workload, options, time.perf_counter, Progress(told))
+        }
+    assert (tmp_path / "progress").read_text() == "random ...\nround-robin ...\nprefix-aware ...\n"
+    assert list(summaries) == ["random", "round-robin", "prefix-aware"]
+    for at in summaries.values():
+        assert (at.requests, at.failed, at.fallbacks, at.errors) == (24, 0, 0, ())
+        assert sum(at.per_pod.values()) == len(at.ttfts_s) == 24
+        assert 0 < at.cached_share < 1
+    assert set(summaries["round-robin"].per_pod.values()) == {12}
+
+
+def test_a_prompt_goes_where_it_is_cached(fleet: Fleet) -> None:
+    prompt = "A prompt that comes again and again, for there is no other. " * 20
+    with proxied(fleet, "prefix-aware", 1) as (address, _):
+        home, cached = completion(address, {"prompt": prompt})
+        assert cached == 0
+        fleet.settle()
+        for number in range(4):
+            pod, cached = completion(address, {"prompt": f"{prompt} {number}"})
+            assert pod == home and cached > 100
+
+
+def test_a_conversation_goes_where_it_is_cached(fleet: Fleet) -> None:
+    rules = {"role": "system", "content": "Answer as briefly as you can, and then more briefly. " * 20}
+    with proxied(fleet, "prefix-aware", 2) as (address, proxy):
+        asked = [{"messages": [rules, {"role": "user", "content": f"Question {k}?"}]} for k in range(4)]
+        home, _ = completion(address, asked[0], "/v1/chat/completions")
+        fleet.settle()
+        for body in asked[1:]:
+            pod, cached = completion(address, body, "/v1/chat/completions")
+            assert pod == home and cached > 100
+        assert proxy.policy.fallbacks == 0
+
+
+def test_token_ids_go_where_they_are_cached(fleet: Fleet) -> None:
+    with proxied(fleet, "prefix-aware", 3) as (address, proxy):
+        home, _ = completion(address, {"prompt": list(range(300, 600))})
+        fleet.settle()
+        for last in range(4):
+            pod, cached = completion(address, {"prompt": [*range(300, 600), last]})
+            assert pod == home and cached == 288
+        assert proxy.policy.fallbacks == 0
+
+
+def test_what_is_forgotten_is_not_known_to_the_indexer(fleet: Fleet) -> None:
+    body = {"prompt": "Soon forgotten, as so much before it has been. " * 20}
+    asked = Incoming("/v1/completions", json.dumps(body).encode())
+    with proxied(fleet, "round-robin", 1) as (address, _):
+        completion(address, body)
+    fleet.settle()
+    assert fleet.indexer.scores(asked)
+    fleet.forget()
+    assert not fleet.indexer.scores(asked)
+
+
+def test_models_are_those_of_the_pods(fleet: Fleet) -> None:
+    with proxied(fleet, "random", 1) as (address, _):
+        models = json.loads(exchange(address, "GET", "/v1/models")[1])
+        assert [model["id"] for model in models["data"]] == [fleet.model]

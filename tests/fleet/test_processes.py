@@ -1,0 +1,126 @@
+"""Servers start on free ports, say why when they do not, and never outlive the block."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+
+import gevent
+import pytest
+
+from app.fleet.errors import FleetError
+from app.fleet.ports import Ports
+from app.fleet.processes import ROOT, Processes, inherited
+
+SERVE = """
+import sys
+from wsgiref.simple_server import make_server
+def app(environ, start_response):
+    start_response("200 OK", [])
+    return [b""]
+make_server("127.0.0.1", int(sys.argv[1]), app).serve_forever()
+"""
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SERVE}"
+
+
+def processes() -> Processes:
+    return Processes(time.monotonic, gevent.sleep)
+
+
+def python(text: str, port: int) -> list[str]:
+    return [sys.executable, "-c", text, str(port)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_servers_answer_in_the_block_and_are_gone_after_it() -> None:
+    with processes() as started:
+        servers = [started.start("server", lambda port: python(SERVE, port)) for _ in range(2)]
+        for server in servers:
+            assert started.wait(server).is_healthy()
+        assert len({server.address for server in servers}) == 2
+        started.check()
+    assert not any(is_alive(server.process.pid) for server in servers)
+
+
+def test_they_are_gone_after_an_error_too() -> None:
+    with pytest.raises(RuntimeError), processes() as started:
+        server = started.wait(started.start("server", lambda port: python(SERVE, port)))
+        raise RuntimeError
+    assert not is_alive(server.process.pid)
+
+
+def test_one_that_does_not_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.fleet.processes.STOP_LIMIT_S", 0.1)
+    with processes() as started:
+        server = started.wait(started.start("server", lambda port: python(STUBBORN, port)))
+    assert server.process.returncode == -signal.SIGKILL
+
+
+def test_why_one_does_not_start_is_told_in_one_line() -> None:
+    text = "print('begun'); print('error: no such file'); print('bye'); raise SystemExit(3)"
+    with processes() as started, pytest.raises(FleetError) as failed:
+        started.wait(started.start("pod 7", lambda port: python(text, port)))
+    assert str(failed.value).startswith("pod 7 (127.0.0.1:")
+    assert str(failed.value).endswith("ended with status 3: error: no such file")
+
+
+def test_one_that_never_answers_is_not_waited_for_for_ever() -> None:
+    with processes() as started, pytest.raises(FleetError, match=r"pod is not healthy after 0\.1 s"):
+        started.wait(started.start("pod", lambda port: python("import time; time.sleep(60)", port)), 0.1)
+
+
+def test_one_that_ends_later_is_noticed() -> None:
+    with processes() as started:
+        server = started.wait(started.start("pod", lambda port: python(SERVE, port)))
+        server.process.kill()
+        server.process.wait()
+        with pytest.raises(FleetError, match="ended with status -9"):
+            started.check()
+
+
+def test_a_port_that_is_taken_is_exchanged_for_another() -> None:
+    ports: list[int] = []
+
+    def command(port: int) -> list[str]:
+        ports.append(port)
+        return python("raise SystemExit('Address already in use')" if len(ports) < 3 else SERVE, port)
+
+    with processes() as started:
+        server = started.wait(started.start("pod", command))
+        assert server.address == f"127.0.0.1:{ports[2]}" and len(set(ports)) == 3
+        started.check()
+
+
+def test_but_not_without_end() -> None:
+    text = "raise SystemExit('Address already in use')"
+    with processes() as started, pytest.raises(FleetError, match="Address already in use"):
+        started.wait(started.start("pod", lambda port: python(text, port)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ports can be reserved on Linux")
+def test_a_reserved_port_is_given_to_nobody_but_the_server() -> None:
+    ports = Ports()
+    port = ports.take()
+    with socket.socket() as other, pytest.raises(OSError):
+        other.bind(("127.0.0.1", port))
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", port))
+        server.listen()
+    ports.close()
+
+
+def test_settings_of_this_environment_are_not_those_of_a_pod() -> None:
+    environ = {"PATH": "/bin", "SIM_PORT": "1", "VLLM_API_KEY": "k", "POD_NAME": "p", "PYTHONHASHSEED": "0"}
+    assert inherited(environ) == {"PATH": "/bin", "PYTHONPATH": str(ROOT)}
+    assert inherited({"PYTHONPATH": "/mine"}) == {"PYTHONPATH": f"{ROOT}:/mine"}

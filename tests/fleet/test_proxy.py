@@ -1,0 +1,178 @@
+"""Requests pass the proxy unchanged, to the pod that the policy chooses, for as long as somebody listens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from http.client import IncompleteRead
+from random import Random
+from typing import Any
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from app.fleet.connection import JSON, Connection, exchange
+from app.fleet.indexer import Incoming, Indexer
+from app.fleet.policies import PrefixAware, RoundRobin
+from tests.fleet import stubs
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+COUNTED = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
+
+
+class Always:
+    """Chooses the first pod that it is offered, and remembers what it was offered."""
+
+    fallbacks = 0
+
+    def __init__(self) -> None:
+        self.offered: list[list[str]] = []
+
+    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+        self.offered.append(list(pods))
+        return pods[0]
+
+
+@contextmanager
+def two_pods() -> Iterator[tuple[str, str]]:
+    """The addresses of two pods, which say "one" and "two"."""
+    with stubs.serving(stubs.Pod("one")) as one, stubs.serving(stubs.Pod("two")) as two:
+        yield one, two
+
+
+def test_a_request_passes_with_its_headers_and_the_answer_with_its_status() -> None:
+    pod = stubs.Pod("one")
+    headers = {"Authorization": "Bearer k", "X-Request-Id": "7"}
+    with (
+        stubs.serving(pod) as address,
+        stubs.proxying([address], RoundRobin()) as (proxy, _),
+        stubs.posted(proxy, {"prompt": "ü"}, "/v1/chat/completions?beta=1", **headers) as response,
+    ):
+        assert (response.status, response.read()) == (201, b"one")
+        assert response.getheader("x-pod") == "one"
+        assert response.getheader("x-routed-to") == address
+    assert pod.asked == [("POST", "/v1/chat/completions", json.dumps({"prompt": "ü"}).encode())]
+    assert pod.headers[0]["HTTP_AUTHORIZATION"] == "Bearer k"
+    assert pod.headers[0]["HTTP_X_REQUEST_ID"] == "7"
+    assert pod.headers[0]["HTTP_HOST"] == address
+
+
+def test_chunks_pass_one_by_one() -> None:
+    go_on = Event()
+
+    def pod(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        yield b"data: 1\n\n"
+        go_on.wait()
+        yield b"data: 2\n\n"
+
+    with stubs.serving(pod) as address, stubs.proxying([address], RoundRobin()) as (proxy, told):
+        with stubs.posted(proxy, {}) as response:
+            assert response.read1() == b"data: 1\n\n"
+            assert told.in_flight[address] == 1
+            go_on.set()
+            assert response.read() == b"data: 2\n\n"
+        stubs.eventually(lambda: told.in_flight[address] == 0)
+
+
+@pytest.mark.parametrize("head", [b"", CHUNKED, CHUNKED + b"5\r\nhello\r\n", COUNTED + b"some"])
+def test_a_client_that_leaves_ends_the_request_at_the_pod(head: bytes) -> None:
+    talker = stubs.Talker(head)
+    with stubs.talking(talker) as address, stubs.proxying([address], RoundRobin()) as (proxy, told):
+        connection = Connection(proxy, stubs.PATIENCE_S)
+        connection.request("POST", "/v1/completions", b"{}", JSON)
+        stubs.eventually(lambda: told.routed[address] == 1)
+        gevent.sleep(0.01)
+        connection.close()
+        assert talker.client_left.wait(stubs.PATIENCE_S)
+        stubs.eventually(lambda: told.in_flight[address] == 0)
+
+
+@pytest.mark.parametrize("head", [CHUNKED + b"5\r\nhello\r\n", COUNTED + b"hello", CHUNKED + b"9\r\nhello"])
+def test_an_answer_that_breaks_off_breaks_off_for_the_client(head: bytes) -> None:
+    with (
+        stubs.talking(stubs.Talker(head, hang_up=True)) as address,
+        stubs.proxying([address], RoundRobin()) as (proxy, told),
+    ):
+        with stubs.posted(proxy, {}) as response, pytest.raises(IncompleteRead):
+            response.read()
+        stubs.eventually(lambda: told.in_flight[address] == 0)
+
+
+def test_a_pod_without_an_answer_is_told_of() -> None:
+    with (
+        stubs.talking(stubs.Talker(b"", hang_up=True)) as address,
+        stubs.proxying([address], RoundRobin()) as (proxy, told),
+    ):
+        with stubs.posted(proxy, {}) as response:
+            assert response.status == 502
+            assert address in json.load(response)["error"]["message"]
+        assert told.in_flight[address] == 0
+
+
+def test_a_dead_pod_is_passed_over() -> None:
+    dead, policy = stubs.unused_address(), Always()
+    with (
+        stubs.serving(stubs.Pod("alive")) as alive,
+        stubs.proxying([dead, alive], policy) as (proxy, told),
+        stubs.posted(proxy, {}) as response,
+    ):
+        assert response.read() == b"alive"
+        assert response.getheader("x-routed-to") == alive
+    assert policy.offered == [[dead, alive], [alive]]
+    assert told.unreachable == {dead: 1} and told.routed == {dead: 0, alive: 1}
+    assert told.in_flight == {dead: 0, alive: 0}
+
+
+def test_without_any_pod_the_answer_is_502() -> None:
+    expected = {"message": "no pod can be reached", "type": "Bad Gateway", "param": None, "code": 502}
+    with (
+        stubs.proxying([stubs.unused_address()], RoundRobin()) as (proxy, _),
+        stubs.posted(proxy, {}) as response,
+    ):
+        assert (response.status, json.load(response)) == (502, {"error": expected})
+
+
+def test_a_dead_indexer_leaves_the_choice_to_load() -> None:
+    policy = PrefixAware(Indexer(stubs.unused_address()).scores, Random(1))
+    with two_pods() as (one, two), stubs.proxying([one, two], policy) as (proxy, told):
+        told.in_flight[one] += 1
+        for number in range(3):
+            with stubs.posted(proxy, {"prompt": f"number {number}"}) as response:
+                assert response.read() == b"two"
+        assert json.loads(exchange(proxy, "GET", "/routing")[1])["fallbacks"] == 3
+
+
+def test_scores_decide() -> None:
+    with two_pods() as (one, two), stubs.serving(stubs.Indexer({two: 3.0, one: 1.0})) as indexer:
+        policy = PrefixAware(Indexer(indexer).scores, Random(1))
+        with stubs.proxying([one, two], policy) as (proxy, _):
+            for _ in range(4):
+                with stubs.posted(proxy, {"prompt": "Once"}) as response:
+                    assert response.read() == b"two"
+
+
+def test_models_come_from_the_least_loaded_pod() -> None:
+    with two_pods() as (one, two), stubs.proxying([one, two], RoundRobin()) as (proxy, told):
+        told.in_flight[one] += 1
+        assert exchange(proxy, "GET", "/v1/models") == (201, b"two")
+
+
+def test_the_proxy_answers_for_itself_and_for_nothing_else() -> None:
+    with stubs.proxying(["127.0.0.1:1"], RoundRobin()) as (proxy, _):
+        assert exchange(proxy, "GET", "/health")[0] == 200
+        assert exchange(proxy, "POST", "/v1/embeddings", b"{}")[0] == 404
+        assert exchange(proxy, "GET", "/v1/completions")[0] == 404
+
+
+def test_a_connection_carries_several_requests() -> None:
+    with (
+        stubs.serving(stubs.Pod("one")) as address,
+        stubs.proxying([address], RoundRobin()) as (proxy, _),
+        closing(Connection(proxy, stubs.PATIENCE_S)) as connection,
+    ):
+        for _ in range(3):
+            connection.request("POST", "/v1/completions", b"{}", JSON)
+            assert connection.getresponse().read() == b"one"
