@@ -19,7 +19,7 @@ from app.kvcache.wire import encoder
 from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.pool import PoolSettings
-from app.kvindex.redis_backend import RedisSettings
+from app.kvindex.redis_settings import RedisSettings
 from app.kvindex.scorer import Weights
 from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.subscriber import SubscriberSettings

@@ -69,8 +69,9 @@ def _prompts(tokens: int, reply: int) -> Iterator[bytes]:
     """Completions of prompts that have nothing in common: every block is stored, and soon evicted."""
     for at in count():
         ids = [(at * 7 + k * k) % VOCABULARY + 1 for k in range(tokens - 2)]
-        body = {"model": "m", "prompt": [at // VOCABULARY + 1, at % VOCABULARY + 1, *ids]}
-        yield request("/v1/completions", json.dumps(body | {"max_tokens": reply, "ignore_eos": True}).encode())
+        prompt = [at // VOCABULARY + 1, at % VOCABULARY + 1, *ids]
+        body = {"model": "m", "prompt": prompt, "max_tokens": reply, "ignore_eos": True}
+        yield request("/v1/completions", json.dumps(body).encode())
 
 
 @contextmanager

@@ -31,10 +31,11 @@ UNALIGNED = 0
 """No block has this request key."""
 
 
-class Store(NamedTuple):
+class Store(Struct, frozen=True, gc=False):
     """Blocks are now in a tier: `owned` are the request keys of each of `engine`, `keys` all that are full.
 
-    `remapped` are blocks of earlier events that turn out to have a part in `keys` too.
+    No key is twice among `keys`. `remapped` are blocks of earlier events that turn out to have a part in
+    some of them.
     """
 
     group: int
@@ -47,7 +48,7 @@ class Store(NamedTuple):
     adapter: str | None = None
 
 
-class Offload(NamedTuple):
+class Offload(Struct, frozen=True, gc=False):
     """Blocks that are known are now in a further tier."""
 
     group: int
@@ -55,7 +56,7 @@ class Offload(NamedTuple):
     engine: Sequence[int]
 
 
-class Remove(NamedTuple):
+class Remove(Struct, frozen=True, gc=False):
     """Blocks are no longer in a tier."""
 
     group: int
@@ -63,7 +64,7 @@ class Remove(NamedTuple):
     engine: Sequence[int]
 
 
-class Clear(NamedTuple):
+class Clear(Struct, frozen=True, gc=False):
     """The engine has no blocks any more."""
 
 

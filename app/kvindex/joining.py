@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from app.kvindex.backend import Operation, Owned, Remove, Store
+
+SMALL = 8
+"""Blocks of a store that is joined to others; larger ones gain nothing."""
 
 
 def joined(operations: Iterable[Operation]) -> list[Operation]:
@@ -28,7 +33,7 @@ def joined(operations: Iterable[Operation]) -> list[Operation]:
 
 
 class _Stores:
-    """Stores of one group, tier and adapter, of blocks that are all different.
+    """Small stores of one group, tier and adapter, of blocks that are all different.
 
     A block that is stored again is a further copy of it, which has to be seen as such.
     """
@@ -36,19 +41,26 @@ class _Stores:
     def __init__(self) -> None:
         self._run: list[Store] = []
         self._engine: set[int] = set()
+        self._keys: set[int] = set()
 
     def add(self, store: Store, pieces: list[Operation]) -> None:
+        if len(store.engine) > SMALL:
+            self.end(pieces)
+            pieces.append(store)
+            return
         if self._run and not self._fits(store):
             self.end(pieces)
         self._run.append(store)
         self._engine.update(store.engine)
+        self._keys.update(store.keys)
 
     def end(self, pieces: list[Operation]) -> None:
         if len(self._run) > 1:
             first = self._run[0]
             owned: list[Owned] = [each for store in self._run for each in store.owned]
             pieces.append(
-                first._replace(
+                replace(
+                    first,
                     engine=[key for store in self._run for key in store.engine],
                     owned=owned,
                     keys=[key for store in self._run for key in store.keys],
@@ -56,7 +68,8 @@ class _Stores:
             )
         else:
             pieces += self._run
-        self._run, self._engine = [], set()
+        if self._run:
+            self._run, self._engine, self._keys = [], set(), set()
 
     def _fits(self, store: Store) -> bool:
         first = self._run[0]
@@ -68,6 +81,7 @@ class _Stores:
             and not store.remapped
             and not first.remapped
             and self._engine.isdisjoint(store.engine)
+            and self._keys.isdisjoint(store.keys)
         )
 
 
@@ -78,14 +92,14 @@ class _Removals:
         self._run: list[Remove] = []
 
     def add(self, remove: Remove, pieces: list[Operation]) -> None:
-        if self._run and self._run[0][:2] != remove[:2]:
+        if self._run and (self._run[0].group, self._run[0].tier) != (remove.group, remove.tier):
             self.end(pieces)
         self._run.append(remove)
 
     def end(self, pieces: list[Operation]) -> None:
         if len(self._run) > 1:
             engine = [key for remove in self._run for key in remove.engine]
-            pieces.append(self._run[0]._replace(engine=engine))
+            pieces.append(replace(self._run[0], engine=engine))
         else:
             pieces += self._run
         self._run = []

@@ -155,7 +155,7 @@ class MemoryBackend:
         known = [owned for key in offload.engine if (owned := mapping.get(key)) is not None]
         outcome.unknown += len(offload.engine) - len(known)
         if number is not None:
-            keys = list(chain.from_iterable(map(keys_of, known)))
+            keys = list(dict.fromkeys(chain.from_iterable(map(keys_of, known))))
             outcome.added += self._add(keys, self._tier(offload.tier), number)
 
     def _remove(self, source: Source, remove: Remove, outcome: Outcome) -> None:
@@ -191,11 +191,9 @@ class MemoryBackend:
         return removed
 
     def _add(self, keys: Sequence[int], tier: int, number: int) -> int:
-        """Give a holder these blocks in a tier; how many of them it did not have there."""
+        """Give a holder these blocks, all different, in a tier; how many of them it did not have there."""
         if not keys:
             return 0
-        if len(set(keys)) < len(keys):
-            keys = list(dict.fromkeys(keys))
         found = list(map(self._table.get, keys))
         if found.count(found[0]) == len(found):
             # Neighbours have the same holders more often than not: one tuple then serves them all.

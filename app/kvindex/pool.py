@@ -94,6 +94,11 @@ class Shard:
     def full(self) -> bool:
         return len(self._queue) >= self._settings.most_messages or self._bytes >= self._settings.most_bytes
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to do later: a replay runs, or the backend is away."""
+        return bool(self._queue) or any(feed.busy for feed in self._feeds.values())
+
     def put(self, task: Task) -> None:
         """Queue a message; the caller has looked whether there is room."""
         self._queue.append(task)

@@ -27,28 +27,13 @@ from app.kvindex.backend import (
     Stamp,
 )
 from app.kvindex.holders import Holder, Holders, Source, TooManyHolders
-from app.kvindex.memory import MOST_HOLDERS
+from app.kvindex.redis_settings import RedisSettings
 from app.kvindex.redis_wire import copies_of, digits, name_of, parts, unpacked, written
 
 SWEEP_BLOCKS = 500
 UNAVAILABLE = redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError
 _ATTEMPTS = 5
 _SCHEMES = {"valkey://": "redis://", "valkeys://": "rediss://"}
-
-
-class RedisSettings(Struct, frozen=True, kw_only=True):
-    """`url` is of redis, rediss, valkey, valkeys or unix, or only host and port.
-
-    All keys begin with `namespace`. A block that nobody has stored for `ttl_s` seconds is forgotten, with 0
-    never; `size` then tells what was stored and not removed. `timeout_s` is for one call.
-    """
-
-    url: str = "redis://127.0.0.1:6379"
-    namespace: str = "kvindex"
-    ttl_s: int = 0
-    timeout_s: float = 1.0
-    most_holders: int = MOST_HOLDERS
-    count_repeats: bool = True
 
 
 class Who(Struct, frozen=True):

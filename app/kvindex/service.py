@@ -19,8 +19,8 @@ from app.kvindex.features import Media
 from app.kvindex.feed import Message
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MOST_COPIES, MemoryBackend
-from app.kvindex.pool import Pool, PoolSettings, Position
-from app.kvindex.redis_backend import RedisBackend, RedisSettings
+from app.kvindex.pool import Pool, PoolSettings, Position, Shard
+from app.kvindex.redis_settings import RedisSettings
 from app.kvindex.replay import ReplayLimits, Replays
 from app.kvindex.scorer import PodScore
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 BackendName: TypeAlias = Literal["memory", "cost-aware", "redis"]
 
 MOST_SOCKETS = 1 << 16
-PAUSE_S = 0.001, 0.02
-"""Between two looks at sockets on which nothing comes: at first, and at most."""
-IDLE_S = 0.05
-"""Between two looks at a queue that is empty, and at replays."""
+LISTEN_S = 0.25
+"""Between two looks at what changes without a message: files, names, pods that are gone."""
+WAITING_S, IDLE_S = 0.02, 1.0
+"""Between two looks at replays and at a backend that is away; and, to be safe, at a queue that is empty."""
 YIELD_S = 1e-6
 """gevent.sleep(0) would not let timers and sockets have their turn."""
 JOIN_S = 5.0
@@ -86,6 +86,8 @@ def open_backend(settings: KvIndexSettings) -> Backend:
             most_bytes = parse_size(settings.most_bytes)
             return MemoryBackend(most_bytes, weigh_bytes, count_repeats=settings.count_repeats)
         case "redis":
+            from app.kvindex.redis_backend import RedisBackend  # its client is slow to import
+
             return RedisBackend(settings.redis)
     raise ValueError(f"no index backend is called {settings.backend}")
 
@@ -143,11 +145,13 @@ class KvIndex:
             raise
         self._run("subscriber", lambda: self._subscribe(subscriber))
         for number, shard in enumerate(pool.shards):
-            self._run(f"shard-{number}", partial(self._work, shard.step, shard.wake))
+            self._run(f"shard-{number}", partial(self._work, shard))
 
     def close(self) -> None:
         """Stop listening. What is in a shared backend stays there."""
         self._end.set()
+        for shard in self._pool.shards if self._pool is not None else ():
+            shard.wake.set()
         for thread in self._threads:
             thread.join(JOIN_S)
         if self._subscriber is not None:
@@ -228,21 +232,18 @@ class KvIndex:
         thread.start()
 
     def _subscribe(self, subscriber: Subscriber) -> None:
-        pause_s = PAUSE_S[0]
         while not self._end.is_set():
             if self._step(subscriber.step):
-                pause_s = PAUSE_S[0]
                 time.sleep(YIELD_S)
             else:
-                self._end.wait(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_S[1])
+                subscriber.wait(LISTEN_S)
 
-    def _work(self, step: Callable[[float], bool], wake: threading.Event) -> None:
+    def _work(self, shard: Shard) -> None:
         while not self._end.is_set():
-            if self._step(step):
+            if self._step(shard.step):
                 time.sleep(YIELD_S)
             else:
-                wake.wait(IDLE_S)
+                shard.wake.wait(WAITING_S if shard.waiting else IDLE_S)
 
     def _step(self, step: Callable[[float], bool]) -> bool:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 SEQUENCE_BYTES = 8
 REMEMBERED_TOPICS = 1 << 14
+FULL_S = 0.01
+"""Between two looks at queues that are full."""
 MOST_A_STEP = 64
 """Messages read from one socket before the others have their turn."""
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
@@ -115,6 +118,14 @@ class Subscriber:
         for pod in self._presence.step(now):
             self._pool.gone(pod)
         return read > 0
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there may be something to read. Greenlets and threads go on meanwhile."""
+        waiting = select.poll()
+        for socket, _ in self._poller.sockets:
+            waiting.register(socket.fileno(), select.POLLIN)
+        # Sockets that are not read while the queues are full do not tell again that there is something.
+        waiting.poll(1e3 * (min(timeout_s, FULL_S) if self._pool.full else timeout_s))
 
     def close(self) -> None:
         for line in [*([self._bound] if self._bound else []), *self._lines.values()]:

@@ -15,7 +15,7 @@ from app.tokenization.prefix_store import MAX_TOKENS, PrefixStore
 
 T = TypeVar("T")
 Find = Callable[[str], Tokenizer]
-"""A model's name -> its tokenizer, soon, as `TokenizerLibrary.get` does. TokenizerError when there is none."""
+"""A model's name -> its tokenizer, soon, as `TokenizerLibrary.get`. TokenizerError when there is none."""
 
 
 class TokenizationTimeout(Exception):

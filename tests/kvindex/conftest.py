@@ -10,7 +10,8 @@ import pytest
 from app.kvindex.backend import Backend
 from app.kvindex.cost import weigh_bytes
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.redis_backend import RedisBackend, RedisSettings
+from app.kvindex.redis_backend import RedisBackend
+from app.kvindex.redis_settings import RedisSettings
 from tests.kvindex.redis_server import BINARY, RedisServer, redis_server
 
 BACKENDS = ("memory", "cost-aware", "redis")

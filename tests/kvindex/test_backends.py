@@ -62,7 +62,7 @@ def test_an_engine_key_means_something_else_on_every_pod_model_rank_and_group(ba
 
 
 def test_a_block_that_is_named_twice_is_one_block(backend: Backend) -> None:
-    twice = Store(0, "gpu", [1, 2], [11, 11], [11, 11])
+    twice = Store(0, "gpu", [1, 2], [11, 11], [11])
     assert backend.apply(A, [twice]).added == 1
     assert backend.apply(A, [Offload(0, "cpu", [1, 1, 2])]).added == 1
     assert (backend.size().copies, holders_of(backend, 11)) == (2, {("a", "gpu"), ("a", "cpu")})

@@ -49,7 +49,7 @@ def test_what_differs_stays_apart() -> None:
     assert joined([]) == []
 
 
-keys = st.lists(st.integers(1, 6), min_size=1, max_size=3)
+keys = st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ssrroc"), keys, st.booleans()), max_size=20))

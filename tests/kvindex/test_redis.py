@@ -13,7 +13,8 @@ import redis
 from app.kvcache.events import BlockStored
 from app.kvindex.backend import BackendUnavailable, Clear, Remove, Stamp
 from app.kvindex.feed import Message
-from app.kvindex.redis_backend import RedisBackend, RedisSettings, redis_url
+from app.kvindex.redis_backend import RedisBackend, redis_url
+from app.kvindex.redis_settings import RedisSettings
 from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.engines import stored
 from tests.kvindex.held import content, holders_of, source, store

@@ -16,7 +16,8 @@ from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.losses import EVENT_LOSSES, MESSAGE_LOSSES
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.redis_backend import RedisBackend, RedisSettings
+from app.kvindex.redis_backend import RedisBackend
+from app.kvindex.redis_settings import RedisSettings
 from app.kvindex.service import KvIndex, KvIndexSettings, open_backend
 from app.kvindex.subscriber import SubscriberSettings
 from app.tokenization import LocalTokenizer, default_tokenizer
