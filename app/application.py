@@ -10,6 +10,7 @@ from flask import Flask, Request, Response
 from flask.sessions import NullSession, SessionInterface, SessionMixin
 from werkzeug.routing import MapAdapter, Rule
 
+from app.api.health import Drains
 from app.api.replies import Reply
 from app.api.routing import DirectAdapter, ExactRule, StaticRules, static_rules
 
@@ -35,16 +36,6 @@ class Companion(Protocol):
 
     def close(self) -> None:
         """Finish what is under way, within a second or so, and close them."""
-
-
-class Drains(Protocol):
-    """What answers requests, until it is told to take no more."""
-
-    @property
-    def draining(self) -> bool: ...
-
-    def drain(self) -> None:
-        """Admit no more requests; running ones go on."""
 
 
 class Understudy(Flask):

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from flask import Blueprint
 
 from app.api.delivery import ServerLoad
 from app.api.replies import Reply, json_reply
-from app.application import Drains
 from app.simulation.clock import Clock
+
+
+class Drains(Protocol):
+    """What answers requests, until it is told to take no more."""
+
+    @property
+    def draining(self) -> bool: ...
+
+    def drain(self) -> None:
+        """Admit no more requests; running ones go on."""
 
 
 def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
