@@ -13,9 +13,9 @@ import os  # noqa: E402
 import sys  # noqa: E402
 
 from app import logs  # noqa: E402
+from app.arbiter import take_charge  # noqa: E402
 from app.dataset import DatasetError  # noqa: E402
 from app.process import ranks, stages  # noqa: E402
-from app.process.arbiter import take_charge  # noqa: E402
 from app.process.certificates import CertificateError  # noqa: E402
 from app.process.handover import SETTINGS, hand_over, handed_over  # noqa: E402
 from app.tokenization import TokenizerError  # noqa: E402

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import select
 from collections.abc import Hashable, Sequence
+from ipaddress import ip_address
 from typing import Any
 
 import zmq
@@ -243,9 +244,13 @@ class Subscriber:
 
 
 def _peer(frame: Any) -> tuple[int, str | None]:
-    """The connection that a message came over, and the address at its other end."""
+    """The connection that a message came over, and the address at its other end if it is one of IP."""
     try:
-        address = str(frame.get("Peer-Address"))
-        return int(frame.get(zmq.SRCFD)), f"[{address}]" if ":" in address else address
-    except zmq.ZMQError:
+        connection = int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:  # from within the process
         return -1, None
+    try:
+        address = ip_address(str(frame.get("Peer-Address")))
+    except (ValueError, zmq.ZMQError):
+        return connection, None
+    return connection, f"[{address}]" if address.version == 6 else str(address)

@@ -160,6 +160,22 @@ def test_gaps_are_replayed_by_the_host_that_the_messages_came_from(place: Statio
         spare.destroy()
 
 
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.1:*", "tcp://[::1]:*", "inproc://here", "ipc"])
+def test_pods_may_come_over_any_transport(place: Station, bind: str, tmp_path: Path) -> None:
+    place.listen(bind=f"ipc://{tmp_path}/events" if bind == "ipc" else bind, replay_port=1)
+    assert place.subscriber is not None
+    socket = place.context.socket(zmq.PUB)
+    socket.ipv6, socket.linger = True, 0
+    socket.connect(str(place.subscriber.address))
+    place.until(lambda: place.received() > 0, lambda: socket.send_multipart([b"kv@a@m", b"?"]))
+    spare = place.engine("kv@a@m", connect=False)
+    socket.send_multipart([b"kv@a@m", bytes(8), spare.pack(FIRST)])
+    place.until(lambda: len(place.pool.positions()) == 1)
+    place.now += 10  # there is nobody to replay
+    place.until(lambda: place.matched(PROMPT) == {"a": 1})
+    socket.close()
+
+
 def _free_port() -> int:
     from tests.kvindex.redis_server import free_port
 
