@@ -12,6 +12,7 @@ import gevent
 import zmq
 from gevent.event import Event
 
+from app.adapter_modules import adapters_of
 from app.kvcache.events import EventBatch
 from app.kvcache.generations import GENERATIONS, GenerationName
 from app.kvcache.publisher import Listener
@@ -43,7 +44,8 @@ log = logging.getLogger(__name__)
 def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
     """The index, not yet listening. ConfigError for addresses that are none."""
     at, model = settings.kvindex, settings.model
-    own = dict.fromkeys((model.model, *model.served_names), tokenizer)
+    adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
+    own = dict.fromkeys((model.model, *model.served_names, *adapters), tokenizer)
     folder = at.kv_index_tokenizer_dir
     library = TokenizerLibrary(
         partial(_load, hf_token=settings.tokenizer.hf_token),

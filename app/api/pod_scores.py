@@ -35,6 +35,11 @@ def blueprint(
     def base(asked: Asked) -> str:
         return aliases.get(asked.model or model, asked.model or model)
 
+    def speaker(asked: Asked) -> str:
+        """The model whose tokenizer reads the prompt: an adapter has that of its base model."""
+        name = base(asked)
+        return name if name == model else index.base_model(name)
+
     def scores(asked: Asked, tokens: Sequence[int], media: Sequence[Media] = ()) -> list[PodScore] | None:
         """The scores, the best first; None for a prompt without a full block."""
         if len(tokens) < index.block_size:
@@ -48,7 +53,7 @@ def blueprint(
         """The score of every pod that has the beginning of a text."""
         asked = decode(body.read(request.environ), request.content_type, ScoreTextRequest)
         with told():
-            tokens = index.encode(base(asked), asked.prompt, asked.add_special_tokens)
+            tokens = index.encode(speaker(asked), asked.prompt, asked.add_special_tokens)
             return json_reply(by_pod(scores(asked, tokens)))
 
     @routes.post("/score_chat_completions")
@@ -58,10 +63,10 @@ def blueprint(
         options = chat_options(asked)
         with told():
             if chat_answer == "scores":
-                tokens = index.encode_chat(base(asked), asked.messages, options)
+                tokens = index.encode_chat(speaker(asked), asked.messages, options)
                 return json_reply(by_pod(scores(asked, tokens)))
-            text = index.render_chat(base(asked), asked.messages, options)
-            tokens = index.encode(base(asked), text, asked.add_special_tokens)
+            text = index.render_chat(speaker(asked), asked.messages, options)
+            tokens = index.encode(speaker(asked), text, asked.add_special_tokens)
             return json_reply({"podScores": by_pod(scores(asked, tokens)), "templated_messages": text})
 
     @routes.post("/score_tokens")

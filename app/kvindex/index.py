@@ -140,6 +140,11 @@ class Index:
         self.metrics.looked_up(self._clock() - began_s, best[0].matched if best else 0)
         return best
 
+    def base_model(self, name: str) -> str:
+        """The model of the pods that have blocks of the adapter `name`; the name itself if there are none."""
+        holders = self.backend.lookup([]).holders
+        return next((holder.source.model for _, holder in holders.of(holders.mask(name))), name)
+
     def size(self) -> Size:
         return self.backend.size()
 

@@ -168,6 +168,10 @@ class KvIndex:
         if self._pool is not None and not self._pool.full:
             self._pool.put(message)
 
+    def base_model(self, name: str) -> str:
+        """See `Index.base_model`."""
+        return self.index.base_model(name)
+
     def encode(self, model: str, text: str, add_special_tokens: bool = True) -> list[int]:
         """See `Tokenization.encode`."""
         return self.tokenization.encode(model, text, add_special_tokens)

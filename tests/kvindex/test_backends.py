@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from app.kvindex.backend import UNALIGNED, Backend, Clear, Offload, Operation, Remove, Stamp, Store
 from app.kvindex.holders import Source
+from app.kvindex.index import Index
 from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.held import content, holders_of, source, store
 
@@ -180,6 +181,7 @@ def test_groups_that_give_no_points_are_known_too(backend: Backend) -> None:
 def test_adapters_name_the_pods_that_have_blocks_of_them(backend: Backend) -> None:
     backend.apply(A, [store([1], [11], adapter="alice")])
     backend.apply(B, [store([1], [11])])
+    assert [Index(backend).base_model(name) for name in ("alice", "m", "bob")] == ["m", "m", "bob"]
     holders = backend.lookup([11]).holders
     assert [holder.source.pod for _, holder in holders.of(holders.mask("alice"))] == ["a"]
     assert [holder.source.pod for _, holder in holders.of(holders.mask("m"))] == ["a", "b"]

@@ -110,6 +110,9 @@ def test_adapters_and_salts_are_told_apart(fleet: tuple[Client, Client, Client])
     one.complete(prompt=tokens, model="first")
     until(lambda: scores(index, tokens=tokens, model="first"), {name(one): 4})
     assert scores(index, tokens=tokens, lora="first") == {name(one): 4}
+    one.complete(prompt=TEXT, model="first")
+    asked = {"prompt": TEXT, "model": "first"}
+    until(lambda: list(index.post("/score_completions", asked).json()), [name(one)])
     assert scores(index, tokens=tokens) == {}
     one.complete(prompt=tokens, cache_salt="mine")
     until(lambda: scores(index, tokens=tokens, cache_salt="mine"), {name(one): 4})
