@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -75,12 +76,18 @@ def aliases(settings: Settings) -> Mapping[str, str]:
 
 def _service_settings(settings: Settings) -> KvIndexSettings:
     at = settings.kvindex
+    counts = at.kv_index_repeats == "copies"
     return KvIndexSettings(
         backend=at.kv_index_backend,
         most_copies=at.kv_index_size,
         most_bytes=f"{at.kv_index_memory_mb}MiB",
+        count_repeats=counts,
         redis=RedisSettings(
-            url=at.kv_index_redis_url, namespace=at.kv_index_redis_prefix, ttl_s=round(at.kv_index_ttl)
+            url=at.kv_index_redis_url,
+            namespace=at.kv_index_redis_prefix,
+            ttl_s=math.ceil(at.kv_index_ttl),
+            timeout_s=at.kv_index_redis_timeout,
+            count_repeats=counts,
         ),
         index=IndexSettings(
             block_size=at.kv_index_block_size,
@@ -88,7 +95,9 @@ def _service_settings(settings: Settings) -> KvIndexSettings:
             seed=at.kv_index_hash_seed,
             weights=Weights(tier_weights(at.kv_index_tier_weights), at.kv_index_unknown_tier_weight),
         ),
-        pool=PoolSettings(shards=at.kv_index_shards),
+        pool=PoolSettings(
+            shards=at.kv_index_shards, most_payload_bytes=at.kv_index_max_message_mb << 20
+        ),
         subscriber=_subscriber_settings(at, settings.model.model),
         targets=at.kv_index_pods,
         tokenization=TokenizationSettings(

@@ -6,7 +6,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks import burst, dataset, footprint, pacing, requests, scrape
+from benchmarks import (
+    burst,
+    dataset,
+    footprint,
+    kv_hashing,
+    kv_index,
+    kv_publishing,
+    pacing,
+    prefix_store,
+    requests,
+    scrape,
+)
 from benchmarks.options import add_c_tools
 
 
@@ -25,6 +36,10 @@ def main(argv: Sequence[str]) -> int:
         (footprint, []),
         (scrape, []),
         (dataset, ["--seconds", "1"]),
+        (kv_hashing, []),
+        (kv_publishing, []),
+        (kv_index, []),
+        (prefix_store, []),
     ):
         command.main([*rounds, *more])
     return 0

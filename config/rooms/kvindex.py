@@ -47,7 +47,9 @@ class KVIndexSettings:
         "which several indexers can share.",
     )
     kv_index_size: int = setting(
-        10_000_000, unit="blocks", help="Most blocks that backend memory keeps.", rule=at_least(1)
+        10_000_000,
+        unit="copies",
+        help="Most copies of blocks (a block in a tier of a pod) that backend memory keeps.", rule=at_least(1)
     )
     kv_index_memory_mb: int = setting(
         2048, unit="MiB", help="Most memory that backend cost-aware takes.", rule=at_least(1)
@@ -58,6 +60,9 @@ class KVIndexSettings:
         secret=True,
         help="Address of backend redis: redis://, rediss://, valkey://, valkeys:// or unix://.",
     )
+    kv_index_redis_timeout: Duration = setting(
+        1.0, help="Time that Redis may take to answer.", rule=positive()
+    )
     kv_index_redis_prefix: str = setting(
         "understudy", help="What the keys of backend redis begin with; indexers that share it agree on it."
     )
@@ -65,6 +70,14 @@ class KVIndexSettings:
         0.0,
         help="Time after which backend redis forgets what nobody has touched; 0 never.",
         rule=not_negative(),
+    )
+    kv_index_repeats: Literal["copies", "reports"] = setting(
+        "copies",
+        help="What a block that is announced again means: one more copy, as vLLM means it, or that it is "
+        "still there, as engines mean it that report hits.",
+    )
+    kv_index_max_message_mb: int = setting(
+        16, unit="MiB", help="Larger messages of pods are not read.", rule=between(1, 128)
     )
     kv_index_block_size: int = setting(
         16,

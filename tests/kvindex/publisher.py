@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 
 import zmq
 
@@ -145,11 +146,17 @@ class Station:
 
     def meet(self, engine: Engine) -> None:
         """Until messages of the engine arrive: those that it sends before a subscription are lost."""
-        self.until(
-            lambda: bool(self.received()), lambda: engine.send_frames(engine.topic, b"hello", b"not a batch")
-        )
-        self.settle()
+        before = self.received()
+        self.until(lambda: self.received() > before, self._now_and_then(engine, b"kv@a@m", b"hello"))
+        lost = self.index.losses.messages
+        last_hello = self._now_and_then(engine, b"kv@", bytes(8), b"that was the last hello")
+        self.until(lambda: lost.get("bad_topic", 0) > 0, last_hello)
         self.index.losses._messages.clear()
+
+    def _now_and_then(self, engine: Engine, *frames: bytes) -> Callable[[], object]:
+        """Sends these frames at first and then rarely, so that they do not pile up."""
+        steps = count()
+        return lambda: next(steps) % 500 == 0 and engine.send_frames(*frames)
 
     def received(self) -> int:
         return self.index.losses.messages.get("bad_frames", 0)
