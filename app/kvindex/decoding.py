@@ -99,6 +99,9 @@ class LooseBatch(Struct, gc=False, array_like=True):
     data_parallel_rank: Raw = Raw(b"\xc0")
 
 
+BROKEN = DecodeError, RecursionError, UnicodeDecodeError
+"""What msgspec raises for bytes that are no msgpack, nested too deeply, or text that is none."""
+
 _MAPS: Decoder[EventBatch] = Decoder(EventBatch)
 _ARRAYS: Decoder[ArrayBatch] = Decoder(ArrayBatch)
 _LOOSE: Decoder[LooseBatch] = Decoder(LooseBatch)
@@ -122,14 +125,14 @@ def decode(payload: bytes) -> Batch:
         batch = _MAPS.decode(payload)
         if isfinite(batch.ts):
             return Batch(batch.ts, batch.data_parallel_rank or 0, batch.events)
-    except (DecodeError, RecursionError):
+    except BROKEN:
         pass
     try:
         arrays = _ARRAYS.decode(payload)
         events = [event.event() for event in arrays.events]
         if isfinite(arrays.ts):
             return Batch(arrays.ts, arrays.data_parallel_rank or 0, events)
-    except (DecodeError, RecursionError):
+    except BROKEN:
         pass
     return _taken_apart(payload)
 
@@ -155,11 +158,11 @@ def _taken_apart(payload: bytes) -> Batch:
     try:
         loose = _LOOSE.decode(payload)
         rank = msgspec.msgpack.decode(loose.data_parallel_rank, type=int | None) or 0
-    except (DecodeError, RecursionError) as error:
+    except BROKEN as error:
         raise Unreadable(str(error)) from None
     try:
         ts = msgspec.msgpack.decode(loose.ts, type=float)
-    except (DecodeError, RecursionError):
+    except BROKEN:
         ts = nan
     if not isfinite(ts):
         ts = 0.0
@@ -180,11 +183,11 @@ def _event(raw: bytes) -> KVEvent | str:
         try:
             event: KVEvent = read(raw)
             return event
-        except (DecodeError, RecursionError):
+        except BROKEN:
             continue
     try:
         value = msgspec.msgpack.decode(raw)
-    except (DecodeError, RecursionError):
+    except BROKEN:
         return _malformed()
     if isinstance(value, bytes):  # packed by itself, as llm-d's storage publishers do
         return _event(value) if value[:1] not in (b"\xc4", b"\xc5", b"\xc6") else _malformed()
