@@ -22,9 +22,13 @@ NO_TIME = {"inter-token-latency": "0s"}
 
 @pytest.fixture(scope="module")
 def keeping() -> Iterator[RunningServer]:
-    """As the recorded server, but it keeps responses, and has one place to run and one to wait."""
+    """As the recorded server, but it keeps responses, and has one place to run and one to wait.
+
+    Seeded: a first token that is only part of a character has no text, and says nothing to who follows.
+    """
     with running_server(
         *FLAGS,
+        *("--seed", "7"),
         *("--enable-responses-store", "--max-num-seqs", "1", "--max-waiting-queue-length", "1"),
         env=ENVIRONMENT,
     ) as server:
