@@ -8,11 +8,15 @@ from collections.abc import Sequence
 
 from app.kvcache.events import KVEvent
 
+MOST_BATCHES = 16
+"""A message costs much more than an event in it, and who listens would have to apply all of them anyway."""
+
 
 class EventQueue:
-    """At most `capacity` events, that go in batches of `batch`, or of fewer `flush_s` seconds after the last.
+    """At most `capacity` events, that go as soon as there are `batch`, or `flush_s` seconds after the last.
 
-    Moments are monotonic seconds.
+    What has gathered by then goes together, up to `MOST_BATCHES` times `batch`. Moments are monotonic
+    seconds.
     """
 
     def __init__(self, capacity: int, batch: int, flush_s: float) -> None:
@@ -40,4 +44,4 @@ class EventQueue:
     def take(self, now_s: float) -> list[KVEvent]:
         """The next batch."""
         self._last_s = now_s
-        return [self._events.popleft() for _ in range(min(self._batch, len(self._events)))]
+        return [self._events.popleft() for _ in range(min(MOST_BATCHES * self._batch, len(self._events)))]

@@ -46,7 +46,7 @@ class KVCacheSettings:
         "* or :: is bound, another one connected to. Empty publishes nothing.",
     )
     event_batch_size: int = setting(
-        16, unit="events", help="Events after which a batch is published at the latest.", rule=at_least(1)
+        16, unit="events", help="Events at which a batch is published, with all there are.", rule=at_least(1)
     )
     event_flush_interval: Duration = setting(
         1.0,

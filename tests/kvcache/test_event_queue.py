@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from app.kvcache.event_queue import EventQueue
+from app.kvcache.event_queue import MOST_BATCHES, EventQueue
 from app.kvcache.events import BlockRemoved, KVEvent
 
 
@@ -35,10 +35,12 @@ def test_fewer_events_wait_until_the_last_batch_is_old_enough() -> None:
     assert queue.due_s() == 101.0
 
 
-def test_a_large_step_goes_in_several_batches_in_order() -> None:
-    queue = EventQueue(10, 4, 0.0)
-    queue.put(events(10))
-    assert [queue.take(0.0) for _ in range(3)] == [events(4), events(4, 4), events(2, 8)]
+def test_what_has_gathered_goes_together_up_to_a_limit_in_order() -> None:
+    queue = EventQueue(100, 2, 0.0)
+    queue.put(events(40))
+    queue.put(events(10, 40))
+    most = 2 * MOST_BATCHES
+    assert [queue.take(0.0), queue.take(0.0)] == [events(most), events(50 - most, most)]
 
 
 def test_what_finds_no_room_is_lost_and_counted() -> None:
