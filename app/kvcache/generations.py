@@ -12,11 +12,13 @@
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Literal, TypeAlias, get_args
 
-from xxhash import xxh64_digest, xxh64_intdigest
+from xxhash import xxh64_intdigest
 
 from app.kvcache import cbor
 from app.kvcache.chain import MEMO_BLOCKS, Chain, Extra, HashBlocks, Part
@@ -26,6 +28,8 @@ from app.kvcache.token_codes import block_codes
 
 GenerationName: TypeAlias = Literal["A", "B", "C", "D", "E"]
 GENERATIONS: tuple[GenerationName, ...] = get_args(GenerationName)
+
+_PARENT = struct.Struct("<Q")
 
 Link: TypeAlias = bytes
 """What the next block's hash covers of the blocks before it: 8 bytes, or 32 in generation B."""
@@ -83,8 +87,7 @@ def _rules(
             blocks = ShortBlocks(_fnv, block_size, images=True)
             return lambda model: _fnv(cbor.encode([start, None, model])), blocks.hashes
         case "E":
-            before = xxh64_intdigest(seed.encode())
-            return lambda model: _xx(before, (), (model,)), RawBlocks(block_size).hashes
+            return lambda model: raw_root(seed, model).to_bytes(8, "big"), RawBlocks(block_size).hashes
     raise ValueError(f"unknown generation of block keys {generation}")
 
 
@@ -111,19 +114,54 @@ class ShortBlocks:
 
 
 class RawBlocks:
-    """Blocks as little-endian numbers: a 64-bit parent, 32-bit token ids, and image hashes with lengths."""
+    """Blocks as little-endian numbers: a 64-bit parent, 32-bit token ids, and texts with their lengths."""
 
     def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+        self._width = 4 * block_size
 
     def hashes(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
-        links = []
-        for start in range(0, len(ids), self._block_size):
-            extra = extras[start // self._block_size] if extras else None
-            block = ids[start : start + self._block_size]
-            parent = _xx(int.from_bytes(parent, "big"), block, extra or ())
-            links.append(parent)
-        return links
+        keys = self.keys(int.from_bytes(parent, "big"), ids, extras)
+        return [key.to_bytes(8, "big") for key in keys]
+
+    def keys(self, parent: int, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[int]:
+        """The same as numbers, in one pass over the packed ids. ValueError for an id of no 32 bits."""
+        data, width = packed_ids(ids), self._width
+        pack, digest, keys = _PARENT.pack, xxh64_intdigest, []
+        starts = range(0, len(data) - width + 1, width)
+        if extras is None:
+            for start in starts:
+                parent = digest(pack(parent) + data[start : start + width])
+                keys.append(parent)
+            return keys
+        for start, extra in zip(starts, extras, strict=True):
+            block = data[start : start + width]
+            parent = digest(pack(parent) + block + _sized(extra or ()))
+            keys.append(parent)
+        return keys
+
+
+def raw_root(seed: str, model: str) -> int:
+    """The key that comes before the first block of a prompt for `model` in generation E."""
+    return xxh64_intdigest(_PARENT.pack(xxh64_intdigest(seed.encode())) + _sized((model,)))
+
+
+def packed_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as 32-bit numbers, little-endian. ValueError for one that is none."""
+    try:
+        packed = array("I", ids)
+    except (OverflowError, TypeError):
+        raise ValueError("a token id is not a number of 32 bits") from None
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _sized(texts: Sequence[str]) -> bytes:
+    parts = []
+    for text in texts:
+        data = text.encode(errors="surrogatepass")
+        parts.append(len(data).to_bytes(8, "little") + data)
+    return b"".join(parts)
 
 
 def _without_extras(hashes: HashBlocks) -> HashBlocks:
@@ -140,13 +178,3 @@ def _sha_64(data: bytes) -> bytes:
 
 def _fnv(data: bytes) -> bytes:
     return fnv1a_64(data).to_bytes(8, "big")
-
-
-def _xx(parent: int, ids: Sequence[int], extras: Sequence[str]) -> bytes:
-    try:
-        data = struct.pack(f"<Q{len(ids)}I", parent, *ids)
-    except struct.error:
-        raise ValueError("a token id of more than 32 bits") from None
-    for text in map(str.encode, extras):
-        data += len(text).to_bytes(8, "little") + text
-    return xxh64_digest(data)

@@ -6,14 +6,10 @@ of XXH64 costs about as much as a dictionary lookup, so nothing of it is remembe
 
 from __future__ import annotations
 
-import struct
-from array import array
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from xxhash import xxh64_intdigest
-
-from app.kvcache.generations import GenerationName, KeyChain
+from app.kvcache.generations import GenerationName, KeyChain, RawBlocks, packed_ids, raw_root
 from app.kvcache.hashing import low64
 from app.kvcache.memo import Memo
 
@@ -55,29 +51,21 @@ class FastKeys:
 
     def __init__(self, block_size: int, seed: str = "") -> None:
         self.block_size = block_size
-        self._seed = xxh64_intdigest(seed.encode())
-        self._blocks = struct.Struct(f"{4 * block_size}s")
+        self._seed = seed
+        self._blocks = RawBlocks(block_size)
         self._roots: Memo[str, int] = Memo(_ROOTS)
 
     def root(self, model: str) -> int:
         root = self._roots.get(model)
         if root is None:
-            root = xxh64_intdigest(self._seed.to_bytes(8, "little") + _feature_bytes((model,)))
+            root = raw_root(self._seed, model)
             self._roots.put([model], [root])
         return root
 
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        full = len(tokens) // self.block_size * self.block_size
-        data = _packed(tokens if full == len(tokens) else tokens[:full])
-        blocks, digest = self._blocks.iter_unpack(data), xxh64_intdigest
-        if features is None:
-            return [parent := digest(parent.to_bytes(8, "little") + block) for (block,) in blocks]
-        return [
-            parent := digest(parent.to_bytes(8, "little") + block + _feature_bytes(feature or ()))
-            for (block,), feature in zip(blocks, features, strict=True)
-        ]
+        return self._blocks.keys(parent, tokens, features)
 
 
 class LinkedKeys:
@@ -94,7 +82,7 @@ class LinkedKeys:
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        _packed(tokens)  # refuses what no generation can express
+        packed_ids(tokens)  # refuses what no generation can express
         return self._keys(self._chain.links(self._link(parent), tokens, features))
 
     def _keys(self, links: list[bytes]) -> list[int]:
@@ -110,18 +98,3 @@ class LinkedKeys:
         if link is None:
             raise KeyError(key)
         return link
-
-
-def _packed(tokens: Sequence[int]) -> bytes:
-    try:
-        return array("I", tokens).tobytes()
-    except (OverflowError, TypeError):
-        raise ValueError("a token id is not a number of 32 bits") from None
-
-
-def _feature_bytes(features: tuple[str, ...]) -> bytes:
-    parts = []
-    for text in features:
-        data = text.encode(errors="surrogatepass")
-        parts.append(len(data).to_bytes(8, "little") + data)
-    return b"".join(parts)

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from app.kvcache.fnv import fnv1a_32
 from app.kvcache.memo import Memo
 from app.kvindex.backend import BackendUnavailable
 from app.kvindex.decoding import Unreadable, decode
@@ -27,15 +28,6 @@ STEP_BYTES = 1 << 16
 REMEMBERED_PODS = 1 << 16
 BACK_OFF_S = 0.1, 5.0
 """Between two attempts while the backend does not answer: the first time, and at most."""
-_OFFSET_32, _PRIME_32, _MASK_32 = 2166136261, 16777619, (1 << 32) - 1
-
-
-def fnv1a_32(text: str) -> int:
-    """The hash by which llm-d chooses a pod's queue."""
-    value = _OFFSET_32
-    for byte in text.encode():
-        value = ((value ^ byte) * _PRIME_32) & _MASK_32
-    return value
 
 
 class PoolSettings(Struct, frozen=True, kw_only=True):
@@ -251,6 +243,6 @@ class Pool:
     def _shard(self, pod: str) -> Shard:
         shard = self._known.get(pod)
         if shard is None:
-            shard = self.shards[fnv1a_32(pod) % len(self.shards)]
+            shard = self.shards[fnv1a_32(pod.encode()) % len(self.shards)]
             self._known.put([pod], [shard])
         return shard

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from app.kvcache.events import AllBlocksCleared
+from app.kvcache.fnv import fnv1a_32
 from app.kvindex.feed import Message
-from app.kvindex.pool import fnv1a_32
 from tests.kvindex.engines import removed, stored
 from tests.kvindex.publisher import Engine, Station, station
 
@@ -228,4 +228,4 @@ def test_positions_tell_how_old_the_latest_batch_was(place: Station) -> None:
 
 def test_shards_are_those_of_llm_d() -> None:
     hashes = {"pod1": 3435266023, "10.0.0.1:8000": 1207617965, "10.0.0.1": 3737042573, "localhost": 22050618}
-    assert {pod: fnv1a_32(pod) for pod in hashes} == hashes
+    assert {pod: fnv1a_32(pod.encode()) for pod in hashes} == hashes
