@@ -9,33 +9,19 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import count
 
 import zmq
 
-from benchmarks import closed_loop, cores
+from benchmarks import cores
 from benchmarks.connections import HOST, request
 from benchmarks.options import parser
-from benchmarks.processes import used_by
-from benchmarks.report import medians, number, ratio, share, show, show_machine
-from benchmarks.rounds import interleaved
+from benchmarks.report import show_machine
+from benchmarks.requests import compare
 from benchmarks.servers import Load, Server, free_port, ours
 
-WARM_UP_S = 1.0
 SILENT, READ, UNREAD = "cache, no events", "events, read", "events, not read"
-COLUMNS = ("server", "requests/s", "ratio", "CPU µs/request", "CPU ratio", "server CPU", "client CPU")
 VOCABULARY = 4000
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One server, once."""
-
-    per_s: float
-    cpu_us: float
-    server_cpu: float
-    client_cpu: float
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,16 +29,10 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     cores.pin_client()
     show_machine()
-    warnings: list[str] = []
-    prompts = _prompts(options.prompt, options.tokens)
     with ExitStack() as stack:
         servers = [stack.enter_context(_cached(name)) for name in (SILENT, READ, UNREAD)]
-        for server in servers:
-            closed_loop.run(server.port, options.connections, WARM_UP_S, prompts, streams=False)
-        rounds = interleaved(
-            servers, options.rounds, lambda server: measure(server, options, prompts, warnings)
-        )
-    _show(rounds, options, warnings)
+        title = f"{options.prompt} new tokens in, {options.tokens} out, {options.connections} connections"
+        compare(title, servers, _prompts(options.prompt, options.tokens), options)
     return 0
 
 
@@ -106,40 +86,6 @@ def _subscribed(port: int, reads: bool) -> Iterator[None]:
         finally:
             end.set()
             reader.join()
-
-
-def measure(
-    server: Server, options: argparse.Namespace, prompts: Iterator[bytes], warnings: list[str]
-) -> Round:
-    """One round; what disturbed it is added to `warnings`."""
-    with used_by(server.worker) as use:
-        run = closed_loop.run(server.port, options.connections, options.seconds, prompts, streams=False)
-    warnings += run.client.warnings() + use.warnings(server.name)
-    return Round(
-        per_s=run.units / run.wall_s,
-        cpu_us=use.cpu_s / run.units * 1e6,
-        server_cpu=min(1.0, use.cpu_s / run.wall_s),
-        client_cpu=run.client.cpu,
-    )
-
-
-def _show(rounds: dict[Server, list[Round]], options: argparse.Namespace, warnings: list[str]) -> None:
-    middle = {server: medians(seen) for server, seen in rounds.items()}
-    silent = next(iter(middle.values()))
-    rows = [
-        (
-            server.name,
-            number(row.per_s, 0),
-            ratio(row.per_s, silent.per_s),
-            number(row.cpu_us, 0),
-            ratio(row.cpu_us, silent.cpu_us),
-            share(row.server_cpu),
-            share(row.client_cpu),
-        )
-        for server, row in middle.items()
-    ]
-    title = f"{options.prompt} new tokens in, {options.tokens} out, {options.connections} connections"
-    show(title, COLUMNS, rows, warnings)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,11 @@ from benchmarks.report import medians, number, ratio, share, show, show_machine
 from benchmarks.rounds import interleaved
 from benchmarks.servers import Load, Server, bare, ours
 
-WARM_UP_S = 0.5
-COLUMNS = ("server", "requests/s", "ratio", "CPU µs/request", "p50 ms", "p99 ms", "server CPU", "client CPU")
+WARM_UP_S = 1.0
+COLUMNS = (
+    *("server", "requests/s", "ratio", "CPU µs/request", "CPU ratio"),
+    *("p50 ms", "p99 ms", "server CPU", "client CPU"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,10 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     cores.pin_client()
     show_machine()
-    warnings: list[str] = []
     load = Load(streams=options.connections)
     with bare(load) as reference, ours(load) as server:
-        for each in (reference, server):
-            closed_loop.run(each.port, options.connections, WARM_UP_S, _requests(options), streams=False)
-        rounds = interleaved(
-            (reference, server), options.rounds, lambda each: measure(each, options, warnings)
-        )
-    _show(rounds, options, warnings)
+        title = f"Short replies, {options.connections} connections"
+        compare(title, (reference, server), repeat(chat(options.tokens, stream=False)), options)
     return 0
 
 
@@ -58,16 +56,28 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return flags.parse_args(argv)
 
 
-def _requests(options: argparse.Namespace) -> Iterator[bytes]:
-    return repeat(chat(options.tokens, stream=False))
+def compare(
+    title: str, servers: Sequence[Server], requests: Iterator[bytes], options: argparse.Namespace
+) -> None:
+    """Load the servers in turns with `requests`, which do not end, and show a table.
+
+    The first server is the reference. `options` are --rounds, --connections and --seconds.
+    """
+    warnings: list[str] = []
+    for server in servers:
+        closed_loop.run(server.port, options.connections, WARM_UP_S, requests, streams=False)
+    rounds = interleaved(
+        servers, options.rounds, lambda server: _measure(server, requests, options, warnings)
+    )
+    _show(title, rounds, warnings)
 
 
-def measure(server: Server, options: argparse.Namespace, warnings: list[str]) -> Round:
+def _measure(
+    server: Server, requests: Iterator[bytes], options: argparse.Namespace, warnings: list[str]
+) -> Round:
     """One round; what disturbed it is added to `warnings`."""
     with used_by(server.worker) as use:
-        run = closed_loop.run(
-            server.port, options.connections, options.seconds, _requests(options), streams=False
-        )
+        run = closed_loop.run(server.port, options.connections, options.seconds, requests, streams=False)
     warnings += run.client.warnings() + use.warnings(server.name)
     return Round(
         per_s=run.units / run.wall_s,
@@ -79,7 +89,7 @@ def measure(server: Server, options: argparse.Namespace, warnings: list[str]) ->
     )
 
 
-def _show(rounds: dict[Server, list[Round]], options: argparse.Namespace, warnings: list[str]) -> None:
+def _show(title: str, rounds: dict[Server, list[Round]], warnings: list[str]) -> None:
     middle = {server: medians(seen) for server, seen in rounds.items()}
     reference = next(iter(middle.values()))
     rows = [
@@ -88,6 +98,7 @@ def _show(rounds: dict[Server, list[Round]], options: argparse.Namespace, warnin
             number(row.per_s, 0),
             ratio(row.per_s, reference.per_s),
             number(row.cpu_us, 0),
+            ratio(row.cpu_us, reference.cpu_us),
             number(row.p50_ms),
             number(row.p99_ms),
             share(row.server_cpu),
@@ -95,7 +106,7 @@ def _show(rounds: dict[Server, list[Round]], options: argparse.Namespace, warnin
         )
         for server, row in middle.items()
     ]
-    show(f"Short replies, {options.connections} connections", COLUMNS, rows, warnings)
+    show(title, COLUMNS, rows, warnings)
 
 
 if __name__ == "__main__":
