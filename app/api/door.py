@@ -85,7 +85,7 @@ class Door:
 
     def wants_image(self, environ: Mapping[str, Any]) -> bool:
         """True when an image should follow the reply: asked for by header, or drawn (simulator.md 2.2)."""
-        return self.omni and self.translation.wants_image(truth(environ, "X-Send-Image"))
+        return self.omni and self.translation.wants_image(truth(environ, "HTTP_X_SEND_IMAGE"))
 
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> dict[str, Any] | None:
         """`ec_transfer_params` of an encoder's answer; None of any other's."""
@@ -127,7 +127,7 @@ class Door:
         together = len(prompts) * (asked.n or 1)
         # Before as many generations are made as a hostile request asks for.
         self.delivery.service.admit(together)
-        missed = bool(truth(environ, "X-Cache-Threshold-Finish-Reason"))
+        missed = bool(truth(environ, "HTTP_X_CACHE_THRESHOLD_FINISH_REASON"))
         priority, delays = priority_of(asked, environ), delays_of(environ)
         meant = Asked(head, environ[ARRIVAL], together, priority, image, delays, missed)
         played = [

@@ -53,12 +53,13 @@ class Asked(Struct, frozen=True):
     """Whether the cache is to be said to have too little of the prompt."""
 
 
-def truth(environ: Mapping[str, Any], header: str) -> bool | None:
-    """What a header says; None without it. ApiError 400 for a word that is no boolean."""
-    told = environ.get("HTTP_" + header.upper().replace("-", "_"))
+def truth(environ: Mapping[str, Any], key: str) -> bool | None:
+    """What the header under `key` of the environ says; None without it. ApiError 400 for another word."""
+    told = environ.get(key)
     if told is None:
         return None
     if told.lower() not in TRUTHS:
+        header = key.removeprefix("HTTP_").replace("_", "-").title()
         raise bad_request(f"{header} must be true or false, got {told[:40]!r}")
     return TRUTHS[told.lower()]
 
