@@ -15,17 +15,9 @@ from app.api.head import Head
 from app.api.message_answer import MessageAnswer, MessageShape
 from app.events import Event, Failed, Finish, Part, Started, Tokens
 from app.protocol.errors import ApiError, internal, retryable, too_many
+from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
 
 HEAD = Head("chatcmpl-1", 1_700_000_000, "a model", "fp")
-THOUGHT = Part("reasoning")
-IMAGE = Part("image")
-
-Segment = tuple[Part | None, Sequence[str]]
-"""Some tokens of one part, by their texts."""
-
-
-def call(number: int, name: str = "weather") -> Part:
-    return Part("call", number, name)
 
 
 def answer(cached_details: bool = False, **shape: Any) -> MessageAnswer:
@@ -113,26 +105,8 @@ def finished(block: dict[str, Any]) -> dict[str, Any]:
     return block
 
 
-TEXT = st.text(max_size=4).filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text))
-TEXTS = st.lists(TEXT, min_size=1, max_size=6)
-ARGUMENTS = st.dictionaries(TEXT, st.integers() | TEXT, max_size=3).map(json.dumps)
 REASONS = st.sampled_from(["stop", "length"])
 FINISH = st.builds(Finish, REASONS, st.none() | st.just("END") | st.integers(0, 9))
-
-
-@st.composite
-def segments(draw: st.DrawFn) -> list[Segment]:
-    """Thoughts, texts and calls in any order; calls are numbered and their markup is silent."""
-    numbers = count()
-    found: list[Segment] = []
-    for kind in draw(st.lists(st.sampled_from(["text", "thought", "call"]), max_size=5)):
-        if kind == "call":
-            arguments = draw(ARGUMENTS)
-            cut = draw(st.integers(0, len(arguments)))
-            found.append((call(next(numbers)), ["", "", arguments[:cut], arguments[cut:], ""]))
-        else:
-            found.append((THOUGHT if kind == "thought" else None, draw(TEXTS)))
-    return found
 
 
 @given(segments=segments(), finish=FINISH, most=st.integers(1, 6), cached=st.integers(0, 16))

@@ -14,20 +14,12 @@ from hypothesis import strategies as st
 from app.api.head import Head
 from app.api.response_answer import ResponseAnswer, ResponseShape
 from app.api.response_object import Response, new_response
-from app.events import Event, Failed, Finish, Part, Started, TokenLogprob, Tokens
+from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
 from app.protocol.errors import ApiError, bad_request, internal, too_many
 from app.protocol.responses import ResponsesRequest
+from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
 
 HEAD = Head("resp_1", 1_700_000_000, "a model", "fp")
-THOUGHT = Part("reasoning")
-IMAGE = Part("image")
-
-Segment = tuple[Part | None, Sequence[str]]
-"""Some tokens of one part, by their texts."""
-
-
-def call(number: int, name: str = "weather") -> Part:
-    return Part("call", number, name)
 
 
 def answer(ended: list[Response] | None = None, asked: Any = None, **shape: Any) -> ResponseAnswer:
@@ -118,25 +110,7 @@ def gathered(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return items
 
 
-TEXT = st.text(max_size=4).filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text))
-TEXTS = st.lists(TEXT, min_size=1, max_size=6)
-ARGUMENTS = st.dictionaries(TEXT, st.integers() | TEXT, max_size=3).map(json.dumps)
 FINISH = st.builds(Finish, st.sampled_from(["stop", "length", "abort"]), st.none() | st.just("END"))
-
-
-@st.composite
-def segments(draw: st.DrawFn) -> list[Segment]:
-    """Thoughts, texts and calls in any order; calls are numbered and their markup is silent."""
-    numbers = count()
-    found: list[Segment] = []
-    for kind in draw(st.lists(st.sampled_from(["text", "thought", "call"]), max_size=5)):
-        if kind == "call":
-            arguments = draw(ARGUMENTS)
-            cut = draw(st.integers(0, len(arguments)))
-            found.append((call(next(numbers)), ["", "", arguments[:cut], arguments[cut:], ""]))
-        else:
-            found.append((THOUGHT if kind == "thought" else None, draw(TEXTS)))
-    return found
 
 
 @given(

@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from tests.conformance.recording import CASES, REPLAY
-from tests.conformance.wire import MESSAGES, error_of, ok, post
+from tests.conformance.wire import MESSAGES, error_of, named_events, ok, post
 from tests.running_server import RunningServer
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -38,17 +38,7 @@ def counted(server: RunningServer, **asked: Any) -> int:
 
 def stream(server: RunningServer, **asked: Any) -> list[dict[str, Any]]:
     """The JSON of each event, whose type is its name."""
-    got = send(server, stream=True, **asked)
-    assert got.status_code == 200, got.text
-    assert got.headers["Content-Type"] == "text/event-stream; charset=utf-8"
-    *events, rest = got.content.decode().split("\n\n")
-    assert rest == ""
-    found = []
-    for event in events:
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == "event: " + found[-1]["type"]
-    return found
+    return named_events(send(server, stream=True, **asked))
 
 
 def refusal(got: requests.Response) -> tuple[int, str]:

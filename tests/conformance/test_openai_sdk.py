@@ -13,31 +13,22 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from tests.conformance.sdk import openai_client
 from tests.running_server import RunningServer
 
 MODEL = "tiny"
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say something."}]
 
 
-def sdk(server: RunningServer, strict: bool) -> openai.OpenAI:
-    return openai.OpenAI(
-        base_url=server.url + "/v1",
-        api_key="x",
-        max_retries=0,
-        timeout=20,
-        _strict_response_validation=strict,
-    )
-
-
 @pytest.fixture(scope="module")
 def client(vllm: RunningServer) -> Iterator[openai.OpenAI]:
-    with sdk(vllm, strict=True) as strict:
+    with openai_client(vllm, strict=True) as strict:
         yield strict
 
 
 @pytest.fixture(scope="module")
 def lenient(vllm: RunningServer) -> Iterator[openai.OpenAI]:
-    with sdk(vllm, strict=False) as lenient:
+    with openai_client(vllm, strict=False) as lenient:
         yield lenient
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from tests.conformance.sdk import openai_client
 from tests.conformance.wire import USAGE_KEYS, ok, post, token_ids
 from tests.pooling.wire import BASE, CLASSIFY, EMBED, POOL, RERANK, SCORE, vectors
 from tests.running_server import RunningServer, running_server
@@ -21,19 +22,9 @@ def every() -> Iterator[RunningServer]:
         yield server
 
 
-def client(server: RunningServer, strict: bool) -> openai.OpenAI:
-    return openai.OpenAI(
-        base_url=server.url + "/v1",
-        api_key="x",
-        max_retries=0,
-        timeout=20,
-        _strict_response_validation=strict,
-    )
-
-
 @pytest.fixture(scope="module")
 def sdk(every: RunningServer) -> Iterator[openai.OpenAI]:
-    with client(every, strict=False) as lenient:
+    with openai_client(every, strict=False) as lenient:
         yield lenient
 
 
@@ -88,7 +79,7 @@ def test_the_sdk_asks_for_base64_and_returns_the_numbers(every: RunningServer, s
 
 
 def test_the_strict_sdk_takes_floats_and_refuses_base64_as_with_vllm(every: RunningServer) -> None:
-    with client(every, strict=True) as strict:
+    with openai_client(every, strict=True) as strict:
         answer = strict.embeddings.create(model="tiny", input="hello", encoding_format="float")
         assert [item.embedding for item in answer.data] == vectors(every, "hello")
         with pytest.raises(openai.APIResponseValidationError):

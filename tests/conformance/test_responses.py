@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from tests.conformance.recording import CASES, ENVIRONMENT, FLAGS, REPLAY
-from tests.conformance.wire import error_of, ok, post
+from tests.conformance.wire import error_of, named_events, ok, post
 from tests.running_server import RunningServer, running_server
 
 PATH = "/v1/responses"
@@ -56,18 +56,9 @@ def respond(server: RunningServer, **asked: Any) -> dict[str, Any]:
 
 def stream(server: RunningServer, **asked: Any) -> list[dict[str, Any]]:
     """The JSON of each event, whose type is its name and whose number is its place."""
-    got = send(server, stream=True, **asked)
-    assert got.status_code == 200, got.text
-    assert got.headers["Content-Type"] == "text/event-stream; charset=utf-8"
-    *events, rest = got.content.decode().split("\n\n")
-    assert rest == ""
-    found = []
-    for number, event in enumerate(events):
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == "event: " + found[-1]["type"]
-        assert found[-1]["sequence_number"] == number
-    return found
+    events = named_events(send(server, stream=True, **asked))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:

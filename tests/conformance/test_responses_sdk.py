@@ -15,6 +15,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from tests.conformance.recording import ENVIRONMENT, FLAGS
+from tests.conformance.sdk import openai_client
 from tests.conformance.test_responses import WEATHER
 from tests.running_server import RunningServer, running_server
 from tests.traps.wire import wait_until
@@ -39,25 +40,15 @@ def thinking() -> Iterator[RunningServer]:
         yield server
 
 
-def sdk(server: RunningServer, strict: bool = True) -> openai.OpenAI:
-    return openai.OpenAI(
-        base_url=server.url + "/v1",
-        api_key="x",
-        max_retries=0,
-        timeout=20,
-        _strict_response_validation=strict,
-    )
-
-
 @pytest.fixture(scope="module")
 def client(vllm: RunningServer) -> Iterator[openai.OpenAI]:
-    with sdk(vllm) as strict:
+    with openai_client(vllm) as strict:
         yield strict
 
 
 @pytest.fixture(scope="module")
 def thinker(thinking: RunningServer) -> Iterator[openai.OpenAI]:
-    with sdk(thinking) as strict:
+    with openai_client(thinking) as strict:
         yield strict
 
 
@@ -191,9 +182,9 @@ def test_thoughts_come_before_words(thinker: openai.OpenAI) -> None:
 
 
 def test_strict_validation_refuses_the_events_of_thoughts_as_with_vllm(thinking: RunningServer) -> None:
-    with sdk(thinking) as client, pytest.raises(openai.APIResponseValidationError):
+    with openai_client(thinking) as client, pytest.raises(openai.APIResponseValidationError):
         list(create(client, stream=True))
-    with sdk(thinking, strict=False) as client:
+    with openai_client(thinking, strict=False) as client:
         types = {event.type for event in create(client, stream=True)}
     assert {"response.reasoning_part.added", "response.reasoning_text.delta"} <= types
 
@@ -220,7 +211,7 @@ def test_a_response_is_generated_in_the_background(thinker: openai.OpenAI) -> No
 
 
 def test_the_events_of_the_background_are_followed(thinking: RunningServer) -> None:
-    with sdk(thinking, strict=False) as client:
+    with openai_client(thinking, strict=False) as client:
         events = list(create(client, background=True, stream=True))
         response_id = events[-1].response.id
         rest = list(client.responses.retrieve(response_id, stream=True, starting_after=4))

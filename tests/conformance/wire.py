@@ -73,3 +73,17 @@ def token_ids(server: RunningServer, prompt: str = "hello") -> list[int]:
 def choices(chunks: Sequence[Any]) -> list[dict[str, Any]]:
     """The choice of each chunk that has one."""
     return [chunk["choices"][0] for chunk in chunks if chunk != DONE and chunk["choices"]]
+
+
+def named_events(got: requests.Response) -> list[dict[str, Any]]:
+    """The JSON of each event of a stream whose events are named by their types."""
+    assert got.status_code == 200, got.text
+    assert got.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    *events, rest = got.content.decode().split("\n\n")
+    assert rest == ""
+    found = []
+    for event in events:
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == "event: " + found[-1]["type"]
+    return found
