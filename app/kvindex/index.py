@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -53,7 +52,6 @@ class Index:
         self._keys = request_keys(settings.generation, settings.block_size, settings.seed)
         self._ingest = Ingest(backend, self._keys, self.losses)
         self._clock = clock
-        self._lock = threading.Lock()
 
     def ingest_payload(
         self, payload: bytes, pod: str, model: str, sequence: int | None = None

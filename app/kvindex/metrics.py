@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -16,8 +16,6 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 FAST_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, *SECONDS)
 """llm-d's buckets begin at 5 ms, where most lookups have ended long ago."""
 
-Tokenizing = Literal["render_chat_template", "tokenization"]
-
 
 class IndexMetrics:
     """Counts what the index does. `now` gives Unix seconds for the `_created` samples."""
@@ -26,55 +24,33 @@ class IndexMetrics:
         def family(name: str, help: str, create: Callable[[], Any], kind: str) -> Family[Any]:
             return Family(f"kvcache_{name}", help, create, kind, now)
 
-        self._admissions = family(
-            "index_admissions_total", "Copies of blocks that were added.", Counter, "counter"
+        def counter(name: str, help: str) -> Family[Any]:
+            return family(name, help, Counter, "counter")
+
+        def latency(name: str, help: str, buckets: Sequence[float] = SECONDS) -> Family[Any]:
+            return family(f"{name}_latency_seconds", help, partial(Histogram, buckets), "histogram")
+
+        self._admissions = counter("index_admissions_total", "Copies of blocks that were added.")
+        self._evictions = counter("index_evictions_total", "Copies of blocks that were removed.")
+        self._lookups = counter("index_lookup_requests_total", "Prompts that were scored.")
+        self._hits = counter("index_lookup_hits_total", "Blocks that the best pod had, over all prompts.")
+        self._best = counter("index_max_pod_hit_count_total", "Other name of kvcache_index_lookup_hits.")
+        self._latency = latency("index_lookup", "Time to score a prompt.", FAST_SECONDS)
+        self._rendering = latency("tokenization_render_chat_template", "Time to render a conversation.")
+        self._tokenizing = latency("tokenization_tokenization", "Time to turn a prompt into token ids.")
+        self._tokenized = counter(
+            "tokenization_tokenized_tokens_total", "Tokens of prompts that came as text."
         )
-        self._evictions = family(
-            "index_evictions_total", "Copies of blocks that were removed.", Counter, "counter"
+        self._messages = counter("events_messages_total", "Messages received.")
+        self._lost_messages = counter("events_messages_skipped_total", "Messages not used, by reason.")
+        self._lost_events = counter(
+            "events_skipped_total", "Events not used (blocks, for unknown_block), by reason."
         )
-        self._lookups = family("index_lookup_requests_total", "Prompts that were scored.", Counter, "counter")
-        self._hits = family(
-            "index_lookup_hits_total", "Blocks that the best pod had, over all prompts.", Counter, "counter"
+        self._restarts = counter("events_pod_restarts_total", "Pods that began anew.")
+        self._backend_losses = counter(
+            "index_backend_losses_total", "Times that the backend had lost all it held."
         )
-        self._best = family(
-            "index_max_pod_hit_count_total", "Other name of kvcache_index_lookup_hits.", Counter, "counter"
-        )
-        self._latency = family(
-            "index_lookup_latency_seconds",
-            "Time to score a prompt.",
-            partial(Histogram, FAST_SECONDS),
-            "histogram",
-        )
-        self._rendering = family(
-            "tokenization_render_chat_template_latency_seconds",
-            "Time to render a conversation.",
-            partial(Histogram, SECONDS),
-            "histogram",
-        )
-        self._tokenizing = family(
-            "tokenization_tokenization_latency_seconds",
-            "Time to turn a prompt into token ids.",
-            partial(Histogram, SECONDS),
-            "histogram",
-        )
-        self._tokenized = family(
-            "tokenization_tokenized_tokens_total", "Tokens of prompts that came as text.", Counter, "counter"
-        )
-        self._messages = family("events_messages_total", "Messages received.", Counter, "counter")
-        self._lost_messages = family(
-            "events_messages_skipped_total", "Messages not used, by reason.", Counter, "counter"
-        )
-        self._lost_events = family(
-            "events_skipped_total",
-            "Events not used (blocks, for unknown_block), by reason.",
-            Counter,
-            "counter",
-        )
-        self._restarts = family("events_pod_restarts_total", "Pods that began anew.", Counter, "counter")
-        self._backend_losses = family(
-            "index_backend_losses_total", "Times that the backend had lost all it held.", Counter, "counter"
-        )
-        self._replays = family("events_replays_total", "Replays asked for, by result.", Counter, "counter")
+        self._replays = counter("events_replays_total", "Replays asked for, by result.")
         self._gauges = {
             name: family(name, help, Gauge, "gauge")
             for name, help in (

@@ -187,14 +187,3 @@ TAKE: dict[str, Any] = {
     "unevaluatedItems": Demands._doubt,
     "unevaluatedProperties": Demands._doubt,
 }
-
-
-def as_schemas(schemas: Iterable[Schema]) -> list[Mapping[str, Any]]:
-    """The schemas that are objects. Raises Contradiction when one is false."""
-    found = []
-    for schema in schemas:
-        if schema is False:
-            raise Contradiction
-        if schema is not True:
-            found.append(schema)
-    return found

@@ -63,10 +63,6 @@ class Pattern(str):
         """True when some part of `text` matches, as JSON Schema wants it; SchemaError if too costly."""
         return self._search(text, allowance, whole=False)
 
-    def is_all_of(self, text: str, allowance: Allowance) -> bool:
-        """True when `text` matches from its start to its end; SchemaError if too costly."""
-        return self._search(text, allowance, whole=True)
-
     def _search(self, text: str, allowance: Allowance, whole: bool) -> bool:
         search = self._engine.fullmatch if whole else self._engine.search
         begun = thread_time()
