@@ -95,9 +95,7 @@ def _service_settings(settings: Settings) -> KvIndexSettings:
             seed=at.kv_index_hash_seed,
             weights=Weights(tier_weights(at.kv_index_tier_weights), at.kv_index_unknown_tier_weight),
         ),
-        pool=PoolSettings(
-            shards=at.kv_index_shards, most_payload_bytes=at.kv_index_max_message_mb << 20
-        ),
+        pool=PoolSettings(shards=at.kv_index_shards, most_payload_bytes=at.kv_index_max_message_mb << 20),
         subscriber=_subscriber_settings(at, settings.model.model),
         targets=at.kv_index_pods,
         tokenization=TokenizationSettings(

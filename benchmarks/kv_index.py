@@ -26,7 +26,7 @@ import msgspec
 import zmq
 from cachetools import LRUCache
 
-from app.kvcache.events import BlockStored, EventBatch
+from app.kvcache.events import BlockHash, BlockStored, EventBatch
 from app.kvindex.cost import weigh_bytes
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
@@ -100,8 +100,18 @@ class Fleet:
         return [self._rng.randrange(VOCABULARY) for _ in range(blocks * BLOCK)]
 
     def event(self, tokens: Sequence[int]) -> BlockStored:
-        hashes = [self._rng.getrandbits(64) for _ in range(len(tokens) // BLOCK)]
-        return BlockStored(list(hashes), None, list(tokens), BLOCK, None)
+        """A store as vLLM 0.32 publishes it."""
+        hashes: list[BlockHash] = [self._rng.getrandbits(64) for _ in range(len(tokens) // BLOCK)]
+        return BlockStored(
+            hashes,
+            None,
+            list(tokens),
+            BLOCK,
+            None,
+            extra_keys=[None] * len(hashes),
+            group_idx=0,
+            kv_cache_spec_kind="full_attention",
+        )
 
 
 def main(argv: Sequence[str]) -> int:

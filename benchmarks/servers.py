@@ -59,9 +59,7 @@ class Server:
 
 
 @contextmanager
-def ours(
-    load: Load, command: Sequence[str] = WSGI, name: str = OURS, **more: str
-) -> Iterator[Server]:
+def ours(load: Load, command: Sequence[str] = WSGI, name: str = OURS, **more: str) -> Iterator[Server]:
     """Understudy with its defaults: own worker, metrics on; `more` are further variables."""
     port = free_port()
     settings = {

@@ -123,19 +123,19 @@ class RawBlocks:
         keys = self.keys(int.from_bytes(parent, "big"), ids, extras)
         return [key.to_bytes(8, "big") for key in keys]
 
-    def keys(self, parent: int, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[int]:
+    def keys(self, parent: int, tokens: Sequence[int], features: Sequence[Extra] | None = None) -> list[int]:
         """The same as numbers, in one pass over the packed ids. ValueError for an id of no 32 bits."""
-        data, width = packed_ids(ids), self._width
+        data, width = packed_ids(tokens), self._width
         pack, digest, keys = _PARENT.pack, xxh64_intdigest, []
         starts = range(0, len(data) - width + 1, width)
-        if extras is None:
+        if features is None:
             for start in starts:
                 parent = digest(pack(parent) + data[start : start + width])
                 keys.append(parent)
             return keys
-        for start, extra in zip(starts, extras, strict=True):
+        for start, texts in zip(starts, features, strict=True):
             block = data[start : start + width]
-            parent = digest(pack(parent) + block + _sized(extra or ()))
+            parent = digest(pack(parent) + block + _sized(texts or ()))
             keys.append(parent)
         return keys
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from app.kvindex.backend import UNALIGNED, Copies, Owned
 
 
@@ -44,3 +46,15 @@ def anywhere(copies: Copies) -> int:
     for one in copies:
         mask |= one
     return mask
+
+
+def spans(keys: Sequence[int], found: Sequence[Copies | None]) -> Iterator[tuple[Copies, Sequence[int]]]:
+    """The keys in a row that have the same copies, with these."""
+    if found.count(found[0]) == len(found):
+        yield found[0] or (), keys
+        return
+    start = 0
+    for end in range(1, len(found) + 1):
+        if end == len(found) or found[end] != found[start]:
+            yield found[start] or (), keys[start:end]
+            start = end

@@ -180,7 +180,7 @@ class Index:
         media: Sequence[Media],
     ) -> list[PodScore]:
         """Images touch other blocks in engines of other block sizes: the best score of each engine counts."""
-        sizes = granularities(self._ingest.block_sizes.get(model, ()), self.settings.block_size)
+        sizes = granularities(self._ingest.stores.block_sizes.get(model, ()), self.settings.block_size)
         best: dict[tuple[str, int], PodScore] = {}
         for size in sizes:
             keys = self._chain(model, tokens, lora, salt, media, size)

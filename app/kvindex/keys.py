@@ -46,13 +46,13 @@ def request_keys(generation: GenerationName, block_size: int, seed: str = "") ->
     return FastKeys(block_size, seed) if generation == "E" else LinkedKeys(generation, block_size, seed)
 
 
-class FastKeys:
+class FastKeys(RawBlocks):
     """Generation E, in one pass over the packed tokens."""
 
     def __init__(self, block_size: int, seed: str = "") -> None:
+        super().__init__(block_size)
         self.block_size = block_size
         self._seed = seed
-        self._blocks = RawBlocks(block_size)
         self._roots: Memo[str, int] = Memo(_ROOTS)
 
     def root(self, model: str) -> int:
@@ -61,11 +61,6 @@ class FastKeys:
             root = raw_root(self._seed, model)
             self._roots.put([model], [root])
         return root
-
-    def keys(
-        self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
-    ) -> list[int]:
-        return self._blocks.keys(parent, tokens, features)
 
 
 class LinkedKeys:

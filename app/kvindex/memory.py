@@ -26,7 +26,7 @@ from app.kvindex.backend import (
     Stamp,
     Store,
 )
-from app.kvindex.copies import anywhere, count_copies, keys_of, with_holder, without_holder
+from app.kvindex.copies import anywhere, count_copies, keys_of, spans, with_holder, without_holder
 from app.kvindex.holders import Holders, Source, bits
 
 MOST_COPIES = 10_000_000
@@ -194,16 +194,10 @@ class MemoryBackend:
         """Give a holder these blocks, all different, in a tier; how many of them it did not have there."""
         if not keys:
             return 0
-        found = list(map(self._table.get, keys))
-        if found.count(found[0]) == len(found):
+        added = 0
+        for copies, span in spans(keys, list(map(self._table.get, keys))):
             # Neighbours have the same holders more often than not: one tuple then serves them all.
-            copies = found[0] or ()
-            added = self._replace(keys, copies, self._given(copies, tier, number))
-        else:
-            added = 0
-            for key, one in zip(keys, found, strict=True):
-                copies = one or ()
-                added += self._replace((key,), copies, self._given(copies, tier, number))
+            added += self._replace(span, copies, self._given(copies, tier, number))
         self._touch(keys)
         return added
 

@@ -49,7 +49,8 @@ class KVIndexSettings:
     kv_index_size: int = setting(
         10_000_000,
         unit="copies",
-        help="Most copies of blocks (a block in a tier of a pod) that backend memory keeps.", rule=at_least(1)
+        help="Most copies of blocks (a block in a tier of a pod) that backend memory keeps.",
+        rule=at_least(1),
     )
     kv_index_memory_mb: int = setting(
         2048, unit="MiB", help="Most memory that backend cost-aware takes.", rule=at_least(1)

@@ -72,7 +72,8 @@ def test_a_prompt_may_fork_inside_a_block_of_the_index() -> None:
 
 def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
     index = make_index(64)
-    index._ingest._tails = type(index._ingest._tails)(1)
+    stores = index._ingest.stores
+    stores._tails = type(stores._tails)(1)
     index.ingest(batch(stored([1, 2], list(range(32)), size=16)), "a", "m")
     index.ingest(batch(stored([3], list(range(16)), 1, 16)), "a", "m")
     assert index.losses.events == {"unaligned_parent": 1}
