@@ -6,7 +6,7 @@ from typing import Any
 
 from config.errors import ConfigError
 from config.fields import MASK, Setting
-from config.settings import Settings
+from config.settings import ServerSettings, Settings
 from config.table import BY_NAME, TABLE
 
 FIRST = (
@@ -42,6 +42,10 @@ class Agreement:
     holds: Callable[[Settings], bool]
 
 
+def _one_rank(server: ServerSettings) -> bool:
+    return server.rank is not None or server.data_parallel_size == 1
+
+
 AGREEMENTS = (
     Agreement(
         "max-cpu-loras",
@@ -70,8 +74,13 @@ AGREEMENTS = (
     ),
     Agreement(
         "kv-index-bind",
-        "must be empty when data-parallel-size is more than 1: ranks cannot share a port",
-        lambda at: not at.kvindex.kv_index_bind or at.server.data_parallel_size == 1,
+        "must be empty when this server plays several ranks: they cannot share a port",
+        lambda at: not at.kvindex.kv_index_bind or _one_rank(at.server),
+    ),
+    Agreement(
+        "role",
+        "has no ranks: data-parallel-size must be 1",
+        lambda at: at.kvindex.role != "indexer" or _one_rank(at.server),
     ),
     Agreement(
         "port",

@@ -59,6 +59,14 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         (["--latency-calculator", "magic"], 'must be "" (empty), constant or per-token'),
         (["--access-log=maybe"], "must be true or false"),
         (["--log-level", "loud"], "must be debug, info, warning, error or critical"),
+        (
+            ["--kv-index-bind", "tcp://*:5557", "--data-parallel-size", "2"],
+            "setting kv-index-bind: 'tcp://*:5557' (flag --kv-index-bind) must be empty when",
+        ),
+        (
+            ["--role", "indexer", "--data-parallel-size", "2"],
+            "setting role: 'indexer' (flag --role) has no ranks: data-parallel-size must be 1",
+        ),
         (["--prot", "1"], "unknown flag --prot; did you mean --port?"),
         (["--xyzzy"], "unknown flag --xyzzy"),
         (["--no-port"], "unknown flag --no-port"),
@@ -76,6 +84,11 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
 )
 def test_a_wrong_command_line_is_refused_in_one_line(argv: list[str], line: str) -> None:
     assert line in refusal(argv)
+
+
+@pytest.mark.parametrize("alone", [["--kv-index-bind", "tcp://*:5557"], ["--role", "indexer"]])
+def test_a_rank_that_is_played_alone_may_keep_an_index(alone: list[str]) -> None:
+    load([*alone, "--data-parallel-size", "2", "--data-parallel-rank", "1"], {})
 
 
 @pytest.mark.parametrize(
