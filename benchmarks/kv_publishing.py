@@ -37,9 +37,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    flags = parser("kv_publishing", __doc__, rounds=7)
+    flags = parser("kv_publishing", __doc__, rounds=25)
     flags.add_argument("--connections", type=int, default=32)
-    flags.add_argument("--seconds", type=float, default=2.0, help="length of a round")
+    flags.add_argument("--seconds", type=float, default=1.0, help="length of a round")
     flags.add_argument("--prompt", type=int, default=512, help="tokens of a prompt, none of them cached")
     flags.add_argument("--tokens", type=int, default=32, help="tokens of a reply")
     return flags.parse_args(argv)

@@ -47,6 +47,14 @@ def ratio(value: float, reference: float) -> str:
     return number(value / reference if reference else float("nan"), 2, "x")
 
 
+def middle_ratio(values: Sequence[float], references: Sequence[float]) -> str:
+    """The median of the ratios round by round: neighbours in time have the same noise.
+
+    ValueError without rounds, or with some of one side only.
+    """
+    return ratio(statistics.median(a / b for a, b in zip(values, references, strict=True)), 1.0)
+
+
 def show(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], warnings: Iterable[str] = ()
 ) -> None:

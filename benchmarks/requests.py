@@ -13,7 +13,7 @@ from benchmarks.arrivals import quantile
 from benchmarks.connections import chat
 from benchmarks.options import parser
 from benchmarks.processes import used_by
-from benchmarks.report import medians, number, ratio, share, show, show_machine
+from benchmarks.report import medians, middle_ratio, number, share, show, show_machine
 from benchmarks.rounds import interleaved
 from benchmarks.servers import Load, Server, bare, ours
 
@@ -90,22 +90,23 @@ def _measure(
 
 
 def _show(title: str, rounds: dict[Server, list[Round]], warnings: list[str]) -> None:
-    middle = {server: medians(seen) for server, seen in rounds.items()}
-    reference = next(iter(middle.values()))
-    rows = [
-        (
-            server.name,
-            number(row.per_s, 0),
-            ratio(row.per_s, reference.per_s),
-            number(row.cpu_us, 0),
-            ratio(row.cpu_us, reference.cpu_us),
-            number(row.p50_ms),
-            number(row.p99_ms),
-            share(row.server_cpu),
-            share(row.client_cpu),
+    reference = next(iter(rounds.values()))
+    rows = []
+    for server, seen in rounds.items():
+        row = medians(seen)
+        rows.append(
+            (
+                server.name,
+                number(row.per_s, 0),
+                middle_ratio([one.per_s for one in seen], [one.per_s for one in reference]),
+                number(row.cpu_us, 0),
+                middle_ratio([one.cpu_us for one in seen], [one.cpu_us for one in reference]),
+                number(row.p50_ms),
+                number(row.p99_ms),
+                share(row.server_cpu),
+                share(row.client_cpu),
+            )
         )
-        for server, row in middle.items()
-    ]
     show(title, COLUMNS, rows, warnings)
 
 

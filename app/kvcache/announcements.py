@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from app.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
 from app.kvcache.extra_keys import Adapter, ExtraKeys
-from app.kvcache.hashing import low64
+from app.kvcache.hashing import all_low64, low64
 
 GROUP, MEDIUM = 0, "GPU"
 """Given to every event: the defaults of its fields cost a call each."""
@@ -45,7 +45,7 @@ class Announcements:
         self._pending.append(
             BlockStored(
                 block_hashes=self._wire(hashes),
-                parent_block_hash=None if parent is None else self._wire([parent])[0],
+                parent_block_hash=low64(parent) if parent is not None and self._int_hashes else parent,
                 token_ids=list(token_ids[: len(hashes) * self._block_size]),
                 block_size=self._block_size,
                 lora_id=adapter.id if adapter else None,
@@ -68,4 +68,4 @@ class Announcements:
             self._pending.append(AllBlocksCleared())
 
     def _wire(self, hashes: Sequence[bytes]) -> list[BlockHash]:
-        return list(map(low64, hashes)) if self._int_hashes else list(hashes)
+        return list(all_low64(hashes)) if self._int_hashes else list(hashes)

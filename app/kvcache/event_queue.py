@@ -44,4 +44,8 @@ class EventQueue:
     def take(self, now_s: float) -> list[KVEvent]:
         """The next batch."""
         self._last_s = now_s
-        return [self._events.popleft() for _ in range(min(MOST_BATCHES * self._batch, len(self._events)))]
+        events, most = self._events, MOST_BATCHES * self._batch
+        if len(events) > most:
+            return [events.popleft() for _ in range(most)]
+        self._events = deque()
+        return list(events)

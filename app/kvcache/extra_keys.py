@@ -60,6 +60,8 @@ class ExtraKeys:
 
     def published(self, first: int, last: int) -> list[list[Any] | None]:
         """What the event about these blocks says of it."""
+        if not self._own:
+            return [self._every[1]] * (last - first)
         return [self._of(block)[1] for block in range(first, last)]
 
     def _of(self, block: int) -> tuple[Extra, list[Any] | None]:

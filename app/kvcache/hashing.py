@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from functools import cache
 from hashlib import sha256
 from random import Random
+from struct import Struct
 from typing import Literal, TypeAlias
 
 import xxhash
@@ -32,6 +34,18 @@ _TAILS = 1024
 def low64(block_hash: bytes) -> int:
     """The number that events carry in place of a hash: its last eight bytes, big-endian."""
     return int.from_bytes(block_hash[-8:], "big")
+
+
+def all_low64(hashes: Sequence[bytes]) -> list[int]:
+    """The numbers of hashes of one length, at a third of the cost of `low64` for each."""
+    if not hashes:
+        return []
+    return [number for (number,) in _last_eight(len(hashes[0])).iter_unpack(b"".join(hashes))]
+
+
+@cache
+def _last_eight(length: int) -> Struct:
+    return Struct(f">{length - 8}xQ")
 
 
 def none_hash(algorithm: Algorithm, seed: str | None, rng: Random) -> bytes:

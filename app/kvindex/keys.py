@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from app.kvcache.generations import GenerationName, KeyChain, RawBlocks, packed_ids, raw_root
-from app.kvcache.hashing import low64
+from app.kvcache.hashing import all_low64
 from app.kvcache.memo import Memo
 
 Features: TypeAlias = tuple[str, ...] | None
@@ -81,7 +81,7 @@ class LinkedKeys:
         return self._keys(self._chain.links(self._link(parent), tokens, features))
 
     def _keys(self, links: list[bytes]) -> list[int]:
-        keys = list(map(low64, links))
+        keys = all_low64(links)
         if self._links is not None:
             self._links.put(keys, links)
         return keys
