@@ -121,9 +121,9 @@ class _Batch:
         engine = whole("block_hashes", [key for event in events for key in event.block_hashes])
         return Remove(group_of(events[0].group_idx), self._ingest.tier(events[0].medium), engine)
 
-    def _look_up(self, runs: Sequence[Run]) -> None:
+    def _look_up(self, stored: Sequence[Run]) -> None:
         """Ask the index for all blocks that events of this batch continue, at once."""
-        wanted = [(run.group, parent) for run in runs for parent in run.parents if parent is not None]
+        wanted = [(run.group, parent) for run in stored for parent in run.parents if parent is not None]
         self._known = dict(zip(wanted, self._ingest.known(self._source, wanted), strict=True))
 
     def _operations(self, parsed: Run | Operation) -> list[Operation]:
