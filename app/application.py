@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from flask import Flask, Request, Response
+from flask.globals import request_ctx
 from flask.sessions import NullSession, SessionInterface, SessionMixin
 from werkzeug.routing import MapAdapter, Rule
 
@@ -54,8 +55,8 @@ class Understudy(Flask):
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Routes depend on path and method only, so nothing else of the environment is looked at."""
-        if request is None:
-            return super().create_url_adapter(request)
+        if request is None:  # nobody asks for the URL of a route
+            return None
         scheme = request.environ["wsgi.url_scheme"]
         path = request.environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
         return DirectAdapter(self.url_map, self._static_rules, scheme, path, request.method)
@@ -63,6 +64,25 @@ class Understudy(Flask):
     @cached_property
     def _static_rules(self) -> StaticRules:
         return static_rules(self.url_map)
+
+    def preprocess_request(self) -> Any:
+        """The hooks of the application; blueprints have none of their own, here and below."""
+        for hook in self.before_request_funcs.get(None, ()):
+            if (answer := hook()) is not None:
+                return answer
+        return None
+
+    def process_response(self, response: Response) -> Response:
+        own: list[Any] = request_ctx._after_request_functions
+        for hook in (*own, *reversed(self.after_request_funcs.get(None, ()))):
+            response = hook(response)
+        return response
+
+    def do_teardown_request(self, *error: BaseException | None) -> None:
+        """Nothing is left to tear down: who has something to close is told by `call_on_close`."""
+
+    def do_teardown_appcontext(self, *error: BaseException | None) -> None:
+        """As for a request."""
 
     def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """No view and no hook here is a coroutine; Flask would look at each, for every request."""

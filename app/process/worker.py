@@ -85,6 +85,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
+        # gunicorn asks a dozen times a request, and its own way to answer is a search.
+        self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         if self.certificate is None and self.cfg.is_ssl:  # under an arbiter that is not ours
             self.certificate = ServerCertificate(self.cfg)
         servers = [self._serve(listener) for listener in self.sockets]
