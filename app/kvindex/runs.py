@@ -47,42 +47,46 @@ def runs(events: Iterable[KVEvent], block_size: int) -> Iterator[list[KVEvent]]:
     have `block_size` tokens and no extra keys.
     """
     run: list[KVEvent] = []
+    may_go_on = False
     for event in events:
-        if run and not _goes_on(run[0], event, block_size):
+        if run and not (may_go_on and _alike(run[0], event)):
             yield run
             run = []
+        if not run:
+            may_go_on = isinstance(event, BlockRemoved) or _is_plain(event, block_size)
         run.append(event)
     if run:
         yield run
 
 
-def _goes_on(first: KVEvent, event: KVEvent, block_size: int) -> bool:
+def _is_plain(event: KVEvent, block_size: int) -> bool:
+    """Whether a store has tokens for blocks of this size, and nothing else tells the blocks apart."""
+    return (
+        isinstance(event, BlockStored)
+        and event.block_size == block_size
+        and bool(event.token_ids)
+        and not (event.extra_keys and any(event.extra_keys))
+    )
+
+
+def _alike(first: KVEvent, event: KVEvent) -> bool:
+    """Whether an event differs only in its blocks from one that is plain, or a removal."""
     if isinstance(event, BlockStored):
-        return isinstance(first, BlockStored) and first.block_size == block_size and _alike(first, event)
+        return (
+            isinstance(first, BlockStored)
+            and event.medium == first.medium
+            and event.lora_name == first.lora_name
+            and event.lora_id == first.lora_id
+            and event.group_idx == first.group_idx
+            and event.kv_cache_spec_kind == first.kv_cache_spec_kind
+            and _is_plain(event, first.block_size)
+        )
     return (
         isinstance(event, BlockRemoved)
         and isinstance(first, BlockRemoved)
         and event.medium == first.medium
         and event.group_idx == first.group_idx
     )
-
-
-def _alike(one: BlockStored, other: BlockStored) -> bool:
-    return (
-        one.block_size == other.block_size
-        and one.medium == other.medium
-        and one.lora_name == other.lora_name
-        and one.lora_id == other.lora_id
-        and one.group_idx == other.group_idx
-        and one.kv_cache_spec_kind == other.kv_cache_spec_kind
-        and _plain(one)
-        and _plain(other)
-    )
-
-
-def _plain(event: BlockStored) -> bool:
-    """Whether the event has tokens, and nothing else tells its blocks apart."""
-    return bool(event.token_ids) and not (event.extra_keys and any(event.extra_keys))
 
 
 def whole(field: str, values: Sequence[BlockHash]) -> list[int]:
