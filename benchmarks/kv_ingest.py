@@ -1,0 +1,122 @@
+"""Events of KV blocks on their way from a TCP socket, behind which is another process, into an index."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from app.kvcache.events import BlockStored, EventBatch
+from app.kvindex.index import Index
+from app.kvindex.memory import MemoryBackend
+from app.kvindex.pool import Pool, PoolSettings
+from app.kvindex.replay import Replays
+from app.kvindex.subscriber import Subscriber, SubscriberSettings
+from app.kvindex.targets import FixedTargets, Target
+from benchmarks.kv_naive import MODEL, Fleet, Naive
+
+PUBLISHED = b"kv@pod%d@" + MODEL.encode()
+
+
+Receive = Callable[[zmq.Context[zmq.Socket[bytes]], str, int], float]
+"""Seconds of CPU time for so many messages from an endpoint."""
+
+
+def blocks_per_s(receive: Receive, blocks: int, events: int, event_blocks: int, pods: int) -> float:
+    """How many of about `blocks` go in each second, `events` of `event_blocks` a message."""
+    messages = max(1, blocks // (events * event_blocks))
+    arguments = map(str, (messages, events, event_blocks, pods))
+    command = [sys.executable, "-m", "benchmarks.kv_ingest", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as publisher:
+        assert publisher.stdout is not None
+        endpoint = publisher.stdout.readline().decode().strip()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            seconds = receive(context, endpoint, messages)
+        finally:
+            publisher.kill()
+            context.destroy(linger=0)
+    return messages * events * event_blocks / seconds
+
+
+def publish(messages: int, events: int, blocks: int, pods: int) -> None:
+    """Publish that many messages to the first subscriber, all at once; its endpoint is printed before."""
+    fleet, encode = Fleet(), msgspec.msgpack.encode
+    payloads = [
+        encode(EventBatch(1.0, [fleet.event(fleet.tokens(blocks)) for _ in range(events)], 0))
+        for _ in range(messages)
+    ]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.XPUB)
+    socket.sndhwm = 0
+    print(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}", flush=True)
+    socket.recv()
+    for at, payload in enumerate(payloads):
+        sequence = (at // pods).to_bytes(8, "big")
+        socket.send_multipart([PUBLISHED % (at % pods), sequence, payload])
+    context.destroy()
+
+
+def into_index(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages: int) -> float:
+    """As `Receive`, with our index."""
+    index = Index(MemoryBackend())
+    pool = Pool(index, Replays(None), PoolSettings(most_messages=1 << 30, most_bytes=1 << 40))
+    settings = SubscriberSettings(bind=None, hwm=0)
+    targets = FixedTargets([Target(endpoint)])
+    subscriber = Subscriber(pool, index.losses, context, settings, [targets])
+    took = _until_all(lambda: subscriber.step(0.0) | pool.step(0.0), lambda: _applied(pool), messages)
+    subscriber.close()
+    if index.losses.messages or index.losses.events:
+        raise RuntimeError(f"not all was used: {index.losses.messages} {index.losses.events}")
+    return took
+
+
+def _applied(pool: Pool) -> int:
+    return sum(position.sequence + 1 for position in pool.positions() if position.sequence is not None)
+
+
+def into_naive(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages: int) -> float:
+    """As `Receive`, with what it is compared with."""
+    index, decode, applied = Naive(), msgspec.msgpack.Decoder(EventBatch).decode, 0
+    socket = context.socket(zmq.SUB)
+    socket.rcvhwm = 0
+    socket.subscribe(b"")
+    socket.connect(endpoint)
+
+    def step() -> bool:
+        nonlocal applied
+        try:
+            topic, _, payload = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        pod = topic.decode().split("@")[1]
+        for event in decode(payload).events:
+            assert isinstance(event, BlockStored)
+            index.store(pod, event)
+        applied += 1
+        return True
+
+    took = _until_all(step, lambda: applied, messages)
+    socket.close()
+    return took
+
+
+def _until_all(step: Callable[[], bool], applied: Callable[[], int], messages: int) -> float:
+    """Seconds of CPU time for steps until so many messages are applied, without those of waiting."""
+    began, idle = time.process_time(), 0.0
+    while True:
+        before = time.process_time()
+        if step():
+            continue
+        if applied() >= messages:
+            return time.process_time() - began - idle
+        time.sleep(0.0002)
+        idle += time.process_time() - before
+
+
+if __name__ == "__main__":
+    publish(*map(int, sys.argv[1:]))

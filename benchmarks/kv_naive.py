@@ -1,0 +1,69 @@
+"""What the index of KV blocks is compared with, and the events that both are given."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import cbor2
+
+from app.kvcache.events import BlockHash, BlockStored
+
+MODEL, BLOCK, VOCABULARY = "m", 16, 128_000
+
+
+class Naive:
+    """The index as one writes it first: (model, hash) -> {(pod, tier)}, and engine key -> key."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[str, int], set[tuple[str, str]]] = {}
+        self.engine: dict[tuple[str, int], int] = {}
+        self.root = hashlib.sha256(cbor2.dumps("")).digest()
+
+    def keys(self, tokens: Sequence[int], parent: bytes) -> Iterator[int]:
+        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+            block = (parent, tuple(tokens[start : start + BLOCK]), None)
+            parent = hashlib.sha256(cbor2.dumps(block, canonical=True)).digest()
+            yield int.from_bytes(parent[-8:], "big")
+
+    def score(self, tokens: Sequence[int]) -> dict[str, float]:
+        scores: dict[str, float] = {}
+        active: set[str] | None = None
+        for key in self.keys(tokens, self.root):
+            here = {pod: 1.0 for pod, _ in self.blocks.get((MODEL, key), ())}
+            active = set(here) if active is None else active & set(here)
+            if not active:
+                break
+            for pod in active:
+                scores[pod] = scores.get(pod, 0.0) + here[pod]
+        return scores
+
+    def store(self, pod: str, event: BlockStored) -> None:
+        for engine, key in zip(event.block_hashes, self.keys(event.token_ids, self.root), strict=True):
+            self.blocks.setdefault((MODEL, key), set()).add((pod, "gpu"))
+            self.engine[MODEL, engine] = key  # type: ignore[index]
+
+
+class Fleet:
+    """Events of pods that hold prompts, from a seed."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self._rng = Random(seed)
+
+    def tokens(self, blocks: int) -> list[int]:
+        return [self._rng.randrange(VOCABULARY) for _ in range(blocks * BLOCK)]
+
+    def event(self, tokens: Sequence[int]) -> BlockStored:
+        """A store as vLLM 0.32 publishes it."""
+        hashes: list[BlockHash] = [self._rng.getrandbits(64) for _ in range(len(tokens) // BLOCK)]
+        return BlockStored(
+            hashes,
+            None,
+            list(tokens),
+            BLOCK,
+            None,
+            extra_keys=[None] * len(hashes),
+            group_idx=0,
+            kv_cache_spec_kind="full_attention",
+        )
