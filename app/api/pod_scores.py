@@ -11,8 +11,8 @@ from flask import Blueprint, request
 from app.api.body import BodyLimits
 from app.api.conversation import chat_options
 from app.api.replies import Reply, json_reply
+from app.kvcache.extra_keys import Placeholder
 from app.kvindex.backend import BackendUnavailable
-from app.kvindex.features import Media
 from app.kvindex.scorer import PodScore
 from app.kvindex.service import KvIndex
 from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout
@@ -40,7 +40,9 @@ def blueprint(
         name = base(asked)
         return name if name == model else index.base_model(name)
 
-    def scores(asked: Asked, tokens: Sequence[int], media: Sequence[Media] = ()) -> list[PodScore] | None:
+    def scores(
+        asked: Asked, tokens: Sequence[int], media: Sequence[Placeholder] = ()
+    ) -> list[PodScore] | None:
         """The scores, the best first; None for a prompt without a full block."""
         if len(tokens) < index.block_size:
             return None
@@ -73,7 +75,7 @@ def blueprint(
     def score_tokens() -> Reply:
         """What every pod has of a prompt of token ids, in full."""
         asked = decode(body.read(request.environ), request.content_type, ScoreTokensRequest)
-        media = [Media(span.identifier, span.offset, span.length) for span in asked.media or ()]
+        media = [Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()]
         with told():
             found = scores(asked, asked.tokens, media) or ()
         cards = {score.pod: _card(score) for score in best_ranks(found)}

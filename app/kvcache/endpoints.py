@@ -10,27 +10,48 @@ SCHEMES = ("tcp", "ipc", "inproc")
 PORTS = 1 << 16
 
 
+def port_of(endpoint: str) -> int | None:
+    """The port of a tcp address, None for ipc and inproc. ValueError for what is no address."""
+    scheme, _, address = endpoint.partition("://")
+    if scheme not in SCHEMES or not address:
+        raise ValueError(f"not a ZMQ address of tcp, ipc or inproc: {endpoint!r}")
+    if scheme != "tcp":
+        return None
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and int(port) < PORTS):
+        raise ValueError(f"not a ZMQ address of tcp with a port: {endpoint!r}")
+    return int(port)
+
+
 def of_rank(endpoint: str, rank: int) -> str:
     """The address of a data parallel rank: the port is `rank` higher, an inproc name ends in `_dp<rank>`.
 
-    Port 0, any free one, stays. ValueError for another scheme, for what is no port, and for ipc with a rank.
+    Port 0, any free one, stays. ValueError as `port_of`, for a port too high, and for ipc with a rank.
     """
-    scheme, _, address = endpoint.partition("://")
-    host, _, port = address.rpartition(":")
-    if scheme not in SCHEMES or not address:
-        raise ValueError(f"not a ZMQ endpoint of tcp, ipc or inproc: {endpoint}")
-    if scheme == "tcp":
-        if not host or not (port.isascii() and port.isdigit()) or int(port) + rank >= PORTS:
-            raise ValueError(f"not a ZMQ endpoint of tcp with a port for rank {rank}: {endpoint}")
-        return f"tcp://{host}:{int(port) and int(port) + rank}"
-    if rank and scheme == "ipc":
-        raise ValueError(f"ranks cannot share one ipc endpoint: {endpoint}")
+    port = port_of(endpoint)
+    if port is not None:
+        if port + rank >= PORTS:
+            raise ValueError(f"no port is left for rank {rank}: {endpoint!r}")
+        return f"{endpoint.rpartition(':')[0]}:{port and port + rank}"
+    if rank and endpoint.startswith("ipc://"):
+        raise ValueError(f"ranks cannot share one ipc address: {endpoint!r}")
     return f"{endpoint}_dp{rank}" if rank else endpoint
 
 
 def is_bound(endpoint: str) -> bool:
     """Whether a publisher binds the address, for subscribers to connect to, or connects to a subscriber."""
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+
+
+def is_ipv6(endpoint: str) -> bool:
+    """Whether a socket at the address has to be told that it may be one of IPv6."""
+    return "[" in endpoint or "::" in endpoint
+
+
+def address_of(socket: zmq.Socket[bytes]) -> str:
+    """Where a socket is bound or connected to, with the port in use."""
+    endpoint: Any = socket.last_endpoint
+    return str(endpoint.decode().rstrip("\0"))
 
 
 def open_socket(
@@ -43,14 +64,13 @@ def open_socket(
     socket = context.socket(kind)
     try:
         socket.sndhwm = hwm
-        if "[" in endpoint or "::" in endpoint:
-            socket.ipv6 = True
+        socket.ipv6 = is_ipv6(endpoint)
         if bind:
             socket.bind(endpoint)
         else:
             socket.connect(endpoint)
-        address: Any = socket.last_endpoint
+        address = address_of(socket)
     except zmq.ZMQError:
         socket.close(linger=0)
         raise
-    return socket, address.decode().rstrip("\0")
+    return socket, address

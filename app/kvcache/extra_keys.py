@@ -28,6 +28,10 @@ class Placeholder(Struct, gc=False, frozen=True):
     offset: int
     length: int
 
+    def blocks(self, block_size: int) -> range:
+        """The numbers of the blocks that have some of these tokens."""
+        return range(self.offset // block_size, -(-(self.offset + self.length) // block_size))
+
 
 class ExtraKeys:
     """The extra keys of a sequence's blocks of `block_size` tokens.
@@ -74,8 +78,7 @@ def _by_block(
     """The keys of each block that a placeholder touches: what it stands for, and where it starts in it."""
     keys: dict[int, list[tuple[Any, Any]]] = {}
     for item in sorted(placeholders, key=lambda item: item.offset):
-        end = item.offset + item.length
-        for block in range(item.offset // block_size, -(-end // block_size)):
+        for block in item.blocks(block_size):
             offset = item.offset - block * block_size
             hashed = ("mm", item.identifier, offset) if tagged else (item.identifier, offset)
             keys.setdefault(block, []).append((hashed, [item.identifier, offset]))

@@ -19,6 +19,7 @@ from app.kvcache.events import EventBatch, KVEvent
 from app.kvcache.outlet import Outlet
 from app.kvcache.replay import Replay, ReplayLayout
 from app.kvcache.wire import DEFAULT_LAYOUT, LayoutName, encoder
+from app.pause import pause
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,6 @@ POLL_S = 0.1
 """How long a request for a replay may wait; vLLM's publisher looks as often."""
 PAUSE_EVERY = 32
 """Messages between two pauses in which other greenlets run."""
-PAUSE_S = 1e-6
-"""gevent.sleep(0) would not let timers and sockets have their turn."""
 LINGER_MS = 1000
 """What a close waits for subscribers to receive the last batches."""
 QUIET_S = 60.0
@@ -208,4 +207,4 @@ class Publisher:
 def _with_pauses(messages: Iterable[None]) -> None:
     for number, _ in enumerate(messages, 1):
         if number % PAUSE_EVERY == 0:
-            gevent.sleep(PAUSE_S)
+            pause()

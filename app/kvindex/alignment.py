@@ -13,6 +13,7 @@ from cachetools import LRUCache
 from msgspec import Struct
 
 from app.kvindex.backend import UNALIGNED, Owned
+from app.kvindex.features import folded
 from app.kvindex.keys import Features, RequestKeys
 
 MOST_TAILS = 100_000
@@ -105,14 +106,10 @@ def align(
 
 
 def _features(spans: Sequence[Span], full: int, size: int) -> list[Features] | None:
-    """The features of the full blocks: a span gives its own to the block in which it begins."""
+    """The features of the full blocks, None where there are none at all."""
     if not any(span.features for span in spans):
         return None
-    texts: list[dict[str, None]] = [{} for _ in range(full)]
-    for span in spans:
-        if span.features and 0 <= span.start < full * size:
-            texts[span.start // size].update(dict.fromkeys(span.features))
-    return [tuple(block) or None for block in texts]
+    return folded(((span.start, span.features) for span in spans), full, size)
 
 
 def _owned(span: Span, keys: Sequence[int], size: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from msgspec import DecodeError, Raw, Struct, ValidationError
 from msgspec.msgpack import Decoder
 
 from app.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.kvcache.hashing import low64
 from app.kvindex.losses import EventLoss
 
 LOW_64 = (1 << 64) - 1
@@ -150,7 +151,7 @@ def hashes(values: Sequence[BlockHash]) -> list[int]:
 def _low64(value: bytes) -> int:
     if not 0 < len(value) <= MOST_HASH_BYTES:
         raise ValueError(f"a block hash of {len(value)} bytes")
-    return int.from_bytes(value[-8:], "big")
+    return low64(value)
 
 
 def _taken_apart(payload: bytes) -> Batch:

@@ -6,20 +6,11 @@ a prompt, the salt. An adapter is not among them: its name stands in place of th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from msgspec import Struct
-
+from app.kvcache.extra_keys import Placeholder
 from app.kvindex.keys import Features
-
-
-class Media(Struct, frozen=True, gc=False):
-    """An image or the like: its identifier, and the tokens of the prompt that stand for it."""
-
-    identifier: str
-    offset: int
-    length: int
 
 
 def published(
@@ -30,7 +21,7 @@ def published(
     `extra_keys` holds per block a list of the adapter's name, identifiers (bare, or with an offset), the
     salt, or digests. vLLM up to 0.18 publishes identifiers bare, so that nothing tells them from a salt.
     """
-    if extra_keys is None or not any(extra_keys):
+    if not extra_keys or not any(extra_keys):
         return None
     features = [_of_block(keys or (), adapter) for keys in extra_keys]
     return features if any(features) else None
@@ -52,7 +43,7 @@ def _text(key: Any) -> str | None:
 
 
 def requested(
-    blocks: int, block_size: int, media: Sequence[Media], salt: str | None, engine_block_size: int
+    blocks: int, block_size: int, media: Sequence[Placeholder], salt: str | None, engine_block_size: int
 ) -> list[Features] | None:
     """The features of the first `blocks` blocks of a prompt, as `published` and `folded` give them."""
     if not media and not salt:
@@ -60,28 +51,25 @@ def requested(
     engine_blocks = -(-blocks * block_size // engine_block_size)
     texts: list[list[str]] = [[] for _ in range(engine_blocks)]
     for item in sorted(media, key=lambda item: item.offset):
-        first = max(0, item.offset // engine_block_size)
-        last = -(-(item.offset + item.length) // engine_block_size)
-        for block in range(first, min(last, engine_blocks)):
+        touched = item.blocks(engine_block_size)
+        for block in range(max(0, touched.start), min(touched.stop, engine_blocks)):
             texts[block].append(item.identifier)
     if salt and texts:
         texts[0].append(salt)
-    folded_texts = folded([tuple(block) for block in texts], 0, engine_block_size, blocks, block_size)
+    placed = ((block * engine_block_size, tuple(own)) for block, own in enumerate(texts))
+    folded_texts = folded(placed, blocks, block_size)
     return folded_texts if any(folded_texts) else None
 
 
-def folded(
-    features: Sequence[Features], start: int, engine_block_size: int, blocks: int, block_size: int
-) -> list[Features]:
-    """The features of an engine's blocks, the first of which begins at token `start`, per block of the index.
+def folded(placed: Iterable[tuple[int, Features]], blocks: int, block_size: int) -> list[Features]:
+    """The features of `blocks` blocks of the index, from those of an engine's blocks.
 
-    An engine's block gives them to the block of the index in which it begins.
+    Each of these, given with the token at which it begins, gives its own to the block in which that is.
     """
     texts: list[dict[str, None]] = [{} for _ in range(blocks)]
-    for number, feature in enumerate(features):
-        at = (start + number * engine_block_size) // block_size
-        if feature and at < blocks:
-            texts[at].update(dict.fromkeys(feature))
+    for start, features in placed:
+        if features and 0 <= start < blocks * block_size:
+            texts[start // block_size].update(dict.fromkeys(features))
     return [tuple(block) or None for block in texts]
 
 

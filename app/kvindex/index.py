@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 from msgspec import Struct
 
 from app.kvcache.events import EventBatch
+from app.kvcache.extra_keys import Placeholder
 from app.kvcache.generations import GenerationName
 from app.kvindex.backend import Backend, Outcome, Size, Stamp
-from app.kvindex.decoding import Batch, Unreadable, decode
-from app.kvindex.features import Media, granularities, requested
+from app.kvindex.decoding import Batch
+from app.kvindex.features import granularities, requested
 from app.kvindex.holders import Source, TooManyHolders
 from app.kvindex.ingest import Ingest
 from app.kvindex.keys import DEFAULT_GENERATION, request_keys
@@ -53,17 +54,6 @@ class Index:
         self._ingest = Ingest(backend, self._keys, self.losses)
         self._clock = clock
 
-    def ingest_payload(
-        self, payload: bytes, pod: str, model: str, sequence: int | None = None
-    ) -> Outcome | None:
-        """Apply the payload of a message; None when it is no batch, which is counted."""
-        try:
-            batch = decode(payload)
-        except Unreadable:
-            self.losses.message("unreadable")
-            return None
-        return self.ingest(batch, pod, model, sequence)
-
     def ingest(
         self,
         batch: Batch | EventBatch,
@@ -103,7 +93,7 @@ class Index:
         *,
         lora: str | None = None,
         salt: str | None = None,
-        media: Sequence[Media] = (),
+        media: Sequence[Placeholder] = (),
     ) -> list[int]:
         """The request keys of a prompt's full blocks. ValueError for a token id of no vocabulary."""
         return self._chain(model, tokens, lora, salt, media, self.settings.block_size)
@@ -117,7 +107,7 @@ class Index:
         pods: Collection[str] = (),
         lora: str | None = None,
         salt: str | None = None,
-        media: Sequence[Media] = (),
+        media: Sequence[Placeholder] = (),
     ) -> list[PodScore]:
         """The engines that have the start of a prompt, the best first; nobody for less than a block.
 
@@ -155,7 +145,7 @@ class Index:
         tokens: Sequence[int],
         lora: str | None,
         salt: str | None,
-        media: Sequence[Media],
+        media: Sequence[Placeholder],
         granularity: int,
     ) -> list[int]:
         size = self.settings.block_size
@@ -177,7 +167,7 @@ class Index:
         pods: Collection[str],
         lora: str | None,
         salt: str | None,
-        media: Sequence[Media],
+        media: Sequence[Placeholder],
     ) -> list[PodScore]:
         """Images touch other blocks in engines of other block sizes: the best score of each engine counts."""
         sizes = granularities(self._ingest.stores.block_sizes.get(model, ()), self.settings.block_size)

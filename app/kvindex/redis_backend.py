@@ -186,12 +186,12 @@ class RedisBackend:
 
     def _sweep_all(self, number: bytes) -> int:
         """Take all blocks from a retired number, which then is free; how many copies that were."""
-        removed, entries = 0, True
-        while entries:
+        removed = 0
+        while True:
             page = _asked(lambda: self._page(number))
             removed += self._sweep_page(number, page)
-            entries = bool(page)
-        return removed
+            if not page:
+                return removed
 
     def _sweep_page(self, number: bytes, page: dict[bytes, bytes]) -> int:
         arguments = [number, *chain.from_iterable(page.items())]

@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 import zmq
 from msgspec import Struct
 
-END = b"\xff" * 8
-"""The number of the answer that ends a replay."""
+from app.kvcache.endpoints import is_ipv6
+from app.kvcache.replay import END
+
 MOST_A_STEP = 256
 
 State = Literal["running", "complete", "failed"]
@@ -48,7 +49,7 @@ class Replay:
         self._socket = context.socket(zmq.DEALER)
         try:
             self._socket.linger = 0
-            self._socket.ipv6 = "[" in endpoint
+            self._socket.ipv6 = is_ipv6(endpoint)
             self._socket.connect(endpoint)
             self._socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
         except zmq.ZMQError:

@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 import zmq
 from msgspec import Struct
 
+from app.kvcache.extra_keys import Placeholder
 from app.kvindex.backend import Backend, BackendUnavailable, Size
 from app.kvindex.cost import parse_size, weigh_bytes
-from app.kvindex.features import Media
 from app.kvindex.feed import Message
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MOST_COPIES, MemoryBackend
@@ -26,6 +26,7 @@ from app.kvindex.scorer import PodScore
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from app.kvindex.targets import target_sources
 from app.kvindex.tokenizers import Find, Tokenization, TokenizationSettings
+from app.pause import PAUSE_S
 from app.tokenization.base import PLAIN_CHAT, ChatOptions
 from app.tokenization.base import Message as ChatMessage
 
@@ -38,8 +39,6 @@ LISTEN_S = 0.25
 """Between two looks at what changes without a message: files, names, pods that are gone."""
 WAITING_S, IDLE_S = 0.02, 1.0
 """Between two looks at replays and at a backend that is away; and, to be safe, at a queue that is empty."""
-YIELD_S = 1e-6
-"""gevent.sleep(0) would not let timers and sockets have their turn."""
 JOIN_S = 5.0
 
 
@@ -196,7 +195,7 @@ class KvIndex:
         pods: Collection[str] = (),
         lora: str | None = None,
         salt: str | None = None,
-        media: Sequence[Media] = (),
+        media: Sequence[Placeholder] = (),
     ) -> list[PodScore]:
         """See `Index.score`."""
         return self.index.score(model, tokens, pods=pods, lora=lora, salt=salt, media=media)
@@ -238,14 +237,14 @@ class KvIndex:
     def _subscribe(self, subscriber: Subscriber) -> None:
         while not self._end.is_set():
             if self._step(subscriber.step):
-                time.sleep(YIELD_S)
+                time.sleep(PAUSE_S)
             else:
                 subscriber.wait(LISTEN_S)
 
     def _work(self, shard: Shard) -> None:
         while not self._end.is_set():
             if self._step(shard.step):
-                time.sleep(YIELD_S)
+                time.sleep(PAUSE_S)
             else:
                 shard.wake.wait(WAITING_S if shard.waiting else IDLE_S)
 

@@ -45,7 +45,7 @@ class Stores:
         event, engine = run.events[0], run.engine
         before = self._before(source, run, run.parents[0], known)
         _check(event)
-        features = published(event.extra_keys, event.lora_name) if event.extra_keys else None
+        features = published(event.extra_keys, event.lora_name)
         self._note_size(source.model, run)
         if event.block_size == self._size and isinstance(before, int):
             keys = self._request_keys.keys(before, event.token_ids, features)

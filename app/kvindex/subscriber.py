@@ -12,6 +12,7 @@ import zmq
 from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
+from app.kvcache.endpoints import address_of, is_ipv6
 from app.kvcache.memo import Memo
 from app.kvindex.feed import Message
 from app.kvindex.losses import Losses
@@ -86,10 +87,7 @@ class Subscriber:
     @property
     def address(self) -> str | None:
         """The address that pods connect to, with the port in use."""
-        if self._bound is None:
-            return None
-        endpoint: Any = self._bound.socket.last_endpoint
-        return str(endpoint.decode().rstrip("\0"))
+        return None if self._bound is None else address_of(self._bound.socket)
 
     @property
     def targets(self) -> list[Target]:
@@ -110,7 +108,7 @@ class Subscriber:
         if now >= self._look_at:
             self._look_at = now + self._settings.look_again_s
             self._follow(now)
-        lines = [*([self._bound] if self._bound else []), *self._lines.values()]
+        lines = self._all_lines()
         ready = dict(self._poller.poll(0))
         read = sum([self._read(line, now) for line in lines if line.socket in ready])
         for line in lines:
@@ -129,10 +127,13 @@ class Subscriber:
         waiting.poll(1e3 * (min(timeout_s, FULL_S) if self._pool.full else timeout_s))
 
     def close(self) -> None:
-        for line in [*([self._bound] if self._bound else []), *self._lines.values()]:
+        for line in self._all_lines():
             self._shut(line)
         self._bound = None
         self._lines.clear()
+
+    def _all_lines(self) -> list[Line]:
+        return [*([self._bound] if self._bound else []), *self._lines.values()]
 
     def _line(self, endpoint: str, target: Target | None, topic: str) -> Line:
         socket = self._context.socket(zmq.SUB)
@@ -141,7 +142,7 @@ class Subscriber:
             socket.linger = 0
             socket.rcvhwm = self._settings.hwm
             socket.maxmsgsize = self._settings.most_bytes
-            socket.ipv6 = "[" in endpoint or "::" in endpoint
+            socket.ipv6 = is_ipv6(endpoint)
             socket.subscribe(topic)
             monitor = socket.get_monitor_socket(_EVENTS)
             if target is None:

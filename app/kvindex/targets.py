@@ -10,6 +10,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from app.kvcache.endpoints import port_of
+
 log = logging.getLogger(__name__)
 
 Resolve = Callable[[str], Sequence[str]]
@@ -62,12 +64,8 @@ def parse_target(text: str, replay_port: int | None = None) -> Target:
 
 
 def _check_endpoint(endpoint: str) -> None:
-    scheme, _, address = endpoint.partition("://")
-    host, _, port = address.rpartition(":")
-    if scheme == "tcp" and not (host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise ValueError(f"not an address with a port: {endpoint!r}")
-    if scheme not in ("tcp", "ipc", "inproc") or not address:
-        raise ValueError(f"not a ZMQ address of tcp, ipc or inproc: {endpoint!r}")
+    if port_of(endpoint) == 0:
+        raise ValueError(f"nobody publishes at port 0: {endpoint!r}")
 
 
 class FixedTargets:

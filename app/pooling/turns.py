@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-import gevent
+from app.pause import pause
 
 T = TypeVar("T")
 
@@ -13,8 +13,6 @@ TURN = 8_192
 """Numbers or tokens after which others have their turn: about a millisecond of work."""
 LEAST = TURN // 64
 """What even the smallest item counts."""
-PAUSE_S = 1e-6
-"""Not 0: after a sleep of 0 the loop may run fifty more callbacks before it looks at sockets and timers."""
 
 
 class Turns:
@@ -28,7 +26,7 @@ class Turns:
         self._done += max(parts, LEAST)
         if self._done >= TURN:
             self._done = 0
-            gevent.sleep(PAUSE_S)
+            pause()
 
     def each(self, items: Iterable[T], parts: Callable[[T], int]) -> Iterator[T]:
         """`items`, each of which costs `parts` of it."""

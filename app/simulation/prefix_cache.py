@@ -6,18 +6,15 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Protocol
 
-import gevent
-
 from app.generation import Generation
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.extra_keys import Adapter, Placeholder
 from app.kvcache.prompt import Prompt
 from app.metrics.recorder import Recorder
+from app.pause import pause
 from app.protocol.errors import bad_request
 
-PAUSE_S = 1e-6
-"""Between two parts of a long prompt's hashing; gevent.sleep(0) would not let timers have their turn."""
 Publish = Callable[[Sequence[KVEvent]], None]
 
 
@@ -79,7 +76,7 @@ class PrefixCache:
         media = [Placeholder(*item) for item in generation.media]
         prompt = self.cache.prompt(generation.prompt_ids, adapter, generation.cache_salt, media)
         for _ in prompt.hashing():
-            gevent.sleep(PAUSE_S)
+            pause()
         return BlockHold(self, f"{generation.request_id} {next(self._numbers)}", prompt)
 
     def step(self) -> None:

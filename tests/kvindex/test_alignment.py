@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.features import Media
+from app.kvcache.extra_keys import Placeholder
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, removed, stored
@@ -81,13 +81,13 @@ def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
 
 def test_an_image_is_met_by_engines_of_any_block_size() -> None:
     index, tokens = make_index(16), list(range(64))
-    image = [Media("img", 20, 10)]
+    image = [Placeholder("img", 20, 10)]
     index.ingest(
         batch(stored([1, 2, 3, 4], tokens, size=16, extra_keys=[None, [["img", 4]], None, None])), "a", "m"
     )
     index.ingest(batch(stored([1, 2], tokens, size=32, extra_keys=[[["img", 20]], None])), "b", "m")
     assert matched(index, tokens, media=image) == {"a": 4, "b": 4}
-    assert matched(index, tokens, media=[Media("other", 20, 10)]) == {"a": 1}
+    assert matched(index, tokens, media=[Placeholder("other", 20, 10)]) == {"a": 1}
 
 
 sizes = st.integers(1, 12)

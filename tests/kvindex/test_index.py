@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from app.kvcache.events import AllBlocksCleared, KVEvent
+from app.kvcache.extra_keys import Placeholder
 from app.kvindex.backend import Backend
-from app.kvindex.features import Media
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.scorer import Weights
@@ -151,7 +151,7 @@ def test_a_salt_keeps_tenants_apart(index: Index) -> None:
 def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> None:
     extra_keys = [["alice", ["img", 2], "salt"], ["alice", ["img", -2]], ["alice"]]
     tell(index, "a", stored([1, 2, 3], PROMPT[:12], lora_name="alice", extra_keys=extra_keys))
-    image = [Media("img", 2, 5)]
+    image = [Placeholder("img", 2, 5)]
     assert matched(index, lora="alice", salt="salt", media=image) == {"a": 3}
     assert matched(index, lora="alice", salt="salt") == {}
     assert matched(index, salt="salt", media=image) == {}
@@ -162,20 +162,20 @@ def test_images_change_the_blocks_from_the_first_that_they_touch_on(index: Index
     for pod, image in (("a", "one"), ("b", "two")):
         extra_keys = [None, [[image, 1]], [[image, -3]], None]
         tell(index, pod, stored([1, 2, 3, 4], PROMPT[:16], extra_keys=extra_keys))
-    assert matched(index, media=[Media("one", 5, 4)]) == {"a": 4, "b": 1}
-    assert matched(index, media=[Media("two", 5, 4)]) == {"a": 1, "b": 4}
+    assert matched(index, media=[Placeholder("one", 5, 4)]) == {"a": 4, "b": 1}
+    assert matched(index, media=[Placeholder("two", 5, 4)]) == {"a": 1, "b": 4}
     assert matched(index) == {"a": 1, "b": 1}
 
 
 def test_old_engines_publish_images_without_offsets(index: Index) -> None:
     tell(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["img", "salt"], ["img"]]))
-    assert matched(index, media=[Media("img", 0, 8)], salt="salt") == {"a": 2}
+    assert matched(index, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
 
 
 def test_digests_of_embeddings_tell_blocks_apart(index: Index) -> None:
     tell(index, "a", stored([1], [0] * 4, extra_keys=[[b"\1" * 32]]))
     assert matched(index, [0] * 4) == {}
-    assert matched(index, [0] * 4, media=[Media("01" * 32, 0, 4)]) == {"a": 1}
+    assert matched(index, [0] * 4, media=[Placeholder("01" * 32, 0, 4)]) == {"a": 1}
 
 
 def test_of_a_hybrid_model_only_groups_that_need_every_block_are_scored(index: Index) -> None:
@@ -249,12 +249,6 @@ def test_one_pod_too_many_is_refused_and_counted() -> None:
         tell(index, pod, stored([1], PROMPT[:4]))
     assert matched(index) == {"a": 1, "b": 1}
     assert index.losses.messages == {"too_many_pods": 1}
-
-
-def test_bytes_that_are_no_batch_are_counted() -> None:
-    index = make_index(MemoryBackend())
-    assert index.ingest_payload(b"\xc1", "a", "m") is None
-    assert index.losses.messages == {"unreadable": 1}
 
 
 def test_hashes_may_be_bytes_in_one_event_and_numbers_in_another(index: Index) -> None:
