@@ -11,7 +11,7 @@ from app.api.chat_answer import ChatAnswer
 from app.api.chat_shape import ChatShape
 from app.api.conversation import chat_options, content_text, last_message_text
 from app.api.door import Door
-from app.api.media import features, media_tokens, placeholders
+from app.api.media import features, media_tokens
 from app.api.replies import Reply
 from app.api.transfer import address_of
 from app.api.translation import Prompt
@@ -44,8 +44,10 @@ def blueprint(door: Door) -> Blueprint:
         model = door.enter(asked, environ)
         prompts = [chat_prompt(door, asked, conversation) for conversation in asked.messages]
         head = door.identity.head("chatcmpl", environ, asked.request_id, model)
-        all_ids = Prompt([token for prompt in prompts for token in prompt.ids], "")
-        shape = chat_shape(door, asked, asked.messages[-1], all_ids) | {"n": len(prompts)}
+        all_ids = [token for prompt in prompts for token in prompt.ids]
+        last = asked.messages[-1]
+        shape = chat_shape(door, asked, last, Prompt(all_ids, "", features=features(last, all_ids)))
+        shape |= {"n": len(prompts)}
         answer = ChatAnswer(head, ChatShape(**shape | {"prompt_details": False}))
         return door.play(asked, head, prompts, answer, environ)
 
@@ -57,7 +59,7 @@ def chat_prompt(door: Door, asked: ChatCompletionRequest, messages: Sequence[Mes
     for message in messages:
         door.check_text(content_text(message.get("content")))
     ids = door.fit(asked, door.tokenizer.encode_chat(messages, chat_options(asked)))
-    echo_text, media = last_message_text(messages), placeholders(features(messages, ids))
+    echo_text, media = last_message_text(messages), features(messages, ids)
     if not door.keeps_turns:
         return Prompt(ids, echo_text, (), media)
     turns = ((str(message["role"]), content_text(message.get("content"))) for message in messages)
@@ -71,7 +73,7 @@ def chat_shape(
     last, ids, recorder = messages[-1], prompt.ids, door.delivery.service.recorder
     role = "assistant" if asked.add_generation_prompt else last["role"]
     named = isinstance(asked.tool_choice, NamedToolChoice) and asked.tool_choice.type == "function"
-    media = features(messages, ids)
+    media = prompt.features
     return {
         **door.shape(asked),
         "prompt_ids": ids,

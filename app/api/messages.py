@@ -7,7 +7,6 @@ from flask import Blueprint, request
 from app.api.anthropic_errors import init_errors
 from app.api.chat import chat_prompt
 from app.api.door import Door
-from app.api.media import features
 from app.api.message_answer import MessageAnswer, MessageShape
 from app.api.replies import Reply, json_reply
 from app.api.transfer import address_of
@@ -44,7 +43,7 @@ def blueprint(door: Door) -> Blueprint:
 
 
 def _shape(door: Door, asked: ChatCompletionRequest, prompt: Prompt) -> MessageShape:
-    media = features(asked.messages, prompt.ids)
+    media = prompt.features
     return MessageShape(
         prompt_tokens=len(prompt.ids),
         prompt_details=door.prompt_details,

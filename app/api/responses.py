@@ -12,7 +12,6 @@ from flask import Blueprint, request
 from app.api.chat import chat_prompt
 from app.api.door import Door
 from app.api.head import Head
-from app.api.media import features
 from app.api.replies import Reply, json_reply
 from app.api.response_answer import ResponseAnswer, ResponseShape
 from app.api.response_background import Background, BackgroundRun, followed
@@ -125,13 +124,14 @@ def _prompt(door: Door, asked: ResponsesRequest, chat: ChatCompletionRequest) ->
     if asked.truncation == "auto":
         room = door.limits.max_model_len - max(asked.max_output_tokens or 1, 1)
         chat.truncate_prompt_tokens, chat.truncation_side = max(room, 1), "left"
-    return Prompt(chat_prompt(door, chat, chat.messages).ids, echo_text(asked.input))
+    prompt = chat_prompt(door, chat, chat.messages)
+    return msgspec.structs.replace(prompt, echo_text=echo_text(asked.input), turns=())
 
 
 def _shape(
     door: Door, asked: ResponsesRequest, chat: ChatCompletionRequest, prompt: Prompt, head: Head
 ) -> ResponseShape:
-    ids, media = prompt.ids, features(chat.messages, prompt.ids)
+    ids, media = prompt.ids, prompt.features
     most_tokens = resolve_max_tokens(asked.max_output_tokens, len(ids), door.limits.max_model_len)
     hides = door.limits.reasons and not asked.include_reasoning
     return ResponseShape(

@@ -12,7 +12,6 @@ from app.api.chat import chat_prompt
 from app.api.completions import completion_prompt
 from app.api.door import Door
 from app.api.generate_answer import GenerateAnswer, GenerateShape
-from app.api.media import features
 from app.api.replies import Reply, json_reply
 from app.api.transfer import address_of
 from app.api.translation import Prompt
@@ -70,8 +69,7 @@ def blueprint(door: Door, enabled: bool) -> Blueprint:
         asked = door.decode(environ, ChatCompletionRequest)
         model = _base_model(door, asked)
         prompt = chat_prompt(door, asked, asked.messages)
-        media = features(asked.messages, prompt.ids)
-        return json_reply(_rendered(door, asked, "chatcmpl", model, prompt, media))
+        return json_reply(_rendered(door, asked, "chatcmpl", model, prompt))
 
     @routes.post("/v1/completions/render")
     @gated
@@ -81,7 +79,7 @@ def blueprint(door: Door, enabled: bool) -> Blueprint:
         asked = door.decode(environ, CompletionRequest)
         model = _base_model(door, asked)
         prompts = [completion_prompt(door, asked, prompt) for prompt in asked.prompts()]
-        return json_reply([_rendered(door, asked, "cmpl", model, prompt, None) for prompt in prompts])
+        return json_reply([_rendered(door, asked, "cmpl", model, prompt) for prompt in prompts])
 
     @routes.post("/abort_requests")
     @routes.post("/inference/v1/abort_requests")
@@ -104,15 +102,13 @@ def _base_model(door: Door, asked: Asked) -> str:
     return model
 
 
-def _rendered(
-    door: Door, asked: Asked, prefix: str, model: str, prompt: Prompt, media: dict[str, Any] | None
-) -> dict[str, Any]:
+def _rendered(door: Door, asked: Asked, prefix: str, model: str, prompt: Prompt) -> dict[str, Any]:
     head = door.identity.head(prefix, request.environ, asked.request_id, model)
     return {
         "request_id": head.id,
         "token_ids": prompt.ids,
         "token_offsets": None,
-        "features": media,
+        "features": prompt.features,
         "content_parts": None,
         "sampling_params": _sampling_params(door, asked, prompt.ids),
         "model": model,

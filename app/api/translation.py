@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from app.api.calls import calls_of, constraint_of
 from app.api.head import Head
+from app.api.media import placeholders
 from app.generation import Generation
 from app.protocol import limits as rules
 from app.protocol import model_limits
@@ -36,8 +37,8 @@ class Prompt(Struct, frozen=True):
     echo_text: str
     turns: tuple[tuple[str, str], ...] = ()
     """Role and text of each message, where somebody looks at them."""
-    media: tuple[tuple[str, int, int], ...] = ()
-    """(identifier, first token, tokens) of each image or the like."""
+    features: Mapping[str, Any] | None = None
+    """What `app.api.media.features` tells of images and the like."""
 
 
 class Asked(Struct, frozen=True):
@@ -123,7 +124,7 @@ class Translation:
             adapter=model if model in self.adapters else None,
             priority=asked.priority,
             cache_salt=request.cache_salt,
-            media=prompt.media,
+            media=placeholders(prompt.features),
             least_hit_rate=inf if asked.missed else self._least_hit_rate(request),
             image=asked.image,
             delays=asked.delays,
