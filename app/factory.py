@@ -93,7 +93,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     ground = Ground.of(settings, tokenizer, rank)
     live, clock, server = ground.live, ground.clock, ground.server
     http = HttpMetrics(clock.now)
-    publisher = publisher_of(ground)
+    publishes = publishing(ground)
+    publisher = publisher_of(ground, publishes)
     cache = cache_of(ground, publisher)
     service = service_of(ground, cache)
     identity = Identity(settings.model, server.pod_ip or socket.gethostname(), ground.streams("ids"))
@@ -134,7 +135,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.register_blueprint(health.blueprint(ready, load, settings.model.vllm_version))
     app.register_blueprint(metrics.blueprint(Exposition(families, http)))
     heard = publisher is not None
-    app.register_blueprint(kv_events.blueprint(publishing(ground), heard, ranks.count(server)))
+    app.register_blueprint(kv_events.blueprint(publishes, heard, server.ranks))
     app.register_blueprint(admin.blueprint(live, lifecycle, service, door.body, siblings))
     app.register_blueprint(fake_metrics.blueprint(door.body, live))
     if settings.lora.allow_runtime_lora_updating:

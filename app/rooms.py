@@ -147,10 +147,9 @@ def has_cache(settings: Settings) -> bool:
     return settings.kvcache.enable_kvcache and not settings.model.mm_encoder_only
 
 
-def publisher_of(ground: Ground) -> Publisher | None:
+def publisher_of(ground: Ground, told: PublisherSettings) -> Publisher | None:
     """Who publishes the events of the cache; None without one, and where nobody could hear of them."""
     settings = ground.settings
-    told = publishing(ground)
     heard = told.endpoint or told.replay_endpoint or settings.kvindex.kv_index
     return Publisher(told) if heard and has_cache(settings) else None
 

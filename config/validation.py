@@ -6,7 +6,7 @@ from typing import Any
 
 from config.errors import ConfigError
 from config.fields import MASK, Setting
-from config.settings import ServerSettings, Settings
+from config.settings import Settings
 from config.table import BY_NAME, TABLE
 
 FIRST = (
@@ -42,10 +42,6 @@ class Agreement:
     holds: Callable[[Settings], bool]
 
 
-def _one_rank(server: ServerSettings) -> bool:
-    return server.rank is not None or server.data_parallel_size == 1
-
-
 AGREEMENTS = (
     Agreement(
         "max-cpu-loras",
@@ -75,17 +71,17 @@ AGREEMENTS = (
     Agreement(
         "kv-index-bind",
         "must be empty when this server plays several ranks: they cannot share a port",
-        lambda at: not at.kvindex.kv_index_bind or _one_rank(at.server),
+        lambda at: not at.kvindex.kv_index_bind or len(at.server.ranks) == 1,
     ),
     Agreement(
         "role",
         "has no ranks: data-parallel-size must be 1",
-        lambda at: at.kvindex.role != "indexer" or _one_rank(at.server),
+        lambda at: at.kvindex.role != "indexer" or len(at.server.ranks) == 1,
     ),
     Agreement(
         "port",
         "must leave room for data-parallel-size ports up to 65535",
-        lambda at: at.server.rank is not None or at.server.port + at.server.data_parallel_size <= 65536,
+        lambda at: at.server.port + len(at.server.ranks) <= 65536,
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from flask import Blueprint
@@ -10,17 +11,15 @@ from app.api.replies import Reply, json_reply
 from app.kvcache.endpoints import of_rank
 from app.kvcache.publisher import PublisherSettings
 
-QUEUE = 100_000
 
-
-def blueprint(settings: PublisherSettings, enabled: bool, ranks: int) -> Blueprint:
-    """`settings` are those of one rank; the endpoints of the others follow from them."""
+def blueprint(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> Blueprint:
+    """`settings` are those of rank 0; the endpoints of all `ranks` follow from them."""
     routes = Blueprint("kv_events", __name__)
 
     @routes.get("/kv_event_sources")
     def kv_event_sources() -> Reply:
         """The publisher of every rank, by its number."""
-        return json_reply({str(rank): source(rank) for rank in range(ranks)})
+        return json_reply({str(rank): source(rank) for rank in ranks})
 
     def source(rank: int) -> dict[str, Any]:
         return {

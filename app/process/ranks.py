@@ -22,7 +22,7 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 def count(server: ServerSettings) -> int:
     """How many worker processes the server has."""
-    return server.data_parallel_size if server.rank is None else 1
+    return len(server.ranks)
 
 
 def addresses(server: ServerSettings) -> list[str]:
@@ -49,8 +49,7 @@ def siblings(settings: Settings) -> list[tuple[int, str]]:
     server = settings.server
     host = LOOPBACK.get(server.host, server.host)
     scheme = "https" if settings.tls.enabled else "http"
-    first = server.rank or 0
-    return [(first + k, f"{scheme}://{_netloc(host, server.port + k)}") for k in range(count(server))]
+    return [(rank, f"{scheme}://{_netloc(host, server.port + k)}") for k, rank in enumerate(server.ranks)]
 
 
 def vacant(workers: Iterable[Any], size: int) -> int:

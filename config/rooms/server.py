@@ -71,3 +71,8 @@ class ServerSettings:
         """The only rank that this server plays, or None when it plays all."""
         rank = self.data_parallel_rank
         return None if rank is None or rank < 0 else rank
+
+    @property
+    def ranks(self) -> range:
+        """The ranks that this server plays, a process each."""
+        return range(self.data_parallel_size) if self.rank is None else range(self.rank, self.rank + 1)
