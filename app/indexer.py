@@ -56,7 +56,7 @@ def add_index(
     if publisher is not None:
         publisher.listen(fed(index, model))
     app.companions.append(Listening(index))
-    body = BodyLimits(server.max_request_body_size_mb << 20, server.read_timeout)
+    body = BodyLimits.of(server)
     app.register_blueprint(
         pod_scores.blueprint(index, body, aliases(settings), model, at.kv_index_chat_answer)
     )

@@ -14,6 +14,7 @@ import zmq
 from gevent.event import Event
 
 from app.adapter_modules import adapters_of
+from app.kvcache.endpoints import port_of
 from app.kvcache.events import EventBatch
 from app.kvcache.generations import GENERATIONS, GenerationName
 from app.kvcache.publisher import Listener
@@ -57,9 +58,11 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         timeout_s=at.kv_index_tokenizer_timeout,
     )
     try:
+        if at.kv_index_bind:
+            port_of(at.kv_index_bind)
         return KvIndex(_service_settings(settings), library.get)
     except ValueError as error:
-        raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
+        raise ConfigError(f"setting kv-index-bind, kv-index-pods or kv-index-redis-url: {error}") from None
 
 
 def _load(source: str, hf_token: str | None) -> Tokenizer:
@@ -80,7 +83,7 @@ def _service_settings(settings: Settings) -> KvIndexSettings:
     return KvIndexSettings(
         backend=at.kv_index_backend,
         most_copies=at.kv_index_size,
-        most_bytes=f"{at.kv_index_memory_mb}MiB",
+        most_bytes=at.kv_index_memory_mb << 20,
         count_repeats=counts,
         redis=RedisSettings(
             url=at.kv_index_redis_url,

@@ -83,7 +83,7 @@ def door_of(ground: Ground, service: Service, identity: Identity, load: ServerLo
     translation = Translation(settings, ground.adapters, ground.schemas, ground.streams("images"))
     ground.live.subscribe(translation.change)
     return Door(
-        body=BodyLimits(server.max_request_body_size_mb << 20, server.read_timeout),
+        body=BodyLimits.of(server),
         models=ServedModels(model.served_names, model.model, model.max_model_len, ground.adapters),
         tokenizer=tokenizer,
         identity=identity,

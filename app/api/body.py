@@ -10,6 +10,7 @@ import gevent
 from gunicorn.http.errors import ParseException
 
 from app.protocol.errors import ApiError, malformed, too_large
+from config.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,11 @@ class BodyLimits:
 
     most_bytes: int
     timeout_s: float
+
+    @classmethod
+    def of(cls, server: ServerSettings) -> BodyLimits:
+        """As the settings say."""
+        return cls(server.max_request_body_size_mb << 20, server.read_timeout)
 
     def read(self, environ: Mapping[str, Any]) -> bytes:
         """The whole body. ApiError 413: too large, 408: it does not come, 400: it is cut short."""

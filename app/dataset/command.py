@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
+from app.command_line import Parser, whole_number
 from app.dataset.build import Counts, Recorder, all_or_none, write_sqlite, written_as_json
 from app.dataset.card import card
 from app.dataset.errors import DatasetError
@@ -27,13 +28,6 @@ Make a dataset (an SQLite file with recorded replies, see docs/datasets.md) out 
 conversations in the form of ShareGPT. The settings of the server are flags here, too: the model and its
 tokenizer matter.
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    """Tells what is wrong as the server's own flags do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
 
 
 def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> int:
@@ -52,19 +46,15 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = _Parser(prog="python -m app dataset", description=ABOUT, allow_abbrev=False)
+    flags = Parser(prog="python -m app dataset", description=ABOUT, allow_abbrev=False)
     flags.add_argument("--input", required=True, type=Path, metavar="FILE.json", help="conversations to read")
     flags.add_argument("--output", required=True, type=Path, metavar="OUT.sqlite3", help="file to make")
     flags.add_argument("--table-name", help="table to make, the setting dataset-table-name if not given")
-    flags.add_argument("--max-records", type=_positive, default=10_000, help="conversations to take [10000]")
+    flags.add_argument(
+        "--max-records", type=whole_number(1), default=10_000, help="conversations to take [10000]"
+    )
     flags.add_argument("--debug-json", action="store_true", help="write all records as readable JSON, too")
     return flags
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 on")
-    return int(text)
 
 
 def _build(options: argparse.Namespace, settings: Settings, tokenizer: Tokenizer) -> str:

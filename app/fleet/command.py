@@ -22,7 +22,7 @@ from app.fleet.options import Options, read
 from app.fleet.plan import check_flags, make_plan
 from app.fleet.progress import Progress
 from app.fleet.summary import Summary
-from app.fleet.table import as_dict, notes, table
+from app.fleet.table import notes, table
 from app.fleet.workload import Compose, Workload, make_workload
 from app.simulation.text import Phrasebook, sample_sentences
 from app.tokenization import Tokenizer, TokenizerError
@@ -104,7 +104,7 @@ def _write_json(summaries: Sequence[Summary], options: Options, path: Path) -> N
     """The options and the figures of every policy."""
     names = ("pods", "requests", "groups", "prefix_tokens", "concurrency", "rate", "seed")
     asked = {name: getattr(options, name) for name in names}
-    document = {"options": asked, "policies": [as_dict(summary) for summary in summaries]}
+    document = {"options": asked, "policies": summaries}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 
 import msgspec
@@ -114,14 +115,13 @@ def running_fleet(
     """
     with Processes(now, sleep) as processes:
         events = f"tcp://{HOST}:{processes.ports.take()}"
-        indexer = processes.start("indexer", lambda port: plan.indexer(port, events))
-        names = [(number, f"pod {number}") for number in range(pods)]
-        servers = [
-            processes.start(name, lambda port, number=number: plan.pod(number, port, events))  # type: ignore[misc]
-            for number, name in names
+        servers = [processes.start("indexer", partial(plan.indexer, events=events))]
+        servers += [
+            processes.start(f"pod {number}", partial(plan.pod, number, events=events))
+            for number in range(pods)
         ]
         addresses = []
-        for server in (indexer, *servers):
+        for server in servers:
             addresses.append(processes.wait(server).address)
             started()
         fleet = Fleet(tuple(addresses[1:]), Indexer(addresses[0]), plan, processes, now, sleep)

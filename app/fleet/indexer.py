@@ -86,7 +86,7 @@ def _question(incoming: Incoming) -> tuple[str, dict[str, Any]] | None:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     if incoming.path == CHAT:
-        # vLLM opens the reply's turn unless it is told not to, the indexer only if it is told to.
+        # Said in so many words: not every indexer opens the reply's turn by itself, as vLLM does.
         question = {"add_generation_prompt": body.get("add_generation_prompt", True)}
         return "/score_chat_completions", question | _only(OF_CHAT, body)
     prompt = body.get("prompt")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+from app.command_line import Parser, whole_number
 from app.fleet.policies import POLICIES
 from config import ConfigError
 
@@ -37,13 +37,6 @@ class Options:
     serve: bool
 
 
-class _Parser(argparse.ArgumentParser):
-    """Tells what is wrong as the server's own flags do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
 def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
     """The options, and the flags that are not among them. ConfigError, in one line, for wrong values."""
     given, flags = _parser().parse_known_args(argv)
@@ -67,9 +60,9 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = _Parser(prog="python -m app fleet", description=ABOUT, allow_abbrev=False)
-    whole = _whole(1, None)
-    flags.add_argument("--pods", type=_whole(1, MOST_PODS), default=4, help="servers to start [4]")
+    flags = Parser(prog="python -m app fleet", description=ABOUT, allow_abbrev=False)
+    whole = whole_number(1)
+    flags.add_argument("--pods", type=whole_number(1, MOST_PODS), default=4, help="servers to start [4]")
     flags.add_argument("--requests", type=whole, default=200, help="requests to send under each policy [200]")
     flags.add_argument("--groups", type=whole, default=10, help="system prompts that they share [10]")
     flags.add_argument("--prefix-tokens", type=whole, default=2000, help="length of a system prompt [2000]")
@@ -84,25 +77,15 @@ def _parser() -> argparse.ArgumentParser:
         help="ways of routing [all]",
         metavar="POLICY",
     )
-    flags.add_argument("--seed", type=_whole(0, 2**31), default=1, help="of workload, routing and pods [1]")
+    flags.add_argument(
+        "--seed", type=whole_number(0, 2**31), default=1, help="of workload, routing and pods [1]"
+    )
     picture = flags.add_mutually_exclusive_group()
     picture.add_argument("--png", type=Path, default=Path("fleet.png"), help="picture to draw [fleet.png]")
     picture.add_argument("--no-png", action="store_true", help="draw none")
     flags.add_argument("--json", type=Path, help="file for the figures, every TTFT among them")
     flags.add_argument("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")
     return flags
-
-
-def _whole(least: int, most: int | None) -> Callable[[str], int]:
-    """Reads whole numbers of a range."""
-    told = f"a whole number from {least} on" if most is None else f"a whole number from {least} to {most}"
-
-    def read_number(text: str) -> int:
-        if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= (most or math.inf):
-            raise argparse.ArgumentTypeError(f"{text!r} must be {told}")
-        return int(text)
-
-    return read_number
 
 
 def _rate(text: str) -> float:

@@ -15,6 +15,7 @@ from typing import IO
 from app.fleet.connection import exchange
 from app.fleet.errors import FleetError
 from app.fleet.ports import HOST, Ports
+from config.table import TABLE
 
 ROOT = Path(__file__).parents[2]
 START_LIMIT_S = 60.0
@@ -24,6 +25,10 @@ TAIL_BYTES = 4096
 TRIES = 3
 """Ports that a server is started on, one after the other, when somebody else has taken them."""
 TAKEN = ("in use", "address already")
+
+SETTINGS = {name for row in TABLE for name in row.env} - {"HF_TOKEN"}
+STRANGE = ("SIM_", "GUNICORN_", "VLLM_", "POD_", "OTEL_", "UNDERSTUDY_", "WEB_CONCURRENCY")
+"""Variables of servers, and how others of theirs begin. The token of the hub is a person's."""
 
 Command = Callable[[int], Sequence[str]]
 """The command line of a server that is to answer on a port."""
@@ -153,7 +158,9 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
     It finds this very code, whatever the working directory; paths in flags stay relative to that.
     """
-    strange = ("SIM_", "GUNICORN_", "VLLM_", "POD_", "OTEL_", "UNDERSTUDY_", "WEB_CONCURRENCY")
-    kept = {name: value for name, value in environ.items() if not name.startswith(strange)}
-    kept.pop("PYTHONHASHSEED", None)
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in SETTINGS and not name.startswith(STRANGE)
+    }
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))}

@@ -18,12 +18,18 @@ class Progress:
     @contextmanager
     def phase(self, name: str, steps: int) -> Iterator[Callable[[], None]]:
         """A phase of so many steps; what is given is to be called after each of them."""
-        if not self._stream.isatty():
-            print(f"{name} ...", file=self._stream, flush=True)
-            yield _nothing
-            return
+        is_terminal = self._stream.isatty()
+        if not is_terminal:
+            self.note(f"{name} ...")
         form = "{desc} {bar:30} {n_fmt}/{total_fmt} {elapsed}"
-        with tqdm(total=steps, desc=name, file=self._stream, bar_format=form, leave=False) as bar:
+        with tqdm(
+            total=steps,
+            desc=name,
+            file=self._stream,
+            bar_format=form,
+            leave=False,
+            disable=not is_terminal,
+        ) as bar:
 
             def step() -> None:
                 bar.update()
@@ -33,7 +39,3 @@ class Progress:
     def note(self, text: str) -> None:
         """A line that stays."""
         print(text, file=self._stream, flush=True)
-
-
-def _nothing() -> None:
-    pass

@@ -35,14 +35,13 @@ class Proxy:
     connected to is passed over; without any pod the answer has status 502.
     """
 
-    def __init__(self, pods: Sequence[str], policy: Policy, read_timeout_s: float = READ_TIMEOUT_S) -> None:
+    def __init__(self, pods: Sequence[str], policy: Policy) -> None:
         """`pods` are addresses, host:port."""
         self.pods = tuple(pods)
         self.policy = policy
         self.in_flight = Counter(dict.fromkeys(pods, 0))
         self.routed = Counter(dict.fromkeys(pods, 0))
         self.unreachable: Counter[str] = Counter()
-        self._read_timeout_s = read_timeout_s
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """WSGI. The client's socket in `environ` (app.fleet.watch) is what tells that a client has left."""
@@ -71,7 +70,7 @@ class Proxy:
         left = list(self.pods)
         while left:
             pod = choose(incoming, left, self.in_flight)
-            connection = Connection(pod, self._read_timeout_s)
+            connection = Connection(pod, READ_TIMEOUT_S)
             self.in_flight[pod] += 1
             try:
                 connection.connect()

@@ -13,7 +13,10 @@ from app.fleet.client import Sample
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a policy came to. Times are seconds; without a request that was answered they are NaN."""
+    """What a policy came to. Times are seconds; without a request that was answered they are NaN.
+
+    In JSON, which these names are made for, NaN is null.
+    """
 
     policy: str
     requests: int

@@ -1,10 +1,9 @@
-"""The figures as text for people, and as JSON for programs."""
+"""The figures as text for people."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from app.fleet.summary import Summary
 
@@ -31,15 +30,6 @@ def notes(summaries: Sequence[Summary]) -> list[str]:
         if at.failed:
             lines.append(f"{at.policy}: {at.failed} requests failed, most of them so: {at.errors[0]}")
     return lines
-
-
-def as_dict(summary: Summary) -> dict[str, Any]:
-    """The figures with the units in their names; a time that there is not is null."""
-    values = {name: getattr(summary, name) for name in Summary.__slots__ if name != "errors"}
-    return {
-        name: None if isinstance(value, float) and math.isnan(value) else value
-        for name, value in values.items()
-    } | {"errors": list(summary.errors)}
 
 
 def _row(at: Summary) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from app.kvcache.extra_keys import Placeholder
 from app.kvindex.backend import Backend, BackendUnavailable, Size
-from app.kvindex.cost import parse_size, weigh_bytes
+from app.kvindex.cost import weigh_bytes
 from app.kvindex.feed import Message
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MOST_COPIES, MemoryBackend
@@ -43,14 +43,14 @@ JOIN_S = 5.0
 
 
 class KvIndexSettings(Struct, frozen=True, kw_only=True):
-    """`most_copies` bounds the memory backend, `most_bytes` (such as "2GiB") the cost-aware one.
+    """`most_copies` bounds the memory backend, `most_bytes` the cost-aware one.
 
     `targets` are publishers to connect to, as of `target_sources`.
     """
 
     backend: BackendName = "memory"
     most_copies: int = MOST_COPIES
-    most_bytes: str = "2GiB"
+    most_bytes: int = 2 << 30
     count_repeats: bool = True
     redis: RedisSettings = RedisSettings()
     index: IndexSettings = IndexSettings()
@@ -77,13 +77,12 @@ class Stats(Struct, frozen=True):
 
 
 def open_backend(settings: KvIndexSettings) -> Backend:
-    """The backend that the settings ask for. ValueError for a size or a URL that is none."""
+    """The backend that the settings ask for. ValueError for a URL that is none."""
     match settings.backend:
         case "memory":
             return MemoryBackend(settings.most_copies, count_repeats=settings.count_repeats)
         case "cost-aware":
-            most_bytes = parse_size(settings.most_bytes)
-            return MemoryBackend(most_bytes, weigh_bytes, count_repeats=settings.count_repeats)
+            return MemoryBackend(settings.most_bytes, weigh_bytes, count_repeats=settings.count_repeats)
         case "redis":
             from app.kvindex.redis_backend import RedisBackend  # its client is slow to import
 

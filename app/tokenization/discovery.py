@@ -19,20 +19,12 @@ class Discovery:
         directory: where models are mounted; may be missing, or filled later.
         now: monotonic clock, seconds.
         rescan_s: least seconds between two scans.
-        file_name: what makes a folder a tokenizer's.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        now: Callable[[], float],
-        rescan_s: float = RESCAN_S,
-        file_name: str = TOKENIZER_FILE,
-    ) -> None:
+    def __init__(self, directory: Path, now: Callable[[], float], rescan_s: float = RESCAN_S) -> None:
         self._directory = directory
         self._now = now
         self._rescan_s = rescan_s
-        self._file_name = file_name
         self._found: dict[str, Path] = {}
         self._scan_from_s = now()
         # Held while the disk is read: whoever asks meanwhile waits for it, beside the event loop.
@@ -42,17 +34,19 @@ class Discovery:
         """The tokenizer file of `model`; None when it was not there at the last scan. May read the disk."""
         with self._scanning:
             if model not in self._found and self._now() >= self._scan_from_s:
-                self._found = dict(discover(self._directory, self._file_name))
+                self._found = dict(discover(self._directory))
                 self._scan_from_s = self._now() + self._rescan_s
             return self._found.get(model)
 
 
-def discover(directory: Path, file_name: str = TOKENIZER_FILE) -> Iterator[tuple[str, Path]]:
+def discover(directory: Path) -> Iterator[tuple[str, Path]]:
     """Name and file of every tokenizer below `directory`; of several with a name, the current one comes last.
 
     Folders that cannot be read are passed over, links to folders not followed.
     """
-    files = [Path(folder, file_name) for folder, _, names in os.walk(directory) if file_name in names]
+    files = [
+        Path(folder, TOKENIZER_FILE) for folder, _, names in os.walk(directory) if TOKENIZER_FILE in names
+    ]
     for file in sorted(files, key=_age):
         yield model_name(file.parent.relative_to(directory)) or directory.name, file
 

@@ -103,6 +103,7 @@ class KVIndexSettings:
     )
     kv_index_tokenizers: tuple[str, ...] = setting(
         (),
+        path=True,
         help="Tokenizers of models that pods serve, as model=folder, file or name on the hub.",
         rule=understood_by(tokenizer_sources, "must be a list of model=source"),
     )

@@ -52,3 +52,9 @@ def test_hooks_run_in_flasks_order() -> None:
 
     assert app.test_client().get("/health").text == "an answer"
     assert ran == ["first", "second", "last but one", "last"]
+
+
+@pytest.mark.parametrize("address", ["somewhere", "tcp://*", "tcp://*:x", "http://a:1"])
+def test_an_index_that_cannot_listen_anywhere_stops_the_start(address: str) -> None:
+    with pytest.raises(SystemExit, match="kv-index-bind"):
+        create_app(load(("--role", "indexer", "--kv-index-bind", address), {}))

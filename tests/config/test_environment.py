@@ -94,3 +94,14 @@ def test_relative_paths_of_a_list_become_absolute_behind_their_names(
     absolute = str(tmp_path / "replies.sqlite3")
     handed = environment(flags, settings, {})["SIM_DATASET_PATH"]
     assert handed == f"{absolute},m={absolute},o=nowhere.sqlite3"
+
+
+def test_tokenizers_of_the_index_are_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    flags = parse(["--kv-index-tokenizers", "m=./mine", "o=org/on-the-hub"])
+    settings = resolve(flags, {}, lambda text: None)
+    handed = environment(flags, settings, {})["SIM_KV_INDEX_TOKENIZERS"]
+    assert handed == f"m={tmp_path / 'mine'},o=org/on-the-hub"

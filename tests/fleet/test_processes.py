@@ -123,4 +123,6 @@ def test_a_reserved_port_is_given_to_nobody_but_the_server() -> None:
 def test_settings_of_this_environment_are_not_those_of_a_pod() -> None:
     environ = {"PATH": "/bin", "SIM_PORT": "1", "VLLM_API_KEY": "k", "POD_NAME": "p", "PYTHONHASHSEED": "0"}
     assert inherited(environ) == {"PATH": "/bin", "PYTHONPATH": str(ROOT)}
+    assert "KV_INDEX_REDIS_URL" not in inherited({"KV_INDEX_REDIS_URL": "redis://another"})
+    assert inherited({"HF_TOKEN": "mine"})["HF_TOKEN"] == "mine"
     assert inherited({"PYTHONPATH": "/mine"}) == {"PYTHONPATH": f"{ROOT}:/mine"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.kvindex.backend import Offload, Remove, Store
 from app.kvindex.copies import count_copies
-from app.kvindex.cost import BLOCK_BYTES, COPY_BYTES, parse_size, weigh_bytes
+from app.kvindex.cost import BLOCK_BYTES, COPY_BYTES, weigh_bytes
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.held import content, source, store
 
@@ -101,30 +101,6 @@ def test_blocks_of_one_prompt_share_their_masks() -> None:
     for pod in range(50):
         backend.apply(source(f"pod{pod}"), [store(keys, keys)])
     assert len({id(copies) for copies in backend._table.values()}) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("42", 42),
-        ("42M", 42_000_000),
-        ("42 MB", 42_000_000),
-        ("42Mi", 44_040_192),
-        ("2GiB", 1 << 31),
-        ("1GB", 10**9),
-        ("500MiB", 500 << 20),
-        ("1.5k", 1500),
-        (" 7 kb ", 7000),
-    ],
-)
-def test_sizes_are_written_as_people_write_them(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "x", "-1", "1X", "1iB", "0", "0.5", "1 2", "GB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_size(text)
 
 
 def test_a_block_weighs_its_entry_and_one_for_each_copy() -> None:

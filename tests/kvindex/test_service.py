@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import zmq
@@ -24,6 +24,7 @@ from app.tokenization import LocalTokenizer, default_tokenizer
 from app.tokenization.base import TokenizerLoadError
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, Engine
+from tests.traps.wire import wait_until
 
 PROMPT = list(range(100, 120))
 SUBSCRIBER = SubscriberSettings(bind=f"{LOCAL}:*", model="m")
@@ -38,11 +39,6 @@ def load(model: str) -> LocalTokenizer:
 def settings(**more: object) -> KvIndexSettings:
     fixed = {"index": IndexSettings(block_size=4), "subscriber": SUBSCRIBER}
     return KvIndexSettings(**(fixed | more))  # type: ignore[arg-type]
-
-
-def until(done: Callable[[], bool]) -> None:
-    while not done():
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -72,7 +68,7 @@ def heard(index: KvIndex, engine: Engine) -> None:
 def test_events_come_in_and_scores_go_out(index: KvIndex, engine: Engine) -> None:
     heard(index, engine)
     engine.publish(stored([1, 2], PROMPT[:8]))
-    until(lambda: bool(index.score_tokens("m", PROMPT)))
+    wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
     assert index.score_tokens("m", PROMPT)[0].matched == 2
     stats = index.stats()
     assert stats.pods == ["a"] and stats.size is not None and stats.size.copies == 2
@@ -83,14 +79,14 @@ def test_events_come_in_and_scores_go_out(index: KvIndex, engine: Engine) -> Non
 def test_messages_may_come_without_a_socket(index: KvIndex) -> None:
     payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
-    until(lambda: bool(index.score_tokens("m", PROMPT)))
+    wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
 
 
 def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
     tokens = index.encode("m", "The sea is deep, and so is the sky.")
     payload = encoder()(EventBatch(1.0, [stored([1], tokens[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
-    until(lambda: bool(index.score_tokens("m", tokens)))
+    wait_until(lambda: bool(index.score_tokens("m", tokens)))
     messages = [{"role": "user", "content": "hello"}]
     assert index.encode_chat("m", messages) == default_tokenizer().encode_chat(messages)
     assert index.render_chat("m", messages) == default_tokenizer().render_chat(messages)
@@ -101,7 +97,7 @@ def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
 def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: Engine) -> None:
     heard(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))
-    until(lambda: bool(index.score_tokens("m", PROMPT)))
+    wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
     families = {family.name: family for family in text_string_to_metric_families(index.metrics_text())}
     assert all(name.startswith("kvcache_") for name in families)
     samples = {
@@ -127,7 +123,7 @@ def test_an_address_that_is_taken_is_an_error_and_can_be_tried_again(index: KvIn
         with pytest.raises(zmq.ZMQError):
             other.start()
     index.close()
-    until(lambda: _starts(other))
+    wait_until(lambda: _starts(other))
     other.close()
 
 
@@ -156,7 +152,7 @@ def test_a_backend_that_is_away_leaves_sizes_open() -> None:
 
 def test_backends_are_chosen_by_name() -> None:
     assert isinstance(open_backend(KvIndexSettings()), MemoryBackend)
-    costly = open_backend(KvIndexSettings(backend="cost-aware", most_bytes="1MiB"))
+    costly = open_backend(KvIndexSettings(backend="cost-aware", most_bytes=1 << 20))
     assert isinstance(costly, MemoryBackend)
     assert costly._weigh is weigh_bytes and costly.size().bound == 1 << 20
     assert isinstance(open_backend(KvIndexSettings(backend="redis")), RedisBackend)
