@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-import cbor2
-
 from app.kvcache.hashing import Algorithm, BlockHasher
+from benchmarks.kv_naive import chain
 from benchmarks.options import parser
 from benchmarks.report import medians, number, ratio, show, show_machine
 from benchmarks.rounds import interleaved
@@ -85,12 +83,7 @@ class Library:
         self._size = block_size
 
     def __call__(self, ids: Sequence[int]) -> Iterator[Sequence[bytes]]:
-        parent, hashes = self._none_hash, []
-        for start in range(0, len(ids) - self._size + 1, self._size):
-            block = (parent, tuple(ids[start : start + self._size]), None)
-            parent = hashlib.sha256(cbor2.dumps(block, canonical=True)).digest()
-            hashes.append(parent)
-        yield hashes
+        yield list(chain(ids, self._none_hash, self._size))
 
 
 def _round(hashing: Hashing, ids: Sequence[int], expected: Sequence[bytes]) -> Round:

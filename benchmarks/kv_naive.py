@@ -9,8 +9,17 @@ from random import Random
 import cbor2
 
 from app.kvcache.events import BlockHash, BlockStored
+from app.kvcache.hashing import low64
 
 MODEL, BLOCK, VOCABULARY = "m", 16, 128_000
+
+
+def chain(tokens: Sequence[int], parent: bytes, size: int) -> Iterator[bytes]:
+    """The hash of every full block of `size` tokens, each over the one before it."""
+    for start in range(0, len(tokens) - size + 1, size):
+        block = (parent, tuple(tokens[start : start + size]), None)
+        parent = hashlib.sha256(cbor2.dumps(block, canonical=True)).digest()
+        yield parent
 
 
 class Naive:
@@ -22,10 +31,7 @@ class Naive:
         self.root = hashlib.sha256(cbor2.dumps("")).digest()
 
     def keys(self, tokens: Sequence[int], parent: bytes) -> Iterator[int]:
-        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-            block = (parent, tuple(tokens[start : start + BLOCK]), None)
-            parent = hashlib.sha256(cbor2.dumps(block, canonical=True)).digest()
-            yield int.from_bytes(parent[-8:], "big")
+        return map(low64, chain(tokens, parent, BLOCK))
 
     def score(self, tokens: Sequence[int]) -> dict[str, float]:
         scores: dict[str, float] = {}
