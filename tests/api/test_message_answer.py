@@ -16,6 +16,7 @@ from app.api.message_answer import MessageAnswer, MessageShape
 from app.events import Event, Failed, Finish, Part, Started, Tokens
 from app.protocol.errors import ApiError, internal, retryable, too_many
 from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
+from tests.conformance.wire import parsed
 
 HEAD = Head("chatcmpl-1", 1_700_000_000, "a model", "fp")
 
@@ -42,21 +43,13 @@ def told(segments: Sequence[Segment], finish: Finish, most: int = 1, cached: int
     return events
 
 
-def parsed(data: bytes) -> list[tuple[str, dict[str, Any]]]:
-    """Name and JSON of every event; each has both and nothing else."""
-    *events, rest = data.decode().split("\n\n")
-    assert rest == ""
-    found = []
-    for event in events:
-        name, line = event.split("\n")
-        body = json.loads(line.removeprefix("data: "))
-        assert name == f"event: {body['type']}"
-        found.append((body["type"], body))
-    return found
+def named(data: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """Name and JSON of every event."""
+    return [(event["type"], event) for event in parsed(data)]
 
 
 def streamed(writer: MessageAnswer, events: Sequence[Event]) -> list[tuple[str, dict[str, Any]]]:
-    return parsed(b"".join(map(writer.chunk, events)) + writer.closing())
+    return named(b"".join(map(writer.chunk, events)) + writer.closing())
 
 
 def whole(writer: MessageAnswer, events: Sequence[Event]) -> dict[str, Any]:
@@ -194,7 +187,7 @@ def test_a_message_without_text_has_one_empty_block(segments: list[Segment]) -> 
 def test_a_call_opens_with_its_name_before_it_has_arguments() -> None:
     writer = answer()
     writer.chunk(Started(0, 0.5))
-    ((kind, opened),) = parsed(writer.chunk(Tokens(0, [""], [1], 1.0, part=call(0))))
+    ((kind, opened),) = named(writer.chunk(Tokens(0, [""], [1], 1.0, part=call(0))))
     assert kind == "content_block_start"
     assert opened["content_block"] == {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {}}
     assert writer.chunk(Tokens(0, [""], [2], 1.0, part=call(0))) == b""
@@ -258,7 +251,7 @@ def test_a_failure_ends_the_stream_with_an_error(error: Exception, kind: str) ->
     writer = answer()
     writer.chunk(Started(0, 0.5))
     writer.chunk(Tokens(0, ["Hi"], [1], 1.0))
-    ((name, event),) = parsed(writer.chunk(Failed(0, error)) + writer.closing())
+    ((name, event),) = named(writer.chunk(Failed(0, error)) + writer.closing())
     assert name == "error"
     assert list(event["error"]) == ["type", "message"]
     assert event["error"]["type"] == kind

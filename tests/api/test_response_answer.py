@@ -18,6 +18,7 @@ from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
 from app.protocol.errors import ApiError, bad_request, internal, too_many
 from app.protocol.responses import ResponsesRequest
 from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
+from tests.conformance.wire import parsed
 
 HEAD = Head("resp_1", 1_700_000_000, "a model", "fp")
 
@@ -50,18 +51,6 @@ def told(
     assert isinstance(last, Tokens)
     last.finish = finish
     return events
-
-
-def parsed(data: bytes) -> list[dict[str, Any]]:
-    """The JSON of every event; each has a name, which is its type."""
-    *events, rest = data.decode().split("\n\n")
-    assert rest == ""
-    found = []
-    for event in events:
-        name, line = event.split("\n")
-        found.append(json.loads(line.removeprefix("data: ")))
-        assert name == "event: " + found[-1]["type"]
-    return found
 
 
 def streamed(writer: ResponseAnswer, events: Sequence[Event]) -> list[dict[str, Any]]:

@@ -11,16 +11,11 @@ import pytest
 from app.api.response_log import EventLog, Follower
 from app.api.response_store import KeptResponse, ResponseStore
 from app.protocol.errors import ApiError
+from tests.protocol.refused import refused
 
 
 def kept(name: str, status: str = "completed", size: int = 0, **fields: Any) -> KeptResponse:
     return KeptResponse({"id": name, "status": status}, [{"role": "user", "content": "x" * size}], **fields)
-
-
-def refusal(action: Callable[[], Any]) -> tuple[int, str, str | None]:
-    with pytest.raises(ApiError) as caught:
-        action()
-    return caught.value.status, caught.value.type, caught.value.param
 
 
 def missing(store: ResponseStore, name: str) -> bool:
@@ -90,18 +85,18 @@ def test_what_runs_in_the_background_can_be_cancelled(status: str) -> None:
     running.cancel()
     assert (running.response["status"], aborted) == ("cancelled", ["a"])
     assert running.log is not None and running.log.over
-    assert refusal(running.cancel) == (400, "invalid_request_error", "response_id")
+    assert refused(running.cancel) == (400, "invalid_request_error", "response_id")
 
 
 @pytest.mark.parametrize("status", ["completed", "incomplete", "failed", "cancelled"])
 def test_what_is_over_cannot_be_cancelled(status: str) -> None:
     over = kept("a", status, abort=lambda: None)
-    assert refusal(over.cancel) == (400, "invalid_request_error", "response_id")
+    assert refused(over.cancel) == (400, "invalid_request_error", "response_id")
     assert over.response["status"] == status
 
 
 def test_what_is_not_in_the_background_cannot_be_cancelled() -> None:
-    assert refusal(kept("a", "in_progress").cancel) == (400, "invalid_request_error", "response_id")
+    assert refused(kept("a", "in_progress").cancel) == (400, "invalid_request_error", "response_id")
 
 
 def following(log: EventLog, start: int = 0) -> gevent.Greenlet[..., list[bytes]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.running_server import ROOT
@@ -26,3 +29,14 @@ SETTINGS = {
 }
 FLAGS = tuple(f"--{name}={value}" for name, value in SETTINGS.items())
 VARIABLES = {"SIM_" + name.upper().replace("-", "_"): value for name, value in SETTINGS.items()}
+
+
+def disagreement(url: str, path: str) -> str:
+    """What the replay reports of the recorded exchanges with `path` in theirs; empty when all agree."""
+    names = [case["name"] for case in map(json.loads, CASES.read_text().splitlines()) if path in case["path"]]
+    if not names:
+        return f"nothing with {path} is recorded"
+    command = [sys.executable, str(REPLAY), "--verbose", "--server", url, "--only", ",".join(names)]
+    report = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False).stdout
+    agree = report == f"{len(names)} of {len(names)} exchanges agree\n"
+    return "" if agree else report or "the replay reports nothing"

@@ -12,7 +12,7 @@ import requests
 
 from tests.conformance.recording import ENVIRONMENT, FLAGS
 from tests.conformance.test_responses import ASKED, FREELY, PATH, WEATHER, respond, send, stream, text_of
-from tests.conformance.wire import error_of, ok
+from tests.conformance.wire import error_of, named_events, ok
 from tests.running_server import RunningServer, running_server
 from tests.traps.wire import Wire, aborts, http_post, running, wait_until, waiting
 
@@ -138,17 +138,11 @@ def test_the_events_of_the_background_can_be_read_again(keeping: RunningServer) 
     events = stream(keeping, background=True, max_output_tokens=5)
     response = events[-1]["response"]
     assert ok(get(keeping, response["id"])) == response
-    again = read(get(keeping, response["id"], stream="true"))
+    again = named_events(get(keeping, response["id"], stream="true"))
     assert again == events
-    assert read(get(keeping, response["id"], stream=1, starting_after=3)) == events[4:]
-    assert read(get(keeping, response["id"], stream=1, starting_after=10**30)) == []
-    assert read(get(keeping, response["id"], stream=1, starting_after=-7)) == events
-
-
-def read(got: requests.Response) -> list[Any]:
-    assert got.status_code == 200, got.text
-    assert got.headers["Content-Type"] == "text/event-stream; charset=utf-8"
-    return [json.loads(line.removeprefix("data: ")) for line in got.text.splitlines() if "data: " in line]
+    assert named_events(get(keeping, response["id"], stream=1, starting_after=3)) == events[4:]
+    assert named_events(get(keeping, response["id"], stream=1, starting_after=10**30)) == []
+    assert named_events(get(keeping, response["id"], stream=1, starting_after=-7)) == events
 
 
 @pytest.mark.parametrize("query", [{"stream": "often"}, {"starting_after": "x"}])

@@ -79,11 +79,16 @@ def named_events(got: requests.Response) -> list[dict[str, Any]]:
     """The JSON of each event of a stream whose events are named by their types."""
     assert got.status_code == 200, got.text
     assert got.headers["Content-Type"] == "text/event-stream; charset=utf-8"
-    *events, rest = got.content.decode().split("\n\n")
+    return parsed(got.content)
+
+
+def parsed(data: bytes) -> list[dict[str, Any]]:
+    """The JSON of every event; each has a name, which is its type, and nothing else."""
+    *events, rest = data.decode().split("\n\n")
     assert rest == ""
     found = []
     for event in events:
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
+        name, line = event.split("\n")
+        found.append(json.loads(line.removeprefix("data: ")))
         assert name == "event: " + found[-1]["type"]
     return found

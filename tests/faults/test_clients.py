@@ -10,6 +10,7 @@ import openai
 import pytest
 import requests
 
+from tests.conformance.sdk import openai_client
 from tests.faults.client import CHAT, TEXT, TOKENS, Asker, ask, question
 from tests.running_server import RunningServer, running_server
 from tests.traps.wire import wait_until
@@ -19,13 +20,7 @@ MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 
 @pytest.fixture
 def sdk(faulty: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=faulty.url + "/v1",
-        api_key="sdk",
-        max_retries=2,
-        timeout=20,
-        _strict_response_validation=True,
-    ) as client:
+    with openai_client(faulty, api_key="sdk", max_retries=2) as client:
         yield client
 
 

@@ -17,6 +17,7 @@ from app.fleet.connection import JSON, Connection
 from app.fleet.policies import Policy
 from app.fleet.proxy import Proxy
 from app.fleet.watch import server_of
+from tests.running_server import free_port
 
 PATIENCE_S = 5.0
 
@@ -136,6 +137,4 @@ def eventually(condition: Callable[[], object]) -> None:
 
 def unused_address() -> str:
     """An address of this machine that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"

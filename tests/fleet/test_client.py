@@ -18,11 +18,17 @@ WHOLE = [{"choices": [{"text": ""}]}, {"choices": [{"text": "a"}]}, {"choices": 
 
 
 class Answers:
-    """Streams `events`, and counts how many requests run at once."""
+    """Streams `events`, and counts how many requests run at once; none ends before `together` do."""
 
-    def __init__(self, events: Iterable[object], end: str = "data: [DONE]\n\n", lasts_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        events: Iterable[object],
+        end: str = "data: [DONE]\n\n",
+        lasts_s: float = 0.0,
+        together: int = 1,
+    ) -> None:
         self._text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + end
-        self._lasts_s = lasts_s
+        self._lasts_s, self._together = lasts_s, together
         self._running = self.most = 0
         self.prompts: list[str] = []
 
@@ -30,6 +36,7 @@ class Answers:
         self.prompts.append(json.loads(environ["wsgi.input"].read())["prompt"])
         self._running += 1
         self.most = max(self.most, self._running)
+        stubs.eventually(lambda: self.most >= self._together)
         gevent.sleep(self._lasts_s)
         self._running -= 1
         start_response("200 OK", [("x-routed-to", "pod")])
@@ -86,7 +93,7 @@ def test_no_more_requests_run_than_allowed_and_all_are_sent() -> None:
 
 
 def test_with_a_rate_requests_do_not_wait_for_each_other() -> None:
-    server = Answers(WHOLE, lasts_s=0.1)
+    server = Answers(WHOLE, together=8)
     with stubs.serving(server) as address:
         Client(address, "m", 4, lambda: 0.0).play(workload(8), None, [0.0] * 8, lambda sample: None)
     assert server.most == 8

@@ -31,8 +31,10 @@ def test_round_robin_takes_turns() -> None:
 
 
 def test_random_chooses_each_pod_and_the_same_ones_with_the_same_seed() -> None:
-    first, second = ([RandomChoice(Random(5)).choose(ANY, PODS, IDLE)] for _ in range(2))
-    assert first == second
+    one, same = RandomChoice(Random(5)), RandomChoice(Random(5))
+    assert [one.choose(ANY, PODS, IDLE) for _ in range(20)] == [
+        same.choose(ANY, PODS, IDLE) for _ in range(20)
+    ]
     policy = RandomChoice(Random(5))
     counts = Counter(policy.choose(ANY, PODS, IDLE) for _ in range(3000))
     assert set(counts) == set(PODS) and min(counts.values()) > 800

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.extra_keys import Adapter, ExtraKeys, Placeholder
-
-ALICE = Adapter("Alice", "/p/alice", 7)
+from app.kvcache.extra_keys import ExtraKeys, Placeholder
+from tests.kvcache.caches import ALICE
 
 
 def test_a_plain_prompt_has_none() -> None:

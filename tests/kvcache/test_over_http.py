@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from queue import SimpleQueue
@@ -19,6 +19,7 @@ from tests.kvcache.make_facts import BLOCK_SIZE
 from tests.kvcache.test_recording import RECORDING
 from tests.running_server import free_port, running_gunicorn
 from tests.surface.conftest import MODEL, Client, served
+from tests.traps.wire import wait_until
 
 PATIENCE_S = 20.0
 FLUSH_S = 0.05
@@ -91,13 +92,6 @@ def published(*flags: str, **env: str) -> Iterator[tuple[Client, Subscriber]]:
 def cached(answer: Any) -> int:
     tokens: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return tokens
-
-
-def until(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < end, "it has not happened"
-        time.sleep(0.02)
 
 
 def test_what_a_real_vllm_was_asked_is_answered_alike() -> None:
@@ -189,7 +183,7 @@ def test_blocks_of_a_client_that_leaves_are_free_again() -> None:
         next(lines)
         assert client.metric("vllm:kv_cache_usage_perc") > 0
         answer.close()
-        until(lambda: client.metric("vllm:kv_cache_usage_perc") == 0)
+        wait_until(lambda: client.metric("vllm:kv_cache_usage_perc") == 0)
         assert cached(client.complete(prompt=PROMPT)) == 96
 
 
@@ -204,7 +198,7 @@ def test_a_prompt_that_finds_no_room_waits_or_is_refused(full: str) -> None:
             next(lines)
             answer = client.post("/v1/completions", body | {"prompt": [7] * 100})
         assert answer.status_code == (200 if full == "wait" else 503), answer.text
-        until(lambda: client.metric("vllm:num_requests_running") == 0)
+        wait_until(lambda: client.metric("vllm:num_requests_running") == 0)
 
 
 def test_a_subscriber_that_does_not_read_slows_nobody() -> None:

@@ -10,14 +10,12 @@ last token of a reply is never in the cache; a salt is in the first block only.
 from __future__ import annotations
 
 import json
-from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
-from app.kvcache.cache import KVCache
-from app.kvcache.hashing import BlockHasher
+from tests.kvcache.caches import small_cache
 from tests.kvcache.make_facts import BLOCK_SIZE, FACTS, RECORDED, facts
 
 BLOCKS = 66
@@ -26,7 +24,7 @@ RECORDING: list[dict[str, Any]] = json.loads(FACTS.read_text())
 
 def replayed() -> list[dict[str, Any]]:
     """What our cache does when it is given the recorded prompts and replies."""
-    cache = KVCache(BLOCKS, BlockHasher("sha256_cbor", BLOCK_SIZE, "0", Random(0)))
+    cache = small_cache(BLOCKS - 1, BLOCK_SIZE)
     done, sequence = [], 0
     for number, request in enumerate(RECORDING):
         name = str(number)

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from app.kvcache.residency import Residency
+from app.simulation.clock import VirtualClock
 from tests.kvcache.caches import begin, serve, small_cache, tokens
 
 
@@ -28,19 +29,9 @@ class Observed:
         self.gaps.append(seconds)
 
 
-class Watch:
-    """A clock of one number."""
-
-    def __init__(self) -> None:
-        self.s = 100.0
-
-    def now(self) -> float:
-        return self.s
-
-
 @pytest.fixture
-def watch() -> Watch:
-    return Watch()
+def clock() -> VirtualClock:
+    return VirtualClock(100.0)
 
 
 @pytest.fixture
@@ -48,23 +39,23 @@ def observed() -> Observed:
     return Observed()
 
 
-def test_a_block_lives_from_its_allocation_to_its_eviction(watch: Watch, observed: Observed) -> None:
-    cache = small_cache(1, observer=Residency(observed, 1.0, Random(0), watch.now))
+def test_a_block_lives_from_its_allocation_to_its_eviction(clock: VirtualClock, observed: Observed) -> None:
+    cache = small_cache(1, observer=Residency(observed, 1.0, Random(0), clock.now))
     serve(cache, tokens(0, 4))
-    watch.s += 7
+    clock.advance(7)
     serve(cache, tokens(50, 4))
     assert observed.lifetimes == observed.idle == [7]
     assert observed.gaps == []
 
 
-def test_uses_and_the_gaps_between_the_last_four_of_them(watch: Watch, observed: Observed) -> None:
-    cache = small_cache(2, observer=Residency(observed, 1.0, Random(0), watch.now))
+def test_uses_and_the_gaps_between_the_last_four_of_them(clock: VirtualClock, observed: Observed) -> None:
+    cache = small_cache(2, observer=Residency(observed, 1.0, Random(0), clock.now))
     serve(cache, tokens(0, 4))
     for pause in (1, 2, 3, 4, 5):
-        watch.s += pause
+        clock.advance(pause)
         begin(cache, "r", tokens(0, 5))
         cache.finish("r")
-    watch.s += 6
+    clock.advance(6)
     observed.lifetimes.clear()
     observed.idle.clear()
     begin(cache, "r", tokens(50, 8))
@@ -73,15 +64,15 @@ def test_uses_and_the_gaps_between_the_last_four_of_them(watch: Watch, observed:
     assert observed.gaps == [3, 4, 5]
 
 
-def test_only_a_share_of_the_blocks_is_followed(watch: Watch, observed: Observed) -> None:
-    cache = small_cache(10, observer=Residency(observed, 0.2, Random(0), watch.now))
+def test_only_a_share_of_the_blocks_is_followed(clock: VirtualClock, observed: Observed) -> None:
+    cache = small_cache(10, observer=Residency(observed, 0.2, Random(0), clock.now))
     for start in range(0, 10_000, 100):
         serve(cache, tokens(start, 40))
     assert 0.1 < len(observed.lifetimes) / 990 < 0.3
 
 
-def test_nothing_is_observed_of_blocks_that_are_cleared(watch: Watch, observed: Observed) -> None:
-    cache = small_cache(1, observer=Residency(observed, 1.0, Random(0), watch.now))
+def test_nothing_is_observed_of_blocks_that_are_cleared(clock: VirtualClock, observed: Observed) -> None:
+    cache = small_cache(1, observer=Residency(observed, 1.0, Random(0), clock.now))
     serve(cache, tokens(0, 4))
     cache.reset()
     serve(cache, tokens(50, 4))

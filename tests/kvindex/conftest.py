@@ -12,6 +12,7 @@ from app.kvindex.cost import weigh_bytes
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.redis_settings import RedisSettings
+from tests.kvindex.publisher import Station, station
 from tests.kvindex.redis_server import BINARY, RedisServer, redis_server
 
 BACKENDS = ("memory", "cost-aware", "redis")
@@ -54,3 +55,9 @@ def make_backend(request: pytest.FixtureRequest) -> Iterator[MakeBackend]:
 @pytest.fixture
 def backend(make_backend: MakeBackend) -> Backend:
     return make_backend()
+
+
+@pytest.fixture
+def place() -> Iterator[Station]:
+    with station() as made:
+        yield made

@@ -7,6 +7,9 @@ from typing import Any
 
 from app.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
 
+PROMPT = list(range(100, 140))
+"""Ten blocks of four tokens."""
+
 
 def stored(
     hashes: Iterable[BlockHash],
@@ -18,6 +21,11 @@ def stored(
     """Blocks of `size` tokens."""
     more.setdefault("lora_id", None)
     return BlockStored(list(hashes), parent, list(tokens), size, **more)
+
+
+def block(number: int) -> BlockStored:
+    """Block `number` of the prompt, after the one before it."""
+    return stored([number + 1], PROMPT[number * 4 : number * 4 + 4], number or None)
 
 
 def offloaded(hashes: Iterable[BlockHash], medium: str = "CPU", **more: Any) -> BlockStored:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from app.kvindex.backend import Backend, Owned, Store
 from app.kvindex.holders import Source, bits
+from app.kvindex.index import Index
 
 Copy = tuple[str, str]
 """A pod, and a tier in which it has a block; groups above 0 and ranks above 0 are part of the pod's name."""
@@ -38,6 +40,11 @@ def holders_of(backend: Backend, key: int) -> set[Copy]:
 
 def _named(pod: str, rank: int, group: int) -> str:
     return pod + (f"/{rank}" if rank else "") + (f"#{group}" if group else "")
+
+
+def matched(index: Index, tokens: Sequence[int], model: str = "m", **more: Any) -> dict[str, int]:
+    """How many blocks of a prompt each pod has, of the pods that have any."""
+    return {score.pod: score.matched for score in index.score(model, tokens, **more)}
 
 
 def content(backend: Backend, keys: Sequence[int]) -> dict[int, set[Copy]]:

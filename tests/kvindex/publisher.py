@@ -19,6 +19,7 @@ from app.kvindex.replay import END, ReplayLimits, Replays
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from app.kvindex.targets import TargetSource
 from tests.kvindex.engines import batch
+from tests.kvindex.held import matched
 
 LOCAL = "tcp://127.0.0.1"
 
@@ -162,7 +163,7 @@ class Station:
         return self.index.losses.messages.get("bad_frames", 0)
 
     def matched(self, tokens: list[int], model: str = "m") -> dict[str, int]:
-        return {score.pod: score.matched for score in self.index.score(model, tokens)}
+        return matched(self.index, tokens, model)
 
     def close(self) -> None:
         for engine in self.engines:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import redis
 
+from tests.running_server import free_port
+
 BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RedisServer:
@@ -71,7 +67,7 @@ class RedisServer:
                     client.ping()
                     return
                 except redis.ConnectionError:
-                    continue
+                    time.sleep(0.005)
 
 
 @contextmanager

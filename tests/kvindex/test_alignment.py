@@ -9,14 +9,11 @@ from app.kvcache.extra_keys import Placeholder
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, removed, stored
+from tests.kvindex.held import matched
 
 
 def make_index(block_size: int) -> Index:
     return Index(MemoryBackend(), IndexSettings(block_size=block_size))
-
-
-def matched(index: Index, tokens: list[int], **more: object) -> dict[str, int]:
-    return {score.pod: score.matched for score in index.score("m", tokens, **more)}  # type: ignore[arg-type]
 
 
 def test_small_blocks_fill_large_ones() -> None:

@@ -13,6 +13,7 @@ from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.scorer import Weights
 from tests.kvindex.engines import batch, offloaded, removed, stored
+from tests.kvindex.held import matched
 
 PROMPT = list(range(100, 120))
 """Five blocks of four tokens."""
@@ -29,10 +30,6 @@ def index(backend: Backend) -> Index:
 
 def tell(index: Index, pod: str, *events: KVEvent, model: str = "m", rank: int = 0) -> None:
     index.ingest(batch(*events, rank=rank), pod, model)
-
-
-def matched(index: Index, tokens: list[int] = PROMPT, model: str = "m", **more: Any) -> dict[str, int]:
-    return {score.pod: score.matched for score in index.score(model, tokens, **more)}
 
 
 def losses(index: Index) -> dict[str, int]:
@@ -52,7 +49,7 @@ def test_pods_are_scored_by_the_start_of_the_prompt_that_they_have(index: Index)
 def test_an_event_continues_the_one_before_it_in_the_same_batch_or_another(index: Index) -> None:
     tell(index, "a", stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 1))
     tell(index, "a", stored([3, 4], PROMPT[8:16], 2))
-    assert matched(index) == {"a": 4}
+    assert matched(index, PROMPT) == {"a": 4}
 
 
 def test_less_than_a_block_and_what_nobody_has_scores_nobody(index: Index) -> None:
@@ -68,7 +65,7 @@ def test_scores_can_be_asked_for_keys_and_for_some_pods(index: Index) -> None:
     keys = index.block_keys("m", PROMPT)
     assert {score.pod for score in index.score("m", keys=keys, pods=["a", "c", "x"])} == {"a", "c"}
     assert index.score("m", PROMPT, pods=["x"]) == []
-    assert len(matched(index)) == 3
+    assert len(matched(index, PROMPT)) == 3
 
 
 def test_blocks_count_by_the_best_tier_that_they_are_in(index: Index) -> None:
@@ -93,22 +90,22 @@ def test_removals_and_clears_are_followed(index: Index) -> None:
     tell(index, "a", stored([1, 2, 3], PROMPT[:12]))
     tell(index, "b", stored([1, 2, 3], PROMPT[:12]))
     tell(index, "a", removed([2]))
-    assert matched(index) == {"a": 1, "b": 3}
+    assert matched(index, PROMPT) == {"a": 1, "b": 3}
     tell(index, "b", AllBlocksCleared())
-    assert matched(index) == {"a": 1}
+    assert matched(index, PROMPT) == {"a": 1}
     tell(index, "b", stored([1], PROMPT[:4]))
-    assert matched(index) == {"a": 1, "b": 1}
+    assert matched(index, PROMPT) == {"a": 1, "b": 1}
     index.clear("a")
-    assert matched(index) == {"b": 1}
+    assert matched(index, PROMPT) == {"b": 1}
 
 
 def test_models_do_not_meet_though_their_hashes_do(index: Index) -> None:
     tell(index, "a", stored([1, 2], PROMPT[:8]))
     tell(index, "b", stored([1, 2], PROMPT[:8]), model="other")
-    assert matched(index) == {"a": 2}
-    assert matched(index, model="other") == {"b": 2}
+    assert matched(index, PROMPT) == {"a": 2}
+    assert matched(index, PROMPT, model="other") == {"b": 2}
     tell(index, "b", removed([1]), model="other")
-    assert matched(index) == {"a": 2}
+    assert matched(index, PROMPT) == {"a": 2}
 
 
 @pytest.mark.parametrize("generation", ["A", "B", "C"])
@@ -116,8 +113,8 @@ def test_models_do_not_meet_though_their_request_keys_do(backend: Backend, gener
     index = make_index(backend, generation=generation)
     tell(index, "a", stored([1, 2], PROMPT[:8]))
     tell(index, "b", stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 1), model="other")
-    assert matched(index) == {"a": 2}
-    assert matched(index, model="other") == {"b": 2}
+    assert matched(index, PROMPT) == {"a": 2}
+    assert matched(index, PROMPT, model="other") == {"b": 2}
 
 
 def test_ranks_of_a_pod_are_scored_one_by_one(index: Index) -> None:
@@ -132,44 +129,44 @@ def test_an_adapter_has_blocks_of_its_own(index: Index) -> None:
     with_name = {"lora_id": 1, "lora_name": "alice", "extra_keys": [["alice"], ["alice"]]}
     tell(index, "a", stored([1, 2], PROMPT[:8], **with_name))
     tell(index, "b", stored([1, 2], PROMPT[:8]))
-    assert matched(index) == {"b": 2}
-    assert matched(index, lora="alice") == {"a": 2}
-    assert matched(index, model="alice") == {"a": 2}
-    assert matched(index, lora="bob") == {}
+    assert matched(index, PROMPT) == {"b": 2}
+    assert matched(index, PROMPT, lora="alice") == {"a": 2}
+    assert matched(index, PROMPT, model="alice") == {"a": 2}
+    assert matched(index, PROMPT, lora="bob") == {}
     tell(index, "c", stored([1, 2], PROMPT[:8], lora_id=7))  # an engine that tells no names
-    assert matched(index, lora="7") == {"c": 2}
+    assert matched(index, PROMPT, lora="7") == {"c": 2}
 
 
 def test_a_salt_keeps_tenants_apart(index: Index) -> None:
     tell(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["tenant-a"], None]))
     tell(index, "b", stored([1, 2], PROMPT[:8]))
-    assert matched(index) == {"b": 2}
-    assert matched(index, salt="tenant-a") == {"a": 2}
-    assert matched(index, salt="tenant-b") == {}
+    assert matched(index, PROMPT) == {"b": 2}
+    assert matched(index, PROMPT, salt="tenant-a") == {"a": 2}
+    assert matched(index, PROMPT, salt="tenant-b") == {}
 
 
 def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> None:
     extra_keys = [["alice", ["img", 2], "salt"], ["alice", ["img", -2]], ["alice"]]
     tell(index, "a", stored([1, 2, 3], PROMPT[:12], lora_name="alice", extra_keys=extra_keys))
     image = [Placeholder("img", 2, 5)]
-    assert matched(index, lora="alice", salt="salt", media=image) == {"a": 3}
-    assert matched(index, lora="alice", salt="salt") == {}
-    assert matched(index, salt="salt", media=image) == {}
-    assert matched(index, lora="alice", media=image) == {}
+    assert matched(index, PROMPT, lora="alice", salt="salt", media=image) == {"a": 3}
+    assert matched(index, PROMPT, lora="alice", salt="salt") == {}
+    assert matched(index, PROMPT, salt="salt", media=image) == {}
+    assert matched(index, PROMPT, lora="alice", media=image) == {}
 
 
 def test_images_change_the_blocks_from_the_first_that_they_touch_on(index: Index) -> None:
     for pod, image in (("a", "one"), ("b", "two")):
         extra_keys = [None, [[image, 1]], [[image, -3]], None]
         tell(index, pod, stored([1, 2, 3, 4], PROMPT[:16], extra_keys=extra_keys))
-    assert matched(index, media=[Placeholder("one", 5, 4)]) == {"a": 4, "b": 1}
-    assert matched(index, media=[Placeholder("two", 5, 4)]) == {"a": 1, "b": 4}
-    assert matched(index) == {"a": 1, "b": 1}
+    assert matched(index, PROMPT, media=[Placeholder("one", 5, 4)]) == {"a": 4, "b": 1}
+    assert matched(index, PROMPT, media=[Placeholder("two", 5, 4)]) == {"a": 1, "b": 4}
+    assert matched(index, PROMPT) == {"a": 1, "b": 1}
 
 
 def test_old_engines_publish_images_without_offsets(index: Index) -> None:
     tell(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["img", "salt"], ["img"]]))
-    assert matched(index, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
+    assert matched(index, PROMPT, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
 
 
 def test_digests_of_embeddings_tell_blocks_apart(index: Index) -> None:
@@ -183,9 +180,9 @@ def test_of_a_hybrid_model_only_groups_that_need_every_block_are_scored(index: I
     window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8}
     tell(index, "a", stored([1, 2], PROMPT[:8], **full), stored([1, 2], PROMPT[:8], **window))
     tell(index, "a", removed([1], group_idx=1))
-    assert matched(index) == {"a": 2}
+    assert matched(index, PROMPT) == {"a": 2}
     tell(index, "a", removed([2], group_idx=0))
-    assert matched(index) == {"a": 1}
+    assert matched(index, PROMPT) == {"a": 1}
     assert index.size().copies == 2
 
 
@@ -195,9 +192,9 @@ def test_of_several_groups_that_need_every_block_the_worst_counts(index: Index) 
         tell(index, "a", stored([1, 2, 3], PROMPT[:12], **kind))
     tell(index, "b", stored([1], PROMPT[:4]))
     tell(index, "a", removed([3], group_idx=1))
-    assert matched(index) == {"a": 2, "b": 1}
+    assert matched(index, PROMPT) == {"a": 2, "b": 1}
     tell(index, "a", removed([1], group_idx=0))
-    assert matched(index) == {"b": 1}
+    assert matched(index, PROMPT) == {"b": 1}
 
 
 def test_offloaded_blocks_of_a_group_that_is_unknown_are_counted(index: Index) -> None:
@@ -228,12 +225,12 @@ def test_an_event_that_cannot_be_is_lost_alone_and_named(event: KVEvent, reason:
     index = make_index(MemoryBackend())
     tell(index, "a", stored([7], PROMPT[:4]), event, stored([8], PROMPT[4:8], 7))
     assert losses(index) == {reason: 1}
-    assert matched(index) == {"a": 2}
+    assert matched(index, PROMPT) == {"a": 2}
 
 
 def test_events_about_nothing_are_nothing(index: Index) -> None:
     tell(index, "a", stored([], []), removed([]), stored([1], PROMPT[:4], 0))
-    assert losses(index) == {} and matched(index) == {"a": 1}
+    assert losses(index) == {} and matched(index, PROMPT) == {"a": 1}
 
 
 def test_too_many_media_are_refused_one_by_one() -> None:
@@ -247,11 +244,11 @@ def test_one_pod_too_many_is_refused_and_counted() -> None:
     index = make_index(MemoryBackend(most_holders=2))
     for pod in ("a", "b", "c"):
         tell(index, pod, stored([1], PROMPT[:4]))
-    assert matched(index) == {"a": 1, "b": 1}
+    assert matched(index, PROMPT) == {"a": 1, "b": 1}
     assert index.losses.messages == {"too_many_pods": 1}
 
 
 def test_hashes_may_be_bytes_in_one_event_and_numbers_in_another(index: Index) -> None:
     tell(index, "a", stored([b"\5" * 24 + (9).to_bytes(8, "big")], PROMPT[:4]))
     tell(index, "a", stored([-1], PROMPT[4:8], 9), removed([(1 << 64) - 1]))
-    assert matched(index) == {"a": 1}
+    assert matched(index, PROMPT) == {"a": 1}

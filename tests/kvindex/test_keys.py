@@ -9,41 +9,20 @@ from hypothesis import strategies as st
 from app.kvcache.generations import GENERATIONS, GenerationName, KeyChain
 from app.kvcache.hashing import low64
 from app.kvindex.keys import Features, request_keys
+from tests.kvcache.test_generations import VECTORS, WITH_IMAGE
 
 TOKENS = list(range(1, 33))
-VECTORS: dict[GenerationName, dict[str, list[int]]] = {
-    "A": {"42": [9442596223568401980, 10401597220457154048]},
-    "B": {"42": [16300212363532267629, 8671309795006503672]},
-    "C": {"42": [1321676015697095315, 9386439422462522503]},
-    "D": {
-        "": [9540012594951042066, 16921089685996993662],
-        "42": [3239622172847516705, 18365376266021390534],
-    },
-    "E": {
-        "": [13553460584553255540, 9887990258693334188],
-        "42": [9464999881402841487, 9092100070645212763],
-        "test-seed": [11694654239915353807, 15308833439905929429],
-    },
-}
-IMAGE: dict[GenerationName, dict[str, int]] = {
-    "D": {"": 5564236252450639516, "42": 2385753340144352865},
-    "E": {"": 17040855999153989087, "42": 263490605840217335},
-}
 
 
 @pytest.mark.parametrize(
-    ("generation", "seed", "expected"),
-    [(name, seed, keys) for name, seeds in VECTORS.items() for seed, keys in seeds.items()],
+    ("generation", "seed", "expected"), [(generation, seed, keys) for generation, seed, _, keys in VECTORS]
 )
 def test_keys_are_those_of_llm_d(generation: GenerationName, seed: str, expected: list[int]) -> None:
     keys = request_keys(generation, 16, seed)
     assert keys.keys(keys.root("test-model"), [*TOKENS, 99]) == expected
 
 
-@pytest.mark.parametrize(
-    ("generation", "seed", "expected"),
-    [(name, seed, key) for name, seeds in IMAGE.items() for seed, key in seeds.items()],
-)
+@pytest.mark.parametrize(("generation", "seed", "expected"), WITH_IMAGE)
 def test_images_change_keys_as_they_do_in_llm_d(generation: GenerationName, seed: str, expected: int) -> None:
     keys = request_keys(generation, 16, seed)
     features: list[Features] = [("image_hash_A",), None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -17,10 +16,10 @@ from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pool import Pool, PoolSettings
 from app.kvindex.replay import Replays
-from tests.kvindex.engines import batch, removed, stored
-from tests.kvindex.publisher import Station, station
+from tests.kvindex.engines import PROMPT, batch, removed, stored
+from tests.kvindex.held import matched
+from tests.kvindex.publisher import station
 
-PROMPT = list(range(100, 140))
 encode = encoder()
 
 
@@ -44,10 +43,6 @@ def message(pod: str, sequence: int, *events: object, model: str = "m") -> Messa
     return Message(pod, model, sequence, encode(batch(*events, ts=1000.0 + sequence)))  # type: ignore[arg-type]
 
 
-def matched(index: Index, model: str = "m") -> dict[str, int]:
-    return {score.pod: score.matched for score in index.score(model, PROMPT)}
-
-
 def run(pool: Pool, now: float = 0.0) -> None:
     while pool.step(now):
         pass
@@ -60,13 +55,13 @@ def test_ten_thousand_pods_share_a_prompt() -> None:
         for pod in pods:
             pool.put(message(pod, sequence, event))
         run(pool)
-    assert len(matched(index)) == 10_000 == len(index.backend.pods())
+    assert len(matched(index, PROMPT)) == 10_000 == len(index.backend.pods())
     assert {score.matched for score in index.score("m", PROMPT)} == {3}
     assert index.score("m", PROMPT, pods=pods[5:6])[0].pod == pods[5]
     for pod in pods[:9_999]:
         pool.gone(pod)
     run(pool)
-    assert matched(index) == {pods[-1]: 3}
+    assert matched(index, PROMPT) == {pods[-1]: 3}
     assert index.losses.messages == {} == index.losses.events
 
 
@@ -75,7 +70,7 @@ def test_more_pods_than_there_is_room_for_are_refused_and_counted() -> None:
     for number in range(30):
         pool.put(message(f"pod{number}", 0, stored([1], PROMPT[:4])))
     run(pool)
-    assert len(matched(index)) == 10
+    assert len(matched(index, PROMPT)) == 10
     assert index.losses.messages == {"too_many_pods": 20}
     assert len(pool.positions()) == 20
 
@@ -91,7 +86,7 @@ def test_the_events_of_a_pod_stay_in_their_order(steps: list[tuple[int, int]], s
         pool.put(message(f"pod{pod}", sequences[pod], event))
         sequences[pod] += 1
     run(pool)
-    assert set(matched(index)) == {f"pod{pod}" for pod, key in held.items() if key}
+    assert set(matched(index, PROMPT)) == {f"pod{pod}" for pod, key in held.items() if key}
 
 
 def test_models_whose_hashes_collide_do_not_disturb_each_other() -> None:
@@ -102,7 +97,7 @@ def test_models_whose_hashes_collide_do_not_disturb_each_other() -> None:
     run(pool)
     pool.put(message("a", 2, removed([1, 2]), model="other"))
     run(pool)
-    assert matched(index) == {"a": 2} and matched(index, "other") == {}
+    assert matched(index, PROMPT) == {"a": 2} and matched(index, PROMPT, "other") == {}
     assert index.size().copies == 2 + 2 + 2
 
 
@@ -135,7 +130,7 @@ def test_messages_wait_for_a_backend_that_is_away_and_it_is_asked_ever_less_ofte
     assert len(pool) == 1 and 5 < len(asked) < 12
     backend.away = False
     pool.step(100.0)
-    assert matched(index) == {"a": 1} and len(pool) == 0
+    assert matched(index, PROMPT) == {"a": 1} and len(pool) == 0
 
 
 def test_a_restart_is_counted_once_though_the_backend_is_away() -> None:
@@ -167,19 +162,13 @@ def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptur
     for pod in ("bad", "a"):
         pool.put(message(pod, 0, stored([1], PROMPT[:4])))
     run(pool)
-    assert matched(index) == {"a": 1}
+    assert matched(index, PROMPT) == {"a": 1}
     assert index.losses.messages == {"failed": 1} and "a fault" in caplog.text
 
 
 def test_a_pool_without_queues_is_refused() -> None:
     with pytest.raises(ValueError):
         make(shards=0)
-
-
-@pytest.fixture
-def place() -> Iterator[Station]:
-    with station() as made:
-        yield made
 
 
 frames = st.lists(st.binary(max_size=40), max_size=5)
@@ -202,6 +191,6 @@ def test_no_frames_do_harm(sent: list[list[bytes]], seed: int) -> None:
                 engine.send(encode(batch(stored([sequence + 1], [number] * 4), ts=5000.0 + sequence)))
                 sequence += 1
         engine.publish(stored([77], PROMPT[:4]), ts=1e6)
-        place.until(lambda: matched(place.index).get("a") == 1)
+        place.until(lambda: matched(place.index, PROMPT).get("a") == 1)
         assert "failed" not in place.index.losses.messages
         assert "gap" not in place.index.losses.messages

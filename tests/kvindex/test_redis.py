@@ -10,20 +10,18 @@ from pathlib import Path
 import pytest
 import redis
 
-from app.kvcache.events import BlockStored
 from app.kvindex.backend import BackendUnavailable, Clear, Remove, Stamp
 from app.kvindex.feed import Message
 from app.kvindex.redis_backend import RedisBackend, redis_url
 from app.kvindex.redis_settings import RedisSettings
 from tests.kvindex.conftest import MakeBackend
-from tests.kvindex.engines import stored
+from tests.kvindex.engines import PROMPT, block
 from tests.kvindex.held import content, holders_of, source, store
 from tests.kvindex.publisher import Station, station
 from tests.kvindex.redis_server import BINARY, RedisServer, redis_server
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
 A, B = source("a"), source("b")
-PROMPT = list(range(100, 140))
 _numbers = count()
 
 
@@ -41,10 +39,6 @@ def own_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 def connect(server: RedisServer, namespace: str = "x", **settings: object) -> RedisBackend:
     return RedisBackend(RedisSettings(url=server.url, namespace=namespace, **settings))  # type: ignore[arg-type]
-
-
-def block(number: int) -> BlockStored:
-    return stored([number + 1], PROMPT[number * 4 : number * 4 + 4], number or None)
 
 
 def test_indexers_that_share_it_see_the_same(redis_process: RedisServer, namespace: str) -> None:
@@ -139,7 +133,8 @@ def test_without_a_time_limit_nothing_expires(redis_process: RedisServer, namesp
     backend = connect(redis_process, namespace)
     backend.apply(A, [store([1], [11])])
     client = redis_process.client()
-    assert all(client.ttl(key) == -1 for key in client.keys(f"{namespace}:*"))
+    keys = client.keys(f"{namespace}:*")
+    assert keys and all(client.ttl(key) == -1 for key in keys)
 
 
 def test_large_batches_go_in_parts_and_each_part_once(redis_process: RedisServer, namespace: str) -> None:

@@ -74,7 +74,7 @@ def test_what_takes_too_long_is_an_error_in_time(tokenizer: LocalTokenizer) -> N
     for _ in range(3):
         with pytest.raises(TokenizationTimeout, match=r"0\.05 seconds"):
             made.encode("m", "hello")
-    with pytest.raises((TokenizationBusy, TokenizationTimeout)):
+    with pytest.raises(TokenizationBusy):
         made.encode("m", "hello")
     stuck.let.set()
     made.close()

@@ -9,9 +9,9 @@ from app.protocol.anthropic import CountTokensRequest, MessagesRequest
 from app.protocol.anthropic_chat import BILLING_HEADER, chat_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
-from app.protocol.errors import ApiError
 from app.protocol.messages import Message
 from app.protocol.tools import NamedToolChoice
+from tests.protocol.refused import refused
 
 HELLO = {"role": "user", "content": "hi"}
 WEATHER = {"name": "weather", "description": "How it is", "input_schema": {"properties": {"city": {}}}}
@@ -44,9 +44,7 @@ def text(said: str) -> dict[str, Any]:
 
 
 def refusal(**fields: Any) -> tuple[int, str, str | None]:
-    with pytest.raises(ApiError) as caught:
-        chat(**fields)
-    return caught.value.status, caught.value.type, caught.value.param
+    return refused(lambda: chat(**fields))
 
 
 @pytest.mark.parametrize(

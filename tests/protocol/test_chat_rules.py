@@ -7,7 +7,7 @@ import pytest
 
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
-from app.protocol.errors import ApiError
+from tests.protocol.refused import refused
 
 HELLO = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "weather"}}
@@ -22,9 +22,7 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def refusal(**fields: Any) -> tuple[int, str, str | None]:
-    with pytest.raises(ApiError) as caught:
-        chat(**fields)
-    return caught.value.status, caught.value.type, caught.value.param
+    return refused(lambda: chat(**fields))
 
 
 def named(name: object) -> dict[str, object]:

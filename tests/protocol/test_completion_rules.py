@@ -7,7 +7,7 @@ import pytest
 
 from app.protocol.completions import MAX_PROMPTS, CompletionRequest
 from app.protocol.decoding import decode
-from app.protocol.errors import ApiError
+from tests.protocol.refused import refused
 
 
 def completion(**fields: Any) -> CompletionRequest:
@@ -15,9 +15,7 @@ def completion(**fields: Any) -> CompletionRequest:
 
 
 def refusal(**fields: Any) -> tuple[int, str, str | None]:
-    with pytest.raises(ApiError) as caught:
-        completion(**fields)
-    return caught.value.status, caught.value.type, caught.value.param
+    return refused(lambda: completion(**fields))
 
 
 @pytest.mark.parametrize(

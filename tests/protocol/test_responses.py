@@ -12,6 +12,7 @@ from app.protocol.messages import Message
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request, echo_text, go_on
 from app.protocol.tools import NamedToolChoice
+from tests.protocol.refused import refused
 
 WEATHER = {"type": "function", "name": "weather", "description": "How it is", "parameters": {}}
 NESTED = {"type": "function", "function": {"name": "weather", "description": "How it is", "parameters": {}}}
@@ -44,9 +45,7 @@ def user(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal(**fields: Any) -> tuple[int, str, str | None]:
-    with pytest.raises(ApiError) as caught:
-        chat(**fields)
-    return caught.value.status, caught.value.type, caught.value.param
+    return refused(lambda: chat(**fields))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.running_server import free_port
 from tests.surface.conftest import MODEL, Client, served
+from tests.traps.stressed_server import workers_of
+from tests.traps.wire import wait_until
 
 PATIENCE_S = 20.0
 TOKENS = list(range(1, 101))
@@ -215,38 +217,34 @@ def test_pods_may_be_connected_to(tmp_path: Path) -> None:
     with served("--role", "indexer", *flags) as index, pod(f"tcp://*:{events}", *replay) as client:
         client.complete(prompt=TOKENS)
         listed.write_text(f"tcp://127.0.0.1:{events};replay=tcp://127.0.0.1:{replays}\n")
-        end = time.monotonic() + PATIENCE_S
-        while scores(index) != {name(client): 6}:
+
+        def told() -> Any:
             client.complete(prompt=[9] * 32)
-            assert time.monotonic() < end, index.get("/kv/index").text
-            time.sleep(0.1)
+            return scores(index)
+
+        until(told, {name(client): 6})
+
+
+def scores_once_cached_anew(index: Client, client: Client) -> Any:
+    """Scores after the pod has forgotten the prompt and been asked for it again: none yet, or all of it."""
+    client.post("/reset_prefix_cache")
+    client.complete(prompt=TOKENS)
+    told = scores(index)
+    assert told in ({}, {name(client): 6})
+    return told
 
 
 def test_a_pod_that_is_gone_is_forgotten() -> None:
     with indexer("--kv-index-pod-grace", "100ms") as (index, endpoint):
         with pod(endpoint) as client:
-            end = time.monotonic() + PATIENCE_S
-            while scores(index) == {}:
-                client.post("/reset_prefix_cache")
-                client.complete(prompt=TOKENS)
-                assert time.monotonic() < end
-                time.sleep(0.1)
+            until(lambda: scores_once_cached_anew(index, client), {name(client): 6})
         until(lambda: scores(index), {})
         assert index.get("/kv/index").json()["size"]["blocks"] == 0
 
 
 def test_an_indexer_ends_and_lives_through_a_reload() -> None:
     with indexer() as (index, endpoint), pod(endpoint) as client:
-        index.server.process.send_signal(1)
-        end = time.monotonic() + PATIENCE_S
-        known: dict[str, int] = {}
-        while known == {}:
-            try:
-                client.post("/reset_prefix_cache")
-                client.complete(prompt=TOKENS)
-                known = scores(index)
-            except (requests.ConnectionError, AssertionError):
-                pass
-            assert time.monotonic() < end
-            time.sleep(0.1)
-        assert known == {name(client): 6}
+        [first] = workers_of(index.server)
+        index.server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: first not in workers_of(index.server))
+        until(lambda: scores_once_cached_anew(index, client), {name(client): 6})

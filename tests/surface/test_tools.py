@@ -11,6 +11,7 @@ import jsonschema
 import openai
 import pytest
 
+from tests.conformance.sdk import openai_client
 from tests.surface.conftest import Client, served
 
 WEATHER = {
@@ -37,13 +38,7 @@ SCHEMAS = {"get_weather": WEATHER, "get_time": CLOCK}
 
 @pytest.fixture(scope="module")
 def sdk(client: Client) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=client.server.url + "/v1",
-        api_key="x",
-        max_retries=0,
-        timeout=20,
-        _strict_response_validation=True,
-    ) as sdk:
+    with openai_client(client.server) as sdk:
         yield sdk
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from app.simulation.clock import VirtualClock
 from app.tokenization import (
     LocalTokenizer,
     Tokenizer,
@@ -21,8 +22,8 @@ from app.tokenization import (
 from app.tokenization import library as library_module
 from app.tokenization.discovery import Discovery
 from app.tokenization.library import TokenizerLibrary, UnknownModelError
+from tests.running_server import ROOT
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 20.0
 
 
@@ -41,14 +42,6 @@ class Loader:
         if source.startswith("bad"):
             raise OSError(f"{source} is not readable")
         return self._tokenizer
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -90,10 +83,10 @@ def test_a_failure_is_told_to_all_in_one_sentence_each_with_an_error_of_its_own(
 
 
 def test_a_failed_load_is_tried_again_after_a_while(loader: Loader) -> None:
-    clock = Clock()
-    models = library(loader, failure_s=10, now=clock)
-    for now_s, loads in ((0, 1), (9.9, 1), (10.1, 2)):
-        clock.now_s = now_s
+    clock = VirtualClock()
+    models = library(loader, failure_s=10, now=clock.now)
+    for seconds, loads in ((0, 1), (9.9, 1), (0.2, 2)):
+        clock.advance(seconds)
         with pytest.raises(TokenizerLoadError):
             models.get("bad")
         assert len(loader.calls) == loads
@@ -178,7 +171,7 @@ def eventually(ask: Callable[[], Tokenizer]) -> Tokenizer:
 def test_a_discovered_model_is_loaded_from_its_file(tmp_path: Path, loader: Loader) -> None:
     (tmp_path / "found").mkdir()
     (tmp_path / "found/tokenizer.json").write_text("{}")
-    models = TokenizerLibrary(loader, discovery=Discovery(tmp_path, Clock()))
+    models = TokenizerLibrary(loader, discovery=Discovery(tmp_path, VirtualClock().now))
     models.get("found")
     assert loader.calls == [str(tmp_path / "found/tokenizer.json")]
     with pytest.raises(UnknownModelError, match="`lost`"):

@@ -20,9 +20,9 @@ from app.tokenization.chunks import CHUNK_BYTES, chunk_keys
 from app.tokenization.folder import TokenizerFolder
 from app.tokenization.prefix_store import PrefixStore
 from app.tokenization.render import RenderTokenizer
+from tests.running_server import ROOT
 from tests.tokenization.kinds import KINDS, PARTED
 
-ROOT = Path(__file__).parents[2]
 PROSE = "The capital of France is Paris, and the answer to all of it is 42; the cat sat on the mat. "
 PIECES = (
     "the ", "cat", " cat", "Paris", " is ", "42", "1234567", "'s", "won't", " ", "  ", "\n", "\n\n", " \n",
