@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from gevent import monkey
 from sqlalchemy import Connection, NullPool, Select, StaticPool, bindparam, create_engine, select
 from sqlalchemy.exc import DBAPIError
 
@@ -78,6 +79,8 @@ class MemoryRows:
     def __init__(self, path: Path, table_name: str) -> None:
         with _reported():
             memory = _copied(path)
+            # A real one, which threads of a stock worker share; greenlets of one thread never meet here.
+            self._reading = monkey.get_original("threading", "Lock")()
             engine = create_engine("sqlite://", creator=lambda: memory, poolclass=StaticPool)
             self._connection = engine.connect()
             try:
@@ -88,7 +91,7 @@ class MemoryRows:
 
     def read(self, key: int) -> object:
         """See `Rows.read`."""
-        with _reported():
+        with _reported(), self._reading:
             return _value(self._connection, self._reply, key)
 
     def close(self) -> None:

@@ -53,7 +53,9 @@ def test_other_greenlets_run_while_a_lookup_waits_for_the_file(file: Path) -> No
         gevent.sleep(0.02)
         assert not waiting.ready()
         other.execute("ROLLBACK")
+        other.close()
         assert waiting.get().ids == [70, 71]
+        dataset.close()
         print("done")
         """,
         file,
@@ -72,6 +74,7 @@ def test_many_greenlets_look_up_at_once(file: Path, in_memory: bool) -> None:
                 assert found.ids == [number] * (number % 50 + 1), found
 
         gevent.joinall([gevent.spawn(look_up, number) for number in range(100)], raise_error=True)
+        dataset.close()
         print("done")
         """,
         file,
@@ -89,6 +92,7 @@ def test_a_dataset_outlives_a_fork(file: Path, in_memory: bool) -> None:
         if child == 0:
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
+        dataset.close()
         print("done")
         """,
         file,
@@ -108,6 +112,7 @@ def test_native_threads_share_a_copy_in_memory(file: Path) -> None:
 
         pool = gevent.get_hub().threadpool
         gevent.joinall([pool.spawn(look_up, number) for number in range(8)], raise_error=True)
+        dataset.close()
         print("done")
         """,
         file,

@@ -94,7 +94,7 @@ def test_what_is_no_json_object_is_a_bad_request(
 @pytest.mark.parametrize("path", BASE)
 @pytest.mark.parametrize(
     "body",
-    [b'{"input":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"query":"\xff"}', b'{"documents":[' * 3000],
+    [b'{"input":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"query":"\xff"}', b'{"documents":[' * 100_000],
 )
 def test_what_cannot_be_parsed_at_all_has_the_frameworks_body(
     every: RunningServer, path: str, body: bytes

@@ -46,6 +46,8 @@ def answer(error: ApiError) -> tuple[int, str, str | None]:
         (b"{", "body.1"),
         (b'{"messages":[', "body.13"),
         (b'{"a":1,}', "body.7"),
+        (b'{"a":1, }', "body.8"),
+        (b'{"a":[1, \n ]}', "body.11"),
         (b"{'a':1}", "body.1"),
         (b'{"a":1} x', "body.8"),
         (b"\xff\xfe", "body.0"),
