@@ -108,6 +108,7 @@ class Outlet(SpanProcessor):
         self._ended: deque[ReadableSpan] = deque()
         self._sender: gevent.Greenlet | None = None
         self._hurry = Event()
+        self._ending = False
         self._lost = 0
         self._quiet_until_s = -math.inf
 
@@ -139,6 +140,7 @@ class Outlet(SpanProcessor):
 
     def shutdown(self) -> None:
         """At exit: send what waits, if that can be done soon."""
+        self._ending = True
         if self.force_flush():
             self._exporter.shutdown()
         else:
@@ -153,12 +155,21 @@ class Outlet(SpanProcessor):
                 self._hurry.clear()
                 while self._ended:
                     batch = list(islice(self._ended, BATCH))
-                    self._pool.apply(self._export, (batch,))
+                    self._deliver(batch)
                     for _ in batch:
                         self._ended.popleft()
                     self._complain()
         finally:
             self._sender = None
+
+    def _deliver(self, batch: list[ReadableSpan]) -> None:
+        """Have a native thread export a batch. At their exit some Pythons (3.12.1) begin none: then here."""
+        try:
+            self._pool.apply(self._export, (batch,))
+        except RuntimeError:
+            if not self._ending:
+                raise
+            self._export(batch)
 
     def _export(self, batch: list[ReadableSpan]) -> None:
         """Native thread: encode and send one batch. It blocks, and takes its time when nobody answers."""
