@@ -19,6 +19,6 @@ USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-m", "app.process.healthcheck"]
+    CMD ["python", "-m", "app.server.healthcheck"]
 
 CMD ["gunicorn", "wsgi:app"]

@@ -13,11 +13,11 @@ import os  # noqa: E402
 import sys  # noqa: E402
 
 from app import logs  # noqa: E402
-from app.arbiter import take_charge  # noqa: E402
 from app.dataset import DatasetError  # noqa: E402
-from app.process import ranks, stages  # noqa: E402
-from app.process.certificates import CertificateError  # noqa: E402
-from app.process.handover import SETTINGS, hand_over, handed_over  # noqa: E402
+from app.server import ranks, stages  # noqa: E402
+from app.server.arbiter import take_charge  # noqa: E402
+from app.server.certificates import CertificateError  # noqa: E402
+from app.server.handover import SETTINGS, hand_over, handed_over  # noqa: E402
 from app.tokenization import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.loader import load  # noqa: E402
@@ -35,7 +35,7 @@ if settings is None:
 bind = ranks.addresses(settings.server)
 if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `take_charge` refuses what does not fit
     workers = ranks.count(settings.server)
-worker_class = "app.process.worker.Worker"
+worker_class = "app.server.worker.Worker"
 worker_connections = settings.server.worker_connections
 backlog = 4096
 keepalive = math.ceil(settings.server.keep_alive_timeout)

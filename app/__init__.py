@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.application import Understudy
+    from app.web.application import Understudy
     from config import Settings
 
 

@@ -6,44 +6,39 @@ import os
 import socket
 import sys
 
-from app.api import (
-    admin,
-    chat,
-    completions,
-    fake_metrics,
-    health,
-    kv_events,
-    loras,
-    messages,
-    metrics,
-    models,
-    pooling,
-    responses,
-    scale_out,
-    tokens,
-)
-from app.api import lifecycle as lifecycle_routes
-from app.api.access import init_access
-from app.api.cors import init_cors
-from app.api.delivery import ServerLoad
+from app.api import models, tokens
+from app.api.admin import config as admin
+from app.api.admin import fake_metrics, health, metrics
+from app.api.admin import lifecycle as lifecycle_routes
+from app.api.admin import lora as loras
+from app.api.admin.peer_ranks import PeerRanks
+from app.api.anthropic import routes as messages
+from app.api.chat import route as chat
+from app.api.completions import route as completions
 from app.api.errors import init_errors
-from app.api.faults import Faults, init_faults
-from app.api.http_log import init_http_log
+from app.api.generate import routes as scale_out
 from app.api.identity import Identity
-from app.api.rate_limits import init_rate_limits
-from app.api.request_ids import init_request_ids
-from app.api.siblings import Siblings
-from app.application import Understudy
+from app.api.kv import event_sources as kv_events
+from app.api.pooling import routes as pooling
+from app.api.responder import ServerLoad
+from app.api.responses import routes as responses
+from app.assembly import cache_of, door_of, fakes_of, publisher_of, publishing, service_of
+from app.components import Components, dataset_settings
 from app.dataset import DatasetError, prepare
-from app.ground import Ground, dataset_settings
+from app.engine.lifecycle import Lifecycle
 from app.metrics.exposition import Exposition, played
-from app.metrics.http import HttpMetrics
-from app.process import ranks
-from app.process.handover import handed_over
-from app.rooms import cache_of, door_of, fakes_of, publisher_of, publishing, service_of
-from app.serving.lifecycle import Lifecycle
+from app.middleware.api_keys import init_access
+from app.middleware.cors import init_cors
+from app.middleware.faults import Faults, init_faults
+from app.middleware.http_log import init_http_log
+from app.middleware.http_metrics import HttpMetrics
+from app.middleware.rate_limits import init_rate_limits
+from app.middleware.request_ids import init_request_ids
+from app.server import ranks
+from app.server.handover import handed_over
 from app.tokenization import Tokenizer, TokenizerError, load_tokenizer
 from app.tracing import check_tracing, init_tracing
+from app.web.application import Understudy
 from config import ConfigError, Settings
 from config.loader import load
 
@@ -60,7 +55,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
         prepare(dataset_settings(settings))
         tokenizer = tokenizer_of(settings)
         if settings.kvindex.role == "indexer":
-            from app.indexer import build_indexer  # with clients of databases that take time to import
+            from app.web.indexer import build_indexer  # with clients of databases that take time to import
 
             return build_indexer(settings, tokenizer)
         return build(settings, tokenizer, ranks.rank_of(settings.server, os.environ))
@@ -89,27 +84,27 @@ def check_tokenizer(settings: Settings) -> None:
 
 
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
-    """Build the rooms, hand each what it needs, and open the doors. ConfigError as `Ground.of`."""
-    ground = Ground.of(settings, tokenizer, rank)
-    live, clock, server = ground.live, ground.clock, ground.server
+    """Build the rooms, hand each what it needs, and open the doors. ConfigError as `Components.of`."""
+    components = Components.of(settings, tokenizer, rank)
+    live, clock, server = components.live, components.clock, components.server
     http = HttpMetrics(clock.now)
-    publishes = publishing(ground)
-    publisher = publisher_of(ground, publishes)
-    cache = cache_of(ground, publisher)
-    service = service_of(ground, cache)
-    identity = Identity(settings.model, server.pod_ip or socket.gethostname(), ground.streams("ids"))
+    publishes = publishing(components)
+    publisher = publisher_of(components, publishes)
+    cache = cache_of(components, publisher)
+    service = service_of(components, cache)
+    identity = Identity(settings.model, server.pod_ip or socket.gethostname(), components.streams("ids"))
     load = ServerLoad(settings.api.enable_server_load_tracking)
-    faults = Faults.of(live, ground.streams("faults"), clock)
-    door = door_of(ground, service, identity, load, faults)
-    lifecycle = Lifecycle(service, ground.recorder, cache)
-    siblings = Siblings(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
-    fakes = fakes_of(ground)
+    faults = Faults.of(live, components.streams("faults"), clock)
+    door = door_of(components, service, identity, load, faults)
+    lifecycle = Lifecycle(service, components.recorder, cache)
+    siblings = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
+    fakes = fakes_of(components)
 
     app = Understudy(service)
-    families = [played(ground.recorder, fakes)]
-    app.companions += [publisher] if publisher is not None else []
+    families = [played(components.recorder, fakes)]
+    app.services += [publisher] if publisher is not None else []
     if settings.kvindex.kv_index:
-        from app.indexer import add_index
+        from app.web.indexer import add_index
 
         families.append(add_index(app, live, tokenizer, publisher))
     http.init_app(app)

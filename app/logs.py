@@ -9,7 +9,7 @@ from typing import Any
 from gunicorn.glogging import Logger
 from pythonjsonlogger.json import JsonFormatter
 
-from app.environ import REQUEST_ID
+from app.http.environ import REQUEST_ID
 from config.settings import LogSettings
 
 NO_REQUEST = "-"

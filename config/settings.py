@@ -1,4 +1,4 @@
-"""All settings of the server, put together from their rooms (`config.rooms`).
+"""All settings of the server, put together from their rooms (`config.sections`).
 
 Flag and YAML key are a field's name with dashes, the environment variable is ``SIM_`` and the name in
 capitals. Durations are seconds here.
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from config.fields import rows
-from config.rooms.access import AccessSettings
-from config.rooms.api import ApiSettings
-from config.rooms.dataset import DatasetSettings
-from config.rooms.failures import FailureSettings
-from config.rooms.kvcache import KVCacheSettings
-from config.rooms.kvindex import KVIndexSettings
-from config.rooms.latency import LatencySettings
-from config.rooms.log import LogSettings
-from config.rooms.lora import LoraSettings
-from config.rooms.metrics import MetricsSettings
-from config.rooms.model import ModelSettings
-from config.rooms.reply import ReplySettings
-from config.rooms.scheduling import SchedulingSettings
-from config.rooms.server import ServerSettings
-from config.rooms.tls import TlsSettings
-from config.rooms.tokenizer import TokenizerSettings
-from config.rooms.tools import ToolSettings
-from config.rooms.tracing import TracingSettings
+from config.sections.access import AccessSettings
+from config.sections.api import ApiSettings
+from config.sections.dataset import DatasetSettings
+from config.sections.failures import FailureSettings
+from config.sections.kvcache import KVCacheSettings
+from config.sections.kvindex import KVIndexSettings
+from config.sections.latency import LatencySettings
+from config.sections.log import LogSettings
+from config.sections.lora import LoraSettings
+from config.sections.metrics import MetricsSettings
+from config.sections.model import ModelSettings
+from config.sections.reply import ReplySettings
+from config.sections.scheduling import SchedulingSettings
+from config.sections.server import ServerSettings
+from config.sections.tls import TlsSettings
+from config.sections.tokenizer import TokenizerSettings
+from config.sections.tools import ToolSettings
+from config.sections.tracing import TracingSettings
 
 __all__ = [
     "AccessSettings",

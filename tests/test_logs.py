@@ -13,7 +13,7 @@ import gevent
 import pytest
 from gunicorn.config import Config
 
-from app.environ import REQUEST_ID
+from app.http.environ import REQUEST_ID
 from app.logs import ServerLogger, logconfig, request_id
 from config.settings import LogSettings
 

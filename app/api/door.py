@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from app.api.answer import Answer
-from app.api.body import BodyLimits
-from app.api.delivery import Delivery
-from app.api.faults import BODY, Faults
-from app.api.faulty_answer import delays_of
-from app.api.head import Head
+from app.api.builder import Asked, Prompt, RequestBuilder, truth
+from app.api.chat.media import encoded
+from app.api.data_parallel import check_rank
 from app.api.identity import Identity
-from app.api.media import encoded
 from app.api.models import ServedModels
-from app.api.ranks import check_rank
-from app.api.replies import Reply
-from app.api.translation import Asked, Prompt, Translation, truth
-from app.environ import ARRIVAL
-from app.protocol import limits as rules
-from app.protocol import model_limits
+from app.api.responder import Delivery
+from app.api.response_meta import Head
+from app.api.writer import Answer
+from app.http.body import BodyLimits
+from app.http.environ import ARRIVAL
+from app.http.errors import ApiError, bad_request
+from app.http.response import Reply
+from app.middleware.damage import delays_of
+from app.middleware.faults import BODY, Faults
 from app.protocol.decoding import decode
-from app.protocol.errors import ApiError, bad_request
-from app.protocol.limits import GenerateRequest
-from app.protocol.model_limits import ModelLimits
 from app.protocol.request import Request
+from app.protocol.validation import limits as rules
+from app.protocol.validation import model as model_limits
+from app.protocol.validation.limits import GenerateRequest
+from app.protocol.validation.model import ModelLimits
 from app.tokenization import Tokenizer
 
 T = TypeVar("T", bound=Request)
@@ -40,7 +40,7 @@ class Door:
     tokenizer: Tokenizer
     identity: Identity
     delivery: Delivery
-    translation: Translation
+    translation: RequestBuilder
     faults: Faults
     limits: ModelLimits
     force_usage: bool

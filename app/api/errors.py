@@ -8,8 +8,8 @@ from flask import Flask, request
 from flask.globals import request_ctx
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
-from app.api.replies import Reply, json_reply
-from app.protocol.errors import ApiError, internal
+from app.http.errors import ApiError, internal
+from app.http.response import Reply, json_reply
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)

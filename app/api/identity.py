@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
-from app.api.head import Head
+from app.api.response_meta import Head
 from config.settings import ModelSettings, ServerSettings
 
 

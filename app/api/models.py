@@ -8,15 +8,15 @@ from typing import Any
 from flask import Blueprint
 
 from app.api.identity import Identity
-from app.api.replies import Reply, json_reply
-from app.protocol.errors import not_found
-from app.serving.adapters import Adapters
+from app.http.errors import not_found
+from app.http.response import Reply, json_reply
+from app.lora.registry import LoRARegistry
 
 
 class ServedModels:
     """The names under which the base model is served, the first of which answers show, and its adapters."""
 
-    def __init__(self, names: Sequence[str], root: str, max_model_len: int, adapters: Adapters) -> None:
+    def __init__(self, names: Sequence[str], root: str, max_model_len: int, adapters: LoRARegistry) -> None:
         self.names = names
         self.root = root
         self.max_model_len = max_model_len

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 
 from gevent.event import Event as Bell
 
-from app.api.answer import Answer
-from app.api.connection import Connection
-from app.api.outbox import Outbox
-from app.events import Event, Failed, Tokens
-from app.serving.service import SequenceGroup
+from app.api.writer import Answer
+from app.engine.client import SequenceGroup
+from app.engine.outputs import Event, Failed, Tokens
+from app.http.connection import Connection
+from app.http.write_batcher import WriteBatcher
 
 LAST_CHUNK = b"0\r\n\r\n"
 SLICE_TOKENS = 256
@@ -63,7 +63,7 @@ class EventStream:
         choices: int,
         connection: Connection | None,
         direct: bool,
-        outbox: Outbox,
+        outbox: WriteBatcher,
         write_timeout_s: float,
     ) -> None:
         self._answer = answer

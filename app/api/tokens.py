@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from flask import Blueprint, request
 
-from app.api.body import BodyLimits
-from app.api.conversation import chat_options
+from app.api.chat.prompt import chat_options
 from app.api.models import ServedModels
-from app.api.replies import Reply, json_reply
+from app.http.body import BodyLimits
+from app.http.response import Reply, json_reply
 from app.protocol.decoding import decode, decode_first
 from app.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
 from app.tokenization import Tokenizer

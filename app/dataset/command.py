@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
-from app.command_line import Parser, whole_number
+from app.cli import Parser, whole_number
 from app.dataset.build import Counts, Recorder, all_or_none, write_sqlite, written_as_json
 from app.dataset.card import card
 from app.dataset.errors import DatasetError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.protocol.errors import ApiError
+from app.http.errors import ApiError
 from config.fault_rules import (
     DisconnectRule,
     EmptyRule,

@@ -10,7 +10,7 @@ from cachetools import LRUCache
 from app.faults.fault import Fault
 from app.faults.injection import draw, failure, returned_error
 from app.faults.script import Asking, Script
-from app.protocol.errors import bad_request
+from app.http.errors import bad_request
 from config.fault_rules import parse_fault, parse_fault_rules
 from config.settings import Settings
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from app.protocol.errors import ApiError
-from app.serving.bucket import TokenBucket
+from app.clock.token_bucket import TokenBucket
+from app.http.errors import ApiError
 from config.durations import format_duration
 from config.fault_rules import RateLimitRule
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from app.faults.fault import DAMAGE, Fault
 from app.faults.injection import error_type
 from app.faults.quota import Quota
-from app.protocol.errors import ApiError
+from app.http.errors import ApiError
 from config.fault_rules import ErrorRule, FaultRule, RateLimitRule, SlowFirstTokenRule, StallRule
 
 PATHS = {

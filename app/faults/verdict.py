@@ -8,7 +8,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from app.faults.conduct import RETRY_WINDOW_S, Conduct, Exchange
+from app.faults.client_audit import RETRY_WINDOW_S, ClientAudit, Exchange
 from app.faults.findings import Findings, moment
 
 MOST_CLIENTS = 500
@@ -28,15 +28,15 @@ class Verdict:
     def restart(self) -> None:
         """Forget everything."""
         self._since_s = self._now()
-        self._clients: LRUCache[str, Conduct] = LRUCache(MOST_CLIENTS)
+        self._clients: LRUCache[str, ClientAudit] = LRUCache(MOST_CLIENTS)
 
-    def asked(self, client: str, exchange: Exchange) -> Conduct | None:
+    def asked(self, client: str, exchange: Exchange) -> ClientAudit | None:
         """A request's answer begins. The client's conduct; None when there is no reason to look at it."""
         conduct = self._clients.get(client)
         if conduct is None:
             if exchange.status < 400 and not exchange.fault:
                 return None
-            conduct = self._clients[client] = Conduct(Findings(self._now))
+            conduct = self._clients[client] = ClientAudit(Findings(self._now))
         conduct.asked(exchange)
         return conduct
 
@@ -52,7 +52,7 @@ class Verdict:
         }
 
 
-def _told(conduct: Conduct) -> dict[str, Any]:
+def _told(conduct: ClientAudit) -> dict[str, Any]:
     return {
         "requests": conduct.requests,
         "errors": {str(status): count for status, count in sorted(conduct.errors.items())},

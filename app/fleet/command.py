@@ -23,8 +23,8 @@ from app.fleet.plan import check_flags, make_plan
 from app.fleet.progress import Progress
 from app.fleet.summary import Summary
 from app.fleet.table import notes, table
-from app.fleet.workload import Compose, Workload, make_workload
-from app.simulation.text import Phrasebook, sample_sentences
+from app.load.workload import Compose, Workload, make_workload
+from app.simulated.corpus import Corpus, sample_sentences
 from app.tokenization import Tokenizer, TokenizerError
 from config import ConfigError, Settings
 from config.loader import load
@@ -110,7 +110,7 @@ def _write_json(summaries: Sequence[Summary], options: Options, path: Path) -> N
 
 def _composer(tokenizer: Tokenizer) -> Compose:
     """Our sample sentences, as many tokens of them as are wanted."""
-    book = Phrasebook(tokenizer, sample_sentences())
+    book = Corpus(tokenizer, sample_sentences())
 
     def compose(tokens: int, rng: Random) -> str:
         return "".join(book.compose(tokens, rng)[1])

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 
-from app.fleet.client import Client
 from app.fleet.fleet import Fleet
 from app.fleet.options import Options
 from app.fleet.plan import REPLY_TOKENS
@@ -16,7 +15,8 @@ from app.fleet.progress import Progress
 from app.fleet.proxy import Proxy
 from app.fleet.summary import Summary, summarize
 from app.fleet.watch import server_of
-from app.fleet.workload import Workload, arrivals
+from app.load.client import Client
+from app.load.workload import Workload, arrivals
 
 
 def demonstrate(

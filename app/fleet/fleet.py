@@ -9,12 +9,12 @@ from itertools import count
 
 import msgspec
 
-from app.fleet.connection import exchange
 from app.fleet.errors import FleetError, IndexerError
 from app.fleet.indexer import COMPLETIONS, Incoming, Indexer
 from app.fleet.plan import Plan
 from app.fleet.ports import HOST
 from app.fleet.processes import Processes
+from app.load.connection import exchange
 
 SETTLE_LIMIT_S = 15.0
 HEARD_WITHIN_S = 2.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from app.fleet.connection import exchange
 from app.fleet.errors import IndexerError
+from app.load.connection import exchange
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.command_line import Parser, whole_number
+from app.cli import Parser, whole_number
 from app.fleet.policies import POLICIES
 from config import ConfigError
 

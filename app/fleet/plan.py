@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.fleet.ports import HOST
-from app.fleet.workload import Workload
+from app.load.workload import Workload
 from config import ConfigError, Settings
 from config.flags import parse
 

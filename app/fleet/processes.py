@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from app.fleet.connection import exchange
 from app.fleet.errors import FleetError
 from app.fleet.ports import HOST, Ports
+from app.load.connection import exchange
 from config.table import TABLE
 
 ROOT = Path(__file__).parents[2]

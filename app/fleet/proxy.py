@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from app.fleet.connection import Connection
 from app.fleet.indexer import GENERATING, Incoming
 from app.fleet.policies import Policy
 from app.fleet.relay import Relay
 from app.fleet.watch import CLIENT, watched
+from app.load.connection import Connection
 
 ROUTED_TO = "x-routed-to"
 READ_TIMEOUT_S = 300.0

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable, Iterator
 from http.client import HTTPException, HTTPResponse
 
-from app.fleet.connection import Connection
+from app.load.connection import Connection
 
 PIECE = 65536
 """Most bytes that are passed on at once; a piece is never waited for to become full."""

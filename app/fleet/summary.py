@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from app.fleet.client import Sample
+from app.load.client import Sample
 
 
 @dataclass(frozen=True, slots=True)

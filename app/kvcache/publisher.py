@@ -13,13 +13,13 @@ import zmq
 from gevent.event import Event
 from msgspec import Struct
 
+from app.clock.pause import pause
 from app.kvcache.endpoints import of_rank
 from app.kvcache.event_queue import EventQueue
 from app.kvcache.events import EventBatch, KVEvent
 from app.kvcache.outlet import Outlet
 from app.kvcache.replay import Replay, ReplayLayout
 from app.kvcache.wire import DEFAULT_LAYOUT, LayoutName, encoder
-from app.pause import pause
 
 log = logging.getLogger(__name__)
 

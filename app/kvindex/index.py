@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from app.kvcache.events import EventBatch
 from app.kvcache.extra_keys import Placeholder
-from app.kvcache.generations import GenerationName
 from app.kvindex.backend import Backend, Outcome, Size, Stamp
 from app.kvindex.decoding import Batch
 from app.kvindex.features import granularities, requested
+from app.kvindex.generations import GenerationName
 from app.kvindex.holders import Source, TooManyHolders
 from app.kvindex.ingest import Ingest
 from app.kvindex.keys import DEFAULT_GENERATION, request_keys

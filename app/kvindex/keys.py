@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from app.kvcache.generations import GenerationName, KeyChain, RawBlocks, packed_ids, raw_root
 from app.kvcache.hashing import all_low64
 from app.kvcache.memo import Memo
+from app.kvindex.generations import GenerationName, KeyChain, RawBlocks, packed_ids, raw_root
 
 Features: TypeAlias = tuple[str, ...] | None
 """What tells apart blocks of equal tokens: identifiers of images, a salt. In the order of the prompt."""

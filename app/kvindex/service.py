@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import zmq
 from msgspec import Struct
 
+from app.clock.pause import PAUSE_S
 from app.kvcache.extra_keys import Placeholder
 from app.kvindex.backend import Backend, BackendUnavailable, Size
 from app.kvindex.cost import weigh_bytes
@@ -26,7 +27,6 @@ from app.kvindex.scorer import PodScore
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from app.kvindex.targets import target_sources
 from app.kvindex.tokenizers import Find, Tokenization, TokenizationSettings
-from app.pause import PAUSE_S
 from app.tokenization.base import PLAIN_CHAT, ChatOptions
 from app.tokenization.base import Message as ChatMessage
 

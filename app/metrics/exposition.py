@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from app.metrics.fake import FakeFamilies
-from app.metrics.http import HttpMetrics
 from app.metrics.recorder import Recorder
+from app.middleware.http_metrics import HttpMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from app.pause import pause
+from app.clock.pause import pause
 
 T = TypeVar("T")
 

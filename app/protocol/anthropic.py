@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from app.http.errors import malformed
 from app.protocol.coercion import Misfit
-from app.protocol.errors import malformed
 from app.protocol.options import MAX_STOP_STRINGS, CacheSalt, ExtraArg, Int64
 from app.protocol.request import Request
 

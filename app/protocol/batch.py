@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from app.protocol import rules
+from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import Misfit
-from app.protocol.errors import bad_request
 from app.protocol.messages import Message, check_tool_calls, convert_messages, normalize_messages
 from app.protocol.tools import ToolChoice
+from app.protocol.validation import rules
 
 Conversations = list[list[Message]]
 

@@ -7,16 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from app.protocol import rules
+from app.http.errors import bad_request
 from app.protocol.coercion import Misfit
-from app.protocol.errors import bad_request
-from app.protocol.messages import (
-    Message,
-    check_tool_calls,
-    convert_messages,
-    is_plain,
-    normalize_messages,
-)
+from app.protocol.messages import Message, check_tool_calls, convert_messages, is_plain, normalize_messages
 from app.protocol.options import (
     CacheSalt,
     ExtraArg,
@@ -31,8 +24,9 @@ from app.protocol.options import (
     Truncation,
 )
 from app.protocol.request import Request
-from app.protocol.rules import part
 from app.protocol.tools import Tool, ToolChoice
+from app.protocol.validation import rules
+from app.protocol.validation.rules import part
 
 
 class ChatCompletionRequest(Request, kw_only=True):

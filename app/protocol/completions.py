@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from app.protocol import rules
+from app.http.errors import bad_request
 from app.protocol.coercion import Misfit
-from app.protocol.errors import bad_request
 from app.protocol.options import (
     CacheSalt,
     ExtraArg,
@@ -24,6 +23,7 @@ from app.protocol.options import (
     Truncation,
 )
 from app.protocol.request import Request
+from app.protocol.validation import rules
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from app.http.errors import ApiError, malformed
 from app.protocol.coercion import Misfit, convert
-from app.protocol.errors import ApiError, malformed
 from app.protocol.paths import param_of
 from app.protocol.request import RawRequest, Request
-from app.protocol.rules import check_unicode
+from app.protocol.validation.rules import check_unicode
 
 T = TypeVar("T", bound=Request)
 U = TypeVar("U", bound=Request)

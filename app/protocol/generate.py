@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from app.protocol import rules
+from app.http.errors import bad_request
 from app.protocol.completions import CompletionRequest
-from app.protocol.errors import bad_request
 from app.protocol.options import CacheSalt, Int64, StopStrings, StreamOptions, StructuredOutputs
 from app.protocol.request import Request
+from app.protocol.validation import rules
 
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 

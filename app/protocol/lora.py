@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.protocol.errors import ApiError
+from app.http.errors import ApiError
 from app.protocol.request import Request
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.http.errors import bad_request, malformed
 from app.protocol.coercion import Misfit
-from app.protocol.errors import bad_request, malformed
 from app.protocol.paths import param_of
 
 Message = dict[str, Any]

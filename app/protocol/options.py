@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from app.protocol.errors import bad_request
+from app.http.errors import bad_request
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1

@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from app.protocol import rules
+from app.http.errors import bad_request
 from app.protocol.coercion import Misfit, convert
-from app.protocol.errors import bad_request
 from app.protocol.messages import Message, convert_messages, is_plain
 from app.protocol.options import CacheSalt, Int64
 from app.protocol.request import Request
+from app.protocol.validation import rules
 
 MAX_INPUTS = 65_536
 """Texts, conversations or documents of one request."""

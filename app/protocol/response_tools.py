@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from app.http.errors import bad_request
 from app.protocol.coercion import Misfit, convert
-from app.protocol.errors import bad_request
 
 ToolParam = dict[str, Any]
 

@@ -8,15 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from app.http.errors import bad_request
 from app.protocol.coercion import Misfit
-from app.protocol.errors import bad_request
-from app.protocol.options import (
-    CacheSalt,
-    ExtraArg,
-    Int64,
-    StopStrings,
-    StructuredOutputs,
-)
+from app.protocol.options import CacheSalt, ExtraArg, Int64, StopStrings, StructuredOutputs
 from app.protocol.request import Request
 from app.protocol.response_input import InputItem, convert_input
 from app.protocol.response_tools import ToolParam, check_tool_use, convert_tool_choice, convert_tools

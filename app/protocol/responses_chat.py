@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import convert
 
+from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.errors import bad_request
 from app.protocol.messages import Message
 from app.protocol.options import JsonSchema, ResponseFormat
 from app.protocol.response_input import Content, ContentPart, InputItem

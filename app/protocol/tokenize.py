@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from app.protocol import rules
 from app.protocol.coercion import Misfit
 from app.protocol.messages import Message, convert_messages, is_plain
 from app.protocol.options import INT64_MAX
 from app.protocol.request import Request
 from app.protocol.tools import Tool
+from app.protocol.validation import rules
 
 
 class TokenizeChatRequest(Request, kw_only=True):

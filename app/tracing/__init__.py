@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from app.application import Understudy
-from app.serving.service import Service
-from app.simulation.clock import Clock
+from app.clock.clock import Clock
+from app.engine.client import Service
+from app.web.application import Understudy
 from config import ConfigError
 from config.settings import TracingSettings
 
@@ -35,8 +35,8 @@ def init_tracing(app: Understudy, settings: TracingSettings, service: Service, c
     """
     if settings.otlp_traces_endpoint is None:
         return
+    from app.middleware.traces import RequestTracing
     from app.tracing.export import exporter_to, tracer_to
-    from app.tracing.requests import RequestTracing
 
     make_tracer = partial(tracer_to, exporter_to(settings), settings.otlp_service_name)
     RequestTracing(make_tracer, clock).init_app(app, service)

@@ -8,7 +8,7 @@ from itertools import count
 
 from hypothesis import strategies as st
 
-from app.events import Part
+from app.engine.outputs import Part
 
 THOUGHT = Part("reasoning")
 IMAGE = Part("image")

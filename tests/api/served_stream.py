@@ -7,9 +7,9 @@ from typing import Any
 
 import gevent
 
-from app.api.outbox import Outbox
 from app.api.stream import EventStream
-from app.events import Event, Failed, Finish, Tokens
+from app.engine.outputs import Event, Failed, Finish, Tokens
+from app.http.write_batcher import WriteBatcher
 
 END = b"[end]"
 
@@ -88,7 +88,7 @@ class Served:
             choices,
             socket,  # type: ignore[arg-type]
             direct,
-            Outbox(),
+            WriteBatcher(),
             1.0,
         )
         self.group = Group()

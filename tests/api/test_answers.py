@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.chat_answer import ChatAnswer, ChatShape
-from app.api.completion_answer import CompletionAnswer, CompletionShape, EchoedPrompt
-from app.api.head import Head
-from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
-from app.protocol.errors import too_many
+from app.api.chat.writer import ChatAnswer, ChatShape
+from app.api.completions.writer import CompletionAnswer, CompletionShape, EchoedPrompt
+from app.api.response_meta import Head
+from app.engine.outputs import Event, Failed, Finish, Started, TokenLogprob, Tokens
+from app.http.errors import too_many
 
 HEAD = Head("id-1", 1_700_000_000, "a model", "fp")
 PROMPT = EchoedPrompt([7, 8, 9], "The prompt", ["The", " ", "prompt"])

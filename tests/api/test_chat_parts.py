@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.api.chat_answer import ChatAnswer
-from app.api.chat_shape import ChatShape
-from app.api.head import Head
-from app.events import Event, Finish, Part, Started, Tokens
+from app.api.chat.options import ChatShape
+from app.api.chat.writer import ChatAnswer
+from app.api.response_meta import Head
+from app.engine.outputs import Event, Finish, Part, Started, Tokens
 
 HEAD = Head("id-1", 1_700_000_000, "a model", "fp")
 THOUGHT = Part("reasoning")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.api.conversation import chat_options, content_text, last_message_text
+from app.api.chat.prompt import chat_options, content_text, last_message_text
+from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.errors import ApiError
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from app.api.errors import init_errors
-from app.api.replies import Reply, json_reply
-from app.api.routing import ExactRule
-from app.protocol.errors import ApiError, too_many
+from app.http.errors import ApiError, too_many
+from app.http.response import Reply, json_reply
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
+from app.web.routing import ExactRule
 
 
 class House(Flask):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.head import Head
-from app.api.message_answer import MessageAnswer, MessageShape
-from app.events import Event, Failed, Finish, Part, Started, Tokens
-from app.protocol.errors import ApiError, internal, retryable, too_many
+from app.api.anthropic.writer import MessageAnswer, MessageShape
+from app.api.response_meta import Head
+from app.engine.outputs import Event, Failed, Finish, Part, Started, Tokens
+from app.http.errors import ApiError, internal, retryable, too_many
 from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
 from tests.conformance.wire import parsed
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.api.ranks import HEADER, check_rank
-from app.protocol.errors import ApiError
+from app.api.data_parallel import HEADER, check_rank
+from app.http.errors import ApiError
 
 
 @pytest.mark.parametrize("text", ["2", " 2 ", "+2", "two", "", "2.0", "9" * 5000])

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.head import Head
-from app.api.response_answer import ResponseAnswer, ResponseShape
-from app.api.response_object import Response, new_response
-from app.events import Event, Failed, Finish, Started, TokenLogprob, Tokens
-from app.protocol.errors import ApiError, bad_request, internal, too_many
+from app.api.response_meta import Head
+from app.api.responses.response_object import Response, new_response
+from app.api.responses.writer import ResponseAnswer, ResponseShape
+from app.engine.outputs import Event, Failed, Finish, Started, TokenLogprob, Tokens
+from app.http.errors import ApiError, bad_request, internal, too_many
 from app.protocol.responses import ResponsesRequest
 from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
 from tests.conformance.wire import parsed

@@ -8,9 +8,9 @@ from typing import Any
 import gevent
 import pytest
 
-from app.api.response_log import EventLog, Follower
-from app.api.response_store import KeptResponse, ResponseStore
-from app.protocol.errors import ApiError
+from app.api.responses.event_log import EventLog, Follower
+from app.api.responses.store import KeptResponse, ResponseStore
+from app.http.errors import ApiError
 from tests.protocol.refused import refused
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.stream import SLICE_TOKENS
-from app.events import Event, Failed, Started, Tokens
+from app.engine.outputs import Event, Failed, Started, Tokens
 from tests.api.served_stream import END, Plain, Served, Socket, tokens, unframed
 
 

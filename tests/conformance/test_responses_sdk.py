@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from tests.conformance.recording import ENVIRONMENT, FLAGS
 from tests.conformance.sdk import openai_client
 from tests.conformance.test_responses import LOGPROBS, WEATHER
+from tests.hostile.wire import wait_until
 from tests.running_server import RunningServer, running_server
-from tests.traps.wire import wait_until
 
 MODEL = "tiny"
 

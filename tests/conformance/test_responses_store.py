@@ -13,8 +13,8 @@ import requests
 from tests.conformance.recording import ENVIRONMENT, FLAGS
 from tests.conformance.test_responses import ASKED, FREELY, PATH, WEATHER, respond, send, stream, text_of
 from tests.conformance.wire import error_of, named_events, ok
+from tests.hostile.wire import Wire, aborts, http_post, running, wait_until, waiting
 from tests.running_server import RunningServer, running_server
-from tests.traps.wire import Wire, aborts, http_post, running, wait_until, waiting
 
 HOUR = {"inter-token-latency": "1h"}
 NO_TIME = {"inter-token-latency": "0s"}

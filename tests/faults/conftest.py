@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import requests
 
+from tests.hostile.stressed_server import assert_unharmed, stressed_server
 from tests.running_server import RunningServer
-from tests.traps.stressed_server import assert_unharmed, stressed_server
 
 
 @pytest.fixture(scope="session")

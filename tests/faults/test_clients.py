@@ -12,8 +12,8 @@ import requests
 
 from tests.conformance.sdk import openai_client
 from tests.faults.client import CHAT, TEXT, TOKENS, Asker, ask, question
+from tests.hostile.wire import wait_until
 from tests.running_server import RunningServer, running_server
-from tests.traps.wire import wait_until
 
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 

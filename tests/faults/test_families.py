@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.client import TOKENS, Asker, Got
+from tests.hostile.stressed_server import stressed_server
 from tests.running_server import RunningServer
-from tests.traps.stressed_server import stressed_server
 
 MESSAGES, GENERATE, BATCH = "/v1/messages", "/inference/v1/generate", "/v1/chat/completions/batch"
 HI = [{"role": "user", "content": "hi"}]

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.faults.client import CHAT, PATHS, TEXT, TOKENS, Asker, ask, got, question
+from tests.hostile.wire import get, metric, running, wait_until, waiting
 from tests.running_server import RunningServer
-from tests.traps.wire import get, metric, running, wait_until, waiting
 
 DONE = "data: [DONE]"
 every_path = pytest.mark.parametrize("path", PATHS)

@@ -8,8 +8,8 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.faults.client import PATHS, Asker, ask, got, question
-from tests.traps.stressed_server import stressed_server, workers_of
-from tests.traps.wire import get, running, wait_until, waiting
+from tests.hostile.stressed_server import stressed_server, workers_of
+from tests.hostile.wire import get, running, wait_until, waiting
 
 FAULTS = (
     *("disconnect", "disconnect; after=1", "disconnect; after=4", "truncate; after=3", "truncated-json"),

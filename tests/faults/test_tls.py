@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.faults.client import CHAT, PATHS, Asker, Got, question
+from tests.hostile.wire import wait_until
 from tests.running_server import running_server
-from tests.traps.wire import wait_until
 
 DONE = "data: [DONE]"
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.faults.conduct import MOST_FAILED, MOST_NAMES, RETRY_WINDOW_S, Conduct, Exchange
+from app.faults.client_audit import MOST_FAILED, MOST_NAMES, RETRY_WINDOW_S, ClientAudit, Exchange
 from app.faults.findings import Findings, moment
 from app.faults.verdict import MOST_CLIENTS, Verdict
 
@@ -19,7 +19,7 @@ class Client:
 
     def __init__(self) -> None:
         self.at_s = 5000.0
-        self.conduct = Conduct(Findings(lambda: 1_700_000_000.0 + self.at_s))
+        self.conduct = ClientAudit(Findings(lambda: 1_700_000_000.0 + self.at_s))
         self.sent = 0
 
     def ask(
@@ -135,7 +135,7 @@ def test_the_same_request_again_after_a_success_is_no_retry() -> None:
 
 
 def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
-    conduct = Conduct(Findings(lambda: 0.0))
+    conduct = ClientAudit(Findings(lambda: 0.0))
     exchanges = [Exchange(PATH, 1, str(k), 10.0, 11.0, 429, 5.0) for k in range(20)]
     for exchange in exchanges:
         conduct.asked(exchange)
@@ -167,7 +167,7 @@ def test_who_comes_back_after_the_window_is_found_too() -> None:
 
 
 def test_a_request_whose_body_nobody_read_is_only_counted() -> None:
-    conduct = Conduct(Findings(lambda: 0.0))
+    conduct = ClientAudit(Findings(lambda: 0.0))
     for moment_s in (10.0, 20.0, 30.0):
         conduct.asked(Exchange(PATH, None, "r", moment_s, moment_s, 429, 1.0))
     assert conduct.requests == 3 and conduct.errors == {429: 3} and not conduct.findings

@@ -13,8 +13,8 @@ from app.factory import tokenizer_of
 from app.fleet.fleet import Fleet, running_fleet
 from app.fleet.options import Options, read
 from app.fleet.plan import make_plan
-from app.fleet.workload import Workload, make_workload
-from app.simulation.text import Phrasebook, sample_sentences
+from app.load.workload import Workload, make_workload
+from app.simulated.corpus import Corpus, sample_sentences
 from config.loader import load
 
 FAST = ["--prefill-time-per-token", "20us", "--prefill-overhead", "2ms", "--inter-token-latency", "0"]
@@ -27,7 +27,7 @@ def options() -> Options:
 
 @pytest.fixture(scope="session")
 def workload(options: Options) -> Workload:
-    book = Phrasebook(tokenizer_of(load(())), sample_sentences())
+    book = Corpus(tokenizer_of(load(())), sample_sentences())
 
     def compose(tokens: int, rng: Random) -> str:
         return "".join(book.compose(tokens, rng)[1])

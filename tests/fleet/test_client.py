@@ -9,8 +9,8 @@ from typing import Any
 import gevent
 import pytest
 
-from app.fleet.client import Client, Sample
-from app.fleet.workload import Ask, Workload
+from app.load.client import Client, Sample
+from app.load.workload import Ask, Workload
 from tests.fleet import stubs
 
 USAGE = {"prompt_tokens": 32, "prompt_tokens_details": {"cached_tokens": 16}}

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.fleet import chart
-from app.fleet.client import Sample
 from app.fleet.summary import Summary, quantile, summarize
 from app.fleet.table import notes, table
+from app.load.client import Sample
 
 SAMPLES = [
     Sample("a", 0.1, 100, 0),

@@ -6,13 +6,13 @@ import json
 import time
 from pathlib import Path
 
-from app.fleet.connection import exchange
 from app.fleet.demonstration import demonstrate, proxied
 from app.fleet.fleet import Fleet
 from app.fleet.indexer import Incoming
 from app.fleet.options import Options
 from app.fleet.progress import Progress
-from app.fleet.workload import Workload
+from app.load.connection import exchange
+from app.load.workload import Workload
 from tests.fleet import stubs
 
 

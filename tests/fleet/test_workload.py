@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.fleet.workload import TURNS, Workload, arrivals, make_workload
+from app.load.workload import TURNS, Workload, arrivals, make_workload
 
 
 def words(tokens: int, rng: Random) -> str:

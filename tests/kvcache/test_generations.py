@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvcache.fnv import fnv1a_64
-from app.kvcache.generations import GENERATIONS, GenerationName, KeyChain
 from app.kvcache.hashing import low64
+from app.kvindex.generations import GENERATIONS, GenerationName, KeyChain
 
 MODEL = "test-model"
 

@@ -15,11 +15,11 @@ import pytest
 import requests
 import zmq
 
+from tests.hostile.wire import wait_until
 from tests.kvcache.make_facts import BLOCK_SIZE
 from tests.kvcache.test_recording import RECORDING
 from tests.running_server import free_port, running_gunicorn
 from tests.surface.conftest import MODEL, Client, served
-from tests.traps.wire import wait_until
 
 PATIENCE_S = 20.0
 FLUSH_S = 0.05

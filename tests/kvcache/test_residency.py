@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
+from app.clock.clock import VirtualClock
 from app.kvcache.residency import Residency
-from app.simulation.clock import VirtualClock
 from tests.kvcache.caches import begin, serve, small_cache, tokens
 
 

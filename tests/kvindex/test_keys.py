@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.generations import GENERATIONS, GenerationName, KeyChain
 from app.kvcache.hashing import low64
+from app.kvindex.generations import GENERATIONS, GenerationName, KeyChain
 from app.kvindex.keys import Features, request_keys
 from tests.kvcache.test_generations import VECTORS, WITH_IMAGE
 

@@ -22,9 +22,9 @@ from app.kvindex.service import KvIndex, KvIndexSettings, open_backend
 from app.kvindex.subscriber import SubscriberSettings
 from app.tokenization import LocalTokenizer, default_tokenizer
 from app.tokenization.base import TokenizerLoadError
+from tests.hostile.wire import wait_until
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, Engine
-from tests.traps.wire import wait_until
 
 PROMPT = list(range(100, 120))
 SUBSCRIBER = SubscriberSettings(bind=f"{LOCAL}:*", model="m")

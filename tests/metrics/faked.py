@@ -6,11 +6,11 @@ import json
 import re
 from typing import Any
 
+from app.clock.clock import VirtualClock
 from app.metrics.exposition import Exposition, played
 from app.metrics.fake import FakeFamilies
-from app.metrics.http import HttpMetrics
 from app.metrics.recorder import Recorder
-from app.simulation.clock import VirtualClock
+from app.middleware.http_metrics import HttpMetrics
 from config.fake_metrics import merged
 from config.live import LiveSettings
 from config.loader import load

@@ -6,8 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.metrics.exposition import CONTENT_TYPE, Exposition, played
-from app.metrics.http import HttpMetrics
 from app.metrics.recorder import Recorder
+from app.middleware.http_metrics import HttpMetrics
 
 
 class Clock:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.hostile.wire import Whole, ask, get, post
 from tests.running_server import RunningServer, running_server
-from tests.traps.wire import Whole, ask, get, post
 
 FAKES = {"running-requests": 10, "prefix-cache-hits": 100, "prefix-cache-queries": 200}
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from app.api import fake_metrics
-from app.api.body import BodyLimits
+from app.api.admin import fake_metrics
 from app.api.errors import init_errors
+from app.http.body import BodyLimits
 from config.fake_metrics import FakeMetricsError, merged
 from tests.metrics.faked import START, Faked
 

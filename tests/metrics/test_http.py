@@ -10,7 +10,7 @@ from flask import Flask, Response
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.test import EnvironBuilder
 
-from app.metrics.http import HttpMetrics
+from app.middleware.http_metrics import HttpMetrics
 
 
 class Clock:

@@ -10,9 +10,9 @@ import struct
 import pytest
 
 from tests.conformance.wire import MESSAGES, ok, post, token_ids
+from tests.hostile.wire import Wire, get
 from tests.pooling.wire import DIMENSIONS, EMBED, vectors
 from tests.running_server import RunningServer
-from tests.traps.wire import Wire, get
 
 
 def test_the_vector_is_the_one_of_the_reference(every: RunningServer) -> None:

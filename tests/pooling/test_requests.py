@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from app.http.errors import ApiError
 from app.protocol.decoding import decode
-from app.protocol.errors import ApiError
 from app.protocol.pooling import ClassificationRequest, EmbeddingRequest, PoolingRequest
 from app.protocol.request import Request
 from app.protocol.scoring import RerankRequest, ScoreRequest

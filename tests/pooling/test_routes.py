@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import requests
 
-from app.api.pooling import ROUTES, served_routes
+from app.api.pooling.routes import ROUTES, served_routes
 from app.factory import create_app
 from config.settings import ModelSettings, Settings
 from tests.conformance.wire import CHAT, TEXT, post
+from tests.hostile.wire import get
 from tests.pooling.wire import BASE, CLASSIFY, EMBED, POOL, vectors
 from tests.running_server import RunningServer
-from tests.traps.wire import get
 
 PATHS = ROUTES["pooling"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.protocol.errors import ApiError
+from app.http.errors import ApiError
 
 
 def refused(action: Callable[[], Any]) -> tuple[int, str, str | None]:

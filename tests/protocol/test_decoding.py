@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import UnparsableBody, decode, decode_first
-from app.protocol.errors import ApiError
 from app.protocol.tokenize import (
     TOKENIZE_REQUESTS,
     DetokenizeRequest,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import decode
-from app.protocol.errors import ApiError
-from app.protocol.limits import (
+from app.protocol.validation.limits import (
     GenerateRequest,
     check_lengths,
     check_prompt_length,
@@ -20,12 +20,7 @@ from app.protocol.limits import (
     resolve_max_tokens,
     truncate_prompt,
 )
-from app.protocol.model_limits import (
-    ModelLimits,
-    check_engine,
-    wanted_logprobs,
-    wanted_prompt_logprobs,
-)
+from app.protocol.validation.model import ModelLimits, check_engine, wanted_logprobs, wanted_prompt_logprobs
 
 CONTEXT = 2048
 LIMITS = ModelLimits(max_model_len=CONTEXT, vocab_size=4096)

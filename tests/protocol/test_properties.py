@@ -7,14 +7,14 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import decode, decode_first
-from app.protocol.errors import ApiError
-from app.protocol.limits import check_lengths, check_sampling, resolve_max_tokens
-from app.protocol.model_limits import ModelLimits, check_engine
 from app.protocol.request import Request
 from app.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
+from app.protocol.validation.limits import check_lengths, check_sampling, resolve_max_tokens
+from app.protocol.validation.model import ModelLimits, check_engine
 
 JSON = "application/json"
 KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, DetokenizeRequest)

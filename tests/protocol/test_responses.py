@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
-from app.protocol.errors import ApiError
 from app.protocol.messages import Message
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request, echo_text, go_on

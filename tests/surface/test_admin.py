@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from config.table import TABLE
+from tests.hostile.wire import Wire, ask
 from tests.surface.conftest import Client, served
-from tests.traps.wire import Wire, ask
 
 
 def test_all_settings_are_shown_by_name(client: Client) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.hostile.wire import Wire, ask, wait_until
 from tests.surface.conftest import Client, served
-from tests.traps.wire import Wire, ask, wait_until
 
 RUNNING, WAITING = "vllm:num_requests_running{", "vllm:num_requests_waiting{"
 

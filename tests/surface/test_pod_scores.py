@@ -13,10 +13,10 @@ import pytest
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.hostile.stressed_server import workers_of
+from tests.hostile.wire import wait_until
 from tests.running_server import free_port
 from tests.surface.conftest import MODEL, Client, served
-from tests.traps.stressed_server import workers_of
-from tests.traps.wire import wait_until
 
 PATIENCE_S = 20.0
 TOKENS = list(range(1, 101))

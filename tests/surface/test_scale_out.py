@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.hostile.wire import Wire
 from tests.surface.conftest import MODEL, Client, served
-from tests.traps.wire import Wire
 
 MESSAGES = [{"role": "user", "content": "Hello there"}]
 GENERATE = "/inference/v1/generate"

@@ -6,7 +6,7 @@ import json
 from random import Random
 from typing import Any
 
-from tests.simulation.schema.witnessed import tool_parameters, valid
+from tests.schema.witnessed import tool_parameters, valid
 from tests.surface.conftest import Client, served
 
 SCHEMAS = 2000

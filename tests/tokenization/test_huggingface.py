@@ -38,7 +38,7 @@ def test_a_long_text_has_the_ids_of_its_lines() -> None:
 
 def test_what_a_sentence_says_re_encodes_to_its_ids_wherever_it_is_cut(embedded: LocalTokenizer) -> None:
     """The length of a reply is counted in ids, clients count by encoding its text."""
-    for file in (ROOT / "app/simulation/sentences").glob("*.txt"):
+    for file in (ROOT / "app/simulated/sentences").glob("*.txt"):
         for line in file.read_text(encoding="utf-8").splitlines():
             ids = embedded.encode(line)
             for cut in range(1, len(ids) + 1):

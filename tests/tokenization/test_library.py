@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.simulation.clock import VirtualClock
+from app.clock.clock import VirtualClock
 from app.tokenization import (
     LocalTokenizer,
     Tokenizer,

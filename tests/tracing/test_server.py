@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.hostile.wire import Wire, ask, http_post, running, wait_until, waiting
 from tests.running_server import RunningServer, free_port, running_server
 from tests.tracing.collector import ERROR, SERVER, Collector, Received, running_collector
-from tests.traps.wire import Wire, ask, http_post, running, wait_until, waiting
 
 COMPLETIONS = "/v1/completions"
 PARENT = "00f067aa0ba902b7"

@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from app.tracing.trace import NANOSECONDS, RequestTrace
-from tests.serving.house import START_S, House
+from app.middleware.request_trace import NANOSECONDS, RequestTrace
+from tests.engine.house import START_S, House
 
 EPOCH_NS = 1_700_000_000 * NANOSECONDS
 

@@ -1,0 +1,1 @@
+"""Operators: settings, life cycle, health, metrics, models, adapters."""

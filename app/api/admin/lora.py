@@ -1,0 +1,39 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter."""
+
+from __future__ import annotations
+
+from flask import Blueprint, request
+
+from app.api.models import ServedModels
+from app.http.body import BodyLimits
+from app.http.errors import ApiError
+from app.http.response import Reply
+from app.protocol.decoding import decode
+from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
+
+TEXT = "text/plain; charset=utf-8"
+
+
+def blueprint(body: BodyLimits, models: ServedModels) -> Blueprint:
+    routes = Blueprint("loras", __name__)
+
+    @routes.post("/v1/load_lora_adapter")
+    def load() -> Reply:
+        """Serve an adapter from now on, under its name. Its path is told, not looked at."""
+        asked = decode(body.read(request.environ), request.content_type, LoadAdapterRequest)
+        asked.check_values()
+        if asked.lora_name in models.names:
+            message = f"The name {asked.lora_name!r} is the base model's."
+            raise ApiError(400, "InvalidUserInput", message)
+        models.adapters.load(asked.lora_name, asked.lora_path, asked.load_inplace)
+        return Reply(f"Success: adapter {asked.lora_name!r} is loaded.", 200, content_type=TEXT)
+
+    @routes.post("/v1/unload_lora_adapter")
+    def unload() -> Reply:
+        """Serve an adapter no more; requests that run with it go on."""
+        asked = decode(body.read(request.environ), request.content_type, UnloadAdapterRequest)
+        asked.check_values()
+        models.adapters.unload(asked.lora_name)
+        return Reply(f"Success: adapter {asked.lora_name!r} is unloaded.", 200, content_type=TEXT)
+
+    return routes

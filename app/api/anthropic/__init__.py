@@ -1,0 +1,1 @@
+"""The Messages API of Anthropic (vllm-api.md section 7)."""

@@ -1,0 +1,163 @@
+"""From a request of any API family to its generations, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from app.api.chat.media import placeholders
+from app.api.chat.tools import calls_of, constraint_of
+from app.api.response_meta import Head
+from app.engine.request import Generation
+from app.http.errors import bad_request
+from app.lora.registry import LoRARegistry
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.validation import limits as rules
+from app.protocol.validation import model as model_limits
+from app.protocol.validation.limits import GenerateRequest
+from app.schema import Schemas
+from config.settings import Settings
+
+NO_SEED = -1
+NO_THOUGHTS = ("none",)
+"""Reasoning efforts that keep a model from thinking."""
+TRUTHS = {**dict.fromkeys(("1", "t", "true"), True), **dict.fromkeys(("0", "f", "false"), False)}
+
+
+class Prompt(Struct, frozen=True):
+    """One prompt, and what mode `echo` makes of it."""
+
+    ids: Sequence[int]
+    echo_text: str
+    turns: tuple[tuple[str, str], ...] = ()
+    """Role and text of each message, where somebody looks at them."""
+    features: Mapping[str, Any] | None = None
+    """What `app.api.chat.media.features` tells of images and the like."""
+
+
+class Asked(Struct, frozen=True):
+    """What a request means besides its body. It has `together` choices, and came at `arrival_s`."""
+
+    head: Head
+    arrival_s: float
+    together: int
+    priority: int = 0
+    image: bool = False
+    delays: tuple[tuple[int, float], ...] = ()
+    missed: bool = False
+    """Whether the cache is to be said to have too little of the prompt."""
+
+
+def truth(environ: Mapping[str, Any], key: str) -> bool | None:
+    """What the header under `key` of the environ says; None without it. ApiError 400 for another word."""
+    told = environ.get(key)
+    if told is None:
+        return None
+    if told.lower() not in TRUTHS:
+        header = key.removeprefix("HTTP_").replace("_", "-").title()
+        raise bad_request(f"{header} must be true or false, got {told[:40]!r}")
+    return TRUTHS[told.lower()]
+
+
+@dataclass(slots=True)
+class RequestBuilder:
+    """Makes generations. `settings` may be replaced while the server runs; `rng` decides about images."""
+
+    settings: Settings
+    adapters: LoRARegistry
+    schemas: Schemas
+    rng: Random
+
+    def change(self, settings: Settings) -> None:
+        """Live settings have changed."""
+        self.settings = settings
+
+    def wants_image(self, told: bool | None) -> bool:
+        """What the request says of an image, else a draw."""
+        return self.rng.random() * 100 < self.settings.model.image_emission_rate if told is None else told
+
+    def choices(
+        self, request: GenerateRequest, asked: Asked, prompt: Prompt, number: int, most_tokens: int
+    ) -> list[Generation]:
+        """All n choices of prompt `number`: they differ in their place and, if there is one, their seed.
+
+        ApiError 400 when tools or the wanted form make no sense.
+        """
+        first = self._first(request, asked, prompt, number, most_tokens)
+        others = (
+            replace(first, index=first.index + k, seed=None if first.seed is None else first.seed + k)
+            for k in range(1, first.n)
+        )
+        return [first, *others]
+
+    def _first(
+        self, request: GenerateRequest, asked: Asked, prompt: Prompt, number: int, most_tokens: int
+    ) -> Generation:
+        n, stop = request.n or 1, request.stop or ()
+        model = asked.head.model
+        return Generation(
+            request_id=asked.head.id,
+            index=number * n,
+            model=model,
+            prompt_ids=prompt.ids,
+            echo_text=prompt.echo_text,
+            turns=prompt.turns,
+            max_tokens=most_tokens,
+            limited=rules.requested_max_tokens(request)[0] is not None,
+            arrival_s=asked.arrival_s,
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=frozenset(request.stop_token_ids or ()),
+            include_stop=request.include_stop_str_in_output,
+            seed=None if request.seed == NO_SEED else request.seed,
+            greedy=request.temperature is not None and request.temperature < rules.GREEDY_BELOW,
+            logprobs=model_limits.wanted_logprobs(request),
+            prompt_logprobs=model_limits.wanted_prompt_logprobs(request),
+            constraint=constraint_of(request, self.schemas),
+            adapter=model if model in self.adapters else None,
+            priority=asked.priority,
+            cache_salt=request.cache_salt,
+            media=placeholders(prompt.features),
+            least_hit_rate=inf if asked.missed else self._least_hit_rate(request),
+            image=asked.image,
+            delays=asked.delays,
+            n=n,
+            together=asked.together,
+            **self._of_chat(request),
+            **_transfer(request.kv_transfer_params),
+        )
+
+    def _of_chat(self, request: GenerateRequest) -> dict[str, Any]:
+        """What only a chat can ask for."""
+        if not isinstance(request, ChatCompletionRequest):
+            return {}
+        calls = calls_of(request, self.settings.tools, self.schemas)
+        thoughts = {"reasoning": self.thinks(request), "thinking_budget": request.thinking_token_budget}
+        return {"calls": calls, **thoughts}
+
+    def _least_hit_rate(self, request: GenerateRequest) -> float:
+        """The request's own threshold if it has one, else the server's (simulator.md 13.7)."""
+        own = request.cache_hit_threshold
+        return self.settings.kvcache.global_cache_hit_threshold if own is None else own
+
+    def thinks(self, request: ChatCompletionRequest) -> bool:
+        """True when the model thinks before it answers: it is able to, and the request does not forbid it."""
+        if not self.settings.reply.reasoning_parser or request.reasoning_effort in NO_THOUGHTS:
+            return False
+        kwargs = request.chat_template_kwargs or {}
+        return bool(kwargs.get("enable_thinking", kwargs.get("thinking", True)))
+
+
+def _transfer(params: dict[str, Any] | None) -> dict[str, Any]:
+    """The two words of `kv_transfer_params` that change what a server does (simulator.md section 17)."""
+    return {
+        "remote_prefill": bool(params and params.get("do_remote_prefill")),
+        "remote_decode": bool(params and params.get("do_remote_decode")),
+    }

@@ -1,0 +1,1 @@
+"""Where KV events are published, and scores of pods by cached prefix."""

@@ -1,0 +1,1 @@
+"""The Responses API of OpenAI (vllm-api.md section 6)."""

@@ -1,0 +1,182 @@
+"""The rooms that need more than one line to build."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.api.builder import RequestBuilder
+from app.api.door import Door
+from app.api.identity import Identity, pod_headers
+from app.api.models import ServedModels
+from app.api.responder import Delivery, ServerLoad
+from app.clock.timer_wheel import TimerWheel
+from app.components import Components, cache_config
+from app.engine.cache_manager import KVCacheManager
+from app.engine.client import Service
+from app.engine.timing import Latency
+from app.http.body import BodyLimits
+from app.http.write_batcher import WriteBatcher
+from app.kvcache.cache import KVCache
+from app.kvcache.endpoints import of_rank
+from app.kvcache.events import KVEvent
+from app.kvcache.hashing import BlockHasher
+from app.kvcache.publisher import Publisher, PublisherSettings
+from app.kvcache.residency import Residency
+from app.lora.slots import LoRASlots
+from app.metrics.fake import FakeFamilies
+from app.middleware.faults import Faults
+from app.protocol.validation.model import ModelLimits
+from app.simulated.corpus import Corpus, sample_sentences
+from app.simulated.engine import Simulation
+from app.simulated.model import SimulatedModel
+from config import ConfigError, Settings
+
+LOOPBACK = "127.0.0.1"
+"""What a server is called that does not know its own address."""
+SAMPLE = 0.01
+"""Share of the blocks whose lives are measured, as in vLLM."""
+UNKNOWN_VOCABULARY = 2**31
+"""Size assumed when a remote tokenizer does not tell its own."""
+
+
+def service_of(components: Components, cache: KVCacheManager | None) -> Service:
+    """The simulation behind its places."""
+    settings, streams, limits = components.settings, components.streams, components.settings.scheduling
+    latency = Latency(settings.latency, limits.max_num_seqs, lambda: service.running, streams("latency"))
+    components.live.subscribe(lambda now: latency.change(now.latency))
+    author = author_of(components)
+    pacer = TimerWheel(components.clock)
+    service = Service(
+        Simulation(author, components.tokenizer, latency, pacer, components.clock, cache),
+        components.recorder,
+        components.clock,
+        limits.max_num_seqs,
+        limits.max_waiting_queue_length,
+        limits.max_num_queued_reqs,
+        LoRASlots(settings.lora.max_loras, components.adapters.__contains__),
+        limits.scheduling_policy == "priority",
+        settings.kvcache.kv_cache_full == "refuse",
+    )
+    return service
+
+
+def author_of(components: Components) -> SimulatedModel:
+    """Who writes the replies."""
+    phrasebook = Corpus(components.tokenizer, sample_sentences())
+    author = SimulatedModel(
+        components.settings,
+        components.tokenizer,
+        phrasebook,
+        components.datasets,
+        components.schemas,
+        components.streams("text"),
+        components.streams("calls"),
+    )
+    components.live.subscribe(author.change)
+    return author
+
+
+def door_of(
+    components: Components, service: Service, identity: Identity, load: ServerLoad, faults: Faults
+) -> Door:
+    """What the generating API families share."""
+    settings, model, api = components.settings, components.settings.model, components.settings.api
+    server, tokenizer = components.server, components.tokenizer
+    translation = RequestBuilder(
+        settings, components.adapters, components.schemas, components.streams("images")
+    )
+    components.live.subscribe(translation.change)
+    return Door(
+        body=BodyLimits.of(server),
+        models=ServedModels(model.served_names, model.model, model.max_model_len, components.adapters),
+        tokenizer=tokenizer,
+        identity=identity,
+        delivery=Delivery(service, load, pod_headers(server), WriteBatcher(), server.write_timeout),
+        translation=translation,
+        faults=faults,
+        limits=ModelLimits(
+            max_model_len=model.max_model_len,
+            vocab_size=tokenizer.vocab_size or UNKNOWN_VOCABULARY,
+            max_logprobs=api.max_logprobs,
+            reasons=bool(settings.reply.reasoning_parser),
+        ),
+        force_usage=api.enable_force_include_usage,
+        prompt_details=api.enable_prompt_tokens_details,
+        rank=components.rank,
+        encoder_only=model.mm_encoder_only,
+        omni=model.omni,
+        keeps_turns=bool(components.datasets),
+    )
+
+
+def fakes_of(components: Components) -> FakeFamilies:
+    """The metrics that are told instead of the true ones, if any are."""
+    model, lora = components.settings.model, components.settings.lora
+    fakes = FakeFamilies(
+        model.served_names[0],
+        model.max_model_len,
+        cache_config(components.settings.kvcache),
+        lora.max_loras,
+        str(components.rank),
+        clock=components.clock.now,
+    )
+    components.live.subscribe(fakes.follow)
+    return fakes
+
+
+def publishing(components: Components) -> PublisherSettings:
+    """How KV events are published, if they are. ConfigError for an endpoint that is none."""
+    at, server = components.settings.kvcache, components.server
+    try:
+        for endpoint in filter(None, (at.zmq_endpoint, at.kv_events_replay_endpoint)):
+            of_rank(endpoint, components.rank)
+    except ValueError as error:
+        raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
+    topic = f"kv@{server.pod_ip or LOOPBACK}:{server.port}@{components.settings.model.model}"
+    return PublisherSettings(
+        endpoint=at.zmq_endpoint or None,
+        topic=at.kv_events_topic or topic,
+        rank=components.rank,
+        replay_endpoint=at.kv_events_replay_endpoint or None,
+        replay_batches=at.kv_events_replay_queue_size,
+        replay_layout=at.kv_events_replay_layout,
+        layout=at.kv_events_format,
+        batch_events=at.event_batch_size,
+        flush_s=at.event_flush_interval,
+    )
+
+
+def has_cache(settings: Settings) -> bool:
+    """Whether a KV cache is played: an encoder writes nothing that it could keep."""
+    return settings.kvcache.enable_kvcache and not settings.model.mm_encoder_only
+
+
+def publisher_of(components: Components, told: PublisherSettings) -> Publisher | None:
+    """Who publishes the events of the cache; None without one, and where nobody could hear of them."""
+    settings = components.settings
+    heard = told.endpoint or told.replay_endpoint or settings.kvindex.kv_index
+    return Publisher(told) if heard and has_cache(settings) else None
+
+
+def cache_of(components: Components, publisher: Publisher | None) -> KVCacheManager | None:
+    """The KV cache of this rank; None without one."""
+    if not has_cache(components.settings):
+        return None
+    at = components.settings.kvcache
+    hasher = BlockHasher(
+        at.prefix_caching_hash_algo, at.block_size, at.hash_seed, components.streams("hashes")
+    )
+    observer = None
+    if at.kv_cache_metrics:
+        observer = Residency(
+            components.recorder, SAMPLE, components.streams("residency"), components.clock.now
+        )
+    cache = KVCache(at.kv_cache_size, hasher, events=publisher is not None, observer=observer)
+    if at.evict_unloaded_adapters_first:
+        components.adapters.watch(cache.load_adapter, cache.unload_adapter)
+    publish = _nobody if publisher is None else publisher.put
+    return KVCacheManager(cache, components.recorder, components.adapters.path, publish)
+
+
+def _nobody(events: Sequence[KVEvent]) -> None:
+    """Hears of events where none are made."""

@@ -1,0 +1,1 @@
+"""Time and randomness: clocks, the timer wheel, token buckets, random streams."""

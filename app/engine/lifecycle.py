@@ -1,0 +1,106 @@
+"""Sleep and wake, pause and resume, drain (vllm-api.md sections 2 and 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, Protocol
+
+import gevent
+
+from app.engine.client import Service
+from app.http.errors import bad_request
+from app.metrics.recorder import Recorder
+
+PauseMode = Literal["abort", "wait", "keep"]
+DEEPEST = 2
+LOOK_AGAIN_S = 0.01
+"""How often a pause looks whether all that ran is over."""
+TAGS = frozenset(("weights", "kv_cache", "scheduling"))
+
+
+class Forgetful(Protocol):
+    """A cache, as an operator sees it."""
+
+    def reset(self) -> bool:
+        """Forget everything, unless requests run."""
+
+    def sleep(self) -> None:
+        """Forget everything and cache nothing more."""
+
+    def wake(self) -> None:
+        """Cache again."""
+
+
+class Lifecycle:
+    """What an operator does to a server. Level 0 of sleep only pauses; 1 and 2 play that memory was freed.
+
+    Requests that come while the server sleeps at level 1 or 2 are served: a simulator has no weights to
+    miss (simulator.md 2.13). While it is paused they wait.
+    """
+
+    def __init__(self, service: Service, recorder: Recorder, cache: Forgetful | None = None) -> None:
+        self.paused = False
+        self._cache = cache
+        self._asleep: set[str] = set()
+        self._service = service
+        self._recorder = recorder
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True until everything that sleep put away is back."""
+        return bool(self._asleep)
+
+    def sleep(self, level: int, mode: PauseMode) -> None:
+        """Fall asleep; running requests are treated as by `pause`. ApiError 400 for another level."""
+        if not 0 <= level <= DEEPEST:
+            raise bad_request(f"level must be 0, 1 or 2, got {level}", "level")
+        self._settle(mode)
+        if level == 0:
+            self.pause("keep")
+        elif self._cache is not None:
+            self._cache.sleep()
+        self._asleep = set(TAGS) if level else {"scheduling"}
+        self._recorder.sleeping(level)
+        self._recorder.slept("sleep", 0.0)
+
+    def wake_up(self, tags: Collection[str] | None) -> None:
+        """Wake up, or bring back only what `tags` name. ApiError 400 for an unknown tag."""
+        if tags is not None and not TAGS.issuperset(tags):
+            raise bad_request(f"tags are {', '.join(sorted(TAGS))}", "tags")
+        if self._cache is not None and (tags is None or "kv_cache" in tags):
+            self._cache.wake()
+        was_paused_by_sleep = self._asleep == {"scheduling"}
+        self._asleep -= TAGS if tags is None else set(tags)
+        if self._asleep == {"scheduling"} and not was_paused_by_sleep:
+            self._asleep.clear()
+        if not self._asleep:
+            self._recorder.sleeping(None)
+            if was_paused_by_sleep:
+                self.resume()
+        self._recorder.slept("wake", 0.0)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Begin no more requests. Running ones are aborted, or (`wait`) awaited, or (`keep`) go on."""
+        self.paused = True
+        self._service.executor.pause()
+        self._settle(mode)
+
+    def resume(self) -> None:
+        """Begin requests again, those that waited first."""
+        self.paused = False
+        self._service.executor.resume()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all that is cached; False while requests run."""
+        return self._cache is None or self._cache.reset()
+
+    def drain(self) -> None:
+        """Admit nothing more; what was admitted goes on to its end."""
+        self._service.drain()
+
+    def _settle(self, mode: PauseMode) -> None:
+        if mode == "abort":
+            self._service.interrupt()
+        elif mode == "wait":
+            while self._service.running:
+                gevent.sleep(LOOK_AGAIN_S)

@@ -1,0 +1,52 @@
+"""What a reply will be, decided before its first token is due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from app.engine.outputs import Finish, Part
+
+STOP = Finish("stop")
+LENGTH = Finish("length")
+Span = tuple[int, Part | None]
+
+
+@dataclass(slots=True)
+class Script:
+    """A whole reply: `texts[i]` is what token `ids[i]` adds, `finish` how it ends.
+
+    An item of `texts` beyond the last id is no token: an image, for one. `spans` says what the tokens
+    belong to, each span as its end (the number of its last token + 1) and its part; a reply that is all
+    text has none.
+    """
+
+    texts: Sequence[str]
+    ids: Sequence[int]
+    finish: Finish
+    spans: Sequence[Span] = ()
+
+    def all_spans(self) -> Sequence[Span]:
+        """The spans, also of a reply that is all text."""
+        return self.spans or [(len(self.texts), None)]
+
+    def cut(self, most: int) -> Script:
+        """The first `most` tokens; a reply that has more of them ends for its length."""
+        if len(self.ids) <= most:
+            return self
+        spans = [(min(end, most), part) for end, part in self.spans]
+        texts, ids = self.texts[:most], self.ids[:most]
+        return replace(self, texts=texts, ids=ids, finish=LENGTH, spans=distinct(spans))
+
+
+def distinct(spans: Sequence[Span]) -> list[Span]:
+    """`spans` without those that are empty."""
+    starts = (0, *(end for end, _ in spans))
+    return [span for start, span in zip(starts, spans, strict=False) if span[0] > start]
+
+
+def joined(first: Script, second: Script) -> Script:
+    """Both, one after the other; it ends as the second does."""
+    shift = len(first.texts)
+    spans = [*first.all_spans(), *((end + shift, part) for end, part in second.all_spans())]
+    return Script([*first.texts, *second.texts], [*first.ids, *second.ids], second.finish, distinct(spans))

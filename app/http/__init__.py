@@ -1,0 +1,1 @@
+"""One HTTP exchange: request context, body, connection, response, event stream, errors."""

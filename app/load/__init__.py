@@ -1,0 +1,1 @@
+"""Load on a server: clients and workloads that fleet and benchmarks share."""

@@ -1,0 +1,1 @@
+"""LoRA adapters: which are known, and which are resident."""

@@ -1,0 +1,173 @@
+"""Requests and tokens per minute of each API key, as gateways and providers limit them.
+
+A limit is that of the key that a request bears or, without one, of its address. Headers and error are those
+that clients of OpenAI know (docs/access.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+from cachetools import LRUCache
+from flask import Flask, after_this_request, has_request_context, request
+
+from app.clock.clock import Clock
+from app.clock.token_bucket import ROUNDING_S, TokenBucket
+from app.engine.client import Service
+from app.engine.observer import Outcome, Watch
+from app.engine.request import Generation
+from app.http.errors import too_many
+from app.http.response import Reply
+from app.middleware.api_keys import bearer
+from config.durations import format_duration
+from config.live import LiveSettings
+from config.settings import AccessSettings, Settings
+
+LIMITED = frozenset(
+    (
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/responses",
+        "/inference/v1/generate",
+        "/invocations",
+    )
+)
+"""Paths whose POST requests count."""
+MOST_CALLERS = 10_000
+"""Of so many callers the use is remembered; of the one who was away longest it is forgotten first."""
+CALLER = "understudy.rate_limited_caller"
+"""Key of the WSGI environ: who uses up limits with this request."""
+MINUTE_S = 60.0
+ROUNDING_TOKENS = 1e-6
+"""More than sums of floats are ever off."""
+
+
+def init_rate_limits(app: Flask, live: LiveSettings, service: Service, clock: Clock) -> RateLimits:
+    """Limit the generating requests of `app`. While no limit is set nothing is counted."""
+    limits = RateLimits(clock)
+    live.subscribe(limits.follow)
+    app.before_request(limits.enter)
+    service.observers.append(limits.observe)
+    return limits
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one caller has left; None is no limit."""
+
+    requests: TokenBucket | None
+    tokens: TokenBucket | None
+
+    def headers(self, now_s: float) -> dict[str, str]:
+        """Limit, what remains of it, and how long until all of it is there again."""
+        told = {}
+        for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                told[f"x-ratelimit-limit-{name}"] = str(int(bucket.per_minute))
+                told[f"x-ratelimit-remaining-{name}"] = str(int(bucket.remaining(now_s) + ROUNDING_TOKENS))
+                told[f"x-ratelimit-reset-{name}"] = format_duration(round(bucket.full_in(now_s), 3))
+        return told
+
+
+class RateLimits:
+    """Counts what callers use. One greenlet hub owns it; moments are those of `clock`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._limits: tuple[int | None, int | None] = (None, None)
+        self._usage: LRUCache[bytes, Usage] = LRUCache(MOST_CALLERS)
+
+    def __len__(self) -> int:
+        """Callers whose use is remembered."""
+        return len(self._usage)
+
+    @property
+    def on(self) -> bool:
+        return self._limits != (None, None)
+
+    def follow(self, settings: Settings) -> None:
+        """Take over the limits; changed ones begin with full buckets."""
+        limits = _limits(settings.access)
+        if limits != self._limits:
+            self._limits = limits
+            self._usage.clear()
+
+    def enter(self) -> None:
+        """Count the current request. ApiError 429 when its caller has used up a limit."""
+        if not self.on or request.method != "POST" or request.environ["PATH_INFO"] not in LIMITED:
+            return
+        caller = request.environ[CALLER] = caller_of(request.environ)
+        usage, now_s = self._of(caller), self._clock.now()
+        after_this_request(partial(_tell, usage, now_s))
+        wait_s = _debt_s(usage.tokens, now_s)
+        if wait_s > ROUNDING_S:
+            raise _exceeded(self._limits[1], "tokens", wait_s)
+        wait_s = usage.requests.take(1, now_s) if usage.requests is not None else 0.0
+        if wait_s > 0:
+            raise _exceeded(self._limits[0], "requests", wait_s)
+
+    def charge(self, caller: bytes | None, tokens: int) -> None:
+        """Count tokens that `caller` (the CALLER of a request; None is nobody) has used.
+
+        It may owe them: then it waits until they are earned.
+        """
+        bucket = None if caller is None else self._of(caller).tokens
+        if bucket is not None:
+            bucket.spend(tokens, self._clock.now())
+
+    def observe(self, generation: Generation) -> Watch | None:
+        """Charge what a sequence of the current request uses: the prompt once, each choice at its end."""
+        caller = request.environ.get(CALLER) if self.on and has_request_context() else None
+        if caller is None:
+            return None
+        if generation.index % generation.n == 0:
+            self.charge(caller, len(generation.prompt_ids))
+        return partial(self._ended, caller)
+
+    def _ended(self, caller: bytes, outcome: Outcome) -> None:
+        self.charge(caller, outcome.tokens)
+
+    def _of(self, caller: bytes) -> Usage:
+        usage = self._usage.get(caller)
+        if usage is None:
+            now_s = self._clock.now()
+            buckets = (TokenBucket(most, now_s=now_s) if most else None for most in self._limits)
+            usage = self._usage[caller] = Usage(*buckets)
+        return usage
+
+
+def caller_of(environ: Mapping[str, Any]) -> bytes:
+    """Who asks: a hash of the bearer key, or the address."""
+    key = bearer(environ)
+    return sha256(key).digest() if key is not None else environ.get("REMOTE_ADDR", "").encode()
+
+
+def _limits(access: AccessSettings) -> tuple[int | None, int | None]:
+    return access.requests_per_minute, access.tokens_per_minute
+
+
+def _debt_s(bucket: TokenBucket | None, now_s: float) -> float:
+    """Seconds until `bucket` holds a token, not above 0 when it does, but for a rounding of floats."""
+    if bucket is None:
+        return 0.0
+    return bucket.full_in(now_s) - (bucket.burst - 1) * MINUTE_S / bucket.per_minute
+
+
+def _exceeded(limit: int | None, what: str, wait_s: float) -> Exception:
+    retry_after_s = math.ceil(wait_s - ROUNDING_S)
+    return too_many(
+        f"The limit of {limit} {what} per minute is used up; retry in {retry_after_s} s.", retry_after_s
+    )
+
+
+def _tell(usage: Usage, now_s: float, reply: Reply) -> Reply:
+    reply.headers.update(usage.headers(now_s))
+    return reply

@@ -1,0 +1,1 @@
+"""vLLM's rules about requests, in vLLM's order."""

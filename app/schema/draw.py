@@ -1,0 +1,180 @@
+"""Draws a value: built from what its schema demands, and judged where that is not enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from random import Random
+from typing import Any
+
+from app.schema.arrays import draw_array, draw_length
+from app.schema.choices import Choices
+from app.schema.demands import Demands
+from app.schema.document import Document, Schema
+from app.schema.errors import Allowance, Contradiction
+from app.schema.heights import Heights
+from app.schema.numbers import draw_integer, draw_number
+from app.schema.objects import ObjectDraw
+from app.schema.pattern import Pattern
+from app.schema.ranges import Ranges
+from app.schema.texts import draw_text
+from app.schema.verdict import Judge
+
+DEEP = 5
+"""Levels of nesting after which values are kept small: no optional fields, shallow branches."""
+DEEPEST = 64
+"""Levels after which nothing is drawn any more."""
+PLENTY = 150
+"""Values drawn after which the rest is kept small."""
+TRIES = 8
+"""Draws for one place of the value whose result depends on chance."""
+
+
+class Draw:
+    """One draw from `document`.
+
+    `formats` makes ``format`` a rule rather than a remark; `frugal` keeps all values small.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        heights: Heights,
+        judge: Judge,
+        ranges: Ranges,
+        rng: Random,
+        allowance: Allowance,
+        formats: bool,
+        frugal: bool,
+    ) -> None:
+        self.rng = rng
+        self.ranges = ranges
+        self.allowance = allowance
+        self.formats = formats
+        self.frugal = frugal
+        self._heights = heights
+        self._judge = judge
+        self._choices = Choices(document, heights, rng, allowance)
+        self._drawn = 0
+
+    def value(self, schemas: Sequence[Schema], depth: int = 0, name: str = "") -> Any:
+        """A value that all of `schemas` accept, `depth` levels down. Raises Contradiction."""
+        self._drawn += 1
+        self.allowance.spend()
+        if depth > DEEPEST or self._heights.greatest(schemas) == inf:
+            raise Contradiction
+        small = self.small(depth)
+        for attempt in range(TRIES):
+            demands, chosen = self._choices.decide(schemas, careful=attempt > 0, frugal=small)
+            try:
+                value = self._of_type(demands, schemas, depth, name, attempt)
+            except Contradiction:
+                if not chosen and not demands.doubtful:
+                    raise
+                continue
+            if not demands.doubtful or self._accepted(schemas, value):
+                return value
+        for example in demands.examples:
+            if self._accepted(schemas, example):
+                return example
+        raise Contradiction
+
+    def small(self, depth: int) -> bool:
+        """True when values at `depth` are to be kept small."""
+        return self.frugal or depth >= DEEP or self._drawn > PLENTY
+
+    def accepts(self, schema: Schema, value: Any) -> bool:
+        """True when `value` satisfies `schema`."""
+        return self._judge.accepts(schema, value, self.allowance, self.formats)
+
+    def _accepted(self, schemas: Sequence[Schema], value: Any) -> bool:
+        return all(self.accepts(schema, value) for schema in schemas)
+
+    def _of_type(
+        self, demands: Demands, schemas: Sequence[Schema], depth: int, name: str, attempt: int
+    ) -> Any:
+        if demands.options is not None:
+            return self._option(demands, schemas)
+        for kind in self._kinds(demands, depth, hinted=attempt < TRIES // 2):
+            try:
+                return self._one(kind, demands, depth, name)
+            except Contradiction:
+                continue
+            except ArithmeticError:  # bounds beyond what a float can hold
+                continue
+        raise Contradiction
+
+    def _option(self, demands: Demands, schemas: Sequence[Schema]) -> Any:
+        options = demands.options or []
+        if len(demands.plain) == 1 and demands.plain[0].keys() <= {"enum", "default", "examples"}:
+            return self.rng.choice(options)
+        for option in self.rng.sample(options, len(options)):
+            if self._accepted(schemas, option):
+                return option
+        raise Contradiction
+
+    def _kinds(self, demands: Demands, depth: int, hinted: bool) -> list[str]:
+        """The types to try, in order: with `hinted`, those that the keywords suggest come first."""
+        types = demands.types - {"integer"} if "number" in demands.types else demands.types
+        likely = demands.suggested & types if hinted else set()
+        if not likely and len(types) > 3:
+            likely = types & {"string"}
+        first, rest = sorted(likely), sorted(types - likely)
+        self.rng.shuffle(first)
+        self.rng.shuffle(rest)
+        if self.small(depth):
+            rest.sort(key=lambda kind: kind in ("array", "object"))
+        return first + rest
+
+    def _one(self, kind: str, demands: Demands, depth: int, name: str) -> Any:
+        match kind:
+            case "null":
+                return None
+            case "boolean":
+                return self.rng.random() < 0.5
+            case "integer":
+                return draw_integer(demands, self.rng, self.ranges.integers)
+            case "number":
+                return draw_number(demands, self.rng, self.ranges.numbers)
+            case "string":
+                return draw_text(demands, self.rng, self.allowance, name, self.formats)
+            case "array":
+                return self._array(demands, depth, name)
+        return ObjectDraw(demands, Members(self, depth)).draw()
+
+    def _array(self, demands: Demands, depth: int, name: str) -> list[Any]:
+        singular = name.removesuffix("s")
+        return draw_array(
+            demands,
+            draw_length(demands, self.ranges.array_lengths, self.rng, self.small(depth)),
+            lambda schemas: self.value(schemas, depth + 1, singular),
+            self.accepts,
+        )
+
+
+class Members:
+    """The properties of an object `depth` levels down in `draw`."""
+
+    def __init__(self, draw: Draw, depth: int) -> None:
+        self._draw = draw
+        self._depth = depth
+        ranges = draw.ranges
+        self._chance = ranges.optional_field if depth else ranges.optional_property
+
+    def member(self, schemas: Sequence[Schema], name: str) -> Any:
+        return self._draw.value(schemas, self._depth + 1, name)
+
+    def name(self, schemas: Sequence[Schema]) -> str:
+        return str(self._draw.value([{"type": ["string"]}, *schemas], self._depth + 1))
+
+    def names(self, pattern: Pattern, name: str) -> bool:
+        return pattern.found_in(name, self._draw.allowance)
+
+    def allows(self, schemas: Sequence[Schema], name: str) -> bool:
+        return all(self._draw.accepts(schema, name) for schema in schemas)
+
+    def wants(self, schemas: Sequence[Schema]) -> bool:
+        return self._draw.rng.random() < self._chance and not self._draw.small(self._depth + 1)
+
+    def how_many(self, most: int) -> int:
+        return 0 if self._draw.small(self._depth) else self._draw.rng.randint(min(1, most), most)

@@ -1,0 +1,170 @@
+"""gunicorn's arbiter with one worker per rank, and with reloads that neither cut a stream nor end the server.
+
+What it changes, and why:
+
+* stock workers all serve all ports; a rank has a port of its own, and comes back there when it was killed;
+* the stock arbiter ends, or its workers do, when a reload finds a configuration that cannot be served;
+* the stock arbiter waits, deaf, until the workers of before have ended, and kills them if they take long;
+* the stock arbiter closes the old workers' listeners before the new ones have started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from gunicorn.arbiter import Arbiter
+
+from app import factory
+from app.components import dataset_settings
+from app.dataset import prepare
+from app.server import ranks, stages
+from app.server.certificates import CertificateError, ServerCertificate, check_pair
+from app.server.handover import hand_over
+from config import ConfigError, Settings
+from config.loader import load
+
+if TYPE_CHECKING:
+    from app.server.self_signed import SelfSigned
+
+ONE_EACH = (
+    "each worker is a server of its own, with its own places, queue and metrics; several behind one port "
+    "would answer in turns, as strangers. data-parallel-size makes more ranks, each on a port of its own"
+)
+
+
+class RankArbiter(Arbiter):  # type: ignore[misc]
+    """What a stock arbiter becomes by `take_charge`. `settings` are those in force."""
+
+    WORKERS: dict[int, Any]
+    settings: Settings
+    certificate: ServerCertificate | None = None
+    """Inherited by each worker that is forked."""
+    self_signed: SelfSigned | None = None
+
+    def manage_workers(self) -> None:
+        """A worker for every rank; those of before a reload may go when their successors serve."""
+        current = [worker for worker in self.WORKERS.values() if not stages.is_replaced(worker)]
+        for _ in range(self.num_workers - len(current)):
+            self.spawn_worker()
+        ready = {worker.place for worker in current if stages.is_serving(worker)}
+        for pid, worker in list(self.WORKERS.items()):
+            if worker.place in ready and stages.is_replaced(worker):
+                self.kill_worker(pid, signal.SIGTERM)
+        self._look_at_certificate()
+
+    def handle_hup(self) -> None:
+        """Reload, unless what is asked for now cannot be served."""
+        try:
+            settings = self._asked()
+        except (Exception, SystemExit) as error:
+            reason = " ".join(str(error).split()).removeprefix("error: ")
+            self.log.error("reload refused, everything stays as it is: %s", reason)
+            return
+        hand_over(settings, os.environ)
+        self.settings = settings
+        super().handle_hup()
+
+    def handle_ttin(self) -> None:
+        """Refuse one worker more."""
+        self.log.error("workers: must be %d, one for each rank: %s", self.num_workers, ONE_EACH)
+
+    def handle_ttou(self) -> None:
+        """Refuse one worker less."""
+        self.handle_ttin()
+
+    def setup(self, app: Any) -> None:
+        """Reload: the configuration has been read again."""
+        super().setup(app)
+        # Checked a moment ago. If it has changed since, the old one serves until it changes again.
+        with suppress(CertificateError, OSError):
+            self.secure()
+
+    def reload(self) -> None:
+        """Start successors; the workers of now are set aside meanwhile, so that nobody waits for them."""
+        replaced, self.WORKERS = self.WORKERS, {}
+        for worker in replaced.values():
+            stages.note(worker, stages.REPLACED)
+        try:
+            super().reload()
+        finally:
+            self.WORKERS.update(replaced)
+
+    def stop(self, graceful: bool = True) -> None:
+        """The end, also for replaced workers: from now on they have `graceful_timeout`, as all others."""
+        for worker in self.WORKERS.values():
+            stages.note(worker, stages.ENDING)
+        super().stop(graceful)
+
+    def secure(self) -> None:
+        """Load the certificate that the settings, or gunicorn's own options, ask for. CertificateError."""
+        tls = self.settings.tls
+        pair = (tls.ssl_certfile, tls.ssl_keyfile)
+        if tls.self_signed_certs:
+            pair = self._own_pair()
+            self.log.info("self-signed certificate: %s", pair[0])
+        if pair[0]:
+            self.cfg.set("certfile", pair[0])
+            self.cfg.set("keyfile", pair[1])
+        self.certificate = ServerCertificate(self.cfg) if self.cfg.is_ssl else None
+
+    def _asked(self) -> Settings:
+        """The settings that the sources ask for now. Any exception, or SystemExit, when they cannot serve."""
+        asked = load((), os.environ, warn=self.log.warning)
+        if ranks.addresses(asked.server) != ranks.addresses(self.settings.server):
+            raise ConfigError("host, port and the number of ranks cannot change while the server runs")
+        if self.cfg.preload_app and asked != self.settings:
+            raise ConfigError("with preload_app, settings cannot change while the server runs")
+        if asked.tls.ssl_certfile:
+            check_pair(asked.tls.ssl_certfile, asked.tls.ssl_keyfile)
+        check_tokenizer(asked)
+        factory.create_app(asked)
+        return asked
+
+    def _own_pair(self) -> tuple[str, str]:
+        from app.server.self_signed import SelfSigned  # its library is large, and seldom needed
+
+        self.self_signed = self.self_signed or SelfSigned()
+        return self.self_signed.pair(self.settings)
+
+    def _look_at_certificate(self) -> None:
+        if self.certificate is None:
+            return
+        try:
+            if self.certificate.refresh():
+                self.log.info("new connections get the new certificate")
+        except CertificateError as error:
+            self.log.error("%s; the certificate of before stays", error)
+
+
+def take_charge(server: Any, settings: Settings) -> None:
+    """Make a stock arbiter that starts a `RankArbiter`; gunicorn has no setting for its class.
+
+    ConfigError, CertificateError, DatasetError, TokenizerError or OSError when it cannot serve what is
+    asked for.
+    """
+    _check(server.cfg, ranks.count(settings.server))
+    check_tokenizer(settings)
+    prepare(dataset_settings(settings))  # once, before several ranks would want the same file
+    server.__class__ = RankArbiter
+    server.settings = settings
+    server.secure()
+
+
+def check_tokenizer(settings: Settings) -> None:
+    """TokenizerError when a tokenizer that was asked for by name cannot be used."""
+    named = settings.tokenizer
+    if named.tokenizer or named.render_url or named.chat_template:
+        factory.check_tokenizer(settings)
+
+
+def _check(cfg: Any, size: int) -> None:
+    """ConfigError when gunicorn's own options do not fit `size` ranks."""
+    if cfg.workers != size:
+        raise ConfigError(f"workers={cfg.workers}: must be {size}, one for each rank: {ONE_EACH}")
+    if size > 1 and cfg.preload_app:
+        raise ConfigError("preload_app: must be off with several ranks: each has an application of its own")
+    if size > 1 and len(cfg.address) != size:
+        raise ConfigError("bind: must be left to the settings host and port when there are several ranks")

@@ -1,1 +1,0 @@
-"""Admission, places, and the life of a generation."""

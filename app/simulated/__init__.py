@@ -1,0 +1,1 @@
+"""The simulated model: what is said."""

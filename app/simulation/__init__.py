@@ -1,1 +1,0 @@
-"""What to say and when to say it: the simulated performer."""

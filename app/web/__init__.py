@@ -1,0 +1,1 @@
+"""The Flask application: blueprints around the routes."""

@@ -1,0 +1,142 @@
+"""The pacer on a virtual clock: due moments are kept, whatever else happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.clock.clock import VirtualClock
+from app.clock.timer_wheel import SLOTS_PER_S, TimerWheel
+
+SLOT_S = 1 / SLOTS_PER_S
+
+
+class Metronome:
+    """Takes a turn every `gap_s`, `times` times, and remembers when."""
+
+    def __init__(self, clock: VirtualClock, gap_s: float, times: int) -> None:
+        self.clock, self.gap_s, self.times = clock, gap_s, times
+        self.due_s = clock.now() + gap_s
+        self.turns: list[tuple[float, float]] = []
+        self.failures: list[Exception] = []
+
+    def turn(self, now_s: float) -> float | None:
+        self.turns.append((self.due_s, now_s))
+        self.due_s += self.gap_s
+        return self.due_s if len(self.turns) < self.times else None
+
+    def fail(self, error: Exception) -> None:
+        self.failures.append(error)
+
+
+class Broken(Metronome):
+    def turn(self, now_s: float) -> float | None:
+        raise ZeroDivisionError
+
+
+@given(gaps=st.lists(st.floats(0.0005, 2.0), min_size=1, max_size=30))
+def test_every_turn_comes_at_its_moment_never_early_and_less_than_two_slots_late(gaps: list[float]) -> None:
+    clock = VirtualClock()
+    pacer = TimerWheel(clock)
+    beats = [Metronome(clock, gap_s, 20) for gap_s in gaps]
+    for beat in beats:
+        pacer.add(beat.due_s, beat)
+    clock.advance(60)
+    for beat in beats:
+        assert len(beat.turns) == 20
+        assert all(-1e-9 <= now_s - due_s <= 2 * SLOT_S for due_s, now_s in beat.turns)
+    assert len(pacer) == 0
+
+
+def test_a_thousand_tokens_do_not_drift() -> None:
+    clock = VirtualClock(start_s=123456.789)
+    pacer = TimerWheel(clock)
+    beat = Metronome(clock, 0.02, 1000)
+    pacer.add(beat.due_s, beat)
+    clock.advance(21)
+    due_s, now_s = beat.turns[-1]
+    assert abs(due_s - (123456.789 + 20)) < 1e-6
+    assert now_s - due_s < 2 * SLOT_S
+
+
+def test_an_hour_of_traffic_takes_no_hour() -> None:
+    clock = VirtualClock()
+    pacer = TimerWheel(clock)
+    beat = Metronome(clock, 1.0, 3600)
+    pacer.add(beat.due_s, beat)
+    clock.advance(3600.5)
+    assert len(beat.turns) == 3600
+
+
+def test_one_ring_serves_no_more_than_its_share_and_comes_back_for_the_rest() -> None:
+    clock = VirtualClock()
+    pacer = TimerWheel(clock, most_per_ring=10)
+    rings: list[int] = []
+    beats = [Metronome(clock, 0.01, 1) for _ in range(25)]
+    for beat in beats:
+        pacer.add(beat.due_s, beat)
+    ring = pacer.ring
+    clock.ring_at(0.02, lambda: None)
+    clock.advance(0.02)
+    for _ in range(3):
+        ring()
+        rings.append(sum(len(beat.turns) for beat in beats))
+    assert rings == [10, 20, 25]
+
+
+def test_a_turn_that_fails_is_told_so_and_stops_nobody_else() -> None:
+    clock = VirtualClock()
+    pacer = TimerWheel(clock)
+    broken, beat = Broken(clock, 0.01, 5), Metronome(clock, 0.01, 5)
+    pacer.add(broken.due_s, broken)
+    pacer.add(beat.due_s, beat)
+    clock.advance(1)
+    assert len(beat.turns) == 5
+    assert [type(error) for error in broken.failures] == [ZeroDivisionError]
+
+
+def test_an_earlier_moment_moves_the_alarm_forward() -> None:
+    clock = VirtualClock()
+    pacer = TimerWheel(clock)
+    late, soon = Metronome(clock, 10, 1), Metronome(clock, 0.1, 1)
+    pacer.add(late.due_s, late)
+    pacer.add(soon.due_s, soon)
+    clock.advance(1)
+    assert len(soon.turns) == 1 and not late.turns
+
+
+class Recording(VirtualClock):
+    """Remembers for when its alarm was set."""
+
+    set_for = 0.0
+
+    def ring_at(self, moment_s: float, alarm: Callable[[], None]) -> None:
+        self.set_for = moment_s
+
+
+@given(due_s=st.floats(0, 1e8))
+def test_at_the_moment_that_it_asked_for_there_is_something_to_do(due_s: float) -> None:
+    """Were a slot not yet due at its own moment, because of rounding, the alarm would ring on and on."""
+    clock = Recording()
+    pacer = TimerWheel(clock)
+    beat = Metronome(clock, 1.0, 1)
+    pacer.add(due_s, beat)
+    clock.advance(clock.set_for)
+    pacer.ring()
+    assert len(beat.turns) == 1
+
+
+def test_a_failure_that_cannot_be_told_stops_nobody_either() -> None:
+    class Hopeless(Broken):
+        def fail(self, error: Exception) -> None:
+            raise error
+
+    clock = VirtualClock()
+    pacer = TimerWheel(clock)
+    hopeless, beat = Hopeless(clock, 0.01, 5), Metronome(clock, 0.01, 5)
+    pacer.add(hopeless.due_s, hopeless)
+    pacer.add(beat.due_s, beat)
+    clock.advance(1)
+    assert len(beat.turns) == 5

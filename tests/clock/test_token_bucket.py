@@ -1,0 +1,90 @@
+"""A token bucket: never more than it may, and exactly when it may."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.clock.token_bucket import ROUNDING_S, TokenBucket
+
+rates = st.floats(0.01, 1e6)
+bursts = st.floats(0.5, 1e5)
+waits = st.lists(st.tuples(st.floats(0, 600), st.floats(0.1, 50)), max_size=60)
+starts = st.floats(0, 1e7)
+
+
+def test_a_full_bucket_gives_its_burst_at_once_and_then_one_token_a_second() -> None:
+    bucket = TokenBucket(60, 3)
+    assert [bucket.take(1, 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 1.0]
+    assert bucket.take(1, 0.5) == 0.5
+    assert bucket.take(1, 1.0) == 0.0
+    assert bucket.remaining(1.0) == 0.0 and bucket.full_in(1.0) == 3.0
+    assert bucket.remaining(100.0) == 3.0 and bucket.full_in(100.0) == 0.0
+
+
+def test_the_burst_is_that_of_a_minute_when_not_given() -> None:
+    assert TokenBucket(90).remaining(0.0) == 90
+
+
+def test_what_it_can_never_hold_is_never_given() -> None:
+    bucket = TokenBucket(60, 3)
+    assert bucket.take(4, 0.0) == math.inf and bucket.remaining(0.0) == 3
+
+
+def test_what_was_used_already_may_be_owed() -> None:
+    bucket = TokenBucket(60, 3)
+    bucket.spend(5, 0.0)
+    assert bucket.remaining(0.0) == 0 and bucket.take(1, 0.0) == 3.0 and bucket.full_in(0.0) == 5.0
+
+
+@pytest.mark.parametrize(("per_minute", "burst"), [(0, 1), (-1, None), (60, 0), (float("nan"), 1)])
+def test_without_a_rate_or_a_burst_there_is_no_bucket(per_minute: float, burst: float | None) -> None:
+    with pytest.raises(ValueError):
+        TokenBucket(per_minute, burst)
+
+
+@given(rate=rates, burst=bursts, asks=waits, start_s=starts)
+def test_in_no_span_is_more_given_than_the_burst_and_what_came_in_meanwhile(
+    rate: float, burst: float, asks: list[tuple[float, float]], start_s: float
+) -> None:
+    bucket, now_s, given_s = TokenBucket(rate, burst, start_s), start_s, 0.0
+    for pause_s, amount in asks:
+        now_s += pause_s
+        if bucket.take(amount, now_s) == 0.0:
+            given_s += amount
+    slack = rate / 60 * 2 * ROUNDING_S + 1e-6 * given_s
+    assert given_s <= burst + (now_s - start_s) * rate / 60 + slack
+
+
+@given(rate=rates, burst=bursts, asks=waits, start_s=starts)
+def test_who_waits_as_long_as_told_gets_it_and_who_waits_less_does_not(
+    rate: float, burst: float, asks: list[tuple[float, float]], start_s: float
+) -> None:
+    bucket, now_s = TokenBucket(rate, burst, start_s), start_s
+    for pause_s, amount in asks:
+        now_s += pause_s
+        wait_s = bucket.take(amount, now_s)
+        if wait_s == 0.0:
+            continue
+        assert (wait_s == math.inf) == (amount > burst)
+        if wait_s < math.inf:
+            assert wait_s < 10 * ROUNDING_S or bucket.take(amount, now_s + wait_s / 2) > 0.0
+            now_s += wait_s
+            assert bucket.take(amount, now_s) == 0.0
+
+
+@given(rate=rates, burst=bursts, asks=waits)
+def test_what_remains_can_be_taken_and_never_exceeds_the_burst(
+    rate: float, burst: float, asks: list[tuple[float, float]]
+) -> None:
+    bucket, now_s = TokenBucket(rate, burst), 0.0
+    for pause_s, amount in asks:
+        now_s += pause_s
+        bucket.take(amount, now_s)
+        left = bucket.remaining(now_s)
+        assert 0 <= left <= burst
+        assert bucket.wait(left, now_s) == 0.0
+        assert bucket.remaining(now_s + bucket.full_in(now_s)) == pytest.approx(burst)

@@ -1,0 +1,57 @@
+"""The waits of simulator.md section 9."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engine.timing import Latency
+from config.settings import LatencySettings
+
+
+def latency(running: int = 1, places: int = 4, seed: int = 1, **settings: Any) -> Latency:
+    return Latency(LatencySettings(**settings), places, lambda: running, Random(seed))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected_s"),
+    [
+        ({"time_to_first_token": 0.1}, 0.1),
+        ({"time_to_first_token": 0.1, "prefill_overhead": 5.0}, 0.1),
+        ({"prefill_overhead": 0.03, "prefill_time_per_token": 0.00025}, 0.03 + 80 * 0.00025),
+        ({"latency_calculator": "constant", "prefill_overhead": 1.0}, 0.0),
+        ({"latency_calculator": "per-token", "time_to_first_token": 9.0, "prefill_overhead": 0.5}, 0.5),
+        ({"time_to_first_token": 0.0000625}, 0.0000625),
+    ],
+)
+def test_prefill_follows_the_calculator_and_ignores_the_other_one(settings: Any, expected_s: float) -> None:
+    assert latency(**settings).time_to_first_token(100, 20) == pytest.approx(expected_s, abs=1e-9)
+
+
+@given(mean_s=st.floats(1e-6, 10), share=st.floats(0, 30), seed=st.integers(0, 2**32))
+def test_jitter_stays_within_seventy_per_cent_however_large_the_deviation(
+    mean_s: float, share: float, seed: int
+) -> None:
+    waits = latency(seed=seed, inter_token_latency=mean_s, inter_token_latency_std_dev=mean_s * share)
+    for _ in range(50):
+        assert 0.3 * mean_s * 0.999999 <= waits.inter_token() <= 1.7 * mean_s * 1.000001
+
+
+def test_no_deviation_means_no_jitter_and_no_latency_stays_none() -> None:
+    assert {latency(inter_token_latency=0.02).inter_token() for _ in range(9)} == {0.02}
+    assert latency(inter_token_latency_std_dev=0.5).inter_token() == 0
+
+
+@pytest.mark.parametrize(("running", "factor"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)])
+def test_load_stretches_both_waits_up_to_the_factor_when_full(running: int, factor: float) -> None:
+    waits = latency(running, time_factor_under_load=4.0, inter_token_latency=0.01, time_to_first_token=0.1)
+    assert waits.inter_token() == pytest.approx(0.01 * factor)
+    assert waits.time_to_first_token(10) == pytest.approx(0.1 * factor)
+
+
+def test_a_single_place_knows_no_load() -> None:
+    assert latency(1, places=1, time_factor_under_load=4.0, inter_token_latency=0.01).inter_token() == 0.01

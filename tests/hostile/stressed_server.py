@@ -1,0 +1,51 @@
+"""A server that has to survive what a test does to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.hostile.wire import get, running, wait_until, waiting
+from tests.running_server import RunningServer, running_server
+
+
+@contextmanager
+def stressed_server(*flags: str) -> Iterator[RunningServer]:
+    """`running_server` with JSON logs; unharmed (`assert_unharmed`) when the block has ended."""
+    observed = ("--log-format", "json", "--access-log", "true", "--enable-server-load-tracking", "true")
+    with running_server(*observed, *flags) as server:
+        yield server
+        assert_unharmed(server)
+
+
+def assert_unharmed(server: RunningServer) -> None:
+    """Nothing runs, waits or is counted as load; the worker lives; every log line is in order."""
+    assert_idle(server.port)
+    written, _, _ = server.log().rpartition("\n")  # the last line may be on its way
+    lines = [json.loads(line) for line in written.splitlines()]
+    broken = [line for line in lines if "exc_info" in line or line["level"] in ("ERROR", "CRITICAL")]
+    assert not broken, broken[0]
+    assert all(line["request_id"] for line in lines)
+    answered = [line for line in lines if line["logger"] == "gunicorn.access"]
+    # gunicorn itself refuses what it cannot parse: there was no request to name yet.
+    assert all(line["request_id"] != "-" or line["status"] in (400, 414, 431) for line in answered)
+    assert all(line["status"] != 500 for line in answered)
+    assert sum("Booting worker" in line["message"] for line in lines) == 1
+
+
+def assert_idle(port: int) -> None:
+    """Places, waiting list and load come back to zero."""
+    wait_until(lambda: running(port) == 0 and waiting(port) == 0 and _load(port) == 0)
+
+
+def workers_of(server: RunningServer) -> list[int]:
+    """Process ids of the arbiter's children."""
+    tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
+def _load(port: int) -> int:
+    load: int = get(port, "/load").json()["server_load"]
+    return load

@@ -1,0 +1,115 @@
+"""The ways to start it, and the ways that are refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.hostile.stressed_server import workers_of
+from tests.hostile.wire import Wire, ask, metric, post, wait_until
+from tests.running_server import ROOT, free_port, running_gunicorn
+
+
+def test_preloading_the_application_changes_nothing_for_clients() -> None:
+    with running_gunicorn("--preload", env={"SIM_INTER_TOKEN_LATENCY": "5ms"}) as server:
+        for _ in range(5):
+            assert post(server.port, ask(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
+        with Wire(server.port) as wire:
+            assert len(list(wire.post(ask(max_tokens=20, stream=True)).events())) == 20
+        assert post(server.port, {"prompt": "Off the hub, too."}, "/tokenize").status == 200
+        assert metric(server.port, "vllm:request_success_total") == 6
+        assert "Traceback" not in server.log()
+        assert server.stop(5) == 0
+
+
+def start_refused(*arguments: str, **variables: str) -> tuple[int, str]:
+    """Exit status and output of a gunicorn that should not start. TimeoutExpired when it does."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gunicorn", *arguments, "wsgi:app"],
+        cwd=ROOT,
+        env={**inherited, "SIM_HOST": "127.0.0.1", "SIM_PORT": str(free_port()), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=8)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return process.returncode, output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["-w", "2"], {}),
+        (["--workers=4", "--preload"], {}),
+        ([], {"WEB_CONCURRENCY": "2"}),
+        ([], {"GUNICORN_CMD_ARGS": "--workers=3"}),
+    ],
+)
+def test_more_than_one_worker_is_refused_in_one_line(arguments: list[str], variables: dict[str, str]) -> None:
+    status, output = start_refused(*arguments, **variables)
+    assert status == 1
+    told = [line for line in output.splitlines() if "worker" in line.lower() and "1" in line]
+    assert len(told) == 1
+    assert "Traceback" not in output and "Booting worker" not in output
+
+
+def test_a_wrong_setting_is_refused_in_one_line() -> None:
+    status, output = start_refused(SIM_MAX_NUM_SEQS="-3")
+    assert status == 1
+    assert len(output.splitlines()) == 1
+    assert "max-num-seqs" in output and "-3" in output
+
+
+def test_a_request_for_one_more_worker_at_run_time_is_not_granted() -> None:
+    with running_gunicorn() as server:
+        server.process.send_signal(signal.SIGTTIN)
+        deadline = time.monotonic() + 2.5
+        most = 1
+        while time.monotonic() < deadline:
+            most = max(most, len(workers_of(server)))
+            assert post(server.port, ask()).status == 200
+        assert most == 1
+        assert metric(server.port, "vllm:request_success_total") > 1
+
+
+def test_a_reload_lets_streams_end_and_refuses_nobody() -> None:
+    env = {"SIM_INTER_TOKEN_LATENCY": "10ms", "SIM_GRACEFUL_TIMEOUT": "20s"}
+    with running_gunicorn(env=env) as server:
+        [first] = workers_of(server)
+        with Wire(server.port) as streaming:
+            events = streaming.post(ask(max_tokens=150, stream=True)).events()
+            next(events)
+            server.process.send_signal(signal.SIGHUP)
+            statuses = []
+
+            def replaced() -> bool:
+                with Wire(server.port) as late:
+                    # Long enough for the worker of before to be told to go in the meantime.
+                    time.sleep(0.05)
+                    statuses.append(late.post(ask()).answer().status)
+                return first not in workers_of(server) and len(workers_of(server)) == 1
+
+            wait_until(replaced)
+            assert len(list(events)) == 149
+        assert set(statuses) == {200}
+        assert "Traceback" not in server.log()
+
+
+def test_a_killed_worker_is_replaced_at_once() -> None:
+    with running_gunicorn() as server:
+        [first] = workers_of(server)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: workers_of(server) not in ([], [first]))
+        assert post(server.port, ask()).status == 200

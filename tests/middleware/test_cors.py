@@ -1,0 +1,163 @@
+"""Web pages of other origins: allowed as vLLM's framework allows them, and by default not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import requests
+from flask import Flask
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from app.api.errors import init_errors
+from app.http.response import Reply, json_reply
+from app.middleware.cors import init_cors
+from app.web.routing import ExactRule
+from config.settings import AccessSettings
+from tests.hostile.wire import ask
+from tests.running_server import RunningServer, running_server
+
+PAGE, OTHER = "https://page.example", "https://other.example"
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def open_server() -> Iterator[RunningServer]:
+    """A server for pages of one origin, with a key and a limit that refuse."""
+    with running_server(f"--allowed-origins={PAGE}", "--api-key=key", "--requests-per-minute=1000") as server:
+        yield server
+
+
+def post(server: RunningServer, key: str = "key", **asked: object) -> requests.Response:
+    headers = {"Origin": PAGE, "Authorization": f"Bearer {key}"}
+    return requests.post(server.url + COMPLETIONS, json=ask(**asked), headers=headers, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("status", "key", "asked"),
+    [
+        (200, "key", {}),
+        (200, "key", {"stream": True}),
+        (400, "key", {"n": 0}),
+        (404, "key", {"model": "nope"}),
+        (401, "wrong", {}),
+    ],
+)
+def test_answers_streams_and_errors_are_for_the_page(
+    open_server: RunningServer, status: int, key: str, asked: dict[str, object]
+) -> None:
+    got = post(open_server, key, **asked)
+    assert got.status_code == status
+    assert got.headers["Access-Control-Allow-Origin"] == PAGE
+    assert got.headers["Vary"] == "Origin"
+
+
+def test_unknown_routes_and_probes_are_for_the_page_too(open_server: RunningServer) -> None:
+    for path, status in (("/nope", 404), ("/health", 200), ("/metrics", 200)):
+        got = requests.get(open_server.url + path, headers={"Origin": PAGE}, timeout=20)
+        assert (got.status_code, got.headers["Access-Control-Allow-Origin"]) == (status, PAGE)
+
+
+def test_a_preflight_needs_no_key(open_server: RunningServer) -> None:
+    asked = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, x-one",
+    }
+    got = requests.options(open_server.url + COMPLETIONS, headers={"Origin": PAGE, **asked}, timeout=20)
+    assert (got.status_code, got.text) == (200, "OK")
+    assert got.headers["Access-Control-Allow-Origin"] == PAGE
+    assert got.headers["Access-Control-Allow-Headers"] == "authorization, x-one"
+    assert "POST" in got.headers["Access-Control-Allow-Methods"]
+    assert got.headers["Access-Control-Max-Age"] == "600"
+
+
+def test_by_default_there_is_no_cors(server: RunningServer) -> None:
+    asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+    preflight = requests.options(server.url + COMPLETIONS, headers=asked, timeout=20)
+    assert (preflight.status_code, preflight.headers["Allow"]) == (405, "POST")
+    for got in (preflight, post(server), post(server, stream=True)):
+        assert not [name for name in got.headers if name.lower().startswith(("access-control", "vary"))]
+
+
+def client(**access: object) -> FlaskClient:
+    app = Flask("house", static_folder=None)
+    app.response_class, app.url_rule_class = Reply, ExactRule
+    init_errors(app)
+    init_cors(app, AccessSettings(**access))  # type: ignore[arg-type]
+    app.add_url_rule("/thing", view_func=lambda: json_reply({}), methods=["POST"])
+    return app.test_client()
+
+
+def preflight(
+    client: FlaskClient, origin: str = PAGE, method: str = "POST", headers: str | None = None
+) -> TestResponse:
+    asked = {"Origin": origin, "Access-Control-Request-Method": method}
+    if headers is not None:
+        asked["Access-Control-Request-Headers"] = headers
+    return client.options("/thing", headers=asked)
+
+
+def allowed_origin(answer: TestResponse) -> str | None:
+    return answer.headers.get("Access-Control-Allow-Origin")
+
+
+def test_any_origin_is_answered_with_a_star() -> None:
+    page = client(allowed_origins=("*",))
+    for answer in (preflight(page, OTHER), page.post("/thing", headers={"Origin": OTHER})):
+        assert (answer.status_code, allowed_origin(answer)) == (200, "*")
+        assert "Origin" in answer.headers["Vary"]
+
+
+def test_with_credentials_any_origin_is_answered_with_its_name() -> None:
+    page = client(allowed_origins=("*",), allow_credentials=True)
+    for answer in (preflight(page, OTHER), page.post("/thing", headers={"Origin": OTHER})):
+        assert allowed_origin(answer) == OTHER
+        assert answer.headers["Access-Control-Allow-Credentials"] == "true"
+
+
+def test_another_origin_is_answered_without_permission() -> None:
+    page = client(allowed_origins=(PAGE,))
+    answer = page.post("/thing", headers={"Origin": OTHER})
+    assert (answer.status_code, allowed_origin(answer)) == (200, None)
+    refused = preflight(page, OTHER)
+    assert (refused.status_code, allowed_origin(refused)) == (400, None)
+    assert refused.text.endswith("origin")
+    for told in (answer, refused, page.post("/thing")):
+        assert "Origin" in told.headers["Vary"]  # so that no cache gives it to the page
+
+
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        ({"method": "POST"}, ""),
+        ({"method": "DELETE"}, "method"),
+        ({"method": "OS"}, "method"),
+        ({"headers": "Authorization, content-type"}, ""),
+        ({"headers": "authorization, x-other"}, "headers"),
+        ({"headers": ""}, ""),
+        ({"origin": OTHER, "method": "PUT", "headers": "x-other"}, "origin, method, headers"),
+    ],
+)
+def test_a_preflight_says_what_is_not_allowed(asked: dict[str, str], refused: str) -> None:
+    page = client(
+        allowed_origins=(PAGE,), allowed_methods=("POST", "GET"), allowed_headers=("authorization",)
+    )
+    answer = preflight(page, **asked)
+    assert answer.status_code == (400 if refused else 200)
+    assert answer.text == (f"Not allowed by CORS: {refused}" if refused else "OK")
+
+
+@pytest.mark.parametrize("origin", ["http://[::1]:3000", "https://*.example", "https://a.b"])
+def test_an_origin_is_no_pattern(origin: str) -> None:
+    page = client(allowed_origins=(origin,))
+    assert allowed_origin(preflight(page, origin)) == origin
+    for other in (origin + ".evil", "https://x.example", "https://aXb", "x" + origin):
+        assert allowed_origin(preflight(page, other)) is None
+        assert allowed_origin(page.post("/thing", headers={"Origin": other})) is None
+
+
+def test_options_without_a_question_are_no_preflight() -> None:
+    page = client(allowed_origins=(PAGE,))
+    for headers in ({}, {"Origin": PAGE}, {"Access-Control-Request-Method": "POST"}):
+        assert page.options("/thing", headers=headers).status_code == 405

@@ -1,0 +1,98 @@
+"""What looks like a secret is hidden in logs; what does not is left alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.middleware.masking import MASK, is_secret, mask_headers, mask_query, mask_text
+
+SECRETS = (
+    *("Authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-Api-Key", "X-Admin-Key", "apikey"),
+    *("api_key", "api-keys", "openaiApiKey", "hf-token", "accessToken", "token", "X-Amz-Security-Token"),
+    *("password", "client_secret", "clientSecrets", "DB_PASSWORD", "credentials", "X-Signature", "key"),
+)
+OTHERS = (
+    *("max_tokens", "tokens", "token_ids", "stop_token_ids", "prompt_tokens_details", "return_token_strs"),
+    *("x-ratelimit-limit-tokens", "monkey", "Content-Type", "model", "keyboard", "secretary", "skip", ""),
+    *("tokenizer", "cookies_allowed", "top_k", "author", "Accept", "traceparent", "turkey"),
+)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_names_of_no_secrets(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_headers_keep_their_names() -> None:
+    asked = [("Authorization", "Bearer a"), ("Accept", "*/*")]
+    assert mask_headers(asked) == {"Authorization": MASK, "Accept": "*/*"}
+
+
+def test_a_query_keeps_its_names() -> None:
+    assert mask_query("/v1/models?api_key=a&limit=3&token=") == "/v1/models?api_key=***&limit=3&token=***"
+    assert mask_query("/v1/models") == "/v1/models"
+
+
+@given(st.sampled_from(SECRETS), st.text(min_size=4), st.sampled_from([None, 2]), st.booleans())
+def test_a_secret_field_is_hidden_wherever_it_is(name: str, secret: str, indent: int, nested: bool) -> None:
+    body = {"model": "m", name: secret, "max_tokens": 5}
+    text = json.dumps({"tools": [{"headers": body}]} if nested else body, indent=indent)
+    masked = json.loads(mask_text(text))
+    found = masked["tools"][0]["headers"] if nested else masked
+    assert found == {**body, name: MASK}
+
+
+@given(st.dictionaries(st.sampled_from(OTHERS), st.text() | st.integers() | st.lists(st.integers())))
+def test_other_fields_stay_as_they_are(body: dict[str, object]) -> None:
+    assert json.loads(mask_text(json.dumps(body))) == body
+
+
+def test_lists_of_secrets_are_hidden() -> None:
+    assert mask_text('{"api-key": ["a", "b"], "n": 1}') == '{"api-key": "***", "n": 1}'
+
+
+def test_what_a_schema_calls_a_secret_stays() -> None:
+    text = '{"properties":{"api_key":{"type":"string"}},"required":["api_key"]}'
+    assert mask_text(text) == text
+
+
+@pytest.mark.parametrize("cut", range(len('{"n": 1, "api_key": "'), 60))
+def test_a_body_that_is_cut_shows_no_part_of_a_secret(cut: int) -> None:
+    text = '{"n": 1, "api_key": "' + "abcdefgh" * 8 + '"}'
+    assert mask_text(text[:cut]) == '{"n": 1, "api_key": "***"'
+
+
+def test_a_bearer_key_is_hidden_in_any_text() -> None:
+    assert (
+        mask_text("curl -H 'Authorization: Bearer sk-a.b_c' url") == "curl -H 'Authorization: Bearer ***' url"
+    )
+
+
+@pytest.mark.parametrize("after", ['"logprob": -1.0', '"bytes":[72],"logprob":-1.0'])
+def test_the_token_of_a_log_probability_is_no_secret(after: str) -> None:
+    text = f'{{"token": " Hi",{after}}}'
+    assert mask_text(text) == text
+    assert mask_text('{"token": "Hi"}') == '{"token": "***"}'
+
+
+@given(st.text())
+def test_any_text_is_masked_without_an_error(text: str) -> None:
+    assert isinstance(mask_text(text), str)
+    assert isinstance(mask_query(text), str)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "piece", ['"', "\\", '"key', '"key"', '"key":', '"key":[', '"key" ' + " " * 50, "Bearer ", "key", 'a"']
+)
+def test_no_body_takes_long(piece: str) -> None:
+    mask_text(piece * ((512 << 10) // len(piece)))

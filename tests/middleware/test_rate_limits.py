@@ -1,0 +1,250 @@
+"""Requests and tokens per minute: who has used them up waits, and is told for how long."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import requests
+from flask import Flask, request
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+from werkzeug.test import TestResponse
+
+from app.api.errors import init_errors
+from app.http.response import Reply, json_reply
+from app.middleware.rate_limits import MOST_CALLERS, RateLimits, init_rate_limits
+from config.live import LiveSettings
+from config.settings import AccessSettings, Settings
+from tests.engine.house import House
+from tests.hostile.wire import ask
+from tests.running_server import running_server
+
+COMPLETIONS = "/v1/completions"
+
+
+class Limited:
+    """A house with a door that counts; its clock stands still unless it is advanced.
+
+    Each request generates `max_tokens` tokens (5 unless told) from a prompt of 3.
+    """
+
+    def __init__(self, **access: Any) -> None:
+        self.house = House(places=100, inter_token_latency=1.0, time_to_first_token=1.0)
+        self.live = LiveSettings(Settings(access=AccessSettings(**access)))
+        app = Flask("house", static_folder=None)
+        app.response_class = Reply
+        init_errors(app)
+        self.limits: RateLimits = init_rate_limits(app, self.live, self.house.service, self.house.clock)
+        for path in (COMPLETIONS, "/v1/messages", "/tokenize"):
+            app.add_url_rule(path, path, self._generate, methods=["POST", "GET"])
+        self.client: FlaskClient = app.test_client()
+        self.group: Any = None
+
+    def _generate(self) -> Reply:
+        asked = request.get_json(silent=True) or {}
+        if asked.get("max_tokens") != 0:
+            self.group = self.house.ask(**asked)
+        return json_reply({})
+
+    def post(
+        self, key: str = "key", path: str = COMPLETIONS, address: str = "", **asked: Any
+    ) -> TestResponse:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        base = {"REMOTE_ADDR": address} if address else {}
+        return self.client.post(path, headers=headers, json=asked, environ_overrides=base)
+
+    def advance(self, seconds: float) -> None:
+        self.house.clock.advance(seconds)
+
+
+def told(answer: TestResponse, what: str) -> tuple[str, str, str]:
+    """Limit, remaining and reset of `requests` or `tokens`."""
+    limit, remaining, reset = (
+        answer.headers[f"x-ratelimit-{name}-{what}"] for name in ("limit", "remaining", "reset")
+    )
+    return limit, remaining, reset
+
+
+def limits_told(answer: TestResponse) -> list[str]:
+    return [name for name, _ in answer.headers if name.startswith("x-ratelimit")]
+
+
+def is_refused(answer: TestResponse, retry_after: str) -> bool:
+    if answer.status_code != 429:
+        return False
+    error = answer.json["error"]
+    assert (error["type"], error["param"], error["code"]) == ("RateLimitError", None, 429)
+    assert list(error) == ["message", "type", "param", "code"]
+    assert answer.headers["Retry-After"] == retry_after
+    return True
+
+
+def test_requests_beyond_the_limit_wait_for_the_next_one_to_be_earned() -> None:
+    limited = Limited(requests_per_minute=3)
+    assert [limited.post().status_code for _ in range(3)] == [200] * 3
+    assert is_refused(limited.post(), retry_after="20")
+    limited.advance(19.9)
+    assert is_refused(limited.post(), retry_after="1")
+    limited.advance(0.1)
+    assert limited.post().status_code == 200
+    assert is_refused(limited.post(), retry_after="20")
+
+
+def test_every_answer_tells_what_is_left() -> None:
+    limited = Limited(requests_per_minute=2, tokens_per_minute=600)
+    assert told(limited.post(), "requests") == ("2", "1", "30s")
+    second = limited.post()
+    assert told(second, "requests") == ("2", "0", "1m0s")
+    assert told(second, "tokens") == ("600", "594", "600ms")
+    refused = limited.post()
+    assert told(refused, "requests") == ("2", "0", "1m0s")
+    assert told(refused, "tokens") == ("600", "594", "600ms")
+    limited.advance(60)
+    assert told(limited.post(), "requests") == ("2", "1", "30s")
+
+
+def test_what_is_left_is_whole_whatever_the_limit() -> None:
+    for limit in range(1, 100):
+        limited = Limited(requests_per_minute=limit)
+        assert told(limited.post(max_tokens=0), "requests")[1] == str(limit - 1)
+
+
+def test_only_a_limit_that_is_set_is_told_of() -> None:
+    answer = Limited(tokens_per_minute=100).post()
+    assert "x-ratelimit-limit-tokens" in answer.headers
+    assert "x-ratelimit-limit-requests" not in answer.headers
+
+
+def test_prompts_are_charged_at_once_and_replies_at_their_end() -> None:
+    limited = Limited(tokens_per_minute=60)
+    limited.post(max_tokens=10)
+    assert told(limited.post(max_tokens=0), "tokens") == ("60", "57", "3s")
+    limited.advance(30)
+    assert told(limited.post(max_tokens=0), "tokens") == ("60", "60", "0s")
+    limited.post(max_tokens=40)
+    limited.advance(40.5)
+    assert told(limited.post(max_tokens=0), "tokens")[1] == "20"
+
+
+def test_choices_share_their_prompt() -> None:
+    limited = Limited(tokens_per_minute=60)
+    limited.post(choices=4)
+    assert told(limited.post(max_tokens=0), "tokens")[1] == "57"
+
+
+def test_who_has_used_more_than_there_was_waits_until_it_is_earned() -> None:
+    limited = Limited(tokens_per_minute=60)
+    limited.post(max_tokens=120)
+    limited.advance(120.5)
+    assert is_refused(limited.post(), retry_after="61")
+    limited.advance(60)
+    assert is_refused(limited.post(), retry_after="1")
+    limited.advance(0.6)
+    assert limited.post().status_code == 200
+
+
+def test_a_client_that_leaves_pays_for_what_was_generated() -> None:
+    limited = Limited(tokens_per_minute=6000)
+    limited.post(max_tokens=1000)
+    limited.advance(100.5)
+    limited.group.abort()
+    used = 6000 - int(told(limited.post(max_tokens=0), "tokens")[1])
+    assert used == 100
+
+
+def test_a_refusal_for_tokens_costs_no_request() -> None:
+    limited = Limited(tokens_per_minute=3, requests_per_minute=10)
+    limited.post()
+    refused = limited.post()
+    assert is_refused(refused, retry_after="20")
+    assert told(refused, "requests")[1] == "9"
+
+
+def test_each_key_has_its_own_limits() -> None:
+    limited = Limited(requests_per_minute=1)
+    assert [limited.post(key).status_code for key in ("one", "two", "one")] == [200, 200, 429]
+
+
+def test_without_a_key_the_address_counts() -> None:
+    limited = Limited(requests_per_minute=1)
+    asked = [
+        limited.post("", address=address).status_code for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1")
+    ]
+    assert asked == [200, 200, 429]
+
+
+def test_what_generates_nothing_is_not_limited() -> None:
+    limited = Limited(requests_per_minute=1)
+    for _ in range(3):
+        for answer in (limited.post(path="/tokenize"), limited.client.get(COMPLETIONS)):
+            assert answer.status_code == 200
+            assert not limits_told(answer)
+    assert limited.post(path="/v1/messages").status_code == 200
+    assert limited.post().status_code == 429
+
+
+def test_limits_come_and_go_while_the_server_runs() -> None:
+    limited = Limited()
+    assert not limits_told(limited.post())
+    limited.live.change({"requests-per-minute": 1})
+    assert [limited.post().status_code for _ in range(2)] == [200, 429]
+    limited.live.change({"log-http": True})
+    assert limited.post().status_code == 429
+    limited.live.change({"requests-per-minute": 2})
+    assert [limited.post().status_code for _ in range(3)] == [200, 200, 429]
+    limited.live.change({"requests-per-minute": None})
+    assert limited.post().status_code == 200
+
+
+def test_a_request_that_ends_after_the_limits_went_charges_nobody() -> None:
+    limited = Limited(tokens_per_minute=60)
+    limited.post(max_tokens=50)
+    limited.live.change({"tokens-per-minute": None})
+    limited.advance(50)
+    assert limited.post().status_code == 200
+
+
+def test_no_more_than_so_many_callers_are_remembered() -> None:
+    limited = Limited(tokens_per_minute=1)
+    limited.limits.charge(b"\x00", 1)
+    for number in range(MOST_CALLERS):
+        limited.limits.charge(b"%d" % number, 1)
+    assert len(limited.limits) == MOST_CALLERS
+
+
+@given(st.integers(1, 50), st.lists(st.floats(0, 30), min_size=1, max_size=80))
+def test_nobody_gets_more_than_the_limit_and_who_waits_is_served(per_minute: int, gaps: list[float]) -> None:
+    limited = Limited(requests_per_minute=per_minute)
+    served = 0
+    begin_s = limited.house.clock.now()
+    for gap_s in gaps:
+        limited.advance(gap_s)
+        answer = limited.post(max_tokens=0)
+        served += answer.status_code == 200
+        elapsed_s = limited.house.clock.now() - begin_s
+        assert served <= per_minute * (1 + elapsed_s / 60) + 1e-3
+    answer = limited.post(max_tokens=0)
+    if answer.status_code == 429:
+        wait_s = int(answer.headers["Retry-After"])
+        assert 1 <= wait_s <= math.ceil(60 / per_minute)
+        limited.advance(wait_s)
+        assert limited.post(max_tokens=0).status_code == 200
+
+
+def test_a_real_server_limits_streams_and_whole_answers() -> None:
+    flags = ("--tokens-per-minute=40", "--requests-per-minute=3")
+    with running_server(*flags) as server:
+
+        def post(**asked: Any) -> requests.Response:
+            return requests.post(server.url + COMPLETIONS, json=ask(**asked), timeout=20)
+
+        first = post(max_tokens=10, stream=True)
+        assert first.headers["x-ratelimit-remaining-requests"] == "2"
+        second = post(max_tokens=100)
+        assert int(second.headers["x-ratelimit-remaining-tokens"]) < 40 - 10
+        third = post()
+        assert (third.status_code, third.json()["error"]["type"]) == (429, "RateLimitError")
+        assert int(third.headers["Retry-After"]) > 60
+        assert requests.get(server.url + "/v1/models", timeout=20).ok

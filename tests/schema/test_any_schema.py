@@ -1,0 +1,128 @@
+"""Whatever the schema, what is drawn satisfies it, or a SchemaError says why there is nothing."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema import SchemaError as WrongSchema
+
+from app.schema import Ranges, SchemaError, check_schema, sample
+from tests.schema.witnessed import tool_parameters, valid
+
+TOOLS = 2000
+SATISFIED = 0.95
+
+SMALL = st.integers(-3, 6)
+NAMES = st.sampled_from(["a", "b", "c", "dd"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | SMALL | st.sampled_from([0.5, 2.0, "", "a", "bb", "cc1"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=4,
+)
+TYPES = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
+COUNTS = st.integers(0, 4)
+PATTERNS = st.sampled_from(["^a", "b$", "^[a-c]+$", r"\d", "^.{2,3}$", "^(a|b)*$"])
+
+
+def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas of a few keywords that need not go together."""
+    schemas = st.lists(inner, min_size=1, max_size=3)
+    named = st.dictionaries(NAMES, inner, max_size=3)
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "type": TYPES | st.lists(TYPES, min_size=1, max_size=3, unique=True),
+            "enum": st.lists(VALUES, max_size=4),
+            "const": VALUES,
+            "properties": named,
+            "required": st.lists(NAMES, max_size=2, unique=True),
+            "additionalProperties": inner,
+            "patternProperties": st.dictionaries(PATTERNS, inner, max_size=2),
+            "propertyNames": inner,
+            "minProperties": COUNTS,
+            "maxProperties": COUNTS,
+            "dependentRequired": st.dictionaries(NAMES, st.lists(NAMES, max_size=2, unique=True), max_size=2),
+            "dependentSchemas": named,
+            "items": inner,
+            "prefixItems": schemas,
+            "contains": inner,
+            "minContains": COUNTS,
+            "maxContains": COUNTS,
+            "minItems": COUNTS,
+            "maxItems": COUNTS,
+            "uniqueItems": st.booleans(),
+            "minimum": SMALL,
+            "maximum": SMALL,
+            "exclusiveMinimum": SMALL,
+            "exclusiveMaximum": SMALL,
+            "multipleOf": st.sampled_from([1, 2, 3, 0.5, 0.1]),
+            "minLength": COUNTS,
+            "maxLength": COUNTS,
+            "pattern": PATTERNS,
+            "format": st.sampled_from(["date", "email", "uuid", "int32"]),
+            "anyOf": schemas,
+            "oneOf": schemas,
+            "allOf": schemas,
+            "not": inner,
+            "if": inner,
+            "then": inner,
+            "else": inner,
+            "unevaluatedItems": inner,
+            "unevaluatedProperties": inner,
+            "$ref": st.sampled_from(["#", "#/$defs/a", "#/properties/a", "#/items"]),
+            "$defs": named,
+        },
+    ).flatmap(_fewer)
+
+
+def _fewer(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    if len(schema) <= 3:
+        return st.just(schema)
+    kept = st.lists(st.sampled_from(sorted(schema)), min_size=1, max_size=4, unique=True)
+    return kept.map(lambda names: {name: schema[name] for name in names})
+
+
+SCHEMAS = st.recursive(st.booleans() | keywords(st.booleans()), keywords, max_leaves=5)
+
+
+@given(schema=SCHEMAS, seed=st.integers(0, 99))
+@settings(max_examples=400, deadline=None)
+def test_a_value_satisfies_its_schema_or_there_is_a_schema_error(schema: Any, seed: int) -> None:
+    try:
+        value = sample(schema, Random(seed), Ranges())
+    except SchemaError:
+        return
+    asserting = Draft202012Validator(schema, format_checker=FormatChecker())
+    assert valid(schema, value) or asserting.is_valid(value)
+
+
+@given(schema=st.recursive(VALUES, keywords, max_leaves=5))
+@settings(max_examples=300, deadline=None)
+def test_what_is_wrong_for_jsonschema_is_wrong_here(schema: Any) -> None:
+    """The other way round does not hold: some references and patterns are refused here alone."""
+    try:
+        check_schema(schema)
+    except SchemaError:
+        return
+    try:
+        Draft202012Validator.check_schema(schema)
+    except WrongSchema as error:
+        assert {"items", "exclusiveMinimum", "exclusiveMaximum"} & set(map(str, error.absolute_path))
+
+
+def test_nearly_all_of_many_tools_get_their_arguments() -> None:
+    satisfied = 0
+    for seed in range(TOOLS):
+        rng = Random(seed)
+        schema, witness = tool_parameters(rng)
+        try:
+            arguments = sample(schema, rng, Ranges())
+        except SchemaError:
+            continue
+        assert valid(schema, arguments), (seed, schema, arguments, witness)
+        satisfied += 1
+    assert satisfied >= SATISFIED * TOOLS

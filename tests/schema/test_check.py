@@ -1,0 +1,141 @@
+"""What is no JSON Schema is refused, with the place that is wrong."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.schema import Ranges, SchemaError, Schemas, check_schema, sample
+
+WRONG: list[tuple[Any, str]] = [
+    (5, "object"),
+    ("string", "object"),
+    ({"type": "strnig"}, "type"),
+    ({"type": []}, "type"),
+    ({"type": ["string", "string"]}, "type"),
+    ({"properties": {"city": {"type": 5}}}, r"properties\.city\.type"),
+    ({"properties": {"city": "string"}}, r"properties\.city"),
+    ({"properties": []}, "properties"),
+    ({"items": {"minItems": -1}}, r"items\.minItems"),
+    ({"minLength": 1.5}, "minLength"),
+    ({"maxItems": True}, "maxItems"),
+    ({"minimum": "1"}, "minimum"),
+    ({"multipleOf": 0}, "multipleOf"),
+    ({"required": "a"}, "required"),
+    ({"required": ["a", "a"]}, "required"),
+    ({"enum": "a"}, "enum"),
+    ({"uniqueItems": 1}, "uniqueItems"),
+    ({"anyOf": []}, "anyOf"),
+    ({"allOf": [{}, {"type": "x"}]}, r"allOf\.1\.type"),
+    ({"not": None}, "not"),
+    ({"pattern": "("}, "pattern"),
+    ({"patternProperties": {"[": {}}}, "patternProperties"),
+    ({"dependentRequired": {"a": "b"}}, "dependentRequired"),
+    ({"$ref": "#/$defs/missing"}, r"\$ref"),
+    ({"$ref": "#/properties/a/0", "properties": {"a": {}}}, r"\$ref"),
+    ({"$ref": "#"}, "reference"),
+    ({"allOf": [{"$ref": "#"}]}, "reference"),
+    ({"$id": 5}, r"\$id"),
+    ({"$schema": "http://json-schema.org/draft-03/schema#"}, r"\$schema"),
+    ({"description": 5}, "description"),
+    ({"minimum": float("nan")}, "JSON"),
+    ({"const": "\ud800"}, "JSON"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place"), WRONG, ids=str)
+def test_a_wrong_schema_is_refused_with_its_place(schema: Any, place: str) -> None:
+    with pytest.raises(SchemaError, match=place):
+        check_schema(schema)
+
+
+def test_the_error_has_the_path_apart() -> None:
+    with pytest.raises(SchemaError) as caught:
+        check_schema({"properties": {"city": {"type": "town"}}})
+    assert caught.value.path == "properties.city.type"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {},
+        {"type": "object", "nullable": True, "x-order": 5},
+        {"items": [{"type": "string"}]},
+        {"maximum": 5, "exclusiveMaximum": True},
+        {"format": "int32"},
+        {"minLength": 2.0},
+    ],
+    ids=str,
+)
+def test_unknown_keywords_and_older_spellings_are_taken(schema: Any) -> None:
+    check_schema(schema)
+
+
+def test_with_leniency_what_is_wrong_is_left_out() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "strnig", "minLength": "5"}, "b": "string", "c": {"type": "integer"}},
+        "required": ["a", "b", "c"],
+        "anyOf": [],
+        "maxProperties": "many",
+    }
+    value = sample(schema, Random(1), Ranges(), lenient=True)
+    assert list(value) == ["a", "b", "c"]
+    assert isinstance(value["c"], int)
+
+
+PLAIN = {"type": "object", "properties": {"a": {"type": "string", "enum": ["x"]}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        PLAIN,
+        {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "null"}}}},
+        {"type": "array", "items": [{"type": "string"}, {"type": "integer", "enum": [1, 2.0]}]},
+        {"type": "string", "format": "date", "pattern": "a", "title": "t", "default": "b"},
+    ],
+    ids=str,
+)
+def test_a_strict_check_takes_the_plain_keywords(schema: Any) -> None:
+    check_schema(schema, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {}}, "parameters"),
+        ({"type": ["string"]}, "parameters"),
+        ({"type": "object"}, "properties"),
+        ({"type": "array"}, "items"),
+        ({"type": "string", "oneOf": [{}]}, "oneOf"),
+        (
+            {"type": "object", "properties": {"a": {"type": "string", "const": "b"}}},
+            r"parameters\.properties\.a",
+        ),
+        (
+            {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}},
+            "additionalProperties",
+        ),
+        ({"type": "string", "enum": [1]}, "enum"),
+        ({"type": "null", "enum": [None]}, "enum"),
+        ({"type": "array", "items": [{"type": "object"}]}, r"items\.0"),
+        ({"type": "object", "properties": 5}, "properties"),
+        ({"type": "string", "minLength": -1}, "minLength"),
+    ],
+    ids=str,
+)
+def test_a_strict_check_refuses_the_others(schema: Any, place: str) -> None:
+    with pytest.raises(SchemaError, match=place):
+        check_schema(schema, strict=True)
+
+
+def test_a_schema_is_compiled_once_while_it_is_kept() -> None:
+    schemas = Schemas(size=200)
+    first = schemas.compile(PLAIN)
+    assert schemas.compile(dict(PLAIN)) is first
+    schemas.compile({"description": "x" * 150})
+    assert schemas.compile(PLAIN) is not first

@@ -1,0 +1,158 @@
+"""Texts written for a pattern match it, and no pattern takes long."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.schema import SchemaError, Unsatisfiable, matching_text
+
+PYTHON = [
+    "",
+    "abc",
+    "^$",
+    r"\d{3}-\d{4}",
+    r"[a-z]+",
+    r"^[a-z0-9]+(?:-[a-z0-9]+)*$",
+    r"(cat|dog|bird)s?",
+    r"[^\d\s]{4}",
+    r"[^a-zA-Z0-9]+",
+    r".{10}",
+    r"\S+\s\S+",
+    r"\W\w\D",
+    r"(?i:hello)",
+    r"(?i)yes|no",
+    r"(.)\1{2}",
+    r"(?P<y>\d{4})/(?P=y)",
+    r"(a)?(?(1)b|c)",
+    r"(?=.*\d)(?=.*[a-z])(?=.*[!?])[a-z\d!?]{8,}",
+    r"(?!foo)\w{3}",
+    r"\bword\b",
+    r"a{2,}b{0,3}c{4}",
+    r"(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3}",
+    r"[\w.+-]+@[\w-]+\.[a-z]{2,4}",
+    r"[A-Z]{2}\d{2}[A-Z0-9]{11,30}",
+    r"[一-龥]{2,5}",
+    r"[\t\n]",
+    r"\x41é",
+    r"(?:ab){50}",
+    r"[]\-a]+",
+    r"\[x\]\(y\)",
+    r"(?s:.)*",
+]
+ECMA = {
+    r"^\/path\/$": "/path/",
+    r"(?<word>ab)\k<word>": "abab",
+    r"\u{1F600}": "\U0001f600",
+    r"\uD83D\uDE00": "\U0001f600",
+    r"\cJ": "\n",
+    r"x[]|y": "y",
+    r"[[]a": "[a",
+    r"^\u0041$": "A",
+}
+WRONG = ["(", "[a", "*", r"\e", "a{3,2}", r"\p{Sanskrit}", "\\", "(?<a", "a{99999999999}", "(?P<a>x)(?P<a>y)"]
+NEVER = ["[]", "a^b", r"\d\b\d", "(?!)", "(?=a)b", r"[\ud800-\udfff]"]
+
+
+@pytest.mark.parametrize("pattern", PYTHON)
+def test_the_whole_text_matches(pattern: str) -> None:
+    for seed in range(20):
+        assert re.fullmatch(pattern, matching_text(pattern, Random(seed)))
+
+
+@pytest.mark.parametrize("pattern", [*PYTHON, "foo$", "^foo", r"(?<=a)b", r"x(?=yz)"])
+def test_a_part_of_the_text_matches(pattern: str) -> None:
+    for seed in range(20):
+        assert re.search(pattern, matching_text(pattern, Random(seed), whole=False))
+
+
+@pytest.mark.parametrize("pattern", ECMA)
+def test_patterns_may_be_written_as_in_ecma_262(pattern: str) -> None:
+    assert matching_text(pattern, Random(1)) == ECMA[pattern]
+
+
+def test_common_classes_of_unicode_are_understood() -> None:
+    assert matching_text(r"^\p{Lu}{4}$", Random(1)).isupper()
+    assert matching_text(r"^[\p{L}]+$", Random(1)).isalpha()
+    assert not matching_text(r"^\P{Letter}$", Random(1)).isalpha()
+
+
+@pytest.mark.parametrize("pattern", WRONG)
+def test_what_is_no_pattern_or_not_supported_is_refused(pattern: str) -> None:
+    with pytest.raises(SchemaError):
+        matching_text(pattern, Random(1))
+
+
+@pytest.mark.parametrize("pattern", NEVER)
+def test_a_pattern_that_nothing_matches_is_refused(pattern: str) -> None:
+    with pytest.raises(Unsatisfiable):
+        matching_text(pattern, Random(1))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(((a{65535}){65535}){65535})",
+        "((x?){65535}){65535}",
+        "(" * 900 + "a" + ")" * 900,
+        "a" * 5000,
+        "(?:a|" * 800 + "b" + ")" * 800,
+        "[a-z]{10000}",
+    ],
+)
+def test_a_pattern_too_large_is_refused(pattern: str) -> None:
+    with pytest.raises(SchemaError):
+        matching_text(pattern, Random(1))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+$", "(a|a|a)*b", "(.*)(.*)(.*)(.*)x", "(?:(?:a*)*)*b", "(a?){20}a{20}"]
+)
+def test_a_pattern_that_backtracks_ends_all_the_same(pattern: str) -> None:
+    assert re.match("a*", matching_text(pattern, Random(1)))
+
+
+def test_texts_have_a_modest_length() -> None:
+    assert all(len(matching_text("[a-z]*", Random(seed))) <= 32 for seed in range(50))
+
+
+def test_the_same_seed_writes_the_same_text() -> None:
+    assert matching_text(r"\w+[^x]*", Random(5)) == matching_text(r"\w+[^x]*", Random(5))
+
+
+PIECES = st.recursive(
+    st.sampled_from(
+        ["a", "b", "0", r"\d", r"\w", r"\s", ".", "[a-c]", "[^a]", "-", r"\.", r"\b", "(?=a)", "(?!b)"]
+    ),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda pair: f"(?:{pair[0]}|{pair[1]})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "*?", "{0,2}"])).map(
+            lambda pair: f"({pair[0]}){pair[1]}"
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+@given(pattern=PIECES, seed=st.integers(0, 99))
+@settings(max_examples=200, deadline=None)
+def test_any_pattern_gives_a_text_that_matches_or_a_schema_error(pattern: str, seed: int) -> None:
+    try:
+        text = matching_text(pattern, Random(seed), whole=False)
+    except SchemaError:
+        return
+    assert re.search(pattern, text)
+
+
+@given(pattern=st.text(st.sampled_from(r"ab01()[]{}*+?|^$\.,-:=!<>dwsPkp"), max_size=14))
+@settings(max_examples=300, deadline=None)
+def test_no_text_that_may_be_a_pattern_raises_anything_else(pattern: str) -> None:
+    try:
+        matching_text(pattern, Random(1))
+    except SchemaError:
+        return

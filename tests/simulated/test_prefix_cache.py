@@ -1,0 +1,170 @@
+"""What a KV cache changes: who waits, when the first token comes, what is told of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.engine.outputs import Started
+from app.http.errors import ApiError
+from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
+from tests.engine.house import BLOCK_TOKENS, House
+
+PROMPT = list(range(100, 100 + 4 * BLOCK_TOKENS))
+"""Four full blocks."""
+PER_TOKEN = {"prefill_time_per_token": 0.1}
+
+
+def house(blocks: int = 100, **fields: Any) -> House:
+    return House(**{"blocks": blocks, "places": 8, **fields})
+
+
+def asked(served: House, name: str, prompt: list[int], **fields: Any) -> float:
+    """Ask and wait for the end; seconds to the first token."""
+    start_s = served.clock.now()
+    served.ask(name, prompt_ids=prompt, **{"max_tokens": 1, **fields})
+    served.clock.advance(1000)
+    return served.tokens(name)[0].at_s - start_s
+
+
+def cached(served: House, name: str) -> int:
+    (started,) = [event for event in served.of(name) if isinstance(event, Started)]
+    return started.cached_tokens
+
+
+def test_what_is_cached_is_not_prefilled_again() -> None:
+    served = house(**PER_TOKEN)
+    assert asked(served, "first", PROMPT) == pytest.approx(3.2)
+    assert asked(served, "same", PROMPT) == pytest.approx(0.8), "the last block is always computed"
+    assert asked(served, "longer", [*PROMPT, 1, 2]) == pytest.approx(0.2)
+    assert asked(served, "other", PROMPT[::-1]) == pytest.approx(3.2)
+    assert [cached(served, name) for name in ("first", "same", "longer", "other")] == [0, 24, 32, 0]
+    assert served.metric("prefix_cache_queries_total") == 32 * 3 + 34
+    assert served.metric("prefix_cache_hits_total") == 24 + 32
+    assert served.metric("prompt_tokens_cached_total") == 24 + 32
+
+
+def test_salts_adapters_and_images_keep_prompts_apart() -> None:
+    served = house(adapters=["l1"], **PER_TOKEN)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"cache_salt": "mine"},
+        {"adapter": "l1"},
+        {"media": (("image", 0, BLOCK_TOKENS),)},
+    ]
+    for number, kind in enumerate(kinds):
+        asked(served, f"a{number}", PROMPT, **kind)
+        assert cached(served, f"a{number}") == 0
+    for number, kind in enumerate(kinds):
+        asked(served, f"b{number}", PROMPT, **kind)
+        assert cached(served, f"b{number}") == 24
+
+
+def test_a_reply_is_cached_too() -> None:
+    served = house()
+    asked(served, "first", PROMPT, max_tokens=BLOCK_TOKENS + 1)
+    reply = [token for event in served.tokens("first") for token in event.ids]
+    asked(served, "next", [*PROMPT, *reply[:BLOCK_TOKENS], 5])
+    assert cached(served, "next") == 5 * BLOCK_TOKENS
+
+
+def test_usage_follows_the_blocks_that_are_held() -> None:
+    served = house(blocks=17, time_to_first_token=1.0)
+    served.ask("a", prompt_ids=PROMPT, max_tokens=1)
+    assert served.metric("kv_cache_usage_perc") == 4 / 16
+    served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
+    assert served.metric("kv_cache_usage_perc") == 8 / 16
+    served.clock.advance(10)
+    assert served.metric("kv_cache_usage_perc") == 0
+
+
+def test_who_does_not_fit_waits_and_holds_up_who_comes_later() -> None:
+    served = house(blocks=6, time_to_first_token=1.0)
+    served.ask("a", prompt_ids=PROMPT, max_tokens=1)
+    served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
+    served.ask("c", prompt_ids=[1], max_tokens=1)
+    assert served.gauges() == (1, 2)
+    served.clock.advance(1.5)
+    assert served.finish("a") == "length"
+    assert served.gauges() == (2, 0), "b has its four blocks, and c the fifth"
+    served.clock.advance(10)
+    assert served.is_idle()
+
+
+def test_what_does_not_fit_now_may_be_refused_instead() -> None:
+    served = house(blocks=6, refuses_full=True, time_to_first_token=1.0)
+    served.ask("a", prompt_ids=PROMPT, max_tokens=1)
+    with pytest.raises(ApiError) as caught:
+        served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
+    assert caught.value.status == 503
+    served.clock.advance(10)
+    assert served.is_idle()
+
+
+def test_what_never_fits_is_refused_always() -> None:
+    served = house(blocks=4)
+    with pytest.raises(ApiError) as caught:
+        served.ask("a", prompt_ids=PROMPT, max_tokens=1)
+    assert caught.value.status == 400
+    assert served.is_idle()
+
+
+def test_blocks_make_room_for_others_and_events_tell_of_it() -> None:
+    served = house(blocks=6)
+    asked(served, "a", PROMPT)
+    asked(served, "b", PROMPT[::-1])
+    stored, *rest = served.kv_events
+    assert isinstance(stored, BlockStored) and len(stored.block_hashes) == 4
+    removed = [event.block_hashes[0] for event in rest if isinstance(event, BlockRemoved)]
+    assert removed == stored.block_hashes[:0:-1], "three blocks of four, the tail first"
+    assert isinstance(served.kv_events[-1], BlockStored)
+
+
+def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_same() -> None:
+    served = house(time_to_first_token=5.0)
+    assert asked(served, "miss", PROMPT, least_hit_rate=0.9) == 0
+    assert (served.finish("miss"), served.said("miss")) == ("cache_threshold", "")
+    assert asked(served, "hit", PROMPT, least_hit_rate=0.7) == 5.0
+    assert served.finish("hit") == "length"
+    assert served.metric("request_success_total", finished_reason="stop") == 1
+    assert served.is_idle()
+
+
+def test_an_abort_gives_blocks_back() -> None:
+    served = house(blocks=6, time_to_first_token=1.0)
+    running = served.ask("a", prompt_ids=PROMPT, max_tokens=1)
+    waiting = served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
+    waiting.abort()
+    running.abort()
+    assert served.metric("kv_cache_usage_perc") == 0
+    assert served.cache is not None
+    served.cache.cache.check_integrity()
+    assert served.is_idle()
+
+
+def test_a_reset_waits_for_nobody() -> None:
+    served = house(time_to_first_token=1.0)
+    assert served.cache is not None
+    served.ask("a", prompt_ids=PROMPT, max_tokens=1)
+    assert not served.cache.reset()
+    served.clock.advance(10)
+    assert served.cache.reset()
+    assert isinstance(served.kv_events[-1], AllBlocksCleared)
+    asked(served, "b", PROMPT)
+    assert cached(served, "b") == 0
+
+
+def test_asleep_nothing_is_cached() -> None:
+    served = house()
+    assert served.cache is not None
+    asked(served, "a", PROMPT)
+    served.cache.sleep()
+    seen = len(served.kv_events)
+    asked(served, "b", PROMPT)
+    asked(served, "c", PROMPT)
+    assert (cached(served, "b"), cached(served, "c"), len(served.kv_events)) == (0, 0, seen)
+    served.cache.wake()
+    asked(served, "d", PROMPT)
+    asked(served, "e", PROMPT)
+    assert cached(served, "e") == 24

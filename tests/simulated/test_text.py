@@ -1,0 +1,101 @@
+"""Replies are exactly as long as they say, whoever counts."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.simulated.corpus import Corpus, sample_sentences
+from app.tokenization import Tokenizer, load_tokenizer
+from tests.engine.house import embedded_phrasebook, embedded_tokenizer
+
+RECORDED = Path(__file__).parents[2].parent / "shared" / "golden" / "vllm-0.32" / "tiny"
+
+
+@cache
+def recorded_tokenizer() -> Tokenizer:
+    return load_tokenizer(
+        model="tiny",
+        tokenizer=str(RECORDED),
+        explicit=True,
+        force_dummy=False,
+        render_url=None,
+        render_timeout_s=1.0,
+        hf_token=None,
+    )
+
+
+@cache
+def recorded_phrasebook() -> Corpus:
+    return Corpus(recorded_tokenizer(), sample_sentences())
+
+
+def counts_exactly(tokenizer: Tokenizer, book: Corpus, count: int, seed: int) -> None:
+    ids, texts = book.compose(count, Random(seed))
+    text = "".join(texts)
+    assert len(ids) == len(texts) == count
+    assert "\ufffd" not in text
+    assert tokenizer.encode(text) == ids
+    assert tokenizer.decode(ids) == text
+
+
+@given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
+@settings(max_examples=300, deadline=None)
+def test_a_reply_encoded_again_is_exactly_the_ids_that_were_counted(count: int, seed: int) -> None:
+    counts_exactly(embedded_tokenizer(), embedded_phrasebook(), count, seed)
+
+
+@pytest.mark.parametrize("count", range(1, 41))
+def test_short_replies_are_exact_whatever_is_drawn(count: int) -> None:
+    for seed in range(60):
+        counts_exactly(embedded_tokenizer(), embedded_phrasebook(), count, seed)
+
+
+@pytest.mark.skipif(not RECORDED.is_dir(), reason="no recorded tokenizer beside the repository")
+@given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
+@settings(max_examples=200, deadline=None)
+def test_so_it_is_with_another_tokenizer(count: int, seed: int) -> None:
+    counts_exactly(recorded_tokenizer(), recorded_phrasebook(), count, seed)
+
+
+def test_a_thousand_replies_do_not_look_alike() -> None:
+    rng = Random(1)
+    replies = ["".join(embedded_phrasebook().compose(40, rng)[1]) for _ in range(1000)]
+    assert len(set(replies)) > 900
+    assert len({reply[:20] for reply in replies}) > 150
+
+
+def test_replies_are_in_several_scripts() -> None:
+    rng = Random(1)
+    text = "".join("".join(embedded_phrasebook().compose(40, rng)[1]) for _ in range(500))
+    assert any("\u4e00" <= character <= "\u9fff" for character in text)
+    assert any("\U0001f300" <= character <= "\U0001faff" for character in text)
+    assert "def " in text or "import " in text or "return " in text
+
+
+def test_most_sentences_are_usable() -> None:
+    book = embedded_phrasebook()
+    assert len(book._openings) > 0.8 * len(sample_sentences())
+    assert len(book._followers) > 0.8 * len(sample_sentences())
+
+
+class Deaf:
+    """A tokenizer that keeps nothing of what it is told."""
+
+    name = "deaf"
+
+    def encode_many(self, texts: list[str]) -> list[list[int]]:
+        return [[0] for _ in texts]
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        return ["?" for _ in ids]
+
+
+def test_a_tokenizer_that_is_lossy_throughout_is_refused() -> None:
+    with pytest.raises(ValueError, match="deaf"):
+        Corpus(Deaf(), sample_sentences())  # type: ignore[arg-type]
