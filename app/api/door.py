@@ -64,7 +64,7 @@ class Door:
         """
         self.faults.strike(environ, asked.model)
         model = self.models.resolve(asked.model)
-        self.delivery.service.preflight(asked.n or 1)
+        self.delivery.service.check_accepting(asked.n or 1)
         rules.check_choices(asked)
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(asked, name, None):
@@ -126,7 +126,7 @@ class Door:
             raise
         together = len(prompts) * (asked.n or 1)
         # Before as many generations are made as a hostile request asks for.
-        self.delivery.service.admit(together)
+        self.delivery.service.check_admission(together)
         missed = bool(truth(environ, "HTTP_X_CACHE_THRESHOLD_FINISH_REASON"))
         priority, delays = priority_of(asked, environ), delays_of(environ)
         meant = Asked(head, environ[ARRIVAL], together, priority, image, delays, missed)

@@ -3,25 +3,54 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 
 from flask import Flask, request
 from flask.globals import request_ctx
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
-from app.http.errors import ApiError, internal
+from app.engine import errors as engine
+from app.engine.errors import EngineError
+from app.http.errors import ApiError, bad_request, internal, retryable, too_many, unavailable
 from app.http.response import Reply, json_reply
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
 
+ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingProxyType(
+    {
+        engine.Draining: unavailable,
+        engine.TooManyRequests: unavailable,
+        engine.QueueFull: too_many,
+        engine.KVCacheFull: retryable,
+        engine.PromptExceedsCache: bad_request,
+        engine.SchemaUnsatisfiable: bad_request,
+        engine.InvalidSleepLevel: partial(bad_request, param="level"),
+        engine.UnknownWakeTags: partial(bad_request, param="tags"),
+    }
+)
+"""What each error of the engine is for a client."""
+
 
 def init_errors(app: Flask) -> None:
     """Have every error of `app` leave in vLLM's form."""
     app.register_error_handler(ApiError, _api_error)
+    app.register_error_handler(EngineError, _engine_error)
     app.register_error_handler(TokenizerInputError, _input_error)
     app.register_error_handler(TokenizerServiceError, _service_error)
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(Exception, _unexpected)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """`error`, which ended a generation, as a client is told of it: 500 for what nobody foresaw."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineError) and (known := ENGINE_ERRORS.get(type(error))) is not None:
+        return known(str(error))
+    return internal("The generation failed.")
 
 
 def forget_frames(error: BaseException | None) -> None:
@@ -38,6 +67,11 @@ def forget_frames(error: BaseException | None) -> None:
 def _api_error(error: ApiError) -> Reply:
     forget_frames(error)
     return json_reply(error.body(), error.status, error.headers)
+
+
+def _engine_error(error: EngineError) -> Reply:
+    forget_frames(error)
+    return _api_error(as_api_error(error))
 
 
 def _input_error(error: TokenizerInputError) -> Reply:

@@ -10,9 +10,9 @@ from gevent.event import Event as Bell
 
 from app.api.stream import EventStream
 from app.api.writer import Answer
-from app.engine.client import SequenceGroup, Service
-from app.engine.outputs import Event, Failed, Tokens
-from app.engine.request import Generation
+from app.engine.client import EngineClient, Handle
+from app.engine.outputs import EngineOutput, Failed, Tokens
+from app.engine.request import EngineRequest
 from app.http.connection import Connection
 from app.http.errors import ApiError
 from app.http.response import Reply, json_reply
@@ -45,16 +45,16 @@ class Delivery:
     `headers` are added to every answer; a client that takes no bytes for `write_timeout_s` is dropped.
     """
 
-    service: Service
+    service: EngineClient
     load: ServerLoad
     headers: Mapping[str, str]
     outbox: WriteBatcher
     write_timeout_s: float
 
     def reply(
-        self, generations: Sequence[Generation], answer: Answer, stream: bool, environ: Mapping[str, Any]
+        self, generations: Sequence[EngineRequest], answer: Answer, stream: bool, environ: Mapping[str, Any]
     ) -> Reply:
-        """The response to a request for `generations`. Raises ApiError as `Service.submit` does."""
+        """The response to a request for `generations`. Raises EngineError as `EngineClient.submit` does."""
         play = self._stream if stream else self._whole
         return spoilt(play(generations, answer, environ), environ)
 
@@ -63,7 +63,9 @@ class Delivery:
         told = [answer.chunk(Failed(0, error)), answer.closing()]
         return Reply(told, 200, self.headers, content_type=MEDIA_TYPE)
 
-    def _stream(self, generations: Sequence[Generation], answer: Answer, environ: Mapping[str, Any]) -> Reply:
+    def _stream(
+        self, generations: Sequence[EngineRequest], answer: Answer, environ: Mapping[str, Any]
+    ) -> Reply:
         connection = Connection.of(environ)
         direct = environ.get("SERVER_PROTOCOL") == "HTTP/1.1" and not is_damaged(environ)
         stream = EventStream(
@@ -80,7 +82,9 @@ class Delivery:
         reply.call_on_close(self.load.end)
         return reply
 
-    def _whole(self, generations: Sequence[Generation], answer: Answer, environ: Mapping[str, Any]) -> Reply:
+    def _whole(
+        self, generations: Sequence[EngineRequest], answer: Answer, environ: Mapping[str, Any]
+    ) -> Reply:
         gathered = Gathering(len(generations))
         group = self.service.submit(generations, gathered.emit)
         if gathered.unfinished:
@@ -98,12 +102,12 @@ class Gathering:
     """Collects the events of `choices` sequences until the last one is over."""
 
     def __init__(self, choices: int) -> None:
-        self.events: list[Event] = []
+        self.events: list[EngineOutput] = []
         self.unfinished = choices
         self.gone = False
         self._bell: Bell | None = None
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: EngineOutput) -> None:
         if not self.unfinished:  # one choice failed: the others do not matter any more
             return
         self.events.append(event)
@@ -114,7 +118,7 @@ class Gathering:
         if not self.unfinished and self._bell is not None:
             self._bell.set()
 
-    def wait(self, group: SequenceGroup, connection: Connection | None) -> None:
+    def wait(self, group: Handle, connection: Connection | None) -> None:
         """Sleep until all is gathered, or the client has gone; then nothing of `group` goes on."""
         self._bell = bell = Bell()
         if connection is not None:

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from gevent.event import Event as Bell
 
 from app.api.writer import Answer
-from app.engine.client import SequenceGroup
-from app.engine.outputs import Event, Failed, Tokens
+from app.engine.client import Handle
+from app.engine.outputs import EngineOutput, Failed, Tokens
 from app.http.connection import Connection
 from app.http.write_batcher import WriteBatcher
 
@@ -76,10 +76,10 @@ class EventStream:
         self._write_timeout_s = write_timeout_s
         self._direct = False
         self._gone = False
-        self._pending: list[Event] = []
+        self._pending: list[EngineOutput] = []
         self._unsent = b""
         self._bell = Bell()
-        self.group: SequenceGroup | None = None
+        self.group: Handle | None = None
         self.bytes_sent = 0
 
     @property
@@ -87,7 +87,7 @@ class EventStream:
         """The client left before the end."""
         return self._gone
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: EngineOutput) -> None:
         """Take an event of the service: to the socket now, or to the list of those to write."""
         if not self._unfinished:  # one choice failed: nothing more is told of the others
             return

@@ -18,9 +18,9 @@ from flask import Flask, after_this_request, has_request_context, request
 
 from app.clock.clock import Clock
 from app.clock.token_bucket import ROUNDING_S, TokenBucket
-from app.engine.client import Service
+from app.engine.client import EngineClient
 from app.engine.observer import Outcome, Watch
-from app.engine.request import Generation
+from app.engine.request import EngineRequest
 from app.http.errors import too_many
 from app.http.response import Reply
 from app.middleware.api_keys import bearer
@@ -50,7 +50,7 @@ ROUNDING_TOKENS = 1e-6
 """More than sums of floats are ever off."""
 
 
-def init_rate_limits(app: Flask, live: LiveSettings, service: Service, clock: Clock) -> RateLimits:
+def init_rate_limits(app: Flask, live: LiveSettings, service: EngineClient, clock: Clock) -> RateLimits:
     """Limit the generating requests of `app`. While no limit is set nothing is counted."""
     limits = RateLimits(clock)
     live.subscribe(limits.follow)
@@ -123,7 +123,7 @@ class RateLimits:
         if bucket is not None:
             bucket.spend(tokens, self._clock.now())
 
-    def observe(self, generation: Generation) -> Watch | None:
+    def observe(self, generation: EngineRequest) -> Watch | None:
         """Charge what a sequence of the current request uses: the prompt once, each choice at its end."""
         caller = request.environ.get(CALLER) if self.on and has_request_context() else None
         if caller is None:

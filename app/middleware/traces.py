@@ -13,9 +13,9 @@ from opentelemetry.trace import Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from app.clock.clock import Clock
-from app.engine.client import Service
+from app.engine.client import EngineClient
 from app.engine.observer import Watch
-from app.engine.request import Generation
+from app.engine.request import EngineRequest
 from app.http.environ import ARRIVAL
 from app.http.response import Reply
 from app.middleware.http_metrics import METHODS
@@ -44,7 +44,7 @@ class RequestTracing:
         self._unix_ns = unix_ns
         self._propagator = TraceContextTextMapPropagator()
 
-    def init_app(self, app: Flask, service: Service) -> None:
+    def init_app(self, app: Flask, service: EngineClient) -> None:
         """Trace the requests of `app`, and what `service` does for them."""
         app.before_request(self.begin)
         app.after_request(self.follow)
@@ -69,7 +69,7 @@ class RequestTracing:
         if trace.span.is_recording():
             environ[TRACE] = trace
 
-    def observe(self, generation: Generation) -> Watch | None:
+    def observe(self, generation: EngineRequest) -> Watch | None:
         """What a sequence of the current request, if that is traced, tells its outcome to."""
         trace = request.environ.get(TRACE) if has_request_context() else None
         return trace.watch(generation) if trace is not None else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from app.clock.clock import Clock
-from app.engine.client import Service
+from app.engine.client import EngineClient
 from app.web.application import Understudy
 from config import ConfigError
 from config.settings import TracingSettings
@@ -28,7 +28,7 @@ def check_tracing(settings: TracingSettings) -> None:
         ) from error
 
 
-def init_tracing(app: Understudy, settings: TracingSettings, service: Service, clock: Clock) -> None:
+def init_tracing(app: Understudy, settings: TracingSettings, service: EngineClient, clock: Clock) -> None:
     """Trace the requests of `app` and the sequences of `service`, if the settings say where to.
 
     ImportError when `check_tracing` would have complained.

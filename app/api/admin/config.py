@@ -9,7 +9,7 @@ import msgspec
 from flask import Blueprint, request
 
 from app.api.admin.peer_ranks import PeerRanks
-from app.engine.client import Service
+from app.engine.client import EngineClient
 from app.engine.lifecycle import Lifecycle
 from app.http.body import BodyLimits
 from app.http.errors import bad_request, malformed
@@ -26,7 +26,7 @@ CHECK = "/admin/config?check=true"
 
 
 def blueprint(
-    live: LiveSettings, lifecycle: Lifecycle, service: Service, body: BodyLimits, siblings: PeerRanks
+    live: LiveSettings, lifecycle: Lifecycle, service: EngineClient, body: BodyLimits, siblings: PeerRanks
 ) -> Blueprint:
     """A request with `?ranks=all` concerns all ranks, and is answered by rank."""
     routes = Blueprint("admin", __name__)
@@ -70,8 +70,7 @@ def blueprint(
     def drain() -> Reply:
         """Take no more requests and be unready; what runs goes on."""
         lifecycle.drain()
-        executor = service.executor
-        told = {"status": "draining", "running": executor.running, "waiting": executor.waiting}
+        told = {"status": "draining", "running": service.running, "waiting": service.waiting}
         return for_all(lambda: told)
 
     return routes

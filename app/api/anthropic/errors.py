@@ -7,7 +7,8 @@ import logging
 import msgspec
 from flask import Blueprint
 
-from app.api.errors import forget_frames
+from app.api.errors import as_api_error, forget_frames
+from app.engine.errors import EngineError
 from app.http.errors import ApiError, bad_request, internal
 from app.http.response import Reply, json_reply
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
@@ -55,8 +56,8 @@ def _reply(error: Exception) -> Reply:
 
 
 def _known(error: Exception) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
+    if isinstance(error, ApiError | EngineError):
+        return as_api_error(error)
     if isinstance(error, TokenizerInputError):
         return bad_request(str(error))
     if isinstance(error, RecursionError):  # the input of a tool, one level below what cannot be parsed

@@ -21,7 +21,7 @@ def enter(door: Door, asked: PoolingFields) -> str:
         if getattr(asked, name, None):
             raise bad_request(f"{name} is for models that take more than text.", name)
     model = door.models.resolve(asked.model)
-    door.delivery.service.preflight(0)
+    door.delivery.service.check_accepting(0)
     keep, most = asked.truncate_prompt_tokens, door.limits.max_model_len
     if keep is not None and keep > most:
         raise bad_request(f"truncate_prompt_tokens={keep} is more than the context of {most} tokens")

@@ -16,9 +16,9 @@ from app.api.responses.response_object import Response
 from app.api.responses.store import KeptResponse, ResponseStore
 from app.api.responses.writer import ResponseAnswer
 from app.api.writer import Answer
-from app.engine.client import Service
-from app.engine.outputs import Event, Failed, Started, Tokens
-from app.engine.request import Generation
+from app.engine.client import EngineClient
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.request import EngineRequest
 from app.http.connection import Connection
 from app.http.response import Reply, json_reply
 from app.http.sse import MEDIA_TYPE
@@ -32,14 +32,16 @@ class BackgroundRun:
         self._store = store
         self._answer: ResponseAnswer | None = None
 
-    def start(self, service: Service, generations: Sequence[Generation], answer: ResponseAnswer) -> None:
-        """Begin. Raises ApiError as `Service.submit` does, and nothing is kept then."""
+    def start(
+        self, service: EngineClient, generations: Sequence[EngineRequest], answer: ResponseAnswer
+    ) -> None:
+        """Begin. Raises EngineError as `EngineClient.submit` does, and nothing is kept then."""
         self._answer = answer
         self._tell(answer.opening())
         self.kept.abort = service.submit(generations, self.emit).abort
         self._store.keep(self.kept)
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: EngineOutput) -> None:
         """Take an event of the service."""
         assert self._answer is not None
         if type(event) is Started:
@@ -72,7 +74,7 @@ class Background(Delivery):
         return cls(**{field.name: getattr(delivery, field.name) for field in fields(delivery)}, run=run)
 
     def reply(
-        self, generations: Sequence[Generation], answer: Answer, stream: bool, environ: Mapping[str, Any]
+        self, generations: Sequence[EngineRequest], answer: Answer, stream: bool, environ: Mapping[str, Any]
     ) -> Reply:
         """The response as it is before anything has come; or its events, if they are kept."""
         assert isinstance(answer, ResponseAnswer)
