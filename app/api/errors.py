@@ -8,8 +8,9 @@ from flask import Flask, request
 from flask.globals import request_ctx
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
-from app.http.errors import ApiError, internal
+from app.http.errors import ApiError, internal, not_found
 from app.http.response import Reply, json_reply
+from app.lora.registry import AdapterError, AdapterNotFound
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 def init_errors(app: Flask) -> None:
     """Have every error of `app` leave in vLLM's form."""
     app.register_error_handler(ApiError, _api_error)
+    app.register_error_handler(AdapterError, _adapter_error)
     app.register_error_handler(TokenizerInputError, _input_error)
     app.register_error_handler(TokenizerServiceError, _service_error)
     app.register_error_handler(HTTPException, _http_error)
@@ -38,6 +40,13 @@ def forget_frames(error: BaseException | None) -> None:
 def _api_error(error: ApiError) -> Reply:
     forget_frames(error)
     return json_reply(error.body(), error.status, error.headers)
+
+
+def _adapter_error(error: AdapterError) -> Reply:
+    forget_frames(error)
+    if isinstance(error, AdapterNotFound):
+        return _api_error(not_found(str(error)))
+    return _api_error(ApiError(400, "InvalidUserInput", str(error)))
 
 
 def _input_error(error: TokenizerInputError) -> Reply:
