@@ -34,10 +34,11 @@ from app.middleware.http_log import init_http_log
 from app.middleware.http_metrics import HttpMetrics
 from app.middleware.rate_limits import init_rate_limits
 from app.middleware.request_ids import init_request_ids
+from app.middleware.tracing import init_tracing
 from app.server import ranks
 from app.server.handover import handed_over
 from app.tokenization import Tokenizer, TokenizerError, load_tokenizer
-from app.tracing import check_tracing, init_tracing
+from app.tracing import check_tracing
 from app.web.application import Understudy
 from config import ConfigError, Settings
 from config.loader import load
