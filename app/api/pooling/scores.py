@@ -14,7 +14,7 @@ from app.api.pooling.inputs import check_count, enter, fitted, text_ids
 from app.api.pooling.writer import list_reply
 from app.http.errors import bad_request
 from app.http.response import Reply, json_reply
-from app.pooling.relevance import Bag, logit, sigmoid
+from app.pooling.model import Bag, logit, sigmoid
 from app.pooling.turns import Turns
 from app.protocol.pooling import TokenIds
 from app.protocol.scoring import RerankRequest, ScoreInputs, ScoreRequest, ScoringRequest
