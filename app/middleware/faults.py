@@ -13,11 +13,11 @@ from flask.globals import request_ctx
 
 from app.api.responder import CLIENT_GONE
 from app.clock.clock import Clock
+from app.faults.audit_trail import AuditReport, AuditTrail
 from app.faults.client_audit import ClientAudit, Exchange
 from app.faults.fault import Fault
 from app.faults.plan import FaultPlan
-from app.faults.script import Asking
-from app.faults.verdict import Verdict
+from app.faults.script import RequestFacts
 from app.http.environ import ARRIVAL, REQUEST_ID
 from app.http.response import Reply, json_reply
 from app.middleware.api_keys import bearer
@@ -35,11 +35,11 @@ LONGEST_ID = 128
 
 
 class Faults:
-    """Strikes requests as `plan` says, and tells `verdict` how clients bear it. `now`: monotonic seconds."""
+    """Strikes requests as `plan` says, and tells `trail` how clients bear it. `now`: monotonic seconds."""
 
-    def __init__(self, plan: FaultPlan, verdict: Verdict, now: Callable[[], float]) -> None:
+    def __init__(self, plan: FaultPlan, trail: AuditTrail, now: Callable[[], float]) -> None:
         self.plan = plan
-        self.verdict = verdict
+        self.trail = trail
         self._now = now
         self._looks = False
         """True as soon as there was a fault or an error: only then is there somebody to look at."""
@@ -48,8 +48,8 @@ class Faults:
     def of(cls, live: LiveSettings, rng: Random, clock: Clock) -> Faults:
         """Faults as the settings say, also when they change; `rng` draws them."""
         plan = FaultPlan(rng, clock.now)
-        live.subscribe(plan.apply)
-        return cls(plan, Verdict(), clock.now)
+        live.subscribe(plan.on_settings)
+        return cls(plan, AuditTrail(), clock.now)
 
     def strike(self, environ: dict[str, Any], model: str | None) -> None:
         """The one decision about a request for generation that has been decoded.
@@ -59,14 +59,14 @@ class Faults:
         environ[GENERATING] = True
         if self.plan.is_quiet and not ("HTTP_X_FAULT" in environ or "HTTP_X_RETURN_ERROR" in environ):
             return
-        asking = Asking(
+        facts = RequestFacts(
             environ["PATH_INFO"],
             model,
             partial(_header, environ),
             partial(client_of, environ),
             (_number(environ.get("CONTENT_LENGTH")) or 0.0) / BYTES_PER_TOKEN,
         )
-        fault = self.plan.strike(asking)
+        fault = self.plan.fault_for(facts)
         if fault is None:
             return
         environ[FAULT] = fault
@@ -75,14 +75,14 @@ class Faults:
             fault.error.headers = {**fault.headers, **fault.error.headers}
             raise fault.error
 
-    def report(self, over: bool = False) -> dict[str, Any]:
-        """The verdict now; see `Verdict.report`."""
-        return self.verdict.report(self._now(), over)
+    def report(self, over: bool = False) -> AuditReport:
+        """The verdict now; see `AuditTrail.report`."""
+        return self.trail.report(self._now(), over)
 
     def restart(self) -> None:
         """Forget all clients; rules count from their first request again."""
         self._looks = False
-        self.verdict.restart()
+        self.trail.restart()
         self.plan.restart()
 
     def follow(self, reply: Response) -> Response:
@@ -109,24 +109,24 @@ class Faults:
             retry_after_s=_number(reply.headers.get("Retry-After")),
             fault=fault.name,
         )
-        conduct = self.verdict.asked(client_of(environ), exchange)
-        if conduct is None:
+        audit = self.trail.begin(client_of(environ), exchange)
+        if audit is None:
             return
         if hasattr(reply.response, "gone"):
-            reply.call_on_close(partial(self._ended, conduct, exchange, reply.response))
+            reply.call_on_close(partial(self._ended, audit, exchange, reply.response))
             return
-        conduct.disconnects += gone
+        audit.disconnects += gone
         if not gone:
             damaged = fault.damage is not None and not isinstance(fault.damage, MissingDoneRule)
-            conduct.got(exchange, exchange.answered_s, exchange.status >= 400 or damaged)
+            self.trail.end(audit, exchange, exchange.answered_s, exchange.status >= 400 or damaged)
 
-    def _ended(self, conduct: ClientAudit, exchange: Exchange, stream: Any) -> None:
+    def _ended(self, audit: ClientAudit, exchange: Exchange, stream: Any) -> None:
         """A stream of a client that is looked at has ended."""
-        conduct.disconnects += stream.gone
+        audit.disconnects += stream.gone
         if not stream.gone:
             faulty = stream if isinstance(stream, FaultyStream) else None
             failed, cut_off = (faulty.has_struck, faulty.is_cut_off) if faulty else (False, False)
-            conduct.got(exchange, self._now(), failed, cut_off)
+            self.trail.end(audit, exchange, self._now(), failed, cut_off)
 
 
 def init_faults(app: Flask, faults: Faults) -> None:
