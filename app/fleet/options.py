@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.cli import Parser, whole_number
-from app.fleet.policies import POLICIES
+from app.fleet.routing import POLICIES
 from config import ConfigError
 
 ABOUT = """\
