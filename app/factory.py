@@ -26,7 +26,7 @@ from app.assembly import cache_of, door_of, fakes_of, publisher_of, publishing, 
 from app.components import Components, dataset_settings
 from app.dataset import DatasetError, prepare
 from app.engine.lifecycle import Lifecycle
-from app.metrics.exposition import Exposition, played
+from app.metrics.exposition import Exposition, engine_families
 from app.middleware.api_keys import init_access
 from app.middleware.cors import init_cors
 from app.middleware.faults import Faults, init_faults
@@ -102,7 +102,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     fakes = fakes_of(components)
 
     app = Understudy(service)
-    families = [played(components.recorder, fakes)]
+    families = [engine_families(components.recorder, fakes)]
     app.services += [publisher] if publisher is not None else []
     if settings.kvindex.kv_index:
         from app.web.indexer import add_index
