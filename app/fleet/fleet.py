@@ -144,9 +144,9 @@ class Fleet:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until the indexer has heard from every pod what happened up to now. FleetError if it does not.
+        """Wait until the indexer knows from every pod what happened up to now. FleetError if it does not.
 
-        Each pod is given a prompt that nobody knows yet. A pod's events keep their order, so once the indexer
+        Each pod is given a prompt that is new to all. A pod's events keep their order, so once the indexer
         knows of this prompt it knows all that was before it.
         """
         give_up_s = self._now() + SETTLE_LIMIT_S

@@ -40,7 +40,7 @@ class FleetError(Exception):
 
 
 class Ports:
-    """Ports that nobody listened on when they were taken; `close` gives all of them back.
+    """Ports that no one listened on when they were taken; `close` gives all of them back.
 
     On Linux each stays reserved: a socket is bound to it that never listens. The kernel then does not give
     the port to anybody who asks for any, but to a server that asks for this one and sets SO_REUSEADDR, as

@@ -38,7 +38,7 @@ class Connection(HTTPConnection):
         self._open: socket.socket | None = None
 
     def connect(self) -> None:
-        """Open the connection. OSError when nobody is there."""
+        """Open the connection. OSError when no one listens."""
         self._open = self.sock = gevent.socket.create_connection((self.host, self.port), self._timeout_s)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

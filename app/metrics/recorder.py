@@ -53,6 +53,17 @@ class Recorder:
         self._block_times = {name: one(Histogram, name) for name in BLOCK_TIMES if block_times}
         rejections = "admission_rejections_total"
         self._rejected = {reason: one(Counter, rejections, reason=reason) for reason in REJECTIONS}
+        self._tool_parses = {
+            (streaming, found): one(
+                Counter,
+                "tool_call_parser_invocations_total",
+                mode="streaming" if streaming else "non_streaming",
+                outcome="tool_call" if found else "no_tool_call",
+                request_type="chat_completions",
+            )
+            for streaming in (True, False)
+            for found in (True, False)
+        }
         self._sequences = FinishedSequences(self._families)
         self._steps = EngineSteps(one(Histogram, "iteration_tokens_total"))
         self._tokens: list[TokenRow] = []
@@ -117,12 +128,7 @@ class Recorder:
 
     def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
         """The parser of tool calls looked at a reply, or at an event of a stream, and `found` a call."""
-        labels = {
-            "mode": "streaming" if streaming else "non_streaming",
-            "outcome": "tool_call" if found else "no_tool_call",
-            "request_type": "chat_completions",
-        }
-        self._families.one(Counter, "tool_call_parser_invocations_total", **labels).inc(times)
+        self._tool_parses[streaming, found].value += times
 
     def sleeping(self, level: int | None) -> None:
         """Asleep at `level` (0, 1 or 2), or awake when None."""
