@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.api.builder import RequestBuilder
-from app.api.door import Door
+from app.api.frontend import Frontend
 from app.api.identity import Identity, pod_headers
 from app.api.models import ServedModels
-from app.api.responder import Delivery, ServerLoad
+from app.api.responder import Responder, ServerLoad
 from app.clock.timer_wheel import TimerWheel
 from app.components import Components, cache_config
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import Service
 from app.engine.timing import Latency
+from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
 from app.http.write_batcher import WriteBatcher
 from app.kvcache.cache import KVCache
@@ -24,7 +25,6 @@ from app.kvcache.publisher import Publisher, PublisherSettings
 from app.kvcache.residency import Residency
 from app.lora.slots import LoRASlots
 from app.metrics.fake import FakeFamilies
-from app.middleware.faults import Faults
 from app.protocol.validation.model import ModelLimits
 from app.simulated.corpus import Corpus, sample_sentences
 from app.simulated.engine import Simulation
@@ -76,23 +76,21 @@ def author_of(components: Components) -> SimulatedModel:
     return author
 
 
-def door_of(
-    components: Components, service: Service, identity: Identity, load: ServerLoad, faults: Faults
-) -> Door:
+def frontend_of(
+    components: Components, service: Service, identity: Identity, load: ServerLoad, faults: FaultInjector
+) -> Frontend:
     """What the generating API families share."""
     settings, model, api = components.settings, components.settings.model, components.settings.api
     server, tokenizer = components.server, components.tokenizer
-    translation = RequestBuilder(
-        settings, components.adapters, components.schemas, components.streams("images")
-    )
-    components.live.subscribe(translation.change)
-    return Door(
+    builder = RequestBuilder(settings, components.adapters, components.schemas, components.streams("images"))
+    components.live.subscribe(builder.on_settings)
+    return Frontend(
         body=BodyLimits.of(server),
         models=ServedModels(model.served_names, model.model, model.max_model_len, components.adapters),
         tokenizer=tokenizer,
         identity=identity,
-        delivery=Delivery(service, load, pod_headers(server), WriteBatcher(), server.write_timeout),
-        translation=translation,
+        responder=Responder(service, load, pod_headers(server), WriteBatcher(), server.write_timeout),
+        builder=builder,
         faults=faults,
         limits=ModelLimits(
             max_model_len=model.max_model_len,

@@ -9,7 +9,8 @@ from typing import Any
 from gunicorn.glogging import Logger
 from pythonjsonlogger.json import JsonFormatter
 
-from app.http.environ import REQUEST_ID
+from app.http.context import RequestContext
+from app.http.wsgi import CONTEXT
 from config.settings import LogSettings
 
 NO_REQUEST = "-"
@@ -47,7 +48,8 @@ class AccessFields(logging.Filter):
 
 def _access_fields(atoms: Mapping[str, Any]) -> dict[str, Any]:
     path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
-    identifier = atoms.get(f"{{{REQUEST_ID}}}e") or NO_REQUEST
+    context = atoms.get(f"{{{CONTEXT}}}e")
+    identifier = context.request_id if isinstance(context, RequestContext) else ""
     return {
         "client": atoms.get("h"),
         "method": atoms.get("m"),
@@ -55,7 +57,7 @@ def _access_fields(atoms: Mapping[str, Any]) -> dict[str, Any]:
         "status": int(atoms.get("s") or 0),
         "bytes": int(atoms.get("B") or 0),
         "duration": int(atoms.get("D") or 0) / 1_000_000,
-        "request_id": identifier if identifier != NO_REQUEST else request_id.get(),
+        "request_id": identifier or request_id.get(),
     }
 
 

@@ -9,7 +9,6 @@ from itertools import count
 
 from app.clock.clock import Clock
 from app.engine.executor import NO_ADAPTERS, SlotExecutor
-from app.engine.observer import Observer
 from app.engine.outputs import Event
 from app.engine.request import Generation
 from app.engine.runner import Performer
@@ -89,8 +88,6 @@ class Service:
         self.recorder = recorder
         self.clock = clock
         self.draining = False
-        self.observers: list[Observer] = []
-        """Asked about every sequence that is submitted."""
         self._performer = performer
         self._places = places
         self._max_waiting = max_waiting
@@ -155,7 +152,7 @@ class Service:
         if generations:
             self._groups[number] = (generations[0].request_id, group)
         for generation, performance in prepared:
-            watches = [watch for observer in self.observers if (watch := observer(generation))]
+            watches = [watch for observer in generation.observers if (watch := observer(generation))]
             group.add(
                 Sequence(generation, performance, self.recorder, self.clock, emit, group.ended, watches)
             )
@@ -171,3 +168,7 @@ class Service:
         for group in found:
             group.interrupt()
         return len(found)
+
+
+Handle = SequenceGroup
+EngineClient = Service

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -94,3 +94,8 @@ class Generation(Struct, frozen=True, kw_only=True):
     """Choices that this prompt was asked for (metrics only)."""
     together: int = 1
     """Choices of the whole request. Several take turns token by token, as in the steps of an engine."""
+    observers: Sequence[Callable[[Any], Callable[[Any], None] | None]] = ()
+    """Asked about this sequence when it is submitted (`app.engine.observer`)."""
+
+
+EngineRequest = Generation

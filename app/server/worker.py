@@ -30,7 +30,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
-from app.http.environ import ARRIVAL, ENDED
+from app.http.wsgi import CONTEXT, context_of
 from app.server import stages
 from app.server.certificates import CertificateError, ServerCertificate
 from app.server.joined_response import JoinedResponse
@@ -198,8 +198,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 req, sock, addr, listener_name, self.cfg, response_class=JoinedResponse
             )
             environ["wsgi.multithread"] = True
-            environ[ARRIVAL] = arrived
-            environ[ENDED] = response.ended
+            environ[CONTEXT] = context_of(environ, arrived, response.ended)
             if not self.alive:
                 response.force_close()
             self._respond(req, response, environ, arrived)
