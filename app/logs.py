@@ -84,6 +84,19 @@ class ServerLogger(Logger):  # type: ignore[misc]
     def access_log_enabled(self) -> bool:
         return bool(self.access_log.isEnabledFor(logging.INFO))
 
+    def access_line(self, context: RequestContext, status: int, bytes_sent: int, seconds: float) -> None:
+        """Write the line of an exchange that did not pass through gunicorn's own response."""
+        atoms = {
+            "h": context.client,
+            "m": context.method,
+            "{raw_uri}e": context.target,
+            "s": str(status),
+            "B": bytes_sent,
+            "D": int(seconds * 1_000_000),
+            f"{{{CONTEXT}}}e": context,
+        }
+        self.access_log.info("", atoms)
+
 
 def logconfig(settings: LogSettings) -> dict[str, Any]:
     """A `logging.config` dictionary for gunicorn's `logconfig_dict` and for any other process of ours.

@@ -37,6 +37,8 @@ class GeventSocket(Protocol):
 
     def sendall(self, data: bytes) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Connection:
     """One client's socket (TCP or Unix, owned by gevent). `plain` is not TLS: bytes may be written past the

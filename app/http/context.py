@@ -69,6 +69,8 @@ class RequestContext:
         """Path of the route as metrics name it, also where only the method is wrong; empty without any."""
         self.params: Mapping[str, str] = {}
         """The variable parts of the path."""
+        self.fast = False
+        """It came by the fast path."""
         self._kept: dict[type, object] | None = None
 
     def keep(self, item: object) -> None:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # types of signatures only: a context knows its route
     from app.http.context import RequestContext
     from app.http.response import PendingResponse, Response
 
 Handler = Callable[["RequestContext"], "Response"]
-PlainHandler = Callable[["RequestContext", bytes], "Response | PendingResponse | None"]
 ErrorHandler = Callable[[Exception], "Response"]
+
+
+class PlainHandler(Protocol):
+    """Answers requests that ask for nothing special, without ever waiting."""
+
+    def recognise(self, context: RequestContext, body: bytes) -> object | None:
+        """What `answer` needs to know of a plain request; None, with nothing drawn or counted, for any other."""
+
+    def answer(self, context: RequestContext, request: Any) -> Response | PendingResponse:
+        """The answer to a request that was recognised. It raises what `Route.on_error` makes a response of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

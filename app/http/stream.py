@@ -37,11 +37,12 @@ class StreamTransport:
     """Writes one body in HTTP/1.1 chunks (RFC 9112 section 7.1) behind `head`, which leaves with its
     beginning.
 
-    `finished` is called when all has been sent; with `ends_body` that includes the last chunk. A client that
-    takes none of a slice for `write_timeout_s` is cut off.
+    `finished` is called when all has been sent, `abandoned` when the client has gone before; with `ends_body`
+    that includes the last chunk. A client that takes none of a slice for `write_timeout_s` is cut off.
     """
 
     __slots__ = (
+        "_abandoned",
         "_batcher",
         "_connection",
         "_ends_body",
@@ -66,6 +67,7 @@ class StreamTransport:
         finished: Callable[[], None],
         ends_body: bool,
         head: bytes = b"",
+        abandoned: Callable[[], None] | None = None,
     ) -> None:
         self._connection = connection
         self._send_now = connection.send_now
@@ -73,6 +75,7 @@ class StreamTransport:
         self._write_timeout_s = write_timeout_s
         self._finished = finished
         self._ends_body = ends_body
+        self._abandoned = abandoned
         self._unsent = head
         self._source: StreamSource | None = None
         self._queued = self._last = False
@@ -186,6 +189,8 @@ class StreamTransport:
             self.close()
             if self._source is not None:
                 self._source.leave()
+            if self._abandoned is not None:
+                self._abandoned()
 
     def _finish(self) -> None:
         self.close()
