@@ -18,6 +18,7 @@ from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
 from app.http.write_batcher import WriteBatcher
 from app.kvcache.cache import KVCache
+from app.kvcache.chain import PART_BLOCKS
 from app.kvcache.endpoints import of_rank
 from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher
@@ -103,6 +104,7 @@ def frontend_of(
         rank=components.rank,
         encoder_only=model.mm_encoder_only,
         omni=model.omni,
+        plain_prompt_tokens=PART_BLOCKS * settings.kvcache.block_size,
         keeps_turns=bool(components.datasets),
     )
 

@@ -14,7 +14,9 @@ from app.api.admin import lifecycle as lifecycle_routes
 from app.api.admin.peer_ranks import PeerRanks
 from app.api.anthropic import routes as anthropic
 from app.api.chat import route as chat
+from app.api.chat.plain import PlainChats
 from app.api.completions import route as completions
+from app.api.completions.plain import PlainCompletions
 from app.api.generate import routes as generate
 from app.api.identity import Identity
 from app.api.kv import event_sources
@@ -114,8 +116,11 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
 
         families.append(add_index(app, live, tokenizer, publisher))
     if settings.model.task == "generate":
-        app.add_routes("chat", chat.routes(frontend))
-        app.add_routes("completions", completions.routes(frontend))
+        plain_chats, plain_completions = PlainChats(frontend), PlainCompletions(frontend)
+        live.subscribe(plain_chats.on_settings)
+        live.subscribe(plain_completions.on_settings)
+        app.add_routes("chat", chat.routes(frontend, plain_chats))
+        app.add_routes("completions", completions.routes(frontend, plain_completions))
         app.add_routes("anthropic", anthropic.routes(frontend))
         app.add_routes("responses", responses.routes(frontend, settings.api.enable_responses_store))
         app.add_routes("generate", generate.routes(frontend, settings.api.enable_scale_out))

@@ -48,6 +48,8 @@ class Frontend:
     rank: int = 0
     encoder_only: bool = False
     omni: bool = False
+    plain_prompt_tokens: int = 1 << 30
+    """Prompts of up to so many tokens are taken by the engine without a pause."""
     keeps_turns: bool = False
     """Prompts tell the texts of their messages, which datasets look for."""
 

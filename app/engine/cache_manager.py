@@ -75,8 +75,9 @@ class KVCacheManager:
         adapter = None if name is None else Adapter(name, self._path_of(name))
         media = [Placeholder(*item) for item in generation.media]
         prompt = self.cache.prompt(generation.prompt_ids, adapter, generation.cache_salt, media)
-        for _ in prompt.hashing():
-            pause()
+        for part, _ in enumerate(prompt.hashing()):
+            if part:
+                pause()
         return BlockHold(self, f"{generation.request_id} {next(self._numbers)}", prompt)
 
     def step(self) -> None:

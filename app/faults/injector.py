@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 
@@ -15,13 +14,6 @@ from app.http.credentials import client_name
 from config.settings import Settings
 
 BYTES_PER_TOKEN = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Kept in the context of a request for generation whose body could be decoded."""
-
-    body_hash: int
 
 
 class FaultInjector:
@@ -46,7 +38,7 @@ class FaultInjector:
 
         ApiError when it is to get an error instead of an answer.
         """
-        context.keep(Decoded(hash(context.body)))
+        context.is_generation = True
         if self.spares(context):
             return
         asking = Asking(

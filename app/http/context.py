@@ -71,6 +71,8 @@ class RequestContext:
         """The variable parts of the path."""
         self.fast = False
         """It came by the fast path."""
+        self.is_generation = False
+        """It asks for generation, and could be decoded."""
         self._kept: dict[type, object] | None = None
 
     def keep(self, item: object) -> None:

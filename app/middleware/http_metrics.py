@@ -55,6 +55,7 @@ class HttpMetrics(Middleware):
         return str(text)
 
     def end(self, context: RequestContext, response: Response) -> None:
+        self.families.served(context.fast)
         label = context.label or (None if _EXCLUDED.search(context.path) else UNMATCHED)
         exchange = self._exchange(context.method, label, response.status) if label else None
         if exchange is None:

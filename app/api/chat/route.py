@@ -14,15 +14,15 @@ from app.api.frontend import Frontend
 from app.api.kv_transfer import address_of
 from app.http.context import RequestContext
 from app.http.response import Response
-from app.http.route import Route, post
+from app.http.route import PlainHandler, Route, post
 from app.protocol.batch import BatchChatRequest
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.messages import Message
 from app.protocol.tools import NamedToolChoice
 
 
-def routes(frontend: Frontend) -> list[Route]:
-    """The chat routes."""
+def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
+    """The chat routes; `plain` answers plain chats on the fast path."""
 
     def chat_completions(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
@@ -47,7 +47,10 @@ def routes(frontend: Frontend) -> list[Route]:
         writer = ChatAnswer(head, ChatShape(**shape | {"prompt_details": False}))
         return frontend.generate(request, head, prompts, writer, context)
 
-    return [post("/v1/chat/completions", chat_completions), post("/v1/chat/completions/batch", chat_batch)]
+    return [
+        post("/v1/chat/completions", chat_completions, plain=plain),
+        post("/v1/chat/completions/batch", chat_batch),
+    ]
 
 
 def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message]) -> Prompt:

@@ -9,11 +9,12 @@ from app.api.kv_transfer import address_of
 from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.response import Response
-from app.http.route import Route, post
+from app.http.route import PlainHandler, Route, post
 from app.protocol.completions import CompletionRequest, TokenIds
 
 
-def routes(frontend: Frontend) -> list[Route]:
+def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
+    """The route of text completions; `plain` answers plain ones on the fast path."""
 
     def completions(context: RequestContext) -> Response:
         """The continuations of one or several prompts, whole or as a stream."""
@@ -38,7 +39,7 @@ def routes(frontend: Frontend) -> list[Route]:
         return frontend.generate(asked, head, prompts, CompletionAnswer(head, shape), context)
 
     return [
-        post("/v1/completions", completions),
+        post("/v1/completions", completions, plain=plain),
     ]
 
 

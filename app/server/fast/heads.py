@@ -69,6 +69,9 @@ class RequestHeads:
         if headers is None:
             return None
         length = headers.get("content-length", "")
+        plain = route.plain
+        if plain is None or not plain.special_headers.isdisjoint(headers):
+            return None
         if not length.isdecimal() or len(length) > MOST_DIGITS or "host" not in headers:
             return None
         return RequestHead(route, headers, int(length))
