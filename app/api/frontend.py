@@ -14,7 +14,6 @@ from app.api.models import ServedModels
 from app.api.responder import Responder
 from app.api.response_meta import Head
 from app.api.writer import ResponseWriter
-from app.engine.observer import Observers
 from app.faults.injector import FaultInjector, fault_of
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
@@ -137,7 +136,7 @@ class Frontend:
             together=together,
             priority=priority_of(request, context),
             image=image,
-            observers=context.kept(Observers) or (),
+            observers=context.observers,
             delays=() if fault is None else fault.delays,
             missed=bool(truth(context, "x-cache-threshold-finish-reason")),
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gevent.event import Event as Bell
 
-from app.api.stream import EventStream
+from app.api.stream import EventStream, TakeOver
 from app.api.writer import ResponseWriter
 from app.engine.client import EngineClient, Handle
 from app.engine.outputs import EngineOutput, Failed, Tokens
@@ -28,13 +28,13 @@ class ServerLoad:
 
     def __init__(self, tracked: bool) -> None:
         self.count = 0
-        self._tracked = tracked
+        self.tracked = tracked
 
     def begin(self) -> None:
-        self.count += self._tracked
+        self.count += self.tracked
 
     def end(self) -> None:
-        self.count -= self._tracked
+        self.count -= self.tracked
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,15 @@ class Responder:
         context: RequestContext,
     ) -> Response:
         """The response, waited for if it is not a stream. Raises what `EngineClient.submit` does."""
+        fault = fault_of(context)
         if stream:
-            response = self._stream(requests, writer, context)
+            direct = context.http_version == "HTTP/1.1" and (fault is None or fault.damage is None)
+            connection = context.connection
+            takes_over = direct and connection is not None and connection.plain
+            response = self._stream(requests, writer, connection, self._take_over if takes_over else None)
         else:
             response = self._whole(requests, writer, context.connection)
-        return damage(response, fault_of(context), context)
+        return damage(response, fault, context)
 
     def respond_soon(
         self,
@@ -73,7 +77,7 @@ class Responder:
     ) -> Response | PendingResponse:
         """As `respond`, but nothing is waited for, and no fault is looked for."""
         if stream:
-            return self._stream(requests, writer, context)
+            return self._stream(requests, writer, context.connection, None)
         gathered = Gathering(len(requests))
         handle = self.engine.submit(requests, gathered.emit)
         if not gathered.unfinished:
@@ -92,17 +96,18 @@ class Responder:
         return StreamTransport(connection, self.batcher, self.write_timeout_s, finished, ends_body, head)
 
     def _stream(
-        self, requests: Sequence[EngineRequest], writer: ResponseWriter, context: RequestContext
+        self,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        connection: Connection | None,
+        take_over: TakeOver | None,
     ) -> Response:
-        connection = context.connection
-        fault = fault_of(context)
-        direct = context.http_version == "HTTP/1.1" and (fault is None or fault.damage is None)
-        takes_over = direct and connection is not None and connection.plain
-        stream = EventStream(writer, len(requests), connection, self._take_over if takes_over else None)
+        stream = EventStream(writer, len(requests), connection, take_over)
         stream.handle = self.engine.submit(requests, stream.emit)
         response = Response(stream, 200, self.headers, MEDIA_TYPE)
-        self.load.begin()
-        response.on_close(self.load.end)
+        if self.load.tracked:
+            self.load.begin()
+            response.on_close(self.load.end)
         return response
 
     def _take_over(self, connection: Connection, finished: Callable[[], None]) -> StreamTransport:

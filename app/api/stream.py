@@ -25,6 +25,10 @@ behind.
 """
 
 
+TakeOver = Callable[[Connection, Callable[[], None]], StreamTransport]
+"""Makes what writes a stream to a connection, and calls back at the end."""
+
+
 class EventStream(StreamingBody):
     """Writes the outputs of `choices` sequences with `writer`.
 
@@ -50,10 +54,11 @@ class EventStream(StreamingBody):
         writer: ResponseWriter,
         choices: int,
         connection: Connection | None = None,
-        take_over: Callable[[Connection, Callable[[], None]], StreamTransport] | None = None,
+        take_over: TakeOver | None = None,
         entries_per_token: int = 1,
     ) -> None:
-        super().__init__()
+        self.bytes_sent = 0
+        self.gone = False
         self._writer = writer
         self._choices = self._unfinished = choices
         self._connection = connection

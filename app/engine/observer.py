@@ -37,10 +37,6 @@ Observer = Callable[[Generation], Watch | None]
 """Called in the request's greenlet for each sequence that is submitted; None when it is of no interest."""
 
 
-class Observers(list[Observer]):
-    """Kept in the context of a request: who is asked about each of its sequences."""
-
-
 def tell(watches: Iterable[Watch], outcome: Outcome) -> None:
     """Tell everybody. One who fails keeps nothing else from being told, or done."""
     for watch in watches:

@@ -28,6 +28,11 @@ class FaultInjector:
         """Work by `settings` from now on."""
         self._plan.apply(settings)
 
+    @property
+    def is_quiet(self) -> bool:
+        """True when nothing goes wrong but what a request itself asks for; changes with the settings only."""
+        return self._plan.is_quiet
+
     def spares(self, context: RequestContext) -> bool:
         """True when nothing can go wrong with the request: no rule is set, and it asks for no failure."""
         headers = context.headers

@@ -7,15 +7,16 @@ middleware, route, errors. What a room wants to remember about a request it keep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from app.http.connection import Connection
 from app.http.route import Route
 
 T = TypeVar("T")
+SequenceObserver = Callable[[Any], Callable[[Any], None] | None]
 
 
 class Readable(Protocol):
@@ -73,6 +74,8 @@ class RequestContext:
         """It came by the fast path."""
         self.is_generation = False
         """It asks for generation, and could be decoded."""
+        self.observers: Sequence[SequenceObserver] = ()
+        """Asked about each sequence that the engine makes of the request (`app.engine.observer`)."""
         self._kept: dict[type, object] | None = None
 
     def keep(self, item: object) -> None:

@@ -21,7 +21,7 @@ from app.http.context import RequestContext
 from app.http.credentials import bearer
 from app.http.errors import too_many
 from app.http.response import Response
-from app.middleware.stack import Middleware, observers_of
+from app.middleware.stack import Middleware
 from config.durations import format_duration
 from config.settings import AccessSettings, Settings
 
@@ -100,7 +100,7 @@ class RateLimits(Middleware):
         caller = caller_of(context)
         usage, now_s = self._of(caller), self._clock.now()
         context.keep(LimitedRequest(caller, usage, now_s))
-        observers_of(context).append(partial(self._observe, caller))
+        context.observers = (*context.observers, partial(self._observe, caller))
         wait_s = _debt_s(usage.tokens, now_s)
         if wait_s > ROUNDING_S:
             raise _exceeded(self._limits[1], "tokens", wait_s)

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from app.engine.observer import Observers
 from app.http.context import RequestContext
 from app.http.response import Response
 from config.settings import Settings
-
-
-def observers_of(context: RequestContext) -> Observers:
-    """Who is asked about each sequence of a request; append to it."""
-    observers = context.kept(Observers)
-    if observers is None:
-        observers = Observers()
-        context.keep(observers)
-    return observers
 
 
 class Middleware:

@@ -15,7 +15,7 @@ from app.http.context import RequestContext
 from app.http.response import Response
 from app.middleware.http_metrics import METHODS
 from app.middleware.request_trace import NANOSECONDS, RequestTrace
-from app.middleware.stack import Middleware, observers_of
+from app.middleware.stack import Middleware
 from app.tracing import attributes as names
 
 UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
@@ -59,7 +59,7 @@ class Traces(Middleware):
         )
         if trace.span.is_recording():
             context.keep(trace)
-            observers_of(context).append(trace.watch)
+            context.observers = (*context.observers, trace.watch)
 
     def end(self, context: RequestContext, response: Response) -> None:
         """The span ends when the response does."""

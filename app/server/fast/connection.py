@@ -113,6 +113,10 @@ class FastConnection:
     def _answer(self, head: RequestHead, body: bytes, rest: bytes) -> bool:
         """Begin the answer; False, and nothing has happened, when the request is not plain."""
         route, path = head.route, self._path
+        plain = route.plain
+        request = plain.recognise(body) if plain is not None else None
+        if plain is None or request is None:
+            return False
         context = RequestContext(
             "POST",
             route.path,
@@ -125,10 +129,6 @@ class FastConnection:
             host=head.headers["host"],
         )
         context.route, context.label, context.fast = route, route.path, True
-        plain = route.plain
-        request = plain.recognise(context, body) if plain is not None else None
-        if plain is None or request is None:
-            return False
         self._buffer = rest
         self.busy, self.is_new, self.has_head = True, False, False
         self._context = context

@@ -69,6 +69,8 @@ class RequestHeads:
         if headers is None:
             return None
         length = headers.get("content-length", "")
+        if headers.get("content-type") != "application/json":
+            return None
         plain = route.plain
         if plain is None or not plain.special_headers.isdisjoint(headers):
             return None
