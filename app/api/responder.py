@@ -98,7 +98,13 @@ class Responder:
         fault = fault_of(context)
         direct = context.http_version == "HTTP/1.1" and (fault is None or fault.damage is None)
         takes_over = direct and connection is not None and connection.plain
-        stream = EventStream(writer, len(requests), connection, self._take_over if takes_over else None)
+        stream = EventStream(
+            writer,
+            len(requests),
+            connection,
+            self._take_over if takes_over else None,
+            entries_per_token=1 + (requests[0].logprobs or 0) if requests else 1,
+        )
         stream.handle = self.engine.submit(requests, stream.emit)
         response = Response(stream, 200, self.headers, MEDIA_TYPE)
         self.load.begin()
@@ -146,7 +152,10 @@ class Responder:
 
 
 class Gathering:
-    """Collects the outputs of `choices` sequences until the last one is over, then calls `on_end`, if set."""
+    """Collects the outputs of `choices` sequences until the last one is over, then calls `on_end`, if set.
+
+    It lets go of `on_end` then: who is called may know this object.
+    """
 
     def __init__(self, choices: int) -> None:
         self.outputs: list[EngineOutput] = []
@@ -163,7 +172,8 @@ class Gathering:
         elif type(output) is Tokens and output.finish is not None:
             self.unfinished -= 1
         if not self.unfinished and self.on_end is not None:
-            self.on_end()
+            on_end, self.on_end = self.on_end, None
+            on_end()
 
     def wait(self, handle: Handle, connection: Connection | None) -> None:
         """Sleep until all is gathered, or the client has gone; then nothing of the request goes on."""

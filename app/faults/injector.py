@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 
@@ -17,11 +16,11 @@ from config.settings import Settings
 BYTES_PER_TOKEN = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class ForGeneration:
     """Kept in the context of a request for generation whose body could be decoded."""
 
-    body_hash: int
+
+FOR_GENERATION = ForGeneration()
 
 
 class FaultInjector:
@@ -46,7 +45,7 @@ class FaultInjector:
 
         ApiError when it is to get an error instead of an answer.
         """
-        context.keep(Decoded(hash(context.body)))
+        context.keep(FOR_GENERATION)
         if self.spares(context):
             return
         asking = Asking(

@@ -8,7 +8,7 @@ from functools import partial
 from app.faults.client_audit import ClientAudit, Exchange
 from app.faults.damage import DamagedStream
 from app.faults.fault import Fault
-from app.faults.injector import Decoded, FaultInjector, fault_of
+from app.faults.injector import FaultInjector, ForGeneration, fault_of
 from app.faults.verdict import Verdict
 from app.http.context import RequestContext
 from app.http.credentials import client_name
@@ -47,19 +47,16 @@ class FaultAudit(Middleware):
         route = context.route
         if route is None:
             return
-        decoded = context.kept(Decoded)
-        if decoded is not None or "Retry-After" in response.headers:
-            self._look_at(route.path, decoded, context, response)
+        if context.kept(ForGeneration) is not None or "Retry-After" in response.headers:
+            self._look_at(route.path, context, response)
 
-    def _look_at(
-        self, path: str, decoded: Decoded | None, context: RequestContext, response: Response
-    ) -> None:
+    def _look_at(self, path: str, context: RequestContext, response: Response) -> None:
         self._looks = True
         fault = fault_of(context) or Fault()
         gone = response.status == CLIENT_GONE
         exchange = Exchange(
             path=path,
-            body=None if decoded is None else decoded.body_hash,
+            body=None if context.body is None else hash(context.body),
             request_id=(context.request_id or "-")[:LONGEST_ID],
             arrived_s=context.arrival_s,
             answered_s=self._now(),
