@@ -25,7 +25,6 @@ from app.api.responder import ServerLoad
 from app.api.responses import routes as responses
 from app.assembly import cache_of, fakes_of, frontend_of, publisher_of, publishing, service_of
 from app.clock.clock import Clock
-from app.clock.streams import Streams
 from app.components import Components, dataset_settings
 from app.dataset import DatasetError, prepare
 from app.engine.lifecycle import Lifecycle
@@ -107,7 +106,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
     audit = FaultAudit(injector, Verdict(), clock.now)
-    app = Understudy(engine, middleware_of(settings, live, clock, http_metrics, components.streams, audit))
+    request_ids = RequestIds(identity.fresh_request_id, settings.api.enable_request_id_headers)
+    app = Understudy(engine, middleware_of(settings, live, clock, http_metrics, request_ids, audit))
 
     families = [played(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
@@ -150,14 +150,13 @@ def middleware_of(
     live: LiveSettings,
     clock: Clock,
     http_metrics: HttpMetrics,
-    streams: Streams,
+    request_ids: RequestIds,
     audit: FaultAudit,
 ) -> MiddlewareStack:
     """All middleware, the outermost first."""
     http_log, keys, limits = HttpLog(), ApiKeys(), RateLimits(clock)
     for one in (http_log, keys, limits):
         live.subscribe(one.on_settings)
-    request_ids = RequestIds(streams("request ids"), settings.api.enable_request_id_headers)
     cors = Cors(settings.access)
     stack = [http_metrics, http_log, request_ids, *_traces(settings, clock), cors, keys, limits, audit]
     middleware = MiddlewareStack(stack)

@@ -102,7 +102,8 @@ class Responder:
         connection: Connection | None,
         take_over: TakeOver | None,
     ) -> Response:
-        stream = EventStream(writer, len(requests), connection, take_over)
+        entries = 1 + (requests[0].logprobs or 0) if requests else 1
+        stream = EventStream(writer, len(requests), connection, take_over, entries)
         stream.handle = self.engine.submit(requests, stream.emit)
         response = Response(stream, 200, self.headers, MEDIA_TYPE)
         if self.load.tracked:
@@ -151,7 +152,10 @@ class Responder:
 
 
 class Gathering:
-    """Collects the outputs of `choices` sequences until the last one is over, then calls `on_end`, if set."""
+    """Collects the outputs of `choices` sequences until the last one is over, then calls `on_end`, if set.
+
+    It lets go of `on_end` then: who is called may know this object.
+    """
 
     def __init__(self, choices: int) -> None:
         self.outputs: list[EngineOutput] = []
@@ -168,7 +172,8 @@ class Gathering:
         elif type(output) is Tokens and output.finish is not None:
             self.unfinished -= 1
         if not self.unfinished and self.on_end is not None:
-            self.on_end()
+            on_end, self.on_end = self.on_end, None
+            on_end()
 
     def wait(self, handle: Handle, connection: Connection | None) -> None:
         """Sleep until all is gathered, or the client has gone; then nothing of the request goes on."""

@@ -109,6 +109,7 @@ class EventStream(StreamingBody):
     def next_slice(self) -> tuple[bytes, bool, bool]:
         """The next outputs that wait, rendered; whether more wait; whether that is the end of the stream."""
         data = self._slice()
+        self.bytes_sent += len(data)
         more = bool(self._pending)
         return data, more, not more and not self._unfinished
 
@@ -140,8 +141,7 @@ class EventStream(StreamingBody):
         while not self.gone:
             bell.clear()
             if self._pending or not self._unfinished:
-                data, more, last = self.next_slice()
-                self.bytes_sent += len(data)
+                data, _, last = self.next_slice()
                 yield data
                 if last:
                     return

@@ -119,14 +119,13 @@ class DamagedStream(StreamingBody):
 def _damage_whole(response: Response, body: bytes, damage: Damage, connection: Connection | None) -> None:
     """Only a break shows in the length that was told; everything else looks like a whole answer."""
     if isinstance(damage, DisconnectRule):
-        response.headers["Content-Length"] = str(len(body))
         response.body = _breaking(body[: len(body) // 2] if damage.after else b"", connection)
     elif isinstance(damage, TruncateRule | TruncatedJsonRule):
-        response.body = body[: len(body) // 2]
+        response.replace_body(body[: len(body) // 2])
     elif isinstance(damage, MalformedChunkRule):
-        response.body = NO_JSON + body
+        response.replace_body(NO_JSON + body)
     elif isinstance(damage, EmptyRule):
-        response.body = b""
+        response.replace_body(b"")
 
 
 def _breaking(first: bytes, connection: Connection | None) -> Iterator[bytes]:

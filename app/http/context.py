@@ -101,7 +101,8 @@ class RequestContext:
 
     @cached_property
     def _query(self) -> Mapping[str, Sequence[str]]:
-        return parse_qs(self.target.partition("?")[2], keep_blank_values=True)
+        query = self.target.partition("?")[2].partition("#")[0]
+        return parse_qs(query, keep_blank_values=True)
 
     def argument(self, name: str, default: str = "") -> str:
         """The first value of `name` in the query."""

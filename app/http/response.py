@@ -7,10 +7,11 @@ at every call, at a tenth of the cost of a short chat; ours are complete when th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from http import HTTPStatus
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import msgspec
+from werkzeug.http import HTTP_STATUS_CODES
 
 from app.http.stream import StreamTransport
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
-STATUS_LINES = {status.value: f"{status.value} {status.phrase.upper()}" for status in HTTPStatus}
+STATUS_LINES = {status: f"{status} {phrase.upper()}" for status, phrase in HTTP_STATUS_CODES.items()}
+"""Code and reason phrase; those of Python's own table change with its version."""
 CLIENT_GONE = 499
 """Status, for the logs only, of an answer that nobody waits for any more."""
 
@@ -31,7 +33,7 @@ class StreamingBody:
 
     def __init__(self) -> None:
         self.bytes_sent = 0
-        """Bytes of content that have been sent so far, however they left."""
+        """Bytes of content that have gone to the server or the socket; who left may have got fewer."""
         self.gone = False
         """The client left before the end."""
 
@@ -71,9 +73,10 @@ class CountedBody:
 
 
 class Response:
-    """Status, headers and body; `Content-Length` is told of every body that is bytes.
+    """Status, headers and body; every body that is bytes has its `Content-Length`.
 
-    `body` is bytes, or any iterable of bytes that is sent on as it comes.
+    `body` is bytes, or any iterable of bytes that is sent on as it comes. The names of `headers` differ in
+    more than case; they leave in the order in which they were set.
     """
 
     __slots__ = ("_on_close", "body", "headers", "status")
@@ -89,6 +92,8 @@ class Response:
         self.headers = dict(headers) if headers else {}
         if content_type is not None:
             self.headers["Content-Type"] = content_type
+        if isinstance(body, bytes):
+            self.headers["Content-Length"] = str(len(body))
         self.body = body
         self._on_close: list[Callable[[], None]] | None = None
 
@@ -98,30 +103,31 @@ class Response:
         return STATUS_LINES.get(self.status) or f"{self.status} UNKNOWN"
 
     def header_items(self) -> list[tuple[str, str]]:
-        """All headers, the length of a whole body among them."""
-        items = list(self.headers.items())
-        if isinstance(self.body, bytes) and "Content-Length" not in self.headers:
-            items.append(("Content-Length", str(len(self.body))))
-        return items
+        """All headers, in order."""
+        return list(self.headers.items())
+
+    def replace_body(self, body: bytes) -> None:
+        """Send `body` instead, and its length."""
+        self.body = body
+        self.headers["Content-Length"] = str(len(body))
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the answer has been sent, or nobody waits for it any more."""
+        """Call `callback` once, when the answer has been sent, or nobody waits for it any more."""
         if self._on_close is None:
             self._on_close = []
         self._on_close.append(callback)
 
     def close(self) -> None:
-        """The server is done with the response."""
+        """The server is done with the response: close the body, then call back, whatever of it fails."""
         callbacks, self._on_close = self._on_close, None
-        if not isinstance(self.body, bytes) and (close := getattr(self.body, "close", None)) is not None:
-            close()
-        for callback in callbacks or ():
-            callback()
+        with ExitStack() as last_first:
+            for callback in reversed(callbacks or ()):
+                last_first.callback(callback)
+            if not isinstance(self.body, bytes) and (close := getattr(self.body, "close", None)) is not None:
+                close()
 
     def without_body(self) -> None:
-        """As a HEAD request has it: the length is told of what is not sent."""
-        if isinstance(self.body, bytes):
-            self.headers["Content-Length"] = str(len(self.body))
+        """As a HEAD request has it: the length is that of what is not sent."""
         self.body = b""
 
     def vary(self, *names: str) -> None:
@@ -181,8 +187,9 @@ class PendingResponse:
     def resolve(self, outcome: Response | Exception) -> None:
         """The response is there, or there will be none."""
         self.outcome = outcome
-        if self._then is not None:
-            self._then(outcome)
+        callback, self._then = self._then, None
+        if callback is not None:
+            callback(outcome)
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

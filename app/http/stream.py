@@ -141,10 +141,11 @@ class StreamTransport:
         self._timer.start(self._time_out)
 
     def _writable(self) -> None:
-        more = False
+        """Hub: the socket has room. The stream lags until its source has nothing left."""
         try:
-            if not self._unsent and not self._last:
-                more = self._take_slice()
+            if not self._unsent and not self._last and not self._take_slice():
+                self._catch_up()
+                return
             self._unsent = self._unsent[self._send_now(self._unsent) :]
         except BlockingIOError:
             return
@@ -156,20 +157,16 @@ class StreamTransport:
             self._connection.shut()
             self.abandon()
             return
-        if self._unsent or more:
-            return
-        if self._last:
+        if self._last and not self._unsent:
             self._finish()
-        else:
-            self._catch_up()
 
     def _take_slice(self) -> bool:
-        """Whether more waits behind the slice."""
+        """Whether something waited."""
         assert self._source is not None
         data, more, last = self._source.next_slice()
         self._frame(data, last)
         self._limit_time()
-        return more
+        return bool(data) or more or last
 
     def _catch_up(self) -> None:
         """All that waited has been sent."""

@@ -16,7 +16,7 @@ from app.http.context import RequestContext
 
 CONTEXT = "understudy.context"
 Environ = Mapping[str, Any]
-_BARE = ("content-type", "content-length")
+_BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
 
 
 class EnvironHeaders(Mapping[str, str]):
@@ -37,10 +37,11 @@ class EnvironHeaders(Mapping[str, str]):
         return isinstance(name, str) and _key(name) in self._environ
 
     def __iter__(self) -> Iterator[str]:
-        for key in self._environ:
+        for key, value in self._environ.items():
             if key.startswith("HTTP_"):
                 yield key[5:].replace("_", "-").lower()
-        yield from (name for name in _BARE if self._environ.get(_key(name)))
+            elif key in _BARE and value:
+                yield _BARE[key]
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -49,7 +50,7 @@ class EnvironHeaders(Mapping[str, str]):
 @lru_cache(maxsize=256)
 def _key(name: str) -> str:
     key = name.upper().replace("-", "_")
-    return key if name in _BARE else f"HTTP_{key}"
+    return key if key in _BARE else f"HTTP_{key}"
 
 
 def _connection(sock: Any, ended: Callable[[], None] | None, plain: bool) -> Connection | None:

@@ -7,7 +7,8 @@ flask-cors writes the headers. Ours are the preflight, which no route of this ap
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 
 from werkzeug.datastructures import Headers
 
@@ -37,20 +38,23 @@ class Cors(Middleware):
         self._methods = METHODS if ANY in access.allowed_methods else access.allowed_methods
         self._headers = {*SAFE_HEADERS, *(name.lower() for name in access.allowed_headers)}
         self._origins = frozenset(access.allowed_origins)
-        self._options = self._of(access)
+        self._credentials = access.allow_credentials
 
-    def _of(self, access: AccessSettings) -> dict[str, object]:
-        """The settings as flask-cors calls them."""
-        return {
-            "origins": ANY if self._any_origin else [_exactly(origin) for origin in access.allowed_origins],
+    @cached_property
+    def _headers_of(self) -> Callable[[Headers, str], Mapping[str, object]]:
+        """The headers of CORS for a request with these headers and this method."""
+        from flask_cors.core import get_cors_headers, serialize_options  # which most servers never need
+
+        options = {
+            "origins": ANY if self._any_origin else [_exactly(origin) for origin in self._origins],
             "methods": self._methods,
             "allow_headers": ANY if self._any_header else [_exactly(name, re.I) for name in self._headers],
-            "supports_credentials": access.allow_credentials,
-            "send_wildcard": self._any_origin and not access.allow_credentials,
+            "supports_credentials": self._credentials,
+            "send_wildcard": self._any_origin and not self._credentials,
+            "always_send": True,
             "max_age": MAX_AGE_S,
-            "vary_header": False,
-            "allow_private_network": False,
         }
+        return partial(get_cors_headers, serialize_options(options))
 
     def begin(self, context: RequestContext) -> Response | None:
         """The answer to a browser that asks whether it may ask: 200, or 400 and what is not allowed."""
@@ -64,13 +68,9 @@ class Cors(Middleware):
         return response
 
     def end(self, context: RequestContext, response: Response) -> None:
-        from flask_cors.core import get_cors_headers, get_cors_options  # which most servers never need
-
-        names = Headers([(name, value) for name, value in context.headers.items()])
-        options = get_cors_options(None, self._options)
-        for name, value in get_cors_headers(options, names, context.method).items():
-            response.headers[name] = str(value)
         response.vary("Origin")
+        for name, value in self._headers_of(Headers([*context.headers.items()]), context.method).items():
+            response.headers[name] = str(value)
 
     def _refused(self, headers: Mapping[str, str]) -> list[str]:
         wanted = {name.strip().lower() for name in headers.get(REQUEST_HEADERS, "").split(",")} - {""}

@@ -56,7 +56,7 @@ class FaultAudit(Middleware):
         gone = response.status == CLIENT_GONE
         exchange = Exchange(
             path=path,
-            body=hash(context.body) if context.is_generation else None,
+            body=None if context.body is None else hash(context.body),
             request_id=(context.request_id or "-")[:LONGEST_ID],
             arrived_s=context.arrival_s,
             answered_s=self._now(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from random import Random
+from collections.abc import Callable
 
 from app.http.context import RequestContext
 from app.http.response import Response
@@ -13,14 +13,14 @@ HEADER = "x-request-id"
 
 
 class RequestIds(Middleware):
-    """Names each request; with `answered`, its id is told in an X-Request-Id header. `rng` draws ids."""
+    """Names each request; with `answered`, its id is told in an X-Request-Id header. `fresh_id` draws ids."""
 
-    def __init__(self, rng: Random, answered: bool) -> None:
-        self._rng = rng
+    def __init__(self, fresh_id: Callable[[], str], answered: bool) -> None:
+        self._fresh_id = fresh_id
         self._answered = answered
 
     def begin(self, context: RequestContext) -> None:
-        name = context.headers.get(HEADER) or f"{self._rng.getrandbits(128):032x}"
+        name = context.headers.get(HEADER) or self._fresh_id()
         context.request_id = name
         request_id.set(name)
 

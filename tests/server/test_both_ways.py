@@ -20,7 +20,9 @@ JSON = "Content-Type: application/json"
 GENERAL = "TE: trailers"
 """A header that means nothing here, and that only the general way takes."""
 MOMENTS = re.compile(rb'"created":\d+')
-TIMED = re.compile(r"_(created|seconds|seconds_sum|seconds_bucket)\{?|^(process|python)_|^understudy_requests")
+TIMED = re.compile(
+    r"_(created|seconds|seconds_sum|seconds_bucket)\{?|^(process|python)_|^understudy_requests"
+)
 """Samples that tell of time, of the process, or of the ways."""
 
 
