@@ -31,13 +31,14 @@ class Twin:
 
     def __init__(self, plain: RunningServer, general: RunningServer) -> None:
         self.plain, self.general = plain, general
-        self._plain, self._general = Wire(plain.port), Wire(general.port)
+        self.wires = Wire(plain.port), Wire(general.port)
 
     def ask(self, path: str, body: bytes, *headers: str) -> list[tuple[int, dict[str, str], bytes]]:
         """The answers of both."""
-        self._plain.send(http_post(path, body, JSON, *headers))
-        self._general.send(http_post(path, body, JSON, *headers, GENERAL))
-        return [self._answer(wire) for wire in (self._plain, self._general)]
+        plain, general = self.wires
+        plain.send(http_post(path, body, JSON, *headers))
+        general.send(http_post(path, body, JSON, *headers, GENERAL))
+        return [self._answer(plain), self._answer(general)]
 
     def _answer(self, wire: Wire) -> tuple[int, dict[str, str], bytes]:
         answer = wire.answer()
@@ -64,7 +65,10 @@ def twin() -> Iterator[Twin]:
     with ExitStack() as stack:
         flags = ("--seed", "7", "--access-log", "--max-model-len", "256")
         servers = [stack.enter_context(running_server(*flags)) for _ in range(2)]
-        yield Twin(*servers)
+        twin = Twin(*servers)
+        for wire in twin.wires:
+            stack.enter_context(wire)
+        yield twin
 
 
 TEXTS = st.text(max_size=40) | st.sampled_from(["Hello!", "What is the weather like?", "x" * 3000])
