@@ -15,10 +15,9 @@ from app.http.body import BodyLimits
 from app.http.errors import bad_request, malformed
 from app.http.response import Reply, json_reply
 from config import ConfigError
-from config.fake_metrics import merged
-from config.fake_values import FakeMetricsError
+from config.fake_metrics import FakeMetricsError, merged
 from config.live import LiveSettings
-from config.table import TABLE
+from config.settings import TABLE
 
 FAKES = "fake-metrics"
 """The one setting of which only parts are given."""
