@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 
 from app.http.errors import ApiError, bad_request
-from config.sections.failures import FAILURE_TYPES
+from config.sections.api import FAILURE_TYPES
 
 STATUSES = range(400, 600)
 _WHOLE = re.compile(r"[+-]?\d{1,9}", re.ASCII)

@@ -15,7 +15,7 @@ from typing import IO
 from app.fleet.errors import FleetError
 from app.fleet.ports import HOST, Ports
 from app.load.connection import exchange
-from config.table import TABLE
+from config.settings import TABLE
 
 ROOT = Path(__file__).parents[2]
 START_LIMIT_S = 60.0

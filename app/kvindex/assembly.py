@@ -32,8 +32,7 @@ from app.tokenization import LocalTokenizer, Tokenizer, load_tokenizer
 from app.tokenization.discovery import Discovery
 from app.tokenization.library import TokenizerLibrary
 from config import ConfigError, Settings
-from config.kv_index_values import tier_weights, tokenizer_sources
-from config.settings import KVIndexSettings
+from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sources
 
 DEFAULT_BIND = "tcp://*:5557"
 """Where an indexer listens that is told nothing: the port of llm-d's manager."""

@@ -16,10 +16,9 @@ from app.http.errors import bad_request, malformed
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from config import ConfigError
-from config.fake_metrics import merged
-from config.fake_values import FakeMetricsError
+from config.fake_metrics import FakeMetricsError, merged
 from config.live import LiveSettings
-from config.table import TABLE
+from config.settings import TABLE
 
 FAKES = "fake-metrics"
 """The one setting of which only parts are given."""

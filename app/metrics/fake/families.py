@@ -14,8 +14,7 @@ from app.metrics.families import TABLE, build
 from app.metrics.instruments import Gauge
 from app.metrics.text import Family
 from config import Settings
-from config.fake_metrics import FakeMetrics, parse
-from config.fake_values import FakeAdapters, Function
+from config.fake_metrics import FakeAdapters, FakeMetrics, Function, parse
 
 CACHE_CONFIG = "vllm:cache_config_info"
 ROUNDING = 1e-9

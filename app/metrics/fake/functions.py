@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from config.fake_values import Function
+from config.fake_metrics import Function
 
 NANOSECONDS = 1_000_000_000
 """Per second. Time is counted in them, so that the end of a period falls on its instant."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from app.metrics.families import Bounds, token_bounds
-from config.fake_metrics import FakeMetrics
-from config.fake_values import Counts, FakeAdapters, Level
+from config.fake_metrics import Counts, FakeAdapters, FakeMetrics, Level
 
 Told = Level | Counts | Mapping[str, int] | tuple[FakeAdapters, ...]
 """A gauge's level, a histogram's counts per bucket, a counter's number, one per finish reason, adapters."""

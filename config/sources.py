@@ -1,29 +1,44 @@
-"""Settings as environment variables: reading them, and handing flags over to another process."""
+"""What the command line and the environment said, and how a command line is handed over as environment."""
 
 import os
 from collections.abc import Mapping
 
-from config.fields import Setting
-from config.flags import Flags
-from config.settings import Settings
-from config.table import TABLE
+from msgspec import Struct
+
+from config.settings import TABLE, Setting, Settings
 
 PREFIX = "SIM_"
 CONFIG = "SIM_CONFIG"
 EMPTY = '""'
 """An empty variable counts as not set (platforms inject such); these two quotes stand for an empty value."""
 
+IGNORED_SWITCHES = frozenset(
+    {"enforce-eager", "enable-prefix-caching", "enable-auto-tool-choice"}
+    | {"use-vllm-map-event-format"}
+    | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
+)
+IGNORED = IGNORED_SWITCHES | frozenset(
+    {"mm-processor-kwargs", "ec-transfer-config", "tensor-parallel-size", "tool-call-parser"}
+    | {"vmodule", "log-backtrace-at", "log-dir", "log-file", "log-file-max-size", "stderrthreshold"}
+)
+"""Flags of vLLM and of klog (specification, sections 1.3 and 1.4) that are accepted and change nothing."""
 
-def variable(environ: Mapping[str, str], name: str) -> str | None:
-    """The text of a variable, or None when it is not set."""
-    text = environ.get(name) or None
-    return "" if text == EMPTY else text
+
+class Flags(Struct):
+    """What the command line said, not yet read as values."""
+
+    values: dict[str, str | list[str]] = {}
+    """Setting name to its text; a list for list settings."""
+    config: str | None = None
+    help: bool = False
+    version: bool = False
+    warnings: list[str] = []
 
 
 def found(row: Setting, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Name and text of the strongest variable that sets `row`."""
     for name in row.env:
-        text = variable(environ, name)
+        text = _text(environ, name)
         if text is not None:
             return name, text
     return None
@@ -37,10 +52,10 @@ def strangers(environ: Mapping[str, str]) -> list[str]:
 
 def config_path(flags: Flags, environ: Mapping[str, str]) -> str | None:
     """The YAML file that is named by ``--config`` or else ``SIM_CONFIG``."""
-    return (flags.config if flags.config is not None else variable(environ, CONFIG)) or None
+    return (flags.config if flags.config is not None else _text(environ, CONFIG)) or None
 
 
-def environment(flags: Flags, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """Variables to add to `environ` so that a process in another folder loads the same without flags.
 
     `settings` is what `flags` and `environ` led to. Handed over is what the command line said, and the
@@ -49,11 +64,17 @@ def environment(flags: Flags, settings: Settings, environ: Mapping[str, str]) ->
     path = config_path(flags, environ)
     variables = {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
     for row in TABLE:
-        value = getattr(getattr(settings, row.group), row.attribute)
+        value = row.value(settings)
         moved = _absolute(value) if row.path and value is not None else value
         if moved != value or row.name in flags.values:
-            variables[row.env[0]] = row.kind.write(moved) or EMPTY
+            variables[row.env[0]] = row.write(moved) or EMPTY
     return variables
+
+
+def _text(environ: Mapping[str, str], name: str) -> str | None:
+    """The text of a variable, or None when it is not set."""
+    text = environ.get(name) or None
+    return "" if text == EMPTY else text
 
 
 def _absolute(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
