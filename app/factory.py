@@ -28,8 +28,8 @@ from app.clock.clock import Clock
 from app.components import Components, dataset_settings
 from app.dataset import DatasetError, prepare
 from app.engine.lifecycle import Lifecycle
+from app.faults.audit_trail import AuditTrail
 from app.faults.injector import FaultInjector
-from app.faults.verdict import Verdict
 from app.metrics.exposition import Exposition, played
 from app.middleware.api_keys import ApiKeys
 from app.middleware.cors import Cors
@@ -105,7 +105,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     lifecycle = Lifecycle(engine, components.recorder, cache)
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
-    audit = FaultAudit(injector, Verdict(), clock.now)
+    audit = FaultAudit(injector, AuditTrail(), clock.now)
     request_ids = RequestIds(identity.fresh_request_id, settings.api.enable_request_id_headers)
     app = Understudy(engine, middleware_of(settings, live, clock, http_metrics, request_ids, audit))
 

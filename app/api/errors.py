@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from app.http.context import RequestContext
-from app.http.errors import ApiError, bad_request, internal
+from app.http.errors import ApiError, bad_request, internal, not_found
 from app.http.response import Response, json_response
+from app.lora.registry import AdapterError, AdapterNotFound
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
@@ -16,6 +17,10 @@ def as_api_error(error: Exception) -> ApiError:
     """`error` as the client is to see it. What nobody expected is logged, and not told."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, AdapterNotFound):
+        return not_found(str(error))
+    if isinstance(error, AdapterError):
+        return ApiError(400, "InvalidUserInput", str(error))
     if isinstance(error, TokenizerInputError):
         return bad_request(str(error))
     if isinstance(error, TokenizerServiceError):

@@ -8,7 +8,7 @@ from random import Random
 
 from app.faults.fault import Fault
 from app.faults.plan import FaultPlan
-from app.faults.script import Asking
+from app.faults.script import RequestFacts
 from app.http.context import RequestContext
 from app.http.credentials import client_name
 from config.settings import Settings
@@ -26,7 +26,7 @@ class FaultInjector:
 
     def on_settings(self, settings: Settings) -> None:
         """Work by `settings` from now on."""
-        self._plan.apply(settings)
+        self._plan.on_settings(settings)
 
     @property
     def is_quiet(self) -> bool:
@@ -46,14 +46,14 @@ class FaultInjector:
         context.is_generation = True
         if self.spares(context):
             return
-        asking = Asking(
+        facts = RequestFacts(
             context.path,
             model,
             lambda name: context.headers.get(name.lower()),
             partial(client_name, context),
             (context.content_length or 0) / BYTES_PER_TOKEN,
         )
-        fault = self._plan.strike(asking)
+        fault = self._plan.fault_for(facts)
         if fault is None:
             return
         context.keep(fault)

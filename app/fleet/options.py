@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.fleet.policies import POLICIES
+from app.fleet.routing import POLICIES
 from config import ConfigError
 from config.flags import Parser, whole_number
 

@@ -21,10 +21,10 @@ class PlainHandler(Protocol):
     """Names, in lower case, of headers that no plain request has."""
 
     def recognise(self, body: bytes) -> object | None:
-        """What `answer` needs to know of a plain request; None, with nothing drawn or counted, for any other."""
+        """What `answer` needs to know of a plain request; None, with nothing drawn, for any other."""
 
     def answer(self, context: RequestContext, request: Any) -> Response | PendingResponse:
-        """The answer to a request that was recognised. It raises what `Route.on_error` makes a response of."""
+        """The answer to a request that was recognised. It raises what `Route.on_error` answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

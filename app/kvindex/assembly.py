@@ -27,7 +27,7 @@ from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.subscriber import SubscriberSettings
 from app.kvindex.tokenizers import TokenizationSettings
 from app.kvindex.topics import parse
-from app.lora.modules import adapters_of
+from app.lora.registry import adapters_of
 from app.tokenization import LocalTokenizer, Tokenizer, load_tokenizer
 from app.tokenization.discovery import Discovery
 from app.tokenization.library import TokenizerLibrary

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from app.faults.audit_trail import AuditReport, AuditTrail
 from app.faults.client_audit import ClientAudit, Exchange
 from app.faults.damage import DamagedStream
 from app.faults.fault import Fault
 from app.faults.injector import FaultInjector, fault_of
-from app.faults.verdict import Verdict
 from app.http.context import RequestContext
 from app.http.credentials import client_name
 from app.http.response import CLIENT_GONE, Response, StreamingBody
@@ -23,21 +23,21 @@ LONGEST_ID = 128
 class FaultAudit(Middleware):
     """Looks how clients bear the failures that `injector` injects. `now`: monotonic seconds."""
 
-    def __init__(self, injector: FaultInjector, verdict: Verdict, now: Callable[[], float]) -> None:
-        self.verdict = verdict
+    def __init__(self, injector: FaultInjector, trail: AuditTrail, now: Callable[[], float]) -> None:
+        self.trail = trail
         self._injector = injector
         self._now = now
         self._looks = False
         """True as soon as there was an error: only then is there somebody to look at."""
 
-    def report(self, over: bool = False) -> dict[str, object]:
-        """The verdict now; see `Verdict.report`."""
-        return self.verdict.report(self._now(), over)
+    def report(self, over: bool = False) -> AuditReport:
+        """The verdict now; see `AuditTrail.report`."""
+        return self.trail.report(self._now(), over)
 
     def restart(self) -> None:
         """Forget all clients; rules count from their first request again."""
         self._looks = False
-        self.verdict.restart()
+        self.trail.restart()
         self._injector.restart()
 
     def end(self, context: RequestContext, response: Response) -> None:
@@ -64,7 +64,7 @@ class FaultAudit(Middleware):
             retry_after_s=_number(response.headers.get("Retry-After")),
             fault=fault.name,
         )
-        audit = self.verdict.asked(client_name(context), exchange)
+        audit = self.trail.begin(client_name(context), exchange)
         if audit is None:
             return
         if isinstance(response.body, StreamingBody):
@@ -73,7 +73,7 @@ class FaultAudit(Middleware):
         audit.disconnects += gone
         if not gone:
             damaged = fault.damage is not None and not isinstance(fault.damage, MissingDoneRule)
-            audit.got(exchange, exchange.answered_s, exchange.status >= 400 or damaged)
+            self.trail.end(audit, exchange, exchange.answered_s, exchange.status >= 400 or damaged)
 
     def _ended(self, audit: ClientAudit, exchange: Exchange, stream: StreamingBody) -> None:
         """A stream of a client that is looked at has ended."""
@@ -81,7 +81,7 @@ class FaultAudit(Middleware):
         if not stream.gone:
             damaged = stream if isinstance(stream, DamagedStream) else None
             failed, cut_off = (damaged.was_damaged, damaged.is_cut_off) if damaged else (False, False)
-            audit.got(exchange, self._now(), failed, cut_off)
+            self.trail.end(audit, exchange, self._now(), failed, cut_off)
 
 
 def _number(text: str | None) -> float | None:

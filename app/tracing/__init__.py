@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: a span per request, and below it what each sequence went through (docs/tracing.md).
+"""OpenTelemetry traces: names of attributes, and how spans leave (docs/tracing.md).
 
 Off unless `otlp-traces-endpoint` is set; then nothing of OpenTelemetry is imported.
 """

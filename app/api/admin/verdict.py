@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from app.faults.audit_trail import AuditReport
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.route import Route, get
 
-Report = Callable[[bool], dict[str, object]]
+Report = Callable[[bool], AuditReport]
 
 
 def routes(report: Report, restart: Callable[[], None]) -> list[Route]:

@@ -15,7 +15,7 @@ from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.response import Response, json_response
 from app.http.route import Handler
-from app.pooling.relevance import Bag, logit, sigmoid
+from app.pooling.model import Bag, logit, sigmoid
 from app.pooling.turns import Turns
 from app.protocol.pooling import TokenIds
 from app.protocol.scoring import RerankRequest, ScoreInputs, ScoreRequest, ScoringRequest
