@@ -8,8 +8,8 @@ from concurrent.futures import Future
 
 from cachetools import LRUCache, TTLCache
 
+from app.kvindex.discovery import Discovery
 from app.tokenization.base import Tokenizer, TokenizerError, TokenizerLoadError, TokenizerServiceError
-from app.tokenization.discovery import Discovery
 from app.tokenization.offload import call_off_hub
 
 CAPACITY = 20
