@@ -10,7 +10,7 @@ from cachetools import LRUCache, TTLCache
 
 from app.kvindex.discovery import Discovery
 from app.tokenization.base import Tokenizer, TokenizerError, TokenizerLoadError, TokenizerServiceError
-from app.tokenization.offload import call_off_hub
+from app.clock.offload import call_off_hub
 
 CAPACITY = 20
 TIMEOUT_S = 5.0

@@ -29,7 +29,7 @@ from app.kvindex.joint import Beginning
 from app.kvindex.kept import Kept, KeptChunks, Sightings
 from app.tokenization.base import Tokenizer
 from app.tokenization.huggingface import LONG_TEXT, LocalTokenizer
-from app.tokenization.offload import call_off_hub
+from app.clock.offload import call_off_hub
 
 MAX_TOKENS = 2_000_000
 """About 45 MB."""
