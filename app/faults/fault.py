@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from config.sections.api import FAILURE_TYPES
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -19,6 +18,7 @@ from config.fault_rules import (
     TruncatedJsonRule,
     TruncateRule,
 )
+from config.sections.api import FAILURE_TYPES
 
 Damage = DisconnectRule | TruncateRule | TruncatedJsonRule | MalformedChunkRule | MissingDoneRule | EmptyRule
 """What can be done to the bytes of an answer."""

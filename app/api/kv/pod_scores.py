@@ -14,13 +14,13 @@ from app.http.response import Response, json_response
 from app.http.route import Route, post
 from app.kvcache.extra_keys import Placeholder
 from app.kvindex.backend import BackendUnavailable
+from app.kvindex.library import UnknownModelError
 from app.kvindex.scorer import PodScore
 from app.kvindex.service import KvIndex
 from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout
 from app.protocol.decoding import decode
 from app.protocol.pod_scores import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.tokenization import TokenizerLoadError
-from app.tokenization.library import UnknownModelError
 
 ChatAnswer = Literal["scores", "templated"]
 Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest

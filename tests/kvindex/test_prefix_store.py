@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from xxhash import xxh64_intdigest
 
+from app.kvindex import chunks as chunks_module
+from app.kvindex.chunks import CHUNK_BYTES, chunk_keys
+from app.kvindex.prefix_store import PrefixStore
 from app.tokenization import LocalTokenizer, TokenizerInputError
-from app.tokenization import chunks as chunks_module
-from app.tokenization.chunks import CHUNK_BYTES, chunk_keys
 from app.tokenization.folder import TokenizerFolder
-from app.tokenization.prefix_store import PrefixStore
 from app.tokenization.render import RenderTokenizer
+from tests.kvindex.kinds import KINDS, PARTED
 from tests.running_server import ROOT
-from tests.tokenization.kinds import KINDS, PARTED
 
 PROSE = "The capital of France is Paris, and the answer to all of it is 42; the cat sat on the mat. "
 PIECES = (
@@ -232,7 +232,7 @@ def test_other_greenlets_run_while_a_long_text_is_encoded() -> None:
 from gevent import monkey; monkey.patch_all()
 import gevent
 from app.tokenization import default_tokenizer
-from app.tokenization.prefix_store import PrefixStore
+from app.kvindex.prefix_store import PrefixStore
 from app.tokenization.render import RenderTokenizer
 tokenizer, store, ticks = default_tokenizer(), PrefixStore(), []
 def tick():

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tokenization import default_tokenizer
-from app.tokenization.chunks import (
+from app.kvindex.chunks import (
     CHARACTERS_BEHIND,
     CHUNK_BYTES,
     CUTS_BEHIND,
@@ -14,8 +13,10 @@ from app.tokenization.chunks import (
     cuts_from_last,
     join_ids,
 )
+from app.kvindex.cuts import Cutter
+from app.tokenization import default_tokenizer
 
-CUTTER = default_tokenizer().cutter
+CUTTER = Cutter.of(default_tokenizer().backend)
 
 
 @pytest.mark.parametrize("margin", [CHARACTERS_BEHIND, 300])

@@ -3,9 +3,9 @@
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from app.tokenization.cuts import Cutter
-from app.tokenization.locality import is_local, is_local_pattern, marks_words
-from tests.tokenization.kinds import KINDS, LLAMA_3, PARTED
+from app.kvindex.cuts import Cutter
+from app.kvindex.locality import is_local, is_local_pattern, marks_words
+from tests.kvindex.kinds import KINDS, LLAMA_3, PARTED
 
 
 @pytest.mark.parametrize(

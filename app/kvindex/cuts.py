@@ -7,7 +7,7 @@ from unicodedata import category
 
 import tokenizers
 
-from app.tokenization.locality import SPACE_MARK, is_local, marks_words
+from app.kvindex.locality import SPACE_MARK, is_local, marks_words
 
 Cut: TypeAlias = tuple[int, int]
 """Tokens and characters of the text before a place between two words."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from xxhash import xxh64_intdigest
 
-from app.tokenization.cuts import Cut, CutText
+from app.kvindex.cuts import Cut, CutText
 
 CHUNK_BYTES = 256
 CHARACTERS_BEHIND = 32

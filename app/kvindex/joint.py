@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from app.tokenization.chunks import Chunk, cuts_from_last, join_ids
-from app.tokenization.cuts import Cut, CutText
+from app.kvindex.chunks import Chunk, cuts_from_last, join_ids
+from app.kvindex.cuts import Cut, CutText
 
 AGREED_TOKENS, AGREED_CUTS = 12, 4
 """What has to come out again as it is known, at least, up to the end of what is known: three words."""

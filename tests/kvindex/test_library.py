@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from app.clock.clock import VirtualClock
+from app.kvindex import library as library_module
+from app.kvindex.discovery import Discovery
+from app.kvindex.library import TokenizerLibrary, UnknownModelError
 from app.tokenization import (
     LocalTokenizer,
     Tokenizer,
@@ -19,9 +22,6 @@ from app.tokenization import (
     TokenizerLoadError,
     TokenizerServiceError,
 )
-from app.tokenization import library as library_module
-from app.tokenization.discovery import Discovery
-from app.tokenization.library import TokenizerLibrary, UnknownModelError
 from tests.running_server import ROOT
 
 PATIENCE_S = 20.0
@@ -186,8 +186,8 @@ if sys.argv[1] == "patched":
     monkey.patch_all()
 from concurrent.futures import ThreadPoolExecutor
 from app.tokenization import TokenizerError, default_tokenizer
-from app.tokenization.discovery import Discovery
-from app.tokenization.library import TokenizerLibrary
+from app.kvindex.discovery import Discovery
+from app.kvindex.library import TokenizerLibrary
 
 hang = monkey.get_original("threading", "Lock")()
 hang.acquire()

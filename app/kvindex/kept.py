@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from app.tokenization.chunks import Chunk
+from app.kvindex.chunks import Chunk
 
 LEAST_COST = 32
 """Tokens that a chunk counts for at least: its text takes place too."""

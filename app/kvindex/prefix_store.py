@@ -23,13 +23,13 @@ from weakref import WeakKeyDictionary
 
 from xxhash import xxh64_intdigest
 
+from app.clock.offload import call_off_hub
+from app.kvindex.chunks import CHARACTERS_BEHIND, CHUNK_BYTES, Chunk, chunk_keys, cut_chunks
+from app.kvindex.cuts import Cut, Cutter, CutText
+from app.kvindex.joint import Beginning
+from app.kvindex.kept import Kept, KeptChunks, Sightings
 from app.tokenization.base import Tokenizer
-from app.tokenization.chunks import CHARACTERS_BEHIND, CHUNK_BYTES, Chunk, chunk_keys, cut_chunks
-from app.tokenization.cuts import Cut, Cutter, CutText
 from app.tokenization.huggingface import LONG_TEXT, LocalTokenizer
-from app.tokenization.joint import Beginning
-from app.tokenization.kept import Kept, KeptChunks, Sightings
-from app.tokenization.offload import call_off_hub
 
 MAX_TOKENS = 2_000_000
 """About 45 MB."""
@@ -80,6 +80,7 @@ class PrefixStore:
         self._kept = KeptChunks(max_tokens)
         self._seen = Sightings(SEEN_CHUNKS)
         self._tokenizers: WeakKeyDictionary[Tokenizer, int] = WeakKeyDictionary()
+        self._cutters: WeakKeyDictionary[LocalTokenizer, Cutter | None] = WeakKeyDictionary()
         self._serials = count(1)
         self._counts = PrefixCounts()
         self._lock = Lock()
@@ -97,7 +98,7 @@ class PrefixStore:
 
     def encode(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
         """What `tokenizer.encode` returns, and raises."""
-        cutter = tokenizer.cutter if isinstance(tokenizer, LocalTokenizer) else None
+        cutter = self._cutter(tokenizer) if isinstance(tokenizer, LocalTokenizer) else None
         frame = cutter.frame if cutter and add_special_tokens else ([], [])
         content = _utf8(text)
         if cutter is None or frame is None or len(content) < CHUNK_BYTES:
@@ -107,6 +108,14 @@ class PrefixStore:
             return tokenizer.encode(text, add_special_tokens)
         ids = self._encode(tokenizer, cutter, self._chain(tokenizer, text, content))
         return [*frame[0], *ids, *frame[1]] if add_special_tokens else ids
+
+    def _cutter(self, tokenizer: LocalTokenizer) -> Cutter | None:
+        """Found out beside the event loop, once; two that ask at the same time get equal ones."""
+        try:
+            return self._cutters[tokenizer]
+        except KeyError:
+            cutter = self._cutters[tokenizer] = call_off_hub(Cutter.of, tokenizer.backend)
+            return cutter
 
     def _chain(self, tokenizer: Tokenizer, text: str, content: bytes) -> Chain:
         with self._lock:
