@@ -94,8 +94,8 @@ def _show(summaries: Sequence[Summary], options: Options, workload: Workload) ->
     if not chart.can_draw():
         print(chart.HOW_TO_GET)
         return
-    pace = f"{options.rate:g} requests/s" if options.rate else f"{options.concurrency} at once"
-    title = f"{options.pods} pods, {len(workload.asks)} requests, {pace}, "
+    load_told = f"{options.rate:g} requests/s" if options.rate else f"{options.concurrency} at once"
+    title = f"{options.pods} pods, {len(workload.asks)} requests, {load_told}, "
     chart.draw(summaries, title + f"{options.groups} prefixes of {options.prefix_tokens} tokens", options.png)
     print(f"picture: {options.png}")
 
