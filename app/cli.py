@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # As `--help | head` does. What is left is flushed to nobody when Python ends.
+        # As `--help | head` does. What is left in the buffer goes nowhere when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
 

@@ -9,13 +9,14 @@ from functools import partial
 from typing import NoReturn
 
 from config.declaration import DURATION, JSON, OBJECTS, ConfigError
+from config.kinds import SWITCH
 from config.settings import SECTIONS, TABLE, Setting
 from config.sources import IGNORED, IGNORED_SWITCHES, Flags
 from config.validation import suggestion
 
 ABOUT = """\
 Plays a vLLM server on one port. A setting is taken from its flag, else from its environment variable, else
-from the YAML file (--config, SIM_CONFIG), else it has its default. A switch is put off by --no-NAME.
+from the YAML file (--config, SIM_CONFIG), else it has its default. --no-NAME turns a switch off.
 """
 DETAILED = 4
 """klog verbosity from which lines count as debugging."""
@@ -97,8 +98,7 @@ def _parser() -> Parser:
     others.add_argument("--version", action="store_true", help="Show the version of this program and end.")
     others.add_argument("-h", "--help", action="store_true", help="Show this text and end.")
     for name in sorted(IGNORED):
-        forms = [f"--{name}", f"--no-{name}"] if name in IGNORED_SWITCHES else [f"--{name}"]
-        parser.add_argument(*forms, action=_Ignored, dest="warnings", nargs="?", help=argparse.SUPPRESS)
+        _add_ignored(parser, name)
     parser._negative_number_matcher = _NO_FLAG
     return parser
 
@@ -118,6 +118,15 @@ def _add(group: argparse._ArgumentGroup, row: Setting) -> None:
     group.add_argument(f"--{row.name}", dest=row.name, metavar=metavar, nargs="?", const="true", help=help)
     no = f"--no-{row.name}"
     group.add_argument(no, dest=row.name, action="store_const", const="false", help=argparse.SUPPRESS)
+
+
+def _add_ignored(parser: Parser, name: str) -> None:
+    is_switch = name in IGNORED_SWITCHES
+    forms = [f"--{name}", f"--no-{name}"] if is_switch else [f"--{name}"]
+    read = _switch if is_switch else str
+    parser.add_argument(
+        *forms, action=_Ignored, dest="warnings", nargs="?", type=read, help=argparse.SUPPRESS
+    )
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -149,6 +158,13 @@ def _with_dashes(word: str) -> str:
 
 def _without_empty(value: str | list[str]) -> str | list[str]:
     return [item for item in value if item] if isinstance(value, list) else value
+
+
+def _switch(text: str) -> object:
+    try:
+        return SWITCH.read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
 
 
 def _log_level(text: str) -> str:

@@ -157,9 +157,10 @@ _MARKED = (
     Kind(JSON, "must be JSON", str, _json),
     Kind(OBJECTS, "must be a list of texts and objects", tuple[str, ...], _objects),
 )
+SWITCH = Kind("switch", "must be true or false", bool, _switch)
 _PLAIN: dict[object, Kind] = {
     str: Kind("text", "must be text (quote it in YAML)", str),
     int: Kind("whole number", "must be a whole number (of at most 64 bits)", _WHOLE, _stripped),
     float: Kind("number", "must be a number", _FINITE, _number),
-    bool: Kind("switch", "must be true or false", bool, _switch),
+    bool: SWITCH,
 }

@@ -66,7 +66,7 @@ def _build(options: argparse.Namespace, settings: Settings, tokenizer: Tokenizer
         targets.append(output.with_suffix(".json"))
     _check_targets(targets)
     recorder = Recorder(tokenizer)
-    with _told(options.input), _opened(options.input) as file:
+    with _naming_files(options.input), _opened(options.input) as file:
         output.parent.mkdir(parents=True, exist_ok=True)
         with all_or_none(targets) as (sqlite, page, *debug):
             records = recorder.records(islice(conversations(file), options.max_records))
@@ -116,7 +116,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _told(source: Path) -> Iterator[None]:
+def _naming_files(source: Path) -> Iterator[None]:
     """What is wrong with the files, as DatasetError that names them."""
     try:
         yield

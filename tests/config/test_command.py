@@ -60,12 +60,16 @@ def test_the_help_names_the_other_commands() -> None:
     assert told == ["  python -m app dataset --help", "  python -m app fleet --help"]
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("argv", [["--help"], ["dataset", "--help"], ["fleet", "--help"]])
-def test_a_reader_that_goes_early_gets_no_traceback(argv: list[str]) -> None:
+def test_a_reader_that_goes_early_gets_no_traceback(argv: list[str], unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command_line = [sys.executable, "-m", "app", *argv]
-    done = subprocess.run(command_line, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, timeout=50)
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        command_line, cwd=ROOT, env=environ, stdout=writing, stderr=subprocess.PIPE, timeout=50
+    )
     os.close(writing)
     assert done.stderr == b""
 

@@ -79,6 +79,7 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         (["8000"], "unexpected argument '8000'"),
         (["-p", "8000"], "unexpected argument '-p'"),
         (["--model", "a", "b"], "unexpected argument 'b'"),
+        (["--enforce-eager", "a/model"], "flag --enforce-eager: 'a/model' must be true or false"),
         (["--config", "/nowhere.yaml"], "YAML file /nowhere.yaml: cannot be read: No such file or directory"),
     ],
 )
