@@ -15,7 +15,7 @@ from app.api.chat.media import placeholders
 from app.api.chat.tools import calls_of, constraint_of
 from app.api.response_meta import Head
 from app.engine.observer import Observer
-from app.engine.request import Generation
+from app.engine.request import EngineRequest
 from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.lora.registry import LoRARegistry
@@ -86,7 +86,7 @@ class RequestBuilder:
 
     def choices(
         self, request: GenerateRequest, wanted: Wanted, prompt: Prompt, number: int, most_tokens: int
-    ) -> list[Generation]:
+    ) -> list[EngineRequest]:
         """All n choices of prompt `number`: they differ in their place and, if there is one, their seed.
 
         ApiError 400 when tools or the wanted form make no sense.
@@ -100,10 +100,10 @@ class RequestBuilder:
 
     def _first(
         self, request: GenerateRequest, wanted: Wanted, prompt: Prompt, number: int, most_tokens: int
-    ) -> Generation:
+    ) -> EngineRequest:
         n, stop = request.n or 1, request.stop or ()
         model = wanted.head.model
-        return Generation(
+        return EngineRequest(
             request_id=wanted.head.id,
             index=number * n,
             model=model,
@@ -143,7 +143,7 @@ class RequestBuilder:
             return {}
         calls = calls_of(request, self.settings.tools, self.schemas)
         thoughts = {"reasoning": self.thinks(request), "thinking_budget": request.thinking_token_budget}
-        return {"calls": calls, **thoughts}
+        return {"tool_calls": calls, **thoughts}
 
     def _least_hit_rate(self, request: GenerateRequest) -> float:
         """The request's own threshold if it has one, else the server's (simulator.md 13.7)."""

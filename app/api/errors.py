@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 
+from app.engine import errors as engine
+from app.engine.errors import EngineError
 from app.http.context import RequestContext
-from app.http.errors import ApiError, bad_request, internal, not_found
+from app.http.errors import (
+    ApiError,
+    bad_request,
+    internal,
+    not_found,
+    retryable,
+    too_many,
+    unavailable,
+)
 from app.http.response import Response, json_response
 from app.lora.registry import AdapterError, AdapterNotFound
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
 
+ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingProxyType(
+    {
+        engine.Draining: unavailable,
+        engine.TooManyRequests: unavailable,
+        engine.QueueFull: too_many,
+        engine.KVCacheFull: retryable,
+        engine.PromptExceedsCache: bad_request,
+        engine.SchemaUnsatisfiable: bad_request,
+        engine.InvalidSleepLevel: partial(bad_request, param="level"),
+        engine.UnknownWakeTags: partial(bad_request, param="tags"),
+    }
+)
+"""What each error of the engine is for a client."""
+
 
 def as_api_error(error: Exception) -> ApiError:
     """`error` as the client is to see it. What nobody expected is logged, and not told."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, EngineError) and (known := ENGINE_ERRORS.get(type(error))) is not None:
+        return known(str(error))
     if isinstance(error, AdapterNotFound):
         return not_found(str(error))
     if isinstance(error, AdapterError):
@@ -28,6 +57,13 @@ def as_api_error(error: Exception) -> ApiError:
         return internal(str(error))
     log.error("a request failed unexpectedly", exc_info=error)
     return internal("The server failed to handle the request.")
+
+
+def as_stream_error(error: Exception) -> ApiError:
+    """`error`, which ended a generation that had begun, as the client is to see it."""
+    if isinstance(error, ApiError | EngineError):
+        return as_api_error(error)
+    return internal("The generation failed.")
 
 
 def error_response(error: Exception) -> Response:

@@ -64,7 +64,7 @@ class Frontend:
         """
         self.faults.inject(context, request.model)
         model = self.models.resolve(request.model)
-        self.responder.engine.preflight(request.n or 1)
+        self.responder.engine.check_accepting(request.n or 1)
         rules.check_choices(request)
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(request, name, None):
@@ -128,7 +128,7 @@ class Frontend:
             raise
         together = len(prompts) * (request.n or 1)
         # Before as many engine requests are made as a hostile request asks for.
-        responder.engine.admit(together)
+        responder.engine.check_admission(together)
         fault = fault_of(context)
         wanted = Wanted(
             head=head,

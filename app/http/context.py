@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from app.http.connection import Connection
 from app.http.route import Route
 
 T = TypeVar("T")
-SequenceObserver = Callable[[Any], Callable[[Any], None] | None]
+SequenceObserver = Callable[..., Callable[..., None] | None]
 
 
 class Readable(Protocol):

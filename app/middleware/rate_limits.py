@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from app.clock.clock import Clock
 from app.clock.token_bucket import ROUNDING_S, TokenBucket
 from app.engine.observer import Outcome, Watch
-from app.engine.request import Generation
+from app.engine.request import EngineRequest
 from app.http.context import RequestContext
 from app.http.credentials import bearer
 from app.http.errors import too_many
@@ -123,7 +123,7 @@ class RateLimits(Middleware):
         if bucket is not None:
             bucket.spend(tokens, self._clock.now())
 
-    def _observe(self, caller: bytes, request: Generation) -> Watch:
+    def _observe(self, caller: bytes, request: EngineRequest) -> Watch:
         """Charge what a sequence uses: the prompt once, each choice at its end."""
         if request.index % request.n == 0:
             self.charge(caller, len(request.prompt_ids))

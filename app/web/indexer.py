@@ -6,7 +6,7 @@ from app.api.admin import health, metrics
 from app.api.kv import index as kv_index
 from app.api.kv import pod_scores
 from app.api.responder import ServerLoad
-from app.clock.live import LiveClock
+from app.clock.clock import LiveClock
 from app.http.body import BodyLimits
 from app.kvcache.publisher import Publisher
 from app.kvindex.assembly import Listening, aliases, fed, index_of

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from app.api.admin.peer_ranks import PeerRanks
-from app.engine.client import Service
+from app.engine.client import EngineClient
 from app.engine.lifecycle import Lifecycle
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
@@ -26,7 +26,7 @@ CHECK = "/admin/config?check=true"
 
 
 def routes(
-    live: LiveSettings, lifecycle: Lifecycle, service: Service, body: BodyLimits, siblings: PeerRanks
+    live: LiveSettings, lifecycle: Lifecycle, service: EngineClient, body: BodyLimits, siblings: PeerRanks
 ) -> list[Route]:
     """A request with `?ranks=all` concerns all ranks, and is answered by rank."""
 
@@ -67,8 +67,7 @@ def routes(
     def drain(context: RequestContext) -> Response:
         """Take no more requests and be unready; what runs goes on."""
         lifecycle.drain()
-        executor = service.executor
-        told = {"status": "draining", "running": executor.running, "waiting": executor.waiting}
+        told = {"status": "draining", "running": service.running, "waiting": service.waiting}
         return for_all(context, lambda: told)
 
     return [

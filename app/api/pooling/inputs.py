@@ -21,7 +21,7 @@ def enter(frontend: Frontend, asked: PoolingFields) -> str:
         if getattr(asked, name, None):
             raise bad_request(f"{name} is for models that take more than text.", name)
     model = frontend.models.resolve(asked.model)
-    frontend.responder.engine.preflight(0)
+    frontend.responder.engine.check_accepting(0)
     keep, most = asked.truncate_prompt_tokens, frontend.limits.max_model_len
     if keep is not None and keep > most:
         raise bad_request(f"truncate_prompt_tokens={keep} is more than the context of {most} tokens")

@@ -16,8 +16,8 @@ from app.api.responses.store import KeptResponse, ResponseStore
 from app.api.responses.writer import ResponseAnswer
 from app.api.writer import Answer
 from app.engine.client import EngineClient
-from app.engine.outputs import Event, Failed, Started, Tokens
-from app.engine.request import Generation
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.request import EngineRequest
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.sse import MEDIA_TYPE
@@ -31,14 +31,16 @@ class BackgroundRun:
         self._store = store
         self._answer: ResponseAnswer | None = None
 
-    def start(self, engine: EngineClient, generations: Sequence[Generation], answer: ResponseAnswer) -> None:
-        """Begin. Raises ApiError as `EngineClient.submit` does, and nothing is kept then."""
+    def start(
+        self, engine: EngineClient, generations: Sequence[EngineRequest], answer: ResponseAnswer
+    ) -> None:
+        """Begin. Raises EngineError as `EngineClient.submit` does, and nothing is kept then."""
         self._answer = answer
         self._tell(answer.opening())
         self.kept.abort = engine.submit(generations, self.emit).abort
         self._store.keep(self.kept)
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: EngineOutput) -> None:
         """Take an event of the service."""
         assert self._answer is not None
         if type(event) is Started:
@@ -72,7 +74,7 @@ class Background(Responder):
 
     def respond(
         self,
-        requests: Sequence[Generation],
+        requests: Sequence[EngineRequest],
         writer: Answer,
         stream: bool,
         context: RequestContext,

@@ -1,4 +1,4 @@
-"""Serving and simulation put together on a virtual clock, with everything that happens written down."""
+"""An engine with a simulated model on a virtual clock, and everything that comes out of it written down."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from random import Random
 from typing import Any
 
 from app.clock.clock import VirtualClock
-from app.clock.timer_wheel import SLOTS_PER_S, TimerWheel
+from app.clock.streams import Streams
+from app.clock.timer_wheel import SLOTS_PER_S
 from app.dataset import Datasets
 from app.engine.cache_manager import KVCacheManager
-from app.engine.client import SequenceGroup, Service
-from app.engine.outputs import Event, Failed, Started, Tokens
-from app.engine.request import Generation
-from app.engine.timing import Latency
+from app.engine.client import Handle
+from app.engine.engine import Engine
+from app.engine.observer import Observer
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.request import EngineRequest
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher
@@ -22,10 +24,9 @@ from app.lora.slots import LoRASlots
 from app.metrics.recorder import Recorder
 from app.schema import Schemas
 from app.simulated.corpus import Corpus, sample_sentences
-from app.simulated.engine import Simulation
 from app.simulated.model import SimulatedModel
 from app.tokenization import Tokenizer, load_tokenizer
-from config.settings import LatencySettings, ReplySettings, Settings
+from config.settings import KVCacheSettings, LatencySettings, ReplySettings, SchedulingSettings, Settings
 
 BLOCK_TOKENS = 8
 SLOT_S = 1 / SLOTS_PER_S
@@ -46,11 +47,11 @@ def embedded_tokenizer() -> Tokenizer:
 
 
 @cache
-def embedded_phrasebook() -> Corpus:
+def embedded_corpus() -> Corpus:
     return Corpus(embedded_tokenizer(), sample_sentences())
 
 
-def generation(**fields: Any) -> Generation:
+def engine_request(**fields: Any) -> EngineRequest:
     """A generation of exactly five tokens, unless `fields` say otherwise."""
     given = {
         "request_id": "cmpl-1",
@@ -64,15 +65,15 @@ def generation(**fields: Any) -> Generation:
         "ignore_eos": True,
         **fields,
     }
-    return Generation(**given)  # type: ignore[arg-type]
+    return EngineRequest(**given)  # type: ignore[arg-type]
 
 
-class House:
-    """`places` and limits as of `Service`; `latency` are fields of LatencySettings."""
+class Harness:
+    """`sections` are sections of Settings, `latency` fields of LatencySettings."""
 
     def __init__(
         self,
-        places: int = 2,
+        slots: int = 2,
         max_waiting: int = 100,
         max_unfinished: int | None = None,
         mode: str = "random",
@@ -80,20 +81,34 @@ class House:
         adapters: Sequence[str] = (),
         max_loras: int = 1,
         by_priority: bool = False,
-        rooms: Mapping[str, Any] | None = None,
+        sections: Mapping[str, Any] | None = None,
         blocks: int | None = None,
         refuses_full: bool = False,
         **latency: Any,
     ) -> None:
         self.adapters = set(adapters)
         self.clock = VirtualClock(START_S)
-        self.pacer = TimerWheel(self.clock)
         self.recorder = Recorder("test", 4096, {}, max_loras=max_loras)
-        waits = Latency(LatencySettings(**latency), places, lambda: self.service.running, Random(seed))
-        tokenizer, phrasebook = embedded_tokenizer(), embedded_phrasebook()
-        settings = Settings(reply=ReplySettings(mode=mode), **(rooms or {}))  # type: ignore[arg-type]
-        author = SimulatedModel(
-            settings, tokenizer, phrasebook, Datasets({}), Schemas(), Random(seed), Random(seed)
+        settings = Settings(
+            reply=ReplySettings(mode=mode),  # type: ignore[arg-type]
+            latency=LatencySettings(**latency),
+            scheduling=SchedulingSettings(
+                max_num_seqs=slots,
+                max_waiting_queue_length=max_waiting,
+                max_num_queued_reqs=max_unfinished,
+                scheduling_policy="priority" if by_priority else "fcfs",
+            ),
+            kvcache=KVCacheSettings(kv_cache_full="refuse" if refuses_full else "wait"),
+            **(sections or {}),
+        )
+        model = SimulatedModel(
+            settings,
+            embedded_tokenizer(),
+            embedded_corpus(),
+            Datasets({}),
+            Schemas(),
+            Random(seed),
+            Random(seed),
         )
         self.kv_events: list[KVEvent] = []
         self.cache = None
@@ -101,29 +116,29 @@ class House:
             hasher = BlockHasher("sha256_cbor", BLOCK_TOKENS, "0", Random(seed))
             cache = KVCache(blocks, hasher)
             self.cache = KVCacheManager(cache, self.recorder, lambda name: "/" + name, self.kv_events.extend)
-        simulation = Simulation(author, tokenizer, waits, self.pacer, self.clock, self.cache)
-        self.residents = LoRASlots(max_loras, lambda adapter: adapter in self.adapters)
-        self.service = Service(
-            simulation,
-            self.recorder,
-            self.clock,
-            places,
-            max_waiting,
-            max_unfinished,
-            self.residents,
-            by_priority,
-            refuses_full,
+        self.lora = LoRASlots(max_loras, lambda adapter: adapter in self.adapters)
+        self.engine = Engine(
+            settings, model, self.recorder, self.clock, Streams(seed, 0), self.lora, self.cache
         )
-        self.events: list[tuple[str, Event]] = []
+        self.wheel = self.engine.wheel
+        self.observers: list[Observer] = []
+        """Asked about every sequence."""
+        self.events: list[tuple[str, EngineOutput]] = []
         """(request id, event) as they came."""
 
-    def ask(self, request_id: str = "a", choices: int = 1, **fields: Any) -> SequenceGroup:
+    def ask(self, request_id: str = "a", choices: int = 1, **fields: Any) -> Handle:
         """A request of `choices` choices that arrives now."""
-        given = {"request_id": request_id, "arrival_s": self.clock.now(), "n": choices, **fields}
-        asked = [generation(**given, index=index) for index in range(choices)]
-        return self.service.submit(asked, lambda event: self.events.append((request_id, event)))
+        given = {
+            "request_id": request_id,
+            "arrival_s": self.clock.now(),
+            "n": choices,
+            "observers": self.observers,
+            **fields,
+        }
+        asked = [engine_request(**given, index=index) for index in range(choices)]
+        return self.engine.submit(asked, lambda event: self.events.append((request_id, event)))
 
-    def of(self, request_id: str = "a", index: int = 0) -> list[Event]:
+    def of(self, request_id: str = "a", index: int = 0) -> list[EngineOutput]:
         """The events of one choice."""
         return [event for name, event in self.events if name == request_id and event.index == index]
 
@@ -154,5 +169,5 @@ class House:
         return self.metric("num_requests_running"), self.metric("num_requests_waiting")
 
     def is_idle(self) -> bool:
-        executor = self.service.executor
+        executor = self.engine.executor
         return self.gauges() == (0, 0) and (executor.running, executor.waiting) == (0, 0)
