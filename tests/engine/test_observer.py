@@ -112,7 +112,7 @@ def test_the_outcome_comes_after_the_last_event() -> None:
     harness = Observed()
     events: list[EngineOutput | Outcome] = []
     harness.observers.append(lambda generation: events.append)
-    harness.engine.submit([engine_request()], events.append)
+    harness.engine.submit([engine_request(observers=harness.observers)], events.append)
     harness.clock.advance(30)
     assert isinstance(events[-1], Outcome)
     assert sum(isinstance(event, Outcome) for event in events) == 1
