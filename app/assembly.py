@@ -109,7 +109,7 @@ def fakes_of(components: Components) -> FakeFamilies:
         str(components.rank),
         clock=components.clock.now,
     )
-    components.live.subscribe(fakes.follow)
+    components.live.subscribe(fakes.on_settings)
     return fakes
 
 

@@ -30,7 +30,7 @@ from app.dataset import DatasetError, prepare
 from app.engine.lifecycle import Lifecycle
 from app.faults.audit_trail import AuditTrail
 from app.faults.injector import FaultInjector
-from app.metrics.exposition import Exposition, played
+from app.metrics.exposition import Exposition, engine_families
 from app.middleware.api_keys import ApiKeys
 from app.middleware.cors import Cors
 from app.middleware.faults import FaultAudit
@@ -109,7 +109,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     request_ids = RequestIds(identity.fresh_request_id, settings.api.enable_request_id_headers)
     app = Understudy(engine, middleware_of(settings, live, clock, http_metrics, request_ids, audit))
 
-    families = [played(components.recorder, fakes_of(components))]
+    families = [engine_families(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
     if settings.kvindex.kv_index:
         from app.web.indexer import add_index
