@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from app.clock.live import LiveClock
+from app.clock.clock import LiveClock
 from app.clock.streams import Streams
 from app.dataset import Datasets, open_datasets
 from app.lora.registry import LoRARegistry, adapters_of

@@ -9,7 +9,8 @@ from typing import TypedDict
 from gunicorn.glogging import Logger
 from pythonjsonlogger.json import JsonFormatter
 
-from app.http.environ import REQUEST_ID
+from app.http.context import RequestContext
+from app.http.wsgi import CONTEXT
 from config.settings import LogSettings
 
 NO_REQUEST = "-"
@@ -57,7 +58,8 @@ class _AccessLine(TypedDict):
 
 def _access_fields(atoms: Mapping[str, object]) -> _AccessLine:
     path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
-    identifier = atoms.get(f"{{{REQUEST_ID}}}e") or NO_REQUEST
+    context = atoms.get(f"{{{CONTEXT}}}e")
+    identifier = context.request_id if isinstance(context, RequestContext) else ""
     return {
         "client": atoms.get("h"),
         "method": atoms.get("m"),
@@ -65,7 +67,7 @@ def _access_fields(atoms: Mapping[str, object]) -> _AccessLine:
         "status": _whole(atoms.get("s")),
         "bytes": _whole(atoms.get("B")),
         "duration": _whole(atoms.get("D")) / 1_000_000,
-        "request_id": identifier if identifier != NO_REQUEST else request_id.get(),
+        "request_id": identifier or request_id.get(),
     }
 
 
@@ -96,6 +98,19 @@ class ServerLogger(Logger):  # type: ignore[misc]
     @property
     def access_log_enabled(self) -> bool:
         return bool(self.access_log.isEnabledFor(logging.INFO))
+
+    def access_line(self, context: RequestContext, status: int, bytes_sent: int, seconds: float) -> None:
+        """Write the line of an exchange that did not pass through gunicorn's own response."""
+        atoms = {
+            "h": context.client,
+            "m": context.method,
+            "{raw_uri}e": context.target,
+            "s": str(status),
+            "B": bytes_sent,
+            "D": int(seconds * 1_000_000),
+            f"{{{CONTEXT}}}e": context,
+        }
+        self.access_log.info("", atoms)
 
 
 def logconfig(settings: LogSettings) -> dict[str, object]:

@@ -1,196 +1,409 @@
-"""The life of one generation: waiting, prefill, decode, over; and what the metrics learn of it."""
+"""One choice of a request in the engine: it waits for a slot, runs, emits its tokens and is counted.
+
+The sequence itself stands in the waiting queue, holds the slot and waits in the timer wheel: nothing else is
+made for it, and nothing for a token but the output.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from app.clock.clock import Clock
+from app.clock.timer_wheel import TimerWheel
+from app.engine.cache_manager import SequenceBlocks
+from app.engine.client import Emit
 from app.engine.executor import SlotExecutor
-from app.engine.observer import Outcome, Watch, tell
-from app.engine.outputs import Event, Failed, Finish, Started, Tokens
-from app.engine.request import Generation
-from app.engine.runner import Performance
-from app.engine.waiting import Turn
+from app.engine.observer import Outcome, Watch, notify
+from app.engine.outputs import Failed, Finish, Started, Tokens
+from app.engine.reply import Reply
+from app.engine.request import EngineRequest
+from app.engine.timing import PerRequestTiming
 from app.metrics.recorder import Recorder
+from app.metrics.sequences import FinishReason
 
-COUNTED_AS = {"cache_threshold": "stop"}
-"""Reasons that vLLM's metrics do not know."""
+ABORT = Finish("abort")
+CACHE_THRESHOLD = Finish("cache_threshold")
+COUNTED_AS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "abort": "abort",
+    "cache_threshold": "stop",
+}
+"""What vLLM's metrics call the reasons to finish."""
+MOST_AT_ONCE = 1024
+"""Tokens in one output, fewer with log probabilities: nobody has to render more in one go."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What all sequences of an engine run on."""
+
+    clock: Clock
+    wheel: TimerWheel
+    timing: PerRequestTiming
+    executor: SlotExecutor
+    recorder: Recorder
 
 
 class Sequence:
-    """One choice. It holds its place from `start` until its last token, failure or abort.
+    """One choice. It holds its slot from `start` until its last token, failure or abort.
 
-    `place` is the future of its turn in the executor; `leave`, made when the start was not yet the end,
-    gives the place back.
+    Moments are absolute: start + time to first token + the sum of the waits so far. Tokens that have become
+    due together leave in one output, if they belong to the same part of the reply.
     """
 
+    # Thousands of sequences take their turns one after another: each must touch little memory.
     __slots__ = (
         "_begun",
+        "_blocks",
         "_cached_tokens",
-        "_clock",
+        "_delays",
+        "_due_s",
         "_emit",
-        "_ended",
-        "_executor",
+        "_finish",
         "_first_s",
+        "_holds_slot",
+        "_ids",
+        "_index",
         "_last_s",
-        "_leave",
-        "_performance",
+        "_most",
+        "_part",
+        "_part_end",
+        "_parts_done",
+        "_position",
         "_queued",
-        "_recorder",
+        "_reply",
+        "_runtime",
         "_scheduled_s",
-        "_watches",
-        "generation",
+        "_submission",
+        "_takes_turns",
+        "_texts",
+        "adapter",
         "over",
-        "place",
+        "priority",
+        "request",
         "tokens",
+        "watches",
     )
 
     def __init__(
         self,
-        generation: Generation,
-        performance: Performance,
-        recorder: Recorder,
-        clock: Clock,
-        emit: Callable[[Event], None],
-        ended: Callable[[Sequence], None],
-        watches: Iterable[Watch] = (),
+        request: EngineRequest,
+        reply: Reply,
+        blocks: SequenceBlocks | None,
+        runtime: Runtime,
+        emit: Emit,
+        submission: Submission,
     ) -> None:
-        self.generation = generation
-        self.place: Future[None] | None = None
-        self.over = False
-        self._executor: SlotExecutor | None = None
-        self._leave: Future[None] | None = None
+        self.request, self.adapter, self.priority = request, request.adapter, request.priority
+        self.watches: Iterable[Watch] = ()
+        """Told how it went, when it is over."""
         self.tokens = 0
-        self._performance = performance
-        self._recorder = recorder
-        self._clock = clock
+        """Emitted so far."""
+        self.over = False
+        self._reply, self._texts, self._ids, self._finish = reply, reply.texts, reply.ids, reply.finish
+        self._blocks = blocks
+        self._runtime = runtime
         self._emit = emit
-        self._ended = ended
-        self._watches = tuple(watches)
-        self._queued = False
-        self._begun = False
+        self._submission = submission
+        self._index, self._takes_turns = request.index, request.together > 1
+        self._delays = dict(request.delays) if request.delays else None
+        self._most = MOST_AT_ONCE if request.logprobs is None else MOST_AT_ONCE // (request.logprobs + 2) or 1
+        self._position = self._parts_done = 0
+        self._part_end, self._part = reply.spans[0] if reply.spans else (len(reply.texts), None)
+        self._queued = self._holds_slot = self._begun = False
         self._cached_tokens = 0
         self._scheduled_s: float | None = None
         self._first_s: float | None = None
-        self._last_s = 0.0
+        self._last_s = self._due_s = 0.0
 
-    def submit(self, executor: SlotExecutor) -> None:
-        """Ask for a place; waits in line when none is free."""
-        self._executor = executor
-        generation = self.generation
-        self.place = executor.take_turn(
-            Turn(generation.adapter, generation.priority, self._performance.fits), self.start
-        )
-        if self._scheduled_s is None and not self.over:
+    def fits(self) -> bool:
+        """Whether the KV cache has room for the prompt now."""
+        return self._blocks is None or self._blocks.fits()
+
+    def enter(self) -> None:
+        """Ask for a slot; wait in the queue when none is free."""
+        if not self._runtime.executor.enter(self) and not self.over:
             self._queued = True
-            self._recorder.waiting(1, generation.adapter)
+            self._runtime.recorder.waiting(1, self.adapter)
 
-    def start(self) -> Future[None] | None:
-        """The executor gives a place; it is ours until the returned future is done, if there is one."""
-        self._scheduled_s = self.generation.arrival_s
+    def start(self) -> bool:
+        """A slot is ours; what is due already is emitted before this returns. False when that was all."""
+        runtime, now_s = self._runtime, self._runtime.clock.now()
+        self._scheduled_s = self.request.arrival_s
         if self._queued:
             self._queued = False
-            self._recorder.waiting(-1, self.generation.adapter)
-            self._scheduled_s = self._clock.now()
-        self._recorder.running(1, self.generation.adapter)
+            runtime.recorder.waiting(-1, self.adapter)
+            self._scheduled_s = now_s
+        runtime.recorder.running(1, self.adapter)
         try:
-            self._performance.start(self._on_event, self._scheduled_s)
+            due_s = self._prefill(self._scheduled_s)
+            next_s = self.turn(now_s) if due_s <= now_s else due_s
         except Exception as error:
-            self._on_event(Failed(self.generation.index, error))
-        if self.over:
-            return None
-        self._leave = Future()
-        return self._leave
+            log.exception("a sequence failed at its start")
+            self.fail(error)
+            return False
+        if self.over or next_s is None:
+            return False
+        self._holds_slot = True
+        runtime.wheel.add(next_s, self)
+        return True
 
-    def abort(self) -> None:
-        """The client is gone: stop playing, give the place or the turn in line back."""
+    def _prefill(self, at_s: float) -> float:
+        """Begin at `at_s`; when the first token is due."""
+        request = self.request
+        prompt_tokens = len(request.prompt_ids)
+        if self._blocks is not None:
+            self._cached_tokens = self._blocks.allocate()
+        if self._cached_tokens < request.least_hit_rate * prompt_tokens:
+            # Too little is cached: the reply is empty, and comes at once (simulator.md 13.7).
+            self._reply = Reply((), (), CACHE_THRESHOLD)
+            self._texts, self._ids, self._finish = (), (), CACHE_THRESHOLD
+            self._part_end, self._part = 0, None
+            self._due_s = at_s
+            return at_s
+        self._due_s = at_s + self._runtime.timing.time_to_first_token(
+            prompt_tokens, self._cached_tokens, request.remote_prefill
+        )
+        if self._delays is not None:
+            self._due_s += self._delays.get(0, 0.0)
+        return self._due_s
+
+    def turn(self, now_s: float) -> float | None:
+        """Emit what is due at `now_s`; when the next token is due, None when that was the last."""
+        if self.over:  # the wheel forgets us now
+            return None
+        if not self._begun:
+            self._begun = True
+            self._emit(Started(self._index, self._due_s, self._cached_tokens, self._reply.prompt_logprobs))
+            if self.over:  # aborted by whoever took it
+                return None
+        start, part = self._position, self._part
+        stop, at_s, next_s = self._due_together(start, now_s)
+        total = len(self._texts)
+        if stop >= self._part_end and stop < total:
+            next_s += self._next_part(stop)
+        self._position, self._due_s = stop, next_s
+        texts, ids = self._texts[start:stop], self._ids[start:stop]
+        logprobs = self._reply.logprobs
+        if logprobs is not None:
+            logprobs = logprobs[start:stop]
+        if self._blocks is not None:
+            self._blocks.append(ids)
+        self._count(len(ids), at_s)
+        if stop < total:
+            self._emit(Tokens(self._index, texts, ids, at_s, logprobs, None, part))
+            # Choices that are late together take turns: none goes back before the moment of the others.
+            return next_s if next_s > now_s else now_s
+        self._release()
+        finish = self._finish
+        self._emit(Tokens(self._index, texts, ids, at_s, logprobs, finish, part))
+        if not self.over:
+            self._end(COUNTED_AS[finish.reason])
+        return None
+
+    def _due_together(self, start: int, now_s: float) -> tuple[int, float, float]:
+        """The end of the tokens that leave now, and the moments of the last of them and of the next token."""
+        at_s = next_s = self._due_s
+        stop, end = start + 1, self._part_end
+        if stop >= end:
+            return stop, at_s, next_s
+        if end > start + self._most:
+            end = start + self._most
+        gap_s = self._runtime.timing.constant_gap_s
+        if gap_s is None or self._delays is not None:
+            gap_s = self._gap(stop)
+        next_s += gap_s
+        if next_s > now_s or self._takes_turns:
+            return stop, at_s, next_s
+        if gap_s == 0.0 == self._runtime.timing.constant_gap_s and self._delays is None:
+            return end, at_s, next_s
+        while True:
+            at_s = next_s
+            stop += 1
+            if stop < self._part_end:
+                next_s += self._gap(stop)
+            if stop >= end or next_s > now_s:
+                return stop, at_s, next_s
+
+    def _gap(self, token: int) -> float:
+        """Seconds between the token before `token` and that one."""
+        gap_s = self._runtime.timing.inter_token()
+        return gap_s if self._delays is None else gap_s + self._delays.get(token, 0.0)
+
+    def _next_part(self, token: int) -> float:
+        """Go on to the part that begins with `token`; the seconds until it is due."""
+        self._parts_done += 1
+        self._part_end, self._part = self._reply.spans[self._parts_done]
+        drawn = self._part is not None and self._part.kind == "image"
+        return self._runtime.timing.image() if drawn else self._gap(token)
+
+    def fail(self, error: Exception) -> None:
+        """It broke, or its output could not be taken: end it, and say so."""
         if self.over:
             return
-        self._performance.cancel()
-        if self._executor is not None and self.place is not None and self._queued:
-            self._executor.forget(self.place)
+        self._end("error")
+        try:
+            self._emit(Failed(self._index, error))
+        except Exception:
+            log.exception("the failure of a sequence could not be told")
+
+    def abort(self) -> None:
+        """Emit nothing more, and give the slot, or the place in the queue, back."""
+        if self.over:
+            return
+        if self._queued:
+            self._runtime.executor.forget(self)
+        self._texts = self._ids = ()  # the wheel may keep us for a while
         self._end("abort")
 
     def interrupt(self) -> None:
-        """The server ends it: as `abort`, but whoever listens is told."""
+        """As `abort`, but whoever takes the outputs is told that it ended so."""
         if self.over:
             return
-        begun = self._begun
         self.abort()
-        now_s, index = self._clock.now(), self.generation.index
-        if not begun:
-            self._emit(Started(index, now_s))
-        self._emit(Tokens(index, (), (), now_s, None, Finish("abort")))
+        now_s = self._runtime.clock.now()
+        if not self._begun:
+            self._emit(Started(self._index, now_s))
+        self._emit(Tokens(self._index, (), (), now_s, None, ABORT))
 
-    def _on_event(self, event: Event) -> None:
-        if type(event) is Tokens:
-            count = len(event.ids)
-            self.tokens += count
-            if self._first_s is None:
-                self._first_token(event)
-            elif count:
-                self._recorder.decoded(count, (event.at_s - self._last_s) / count, event.at_s)
-            self._last_s = event.at_s
-            self._emit(event)
-            if event.finish is not None and not self.over:
-                self._end(COUNTED_AS.get(event.finish.reason, event.finish.reason))
-            return
-        if type(event) is Started:
-            self._begun = True
-            self._cached_tokens = event.cached_tokens
-        elif not self.over:
-            self._end("error")
-        self._emit(event)
+    def _count(self, tokens: int, at_s: float) -> None:
+        """`tokens` more are out, the last at `at_s`."""
+        self.tokens += tokens
+        recorder = self._runtime.recorder
+        if self._first_s is not None:
+            if tokens:
+                recorder.decoded(tokens, (at_s - self._last_s) / tokens, at_s)
+        else:
+            # Several tokens at once are one first token, and more that follow without a wait.
+            self._first_s = at_s
+            request = self.request
+            ttft_s, prompt_tokens = at_s - request.arrival_s, len(request.prompt_ids)
+            recorder.prefilled(ttft_s, prompt_tokens, self._cached_tokens, at_s, min(tokens, 1))
+            if tokens > 1:
+                recorder.decoded(tokens - 1, 0.0, at_s)
+        self._last_s = at_s
 
-    def _first_token(self, event: Tokens) -> None:
-        """Several tokens at once are one first token, and more that follow without a wait."""
-        at_s, generation = event.at_s, self.generation
-        self._first_s = at_s
-        prompt_tokens = len(generation.prompt_ids)
-        ttft_s, count = at_s - generation.arrival_s, len(event.ids)
-        self._recorder.prefilled(ttft_s, prompt_tokens, self._cached_tokens, at_s, min(count, 1))
-        if count > 1:
-            self._recorder.decoded(count - 1, 0.0, at_s)
+    def _release(self) -> None:
+        blocks, self._blocks = self._blocks, None
+        if blocks is not None:
+            blocks.release()
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: FinishReason) -> None:
+        self._release()
+        runtime, now_s = self._runtime, self._runtime.clock.now()
         if self._queued:
             self._queued = False
-            self._recorder.waiting(-1, self.generation.adapter)
+            runtime.recorder.waiting(-1, self.adapter)
         elif self._scheduled_s is not None:
-            self._recorder.running(-1, self.generation.adapter)
+            runtime.recorder.running(-1, self.adapter)
         self.over = True
-        self._record_end(reason)
-        self._ended(self)
-        if self._watches:
-            tell(self._watches, self._outcome(reason))
-        if self._leave is not None:
-            self._leave.set_result(None)
+        self._count_end(reason, now_s)
+        self._submission.ended(self)
+        if self.watches:
+            notify(self.watches, self._outcome(reason, now_s))
+        if self._holds_slot:
+            self._holds_slot = False
+            runtime.executor.leave(self)
 
-    def _outcome(self, reason: str) -> Outcome:
+    def _count_end(self, reason: FinishReason, now_s: float) -> None:
+        request = self.request
+        scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
+        first_s = scheduled_s if self._first_s is None else self._first_s
+        self._runtime.recorder.finished(
+            reason,
+            prompt_tokens=len(request.prompt_ids),
+            generation_tokens=self.tokens,
+            cached_tokens=self._cached_tokens,
+            max_tokens=request.max_tokens,
+            queue_s=scheduled_s - request.arrival_s,
+            prefill_s=first_s - scheduled_s,
+            decode_s=max(0.0, self._last_s - first_s),
+            e2e_s=now_s - request.arrival_s,
+        )
+
+    def _outcome(self, reason: str, now_s: float) -> Outcome:
         return Outcome(
             reason=reason,
             scheduled_s=self._scheduled_s,
             first_token_s=self._first_s,
             last_token_s=None if self._first_s is None else self._last_s,
-            ended_s=self._clock.now(),
+            ended_s=now_s,
             cached_tokens=self._cached_tokens,
             tokens=self.tokens,
         )
 
-    def _record_end(self, reason: str) -> None:
-        now_s = self._clock.now()
-        generation = self.generation
-        scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
-        first_s = scheduled_s if self._first_s is None else self._first_s
-        self._recorder.finished(
-            reason,  # type: ignore[arg-type]
-            prompt_tokens=len(generation.prompt_ids),
-            generation_tokens=self.tokens,
-            cached_tokens=self._cached_tokens,
-            max_tokens=generation.max_tokens,
-            queue_s=scheduled_s - generation.arrival_s,
-            prefill_s=first_s - scheduled_s,
-            decode_s=max(0.0, self._last_s - first_s),
-            e2e_s=now_s - generation.arrival_s,
-        )
+
+class Submission:
+    """The `Handle` of what was submitted together: admitted together, and aborted together.
+
+    It lets go of its sequences when the last is over, so that no cycle is left for the garbage collector.
+    `active` are the submissions of the engine that are not over.
+    """
+
+    __slots__ = ("_active", "_future", "_lengths", "_recorder", "_sequences", "_unfinished", "request_id")
+
+    def __init__(self, request_id: str, active: dict[Submission, None], recorder: Recorder) -> None:
+        self.request_id = request_id
+        self._active = active
+        self._recorder = recorder
+        self._sequences: list[Sequence] = []
+        self._unfinished = 0
+        self._lengths: dict[int, list[int]] | None = None
+        """By prompt: how many tokens its choices had that are over."""
+        self._future: Future[None] | None = None
+
+    @property
+    def future(self) -> Future[None]:
+        """See `Handle.future`. Made when it is first asked for."""
+        if self._future is None:
+            self._future = Future()
+            self._future.set_running_or_notify_cancel()
+            if not self._unfinished:
+                self._future.set_result(None)
+        return self._future
+
+    def begin(self, sequences: list[Sequence]) -> None:
+        """Let every sequence ask for a slot, in order."""
+        self._sequences = sequences
+        self._unfinished = len(sequences)
+        self._active[self] = None
+        for sequence in sequences:
+            if not sequence.over:
+                sequence.enter()
+
+    def abort(self) -> None:
+        """See `Handle.abort`. The last goes first, so that none gets a slot on the way out."""
+        for sequence in reversed(self._sequences):
+            sequence.abort()
+
+    def interrupt(self) -> None:
+        """As `abort`, but each choice finishes with `abort`."""
+        for sequence in reversed(self._sequences):
+            sequence.interrupt()
+
+    def ended(self, sequence: Sequence) -> None:
+        """One sequence is over; the last choice of a prompt settles what is counted per prompt."""
+        n = sequence.request.n
+        if n == 1:
+            self._recorder.completed(1, sequence.tokens)
+        else:
+            self._count(sequence.request.index // n, n, sequence.tokens)
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._sequences = []
+            del self._active[self]
+            if self._future is not None:
+                self._future.set_result(None)
+
+    def _count(self, prompt: int, n: int, tokens: int) -> None:
+        if self._lengths is None:
+            self._lengths = {}
+        lengths = self._lengths.setdefault(prompt, [])
+        lengths.append(tokens)
+        if len(lengths) == n:
+            self._recorder.completed(n, max(lengths))

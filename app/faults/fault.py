@@ -18,7 +18,7 @@ from config.fault_rules import (
     TruncatedJsonRule,
     TruncateRule,
 )
-from config.sections.failures import FAILURE_TYPES
+from config.sections.api import FAILURE_TYPES
 
 Damage = DisconnectRule | TruncateRule | TruncatedJsonRule | MalformedChunkRule | MissingDoneRule | EmptyRule
 """What can be done to the bytes of an answer."""

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import IO
 
 from app.load.client import exchange
-from config.table import TABLE
+from config.settings import TABLE
 
 HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[2]

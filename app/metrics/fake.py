@@ -15,8 +15,7 @@ from app.metrics.families import TABLE, Bounds, build_families, token_bounds
 from app.metrics.instruments import Counter, Gauge, Histogram, Instrument
 from app.metrics.text import Family
 from config import Settings
-from config.fake_metrics import FakeMetrics, parse
-from config.fake_values import Counts, FakeAdapters, Function, Level
+from config.fake_metrics import Counts, FakeAdapters, FakeMetrics, Function, Level, parse
 
 FakeValue = Level | Counts | Mapping[str, int]
 """A gauge's level, a histogram's counts per bucket, a counter's number, one per finish reason."""

@@ -67,6 +67,10 @@ class HttpFamilies:
             low,
             "histogram",
         )
+        self._served = family(
+            "understudy_requests_total", "Requests by the way that served them.", Counter, "counter"
+        )
+        self._by_way = self._served.labels(way="flask"), self._served.labels(way="fast")
         self._seconds_high.labels()  # it has no labels, so it is there before the first request
 
     def exchange(self, method: str, handler: str, status: int) -> Exchange:
@@ -79,8 +83,12 @@ class HttpFamilies:
             self._seconds.labels(method=method, handler=handler),
         )
 
+    def served(self, fast: bool) -> None:
+        """A request was answered, by the fast path or by Flask."""
+        self._by_way[fast].inc()
+
     def render(self) -> str:
-        """The text of the five families."""
+        """The text of all families."""
         sizes = self._request_bytes, self._response_bytes
-        families = self._requests, *sizes, self._seconds_high, self._seconds
+        families = self._requests, *sizes, self._seconds_high, self._seconds, self._served
         return "".join(family.render() for family in families)

@@ -2,7 +2,7 @@
 
 Every reply, encoded again, gives exactly the ids that were counted (the clients that measure us do
 encode it again). Two things could break that, and both are settled beforehand: the seam between two
-sentences, checked for each sentence when the phrasebook is made, and a cut inside a sentence, checked
+sentences, checked for each sentence when the corpus is made, and a cut inside a sentence, checked
 when it is first needed.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import gevent
 
 from app.api.stream import EventStream
-from app.engine.outputs import Event, Failed, Finish, Tokens
+from app.engine.outputs import EngineOutput, Failed, Finish, Tokens
 from app.http.write_batcher import WriteBatcher
 
 END = b"[end]"
@@ -20,7 +20,7 @@ class Plain:
     def __init__(self) -> None:
         self.most_at_once = 0
 
-    def chunk(self, event: Event) -> bytes:
+    def chunk(self, event: EngineOutput) -> bytes:
         if isinstance(event, Tokens):
             self.most_at_once = max(self.most_at_once, len(event.ids))
             return "".join(event.texts).encode()
@@ -29,7 +29,7 @@ class Plain:
     def closing(self) -> bytes:
         return END
 
-    def body(self, events: Iterable[Event]) -> bytes:
+    def body(self, events: Iterable[EngineOutput]) -> bytes:
         raise NotImplementedError
 
 

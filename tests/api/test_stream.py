@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.stream import SLICE_TOKENS
-from app.engine.outputs import Event, Failed, Started, Tokens
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from tests.api.served_stream import END, Plain, Served, Socket, tokens, unframed
 
 
@@ -74,7 +74,7 @@ def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
 ) -> None:
     """`early` events come before the server begins to iterate."""
     served = Served(Socket(*takes))
-    events: list[Event] = [Started(0, 0.0)]
+    events: list[EngineOutput] = [Started(0, 0.0)]
     events += [tokens(f"<{k}>", last=k == count - 1) for k in range(count)]
     for event in events[:early]:
         served.stream.emit(event)
@@ -193,7 +193,7 @@ def test_the_failure_of_one_choice_ends_the_stream_and_the_others(direct: bool) 
 
 def test_a_last_token_that_cannot_be_rendered_still_ends_the_stream() -> None:
     class Unable(Plain):
-        def chunk(self, event: Event) -> bytes:
+        def chunk(self, event: EngineOutput) -> bytes:
             if isinstance(event, Tokens) and event.finish:
                 raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no")
             return super().chunk(event)

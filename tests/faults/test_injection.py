@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from app.faults.fault import draw_failure, error_type, failure, returned_error
-from config.sections.failures import FAILURE_TYPES
+from config.sections.api import FAILURE_TYPES
 
 
 @pytest.mark.parametrize(

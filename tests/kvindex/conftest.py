@@ -12,12 +12,18 @@ from app.kvindex.cost import weigh_bytes
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.redis_settings import RedisSettings
+from app.tokenization import LocalTokenizer, default_tokenizer
 from tests.kvindex.publisher import Station, station
 from tests.kvindex.redis_server import BINARY, RedisServer, redis_server
 
 BACKENDS = ("memory", "cost-aware", "redis")
 MakeBackend = Callable[[], Backend]
 _numbers = count()
+
+
+@pytest.fixture(scope="session")
+def embedded() -> LocalTokenizer:
+    return default_tokenizer()
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from app.http.response import Reply, json_reply
 from app.middleware.rate_limits import MOST_CALLERS, RateLimits, init_rate_limits
 from config.live import LiveSettings
 from config.settings import AccessSettings, Settings
-from tests.engine.house import House
+from tests.engine.harness import Harness
 from tests.hostile.wire import ask
 from tests.running_server import running_server
 
@@ -31,12 +31,12 @@ class Limited:
     """
 
     def __init__(self, **access: Any) -> None:
-        self.house = House(places=100, inter_token_latency=1.0, time_to_first_token=1.0)
+        self.house = Harness(slots=100, inter_token_latency=1.0, time_to_first_token=1.0)
         self.live = LiveSettings(Settings(access=AccessSettings(**access)))
         app = Flask("house", static_folder=None)
         app.response_class = Reply
         init_errors(app)
-        self.limits: RateLimits = init_rate_limits(app, self.live, self.house.service, self.house.clock)
+        self.limits: RateLimits = init_rate_limits(app, self.live, self.house.engine, self.house.clock)
         for path in (COMPLETIONS, "/v1/messages", "/tokenize"):
             app.add_url_rule(path, path, self._generate, methods=["POST", "GET"])
         self.client: FlaskClient = app.test_client()

@@ -15,7 +15,7 @@ from msgspec import Struct
 from app.api.anthropic.block import Block
 from app.api.anthropic.errors import error_event
 from app.api.response_meta import Head
-from app.engine.outputs import Event, Failed, Finish, Part, Started, Tokens
+from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
 
 dumps = msgspec.json.Encoder().encode
 
@@ -67,7 +67,7 @@ class MessageAnswer:
         self._index = -1
         self._delta = self._tail = b""
 
-    def chunk(self, event: Event) -> bytes:
+    def chunk(self, event: EngineOutput) -> bytes:
         if type(event) is Tokens:
             return self._tokens(event)
         if type(event) is Started:
@@ -88,7 +88,7 @@ class MessageAnswer:
         }
         return empty + self._close() + _event("message_delta", **ending) + _event("message_stop")
 
-    def body(self, events: Iterable[Event]) -> bytes:
+    def body(self, events: Iterable[EngineOutput]) -> bytes:
         blocks: list[Block] = []
         for event in events:
             if type(event) is Tokens:

@@ -9,9 +9,10 @@ import msgspec
 
 from app.api.chat.message import WholeChoice, finish_reason
 from app.api.chat.options import ChatShape, image_block, text_block
+from app.api.errors import as_stream_error
 from app.api.logprobs import chat_entries, prompt_entries
 from app.api.response_meta import Head, usage
-from app.engine.outputs import Event, Failed, Finish, Part, Started, Tokens
+from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
 from app.http.sse import DONE, error_event
 
 dumps = msgspec.json.Encoder().encode
@@ -51,7 +52,7 @@ class ChatAnswer:
         special = shape.token_ids or shape.continuous_usage or shape.blocks or shape.parsed is not None
         self._plain = shape.top_logprobs is None and not special
 
-    def chunk(self, event: Event) -> bytes:
+    def chunk(self, event: EngineOutput) -> bytes:
         if type(event) is Tokens:
             if self._plain and event.finish is None and event.part is None and len(event.texts) == 1:
                 # Nearly every event of a paced stream is such a one.
@@ -65,7 +66,7 @@ class ChatAnswer:
             return self._open(event)
         assert type(event) is Failed
         self._failed = True
-        return error_event(event.error)
+        return error_event(as_stream_error(event.error))
 
     def closing(self) -> bytes:
         if not self._shape.include_usage or self._failed:
@@ -203,7 +204,7 @@ class ChatAnswer:
         prompt_tokens = len(self._shape.prompt_ids)
         return usage(prompt_tokens, completion_tokens, **details, completion_tokens_details=thoughts)
 
-    def body(self, events: Iterable[Event]) -> bytes:
+    def body(self, events: Iterable[EngineOutput]) -> bytes:
         choices = [WholeChoice() for _ in range(self._shape.n)]
         prompt_logprobs = None
         for event in events:

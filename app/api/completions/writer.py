@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from app.api.errors import as_stream_error
 from app.api.logprobs import completion_logprobs, prompt_entries, token_name
 from app.api.response_meta import AnswerShape, Head, usage
-from app.engine.outputs import Event, Failed, Finish, Started, TokenLogprob, Tokens
+from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.http.sse import DONE, error_event
 
 dumps = msgspec.json.Encoder().encode
@@ -66,7 +67,7 @@ class CompletionAnswer:
         self._texts: list[bytes] = []
         self._plain = not (shape.logprobs or shape.token_ids or shape.continuous_usage or shape.echo)
 
-    def chunk(self, event: Event) -> bytes:
+    def chunk(self, event: EngineOutput) -> bytes:
         if type(event) is Tokens:
             return self._tokens(event)
         if type(event) is Started:
@@ -74,7 +75,7 @@ class CompletionAnswer:
             return b""
         assert type(event) is Failed
         self._failed = True
-        return error_event(event.error)
+        return error_event(as_stream_error(event.error))
 
     def closing(self) -> bytes:
         if not self._shape.include_usage or self._failed:
@@ -168,7 +169,7 @@ class CompletionAnswer:
             texts = [token_name(token_id, "", True) for token_id in prompt.ids]
         return [*(choice.prompt_entries or ()), *own], [*texts, *[""] * len(own)]
 
-    def body(self, events: Iterable[Event]) -> bytes:
+    def body(self, events: Iterable[EngineOutput]) -> bytes:
         for event in events:
             if type(event) is Tokens:
                 choice = self._choices[event.index]

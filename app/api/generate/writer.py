@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
+from app.api.errors import as_stream_error
 from app.api.logprobs import chat_entries, prompt_entries
 from app.api.response_meta import AnswerShape, Head, usage
-from app.engine.outputs import Event, Failed, Finish, Started, TokenLogprob, Tokens
+from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.http.sse import DONE, error_event, event_of
 
 WEIGHTS = "default"
@@ -46,7 +47,7 @@ class GenerateAnswer:
         self._failed = False
         self._begun = False
 
-    def chunk(self, event: Event) -> bytes:
+    def chunk(self, event: EngineOutput) -> bytes:
         if type(event) is Tokens:
             return self._tokens(event)
         if type(event) is Started:
@@ -54,7 +55,7 @@ class GenerateAnswer:
             return b""
         assert type(event) is Failed
         self._failed = True
-        return error_event(event.error)
+        return error_event(as_stream_error(event.error))
 
     def closing(self) -> bytes:
         if not self._shape.include_usage or self._failed:
@@ -105,7 +106,7 @@ class GenerateAnswer:
         }
         return event_of(chunk)
 
-    def body(self, events: Iterable[Event]) -> bytes:
+    def body(self, events: Iterable[EngineOutput]) -> bytes:
         choices = [_Choice() for _ in range(self._shape.n)]
         prompt_logprobs = None
         for event in events:

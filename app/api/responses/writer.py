@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from app.api.errors import as_stream_error
 from app.api.responses.events import EventWriter
 from app.api.responses.items import REASONING, Item, Output
 from app.api.responses.response_object import Response, usage
-from app.engine.outputs import Event, Failed, Started, Tokens
-from app.http.errors import ApiError, internal
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 
 dumps = msgspec.json.Encoder().encode
 
@@ -61,7 +61,7 @@ class ResponseAnswer:
         self._opened = False
         self._failed = False
 
-    def chunk(self, event: Event) -> bytes:
+    def chunk(self, event: EngineOutput) -> bytes:
         message = self._message
         if message is None or type(event) is not Tokens or event.part is not None or event.finish is not None:
             return b"".join(self.events(event))
@@ -75,7 +75,7 @@ class ResponseAnswer:
     def closing(self) -> bytes:
         return b"".join(self.last_events())
 
-    def body(self, events: Iterable[Event]) -> bytes:
+    def body(self, events: Iterable[EngineOutput]) -> bytes:
         for event in events:
             if type(event) is Tokens:
                 self._take(event)
@@ -94,7 +94,7 @@ class ResponseAnswer:
         response = self._shape.response
         return [self._events.event(kind, response=response) for kind in ("created", "in_progress")]
 
-    def events(self, event: Event) -> list[bytes]:
+    def events(self, event: EngineOutput) -> list[bytes]:
         """The server-sent events that tell of `event`, one by one."""
         if type(event) is Tokens:
             item = self._take(event)
@@ -168,7 +168,7 @@ def _message(text: str, ids: Sequence[int]) -> dict[str, Any]:
 
 def _error(error: Exception) -> dict[str, str]:
     """`error` of a response that has failed."""
-    known = error if isinstance(error, ApiError) else internal("The generation failed.")
+    known = as_stream_error(error)
     # A message may quote a lone surrogate of the client.
     message = known.message.encode("utf-8", "replace").decode()
     return {"code": ERROR_CODES.get(known.status, "server_error"), "message": message}

@@ -1,0 +1,172 @@
+"""The engine: who is admitted, and the way of a request from its arrival to the slots of its choices."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from collections.abc import Sequence as Listed
+
+from msgspec.structs import replace
+
+from app.clock.clock import Clock
+from app.clock.pause import pause
+from app.clock.streams import Streams
+from app.clock.timer_wheel import TimerWheel
+from app.engine.cache_manager import KVCacheManager
+from app.engine.client import Emit
+from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
+from app.engine.executor import SlotExecutor
+from app.engine.reply import Reply
+from app.engine.request import EngineRequest
+from app.engine.runner import Model
+from app.engine.sequence import Runtime, Sequence, Submission
+from app.engine.timing import PerRequestTiming
+from app.lora.slots import LoRASlots
+from app.metrics.recorder import Recorder
+from config.settings import Settings
+
+MOST_TOKENS_UNPAUSED = 65_536
+"""Tokens of replies that may be made in one go: some milliseconds of work."""
+FORM_TOKENS = 1000
+"""What making a tool call or JSON counts for, in tokens of text."""
+LONGEST_WORK_S = 0.005
+"""After so long others have their turn."""
+SEEDS = 2**48
+"""The seeds of large requests are below this."""
+
+
+class Engine:
+    """The `EngineClient` of this process: each sequence on a slot of its own, on a timeline of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: Model,
+        recorder: Recorder,
+        clock: Clock,
+        streams: Streams,
+        lora: LoRASlots | None = None,
+        cache: KVCacheManager | None = None,
+    ) -> None:
+        limits = settings.scheduling
+        self.recorder = recorder
+        self.draining = False
+        self.wheel = TimerWheel(clock)
+        self.executor = SlotExecutor(
+            limits.max_num_seqs, lora, limits.scheduling_policy == "priority", self.wheel.call_soon
+        )
+        slots = self.executor
+        self.timing = PerRequestTiming(
+            settings.latency, slots.slots, lambda: slots.running, streams("latency")
+        )
+        self._runtime = Runtime(clock, self.wheel, self.timing, slots, recorder)
+        self._model = model
+        self._cache = cache
+        self._clock = clock
+        self._seeds = streams("seeds")
+        self._max_waiting = limits.max_waiting_queue_length
+        self._max_unfinished = limits.max_num_queued_reqs
+        self._refuses_full = settings.kvcache.kv_cache_full == "refuse"
+        self._active: dict[Submission, None] = {}
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold a slot."""
+        return self.executor.running
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have none yet."""
+        return self.executor.waiting
+
+    def on_settings(self, settings: Settings) -> None:
+        """Live settings have changed: latencies are sampled from these."""
+        self.timing.on_settings(settings)
+
+    def check_accepting(self, sequences: int) -> None:
+        """Raise Draining, or TooManyRequests when `sequences` more would exceed `max-num-queued-reqs`."""
+        if self.draining:
+            raise Draining
+        most, unfinished = self._max_unfinished, self.running + self.waiting
+        if most is not None and unfinished + sequences > most:
+            self.recorder.rejected("max_num_queued_reqs")
+            raise TooManyRequests(unfinished, most)
+
+    def check_admission(self, sequences: int, adapter: str | None = None) -> None:
+        """As `check_accepting`; also QueueFull when neither slots nor the waiting queue hold so many more."""
+        self.check_accepting(sequences)
+        waiting = self.waiting
+        if sequences > self.executor.free(adapter) + self._max_waiting - waiting:
+            raise QueueFull(waiting)
+
+    def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Submission:
+        """Run `requests`, the choices of one request; some outputs may come before this returns.
+
+        All or none are admitted. Raises any EngineError, and then nothing has begun. May pause.
+        """
+        submission = Submission(requests[0].request_id if requests else "", self._active, self.recorder)
+        runtime = self._runtime
+        if len(requests) == 1 and self._cache is None:
+            request = requests[0]
+            sequences = [Sequence(request, self._model.reply(request), None, runtime, emit, submission)]
+        else:
+            replies = self._replies(requests)
+            blocks = [None] * len(requests) if self._cache is None else self._cache.blocks_of(requests)
+            sequences = [
+                Sequence(request, reply, blocks[i], runtime, emit, submission)
+                for i, (request, reply) in enumerate(zip(requests, replies, strict=True))
+            ]
+            if self._refuses_full and not all(sequence.fits() for sequence in sequences):
+                raise KVCacheFull
+        if sequences:  # nothing may wait between this and the end, or others would take the slots
+            self.check_admission(len(sequences), requests[0].adapter)
+            if requests[0].observers:
+                _observe(sequences)
+            submission.begin(sequences)
+        return submission
+
+    def interrupt(self, request_ids: Container[str] | None = None) -> int:
+        """End the requests of these ids, or all; each choice finishes with `abort`. How many there were."""
+        found = [it for it in self._active if request_ids is None or it.request_id in request_ids]
+        for submission in found:
+            submission.interrupt()
+        return len(found)
+
+    def drain(self) -> None:
+        """Admit nothing more; what was admitted goes on to its end."""
+        self.draining = True
+
+    def pause(self) -> None:
+        """Begin nothing more; what runs goes on, what comes waits."""
+        self.executor.pause()
+
+    def resume(self) -> None:
+        """Begin again, with what has waited first."""
+        self.executor.resume()
+
+    def _replies(self, requests: Listed[EngineRequest]) -> list[Reply]:
+        """What is said. A large request gets seeds, so that those who come in its pauses change nothing."""
+        reply = self._model.reply
+        if sum(map(_work, requests)) <= MOST_TOKENS_UNPAUSED:
+            return [reply(request) for request in requests]
+        replies, begun_s = [], self._clock.now()
+        first = self._seeds.randrange(SEEDS)
+        for number, request in enumerate(requests):
+            if self._clock.now() - begun_s > LONGEST_WORK_S:
+                pause()
+                begun_s = self._clock.now()
+            if request.seed is None and not request.greedy:
+                request = replace(request, seed=first + number)
+            replies.append(reply(request))
+        return replies
+
+
+def _observe(sequences: Listed[Sequence]) -> None:
+    for sequence in sequences:
+        watches = (observer(sequence.request) for observer in sequence.request.observers)
+        sequence.watches = [watch for watch in watches if watch is not None]
+
+
+def _work(request: EngineRequest) -> int:
+    """How much work a reply may be, in tokens of text."""
+    formed = request.tool_calls is not None or request.constraint is not None
+    return request.max_tokens + FORM_TOKENS * formed
