@@ -7,15 +7,19 @@ middleware, route, errors. What a room wants to remember about a request it keep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from app.http.connection import Connection
 from app.http.route import Route
 
+if TYPE_CHECKING:
+    from app.http.response import Response
+
 T = TypeVar("T")
+Ending = Callable[["RequestContext", "Response"], None]
 
 
 class Readable(Protocol):
@@ -69,6 +73,8 @@ class RequestContext:
         """Path of the route as metrics name it, also where only the method is wrong; empty without any."""
         self.params: Mapping[str, str] = {}
         """The variable parts of the path."""
+        self.endings: Sequence[Ending] = ()
+        """What the middleware do with the response; set when the request begins."""
         self._kept: dict[type, object] | None = None
 
     def keep(self, item: object) -> None:
