@@ -11,9 +11,9 @@ from contextvars import copy_context
 from typing import Any
 
 import pytest
+from app.http.environ import ARRIVAL
 
 from app import create_app
-from app.http.environ import ARRIVAL
 from app.web.application import Understudy
 from config.loader import load
 
