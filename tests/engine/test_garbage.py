@@ -17,6 +17,7 @@ from app import create_app
 from app.web.application import Understudy
 from config.loader import load
 
+pytestmark = pytest.mark.slow
 MESSAGES = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "array"}}}}
 CHAT, LOAD = "/v1/chat/completions", "/v1/load_lora_adapter"
