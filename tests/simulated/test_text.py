@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from app.simulated.corpus import Corpus, sample_sentences
 from app.tokenization import Tokenizer, load_tokenizer
 from tests.engine.harness import embedded_corpus, embedded_tokenizer
+from tests.needs import RECORDING
 
 RECORDED = RECORDING / "vllm-0.32" / "tiny"
 
