@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from app.http.connection import Connection
 from app.http.route import Route
 
+if TYPE_CHECKING:
+    from app.http.response import Response
+
 T = TypeVar("T")
 SequenceObserver = Callable[..., Callable[..., None] | None]
+Ending = Callable[["RequestContext", "Response"], None]
 
 
 class Readable(Protocol):
@@ -76,6 +80,8 @@ class RequestContext:
         """It asks for generation, and could be decoded."""
         self.observers: Sequence[SequenceObserver] = ()
         """Asked about each sequence that the engine makes of the request (`app.engine.observer`)."""
+        self.endings: Sequence[Ending] = ()
+        """What the middleware do with the response; set when the request begins."""
         self._kept: dict[type, object] | None = None
 
     def keep(self, item: object) -> None:

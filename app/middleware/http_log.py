@@ -25,20 +25,10 @@ class HttpLog(Middleware):
     def on_settings(self, settings: Settings) -> None:
         self.active = settings.log.log_http
 
-    def begin(self, context: RequestContext) -> None:
-        context.keep(LOGGED)
-
     def end(self, context: RequestContext, response: Response) -> None:
         """Write the line. What was not read of the request's body is not in it."""
-        if context.kept(Logged) is not None and log.isEnabledFor(logging.INFO):
+        if log.isEnabledFor(logging.INFO):
             log.info("%s", json.dumps({**_request(context), **_response(response)}))
-
-
-class Logged:
-    """Kept in the context of a request that began while the setting was on."""
-
-
-LOGGED = Logged()
 
 
 def _request(context: RequestContext) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from app.http.context import RequestContext
+from app.http.context import Ending, RequestContext
 from app.http.response import Response
 from config.settings import Settings
 
@@ -12,7 +12,7 @@ from config.settings import Settings
 class Middleware:
     """What is done before a request is routed, and to its response.
 
-    A subclass overrides `begin` or `end` or both; while `active` is false, it is not called at all.
+    A subclass overrides `begin` or `end` or both. A request that begins while `active` is false passes it by.
     """
 
     active = True
@@ -21,16 +21,19 @@ class Middleware:
         """Before the route: a response that is given instead, or None. ApiError to refuse the request."""
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Before the response leaves, whoever made it; also when `begin` was not called."""
+        """Before the response leaves, whoever made it; also when one before this answered or refused."""
 
 
 class MiddlewareStack:
-    """`begin` runs down the list, `end` up. What is active is found out when settings change."""
+    """`begin` runs down the list, `end` up. What is active is found out when settings change.
+
+    A request ends with the middleware that were active when it began.
+    """
 
     def __init__(self, middleware: Sequence[Middleware]) -> None:
         self._middleware = tuple(middleware)
         self._begin: tuple[Callable[[RequestContext], Response | None], ...] = ()
-        self._end: tuple[Callable[[RequestContext, Response], None], ...] = ()
+        self._end: tuple[Ending, ...] = ()
         self.refresh()
 
     def on_settings(self, settings: Settings) -> None:
@@ -45,6 +48,7 @@ class MiddlewareStack:
 
     def begin(self, context: RequestContext) -> Response | None:
         """The response that a middleware gives in the route's place, if one does."""
+        context.endings = self._end
         for begin in self._begin:
             if (response := begin(context)) is not None:
                 return response
@@ -52,5 +56,5 @@ class MiddlewareStack:
 
     def end(self, context: RequestContext, response: Response) -> None:
         """The response leaves."""
-        for end in self._end:
+        for end in context.endings:
             end(context, response)

@@ -56,7 +56,6 @@ class Drains(Protocol):
 class Understudy(Flask):
     """The Flask application, with what the worker needs to know of it."""
 
-    response_class = Response  # type: ignore[assignment]  # a WSGI callable, as Flask's own
     url_rule_class: type[Rule] = ExactRule
     session_interface = NoSessions()
 
@@ -110,6 +109,16 @@ class Understudy(Flask):
             rule, _ = adapter.match(method=next(iter(error.valid_methods)), return_rule=True)
             return self.routes.of(rule).path
         return ""
+
+    def make_response(self, rv: Any) -> Response:  # type: ignore[override]  # a WSGI callable, as Flask's own
+        """Our routes return responses; views and hooks of who embeds the application, what Flask allows."""
+        if isinstance(rv, Response):
+            return rv
+        made = super().make_response(rv)
+        body = made.get_data() if made.is_sequence else made.iter_encoded()
+        response = Response(body, made.status_code, dict(made.headers))
+        response.on_close(made.close)
+        return response
 
     def process_response(self, response: Any) -> Any:
         if self.after_request_funcs:

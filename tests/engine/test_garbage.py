@@ -11,12 +11,13 @@ from contextvars import copy_context
 from typing import Any
 
 import pytest
+from app.http.environ import ARRIVAL
 
 from app import create_app
-from app.http.environ import ARRIVAL
 from app.web.application import Understudy
 from config.loader import load
 
+pytestmark = pytest.mark.slow
 MESSAGES = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "array"}}}}
 CHAT, LOAD = "/v1/chat/completions", "/v1/load_lora_adapter"
