@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from app.api.builder import RequestBuilder
-from app.api.door import Door
+from app.api.frontend import Frontend
 from app.api.identity import Identity, pod_headers
 from app.api.models import ServedModels
-from app.api.responder import Delivery, ServerLoad
+from app.api.responder import Responder, ServerLoad
 from app.components import Components, cache_config
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import EngineClient
 from app.engine.engine import Engine
+from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
 from app.http.write_batcher import WriteBatcher
 from app.kvcache.cache import KVCache
+from app.kvcache.chain import PART_BLOCKS
 from app.kvcache.endpoints import of_rank
 from app.kvcache.hashing import BlockHasher
 from app.kvcache.publisher import Publisher, PublisherSettings
 from app.kvcache.residency import Residency
 from app.lora.slots import LoRASlots
 from app.metrics.fake import FakeFamilies
-from app.middleware.faults import Faults
 from app.protocol.validation.model import ModelLimits
 from app.simulated.corpus import Corpus, sample_sentences
 from app.simulated.model import SimulatedModel
@@ -65,23 +66,21 @@ def author_of(components: Components) -> SimulatedModel:
     return model
 
 
-def door_of(
-    components: Components, service: EngineClient, identity: Identity, load: ServerLoad, faults: Faults
-) -> Door:
+def frontend_of(
+    components: Components, service: EngineClient, identity: Identity, load: ServerLoad, faults: FaultInjector
+) -> Frontend:
     """What the generating API families share."""
     settings, model, api = components.settings, components.settings.model, components.settings.api
     server, tokenizer = components.server, components.tokenizer
-    translation = RequestBuilder(
-        settings, components.adapters, components.schemas, components.streams("images")
-    )
-    components.live.subscribe(translation.change)
-    return Door(
+    builder = RequestBuilder(settings, components.adapters, components.schemas, components.streams("images"))
+    components.live.subscribe(builder.on_settings)
+    return Frontend(
         body=BodyLimits.of(server),
         models=ServedModels(model.served_names, model.model, model.max_model_len, components.adapters),
         tokenizer=tokenizer,
         identity=identity,
-        delivery=Delivery(service, load, pod_headers(server), WriteBatcher(), server.write_timeout),
-        translation=translation,
+        responder=Responder(service, load, pod_headers(server), WriteBatcher(), server.write_timeout),
+        builder=builder,
         faults=faults,
         limits=ModelLimits(
             max_model_len=model.max_model_len,
@@ -94,6 +93,7 @@ def door_of(
         rank=components.rank,
         encoder_only=model.mm_encoder_only,
         omni=model.omni,
+        plain_prompt_tokens=PART_BLOCKS * settings.kvcache.block_size,
         keeps_turns=bool(components.datasets),
     )
 
@@ -109,7 +109,7 @@ def fakes_of(components: Components) -> FakeFamilies:
         str(components.rank),
         clock=components.clock.now,
     )
-    components.live.subscribe(fakes.follow)
+    components.live.subscribe(fakes.on_settings)
     return fakes
 
 

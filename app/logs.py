@@ -4,12 +4,13 @@ import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypedDict
 
 from gunicorn.glogging import Logger
 from pythonjsonlogger.json import JsonFormatter
 
-from app.http.environ import REQUEST_ID
+from app.http.context import RequestContext
+from app.http.wsgi import CONTEXT
 from config.settings import LogSettings
 
 NO_REQUEST = "-"
@@ -45,18 +46,34 @@ class AccessFields(logging.Filter):
         return True
 
 
-def _access_fields(atoms: Mapping[str, Any]) -> dict[str, Any]:
+class _AccessLine(TypedDict):
+    client: object
+    method: object
+    path: str
+    status: int
+    bytes: int
+    duration: float
+    request_id: object
+
+
+def _access_fields(atoms: Mapping[str, object]) -> _AccessLine:
     path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
-    identifier = atoms.get(f"{{{REQUEST_ID}}}e") or NO_REQUEST
+    context = atoms.get(f"{{{CONTEXT}}}e")
+    identifier = context.request_id if isinstance(context, RequestContext) else ""
     return {
         "client": atoms.get("h"),
         "method": atoms.get("m"),
         "path": path if path.isprintable() else path.encode("unicode_escape").decode(),
-        "status": int(atoms.get("s") or 0),
-        "bytes": int(atoms.get("B") or 0),
-        "duration": int(atoms.get("D") or 0) / 1_000_000,
-        "request_id": identifier if identifier != NO_REQUEST else request_id.get(),
+        "status": _whole(atoms.get("s")),
+        "bytes": _whole(atoms.get("B")),
+        "duration": _whole(atoms.get("D")) / 1_000_000,
+        "request_id": identifier or request_id.get(),
     }
+
+
+def _whole(atom: object) -> int:
+    """A number of an access line; 0 when it is not known."""
+    return int(str(atom or 0))
 
 
 class _UtcTime(logging.Formatter):
@@ -76,14 +93,27 @@ class JsonLines(_UtcTime, JsonFormatter):
 
 
 class ServerLogger(Logger):  # type: ignore[misc]
-    """gunicorn's logger, which does no work for access lines that nobody writes."""
+    """gunicorn's logger, which does no work for access lines that are not written."""
 
     @property
     def access_log_enabled(self) -> bool:
         return bool(self.access_log.isEnabledFor(logging.INFO))
 
+    def access_line(self, context: RequestContext, status: int, bytes_sent: int, seconds: float) -> None:
+        """Write the line of an exchange that did not pass through gunicorn's own response."""
+        atoms = {
+            "h": context.client,
+            "m": context.method,
+            "{raw_uri}e": context.target,
+            "s": str(status),
+            "B": bytes_sent,
+            "D": int(seconds * 1_000_000),
+            f"{{{CONTEXT}}}e": context,
+        }
+        self.access_log.info("", atoms)
 
-def logconfig(settings: LogSettings) -> dict[str, Any]:
+
+def logconfig(settings: LogSettings) -> dict[str, object]:
     """A `logging.config` dictionary for gunicorn's `logconfig_dict` and for any other process of ours.
 
     Access lines go to stdout (or nowhere), everything else to stderr.
@@ -109,7 +139,7 @@ def logconfig(settings: LogSettings) -> dict[str, Any]:
     }
 
 
-def _formatter(settings: LogSettings) -> dict[str, Any]:
+def _formatter(settings: LogSettings) -> dict[str, object]:
     if settings.log_format == "json":
         return {"()": JsonLines, "format": JSON, "rename_fields": JSON_NAMES}
     return {"()": TextLines, "format": TEXT}

@@ -11,9 +11,9 @@ from typing import Any
 
 import gevent
 import pytest
+from app.http.environ import REQUEST_ID
 from gunicorn.config import Config
 
-from app.http.environ import REQUEST_ID
 from app.logs import ServerLogger, logconfig, request_id
 from config.settings import LogSettings
 

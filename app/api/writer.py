@@ -19,3 +19,6 @@ class Answer(Protocol):
 
     def body(self, events: Iterable[EngineOutput]) -> bytes:
         """The whole JSON answer. Raises the error of a `Failed` event."""
+
+
+ResponseWriter = Answer

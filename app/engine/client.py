@@ -6,7 +6,6 @@ from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from app.engine.observer import Observer
 from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.metrics.recorder import Recorder
@@ -28,9 +27,6 @@ class Handle(Protocol):
 
 class EngineClient(Protocol):
     """An engine, wherever it runs."""
-
-    observers: list[Observer]
-    """Asked about every sequence that is admitted."""
 
     @property
     def recorder(self) -> Recorder:

@@ -9,14 +9,13 @@ from itertools import repeat
 from msgspec.structs import replace
 
 from app.clock.clock import Clock
-from app.clock.pause import pause
+from app.clock.pause import pause_if_possible
 from app.clock.streams import Streams
 from app.clock.timer_wheel import TimerWheel
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import Emit
 from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
 from app.engine.executor import SlotExecutor
-from app.engine.observer import Observer
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
 from app.engine.runner import Model
@@ -52,8 +51,6 @@ class Engine:
         limits = settings.scheduling
         self.recorder = recorder
         self.draining = False
-        self.observers: list[Observer] = []
-        """Asked about every sequence that is admitted."""
         self.wheel = TimerWheel(clock)
         self.executor = SlotExecutor(
             limits.max_num_seqs, lora, limits.scheduling_policy == "priority", self.wheel.call_soon
@@ -120,8 +117,8 @@ class Engine:
             raise KVCacheFull
         # Nothing may wait between this and the end, or others would take the slots.
         self.check_admission(len(sequences), requests[0].adapter)
-        if self.observers:
-            self._observe(sequences)
+        if requests[0].observers:
+            _observe(sequences)
         submission.begin(sequences)
         return submission
 
@@ -144,11 +141,6 @@ class Engine:
         """Begin again, with what has waited first."""
         self.executor.resume()
 
-    def _observe(self, sequences: Listed[Sequence]) -> None:
-        for sequence in sequences:
-            watches = (observer(sequence.request) for observer in self.observers)
-            sequence.watches = [watch for watch in watches if watch is not None]
-
     def _replies(self, requests: Listed[EngineRequest]) -> list[Reply]:
         """What is said. A large request gets seeds, so that those who come in its pauses change nothing."""
         reply = self._model.reply
@@ -158,12 +150,18 @@ class Engine:
         first = self._seeds.randrange(SEEDS)
         for number, request in enumerate(requests):
             if self._clock.now() - begun_s > LONGEST_WORK_S:
-                pause()
+                pause_if_possible()
                 begun_s = self._clock.now()
             if request.seed is None and not request.greedy:
                 request = replace(request, seed=first + number)
             replies.append(reply(request))
         return replies
+
+
+def _observe(sequences: Listed[Sequence]) -> None:
+    for sequence in sequences:
+        watches = (observer(sequence.request) for observer in sequence.request.observers)
+        sequence.watches = [watch for watch in watches if watch is not None]
 
 
 def _work(request: EngineRequest) -> int:

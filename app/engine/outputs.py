@@ -70,6 +70,29 @@ class Tokens(Struct, gc=False):
     part: Part | None = None
     """What all these tokens belong to; None is the reply's own text."""
 
+    def split(self, count: int) -> tuple[Tokens, Tokens]:
+        """The first `count` tokens (>= 1, fewer than there are), and the rest with the end."""
+        texts, ids, logprobs = self.texts, self.ids, self.logprobs
+        first = Tokens(
+            self.index,
+            texts[:count],
+            ids[:count],
+            self.at_s,
+            None if logprobs is None else logprobs[:count],
+            None,
+            self.part,
+        )
+        rest = Tokens(
+            self.index,
+            texts[count:],
+            ids[count:],
+            self.at_s,
+            None if logprobs is None else logprobs[count:],
+            self.finish,
+            self.part,
+        )
+        return first, rest
+
 
 class Failed(Struct, gc=False):
     """The choice broke; `error` is what the client is told."""

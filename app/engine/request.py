@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -95,3 +95,5 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """Choices that this prompt was asked for (metrics only)."""
     together: int = 1
     """Choices of the whole request. Several take turns token by token, as in the steps of an engine."""
+    observers: Sequence[Callable[..., Callable[..., None] | None]] = ()
+    """Asked about this sequence when it is admitted (`app.engine.observer`)."""

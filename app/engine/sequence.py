@@ -22,7 +22,8 @@ from app.engine.outputs import Failed, Finish, Started, Tokens
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
 from app.engine.timing import PerRequestTiming
-from app.metrics.recorder import FinishReason, Recorder
+from app.metrics.recorder import Recorder
+from app.metrics.sequences import FinishReason
 
 ABORT = Finish("abort")
 CACHE_THRESHOLD = Finish("cache_threshold")

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
-from flask import Flask, request
-
-from app.api.identity import Identity
-from app.http.environ import REQUEST_ID
-from app.http.response import Reply
+from app.http.context import RequestContext
+from app.http.response import Response
 from app.logs import request_id
+from app.middleware.stack import Middleware
 
-HEADER = "HTTP_X_REQUEST_ID"
+HEADER = "x-request-id"
 
 
-def init_request_ids(app: Flask, identity: Identity, answered: bool) -> None:
-    """Name each request of `app`; with `answered`, tell its id in an X-Request-Id header."""
-    wsgi_app = app.wsgi_app
+class RequestIds(Middleware):
+    """Names each request; with `answered`, its id is told in an X-Request-Id header. `fresh_id` draws ids."""
 
-    def named(environ: dict[str, Any], start_response: Any) -> Any:
-        name = environ.get(HEADER) or identity.fresh_request_id()
-        environ[REQUEST_ID] = name
+    def __init__(self, fresh_id: Callable[[], str], answered: bool) -> None:
+        self._fresh_id = fresh_id
+        self._answered = answered
+
+    def begin(self, context: RequestContext) -> None:
+        name = context.headers.get(HEADER) or self._fresh_id()
+        context.request_id = name
         request_id.set(name)
-        return wsgi_app(environ, start_response)
 
-    app.wsgi_app = named  # type: ignore[method-assign]
-    if answered:
-        app.after_request(_tell)
-
-
-def _tell(reply: Reply) -> Reply:
-    reply.headers["X-Request-Id"] = request.environ[REQUEST_ID]
-    return reply
+    def end(self, context: RequestContext, response: Response) -> None:
+        if self._answered:
+            response.headers["X-Request-Id"] = context.request_id

@@ -95,21 +95,21 @@ def test_a_broken_connection_ends_the_generation(error: OSError) -> None:
     served.serve()
     served.stream.emit(tokens("a"))
     gevent.sleep(0)
-    assert not served.group.aborted
+    assert not served.running.aborted
     served.stream.emit(tokens("b"))
     gevent.sleep(0)
-    assert served.group.aborted and served.ended()
+    assert served.running.aborted and served.ended()
     assert served.socket and unframed(served.socket.received) == b"a"
 
 
 def test_a_client_that_stalls_is_cut_off() -> None:
-    served = Served(Socket(3))
-    assert served.socket
-    served.socket.breaks = OSError("the client takes no more data")
+    served = Served(Socket(3, stalls=True), write_timeout_s=0.05)
     served.serve()
     served.stream.emit(tokens("a long text"))
-    assert served.ended()
-    assert served.socket.is_shut and served.group.aborted
+    gevent.sleep(0)
+    assert served.socket and not served.socket.is_shut
+    assert served.ended() and served.stream.gone
+    assert served.socket.is_shut and served.running.aborted
 
 
 def test_a_client_that_leaves_is_noticed_while_nothing_is_written() -> None:
@@ -117,7 +117,7 @@ def test_a_client_that_leaves_is_noticed_while_nothing_is_written() -> None:
     served.serve()
     assert served.socket and served.socket.watching
     served.socket.watching()
-    assert served.group.aborted and served.ended()
+    assert served.running.aborted and served.ended()
     served.stream.emit(tokens("nobody"))
     assert served.socket.received == b""
 
@@ -186,7 +186,7 @@ def test_the_failure_of_one_choice_ends_the_stream_and_the_others(direct: bool) 
     served.stream.emit(Failed(1, ValueError()))
     served.stream.emit(tokens("b", 0, last=True))
     served.stream.emit(tokens("c", 2, last=True))
-    assert served.ended() and served.group.aborted
+    assert served.ended() and served.running.aborted
     assert served.socket
     assert b"".join(served.yielded) + unframed(served.socket.received) == b"a[failed]" + END
 
@@ -198,7 +198,7 @@ def test_a_last_token_that_cannot_be_rendered_still_ends_the_stream() -> None:
                 raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no")
             return super().chunk(event)
 
-    served = Served(Socket(), answer=Unable())
+    served = Served(Socket(), writer=Unable())
     served.serve()
     served.stream.emit(tokens("a"))
     with pytest.raises(UnicodeEncodeError):
@@ -218,5 +218,5 @@ def test_closing_a_stream_in_the_middle_aborts_it() -> None:
     served = Served(Socket())
     served.serve()
     served.stream.close()
-    assert served.group.aborted
+    assert served.running.aborted
     served.greenlet.kill()

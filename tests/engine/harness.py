@@ -14,6 +14,7 @@ from app.dataset import Datasets
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import Handle
 from app.engine.engine import Engine
+from app.engine.observer import Observer
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.request import EngineRequest
 from app.kvcache.cache import KVCache
@@ -120,12 +121,20 @@ class Harness:
             settings, model, self.recorder, self.clock, Streams(seed, 0), self.lora, self.cache
         )
         self.wheel = self.engine.wheel
+        self.observers: list[Observer] = []
+        """Asked about every sequence."""
         self.events: list[tuple[str, EngineOutput]] = []
         """(request id, event) as they came."""
 
     def ask(self, request_id: str = "a", choices: int = 1, **fields: Any) -> Handle:
         """A request of `choices` choices that arrives now."""
-        given = {"request_id": request_id, "arrival_s": self.clock.now(), "n": choices, **fields}
+        given = {
+            "request_id": request_id,
+            "arrival_s": self.clock.now(),
+            "n": choices,
+            "observers": self.observers,
+            **fields,
+        }
         asked = [engine_request(**given, index=index) for index in range(choices)]
         return self.engine.submit(asked, lambda event: self.events.append((request_id, event)))
 

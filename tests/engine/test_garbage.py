@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import json
-import time
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 
 from app import create_app
-from app.http.environ import ARRIVAL
 from app.web.application import Understudy
 from config.loader import load
 
+pytestmark = pytest.mark.slow
 MESSAGES = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "array"}}}}
 CHAT, LOAD = "/v1/chat/completions", "/v1/load_lora_adapter"
@@ -56,7 +55,6 @@ def call(app: Understudy, path: str, body: Any, **headers: str) -> str:
         "CONTENT_LENGTH": str(len(data)),
         "wsgi.url_scheme": "http",
         "wsgi.input": io.BytesIO(data),
-        ARRIVAL: time.monotonic(),
         **headers,
     }
     return copy_context().run(_answered, app, environ)

@@ -14,7 +14,7 @@ class Observed(Harness):
     def __init__(self, **limits: int) -> None:
         super().__init__(**limits, inter_token_latency=1.0, time_to_first_token=2.0)
         self.outcomes: dict[tuple[str, int], Outcome] = {}
-        self.engine.observers.append(self.observe)
+        self.observers.append(self.observe)
 
     def observe(self, generation: EngineRequest) -> Watch | None:
         key = (generation.request_id, generation.index)
@@ -90,7 +90,7 @@ def test_an_observer_that_fails_breaks_nothing() -> None:
 
         return watch
 
-    harness.engine.observers.insert(0, failing)
+    harness.observers.insert(0, failing)
     harness.ask("first")
     harness.ask("second")
     harness.clock.advance(30)
@@ -102,7 +102,7 @@ def test_an_observer_that_fails_breaks_nothing() -> None:
 def test_who_is_not_interested_is_not_told() -> None:
     harness = Harness()
     asked: list[int] = []
-    harness.engine.observers.append(lambda generation: asked.append(generation.index))  # type: ignore[func-returns-value]
+    harness.observers.append(lambda generation: asked.append(generation.index))  # type: ignore[func-returns-value]
     harness.ask(choices=3)
     harness.clock.advance(1)
     assert asked == [0, 1, 2]
@@ -111,8 +111,8 @@ def test_who_is_not_interested_is_not_told() -> None:
 def test_the_outcome_comes_after_the_last_event() -> None:
     harness = Observed()
     events: list[EngineOutput | Outcome] = []
-    harness.engine.observers.append(lambda generation: events.append)
-    harness.engine.submit([engine_request()], events.append)
+    harness.observers.append(lambda generation: events.append)
+    harness.engine.submit([engine_request(observers=harness.observers)], events.append)
     harness.clock.advance(30)
     assert isinstance(events[-1], Outcome)
     assert sum(isinstance(event, Outcome) for event in events) == 1

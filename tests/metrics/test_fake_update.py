@@ -166,9 +166,9 @@ def test_without_counts_there_is_no_total(update: Update) -> None:
         (b'{"prefix-cache-hits": 11}', "prefix-cache-hits must not be more than prefix-cache-queries"),
         (
             b'{"running-requests": 5, "ttft-buckets-values": [-1]}',
-            "ttft-buckets-values[0] must not be negative",
+            "ttft-buckets-values[0] must be `int` >= 0",
         ),
-        (b'{"request-success-total": {"bored": 1}}', "request-success-total must not have 'bored', only "),
+        (b'{"request-success-total": {"bored": 1}}', "request-success-total must not have 'bored'"),
         (b"[]", "fake-metrics must be a JSON object"),
         (b"{", "fake-metrics must be JSON"),
         (b"", "fake-metrics must be JSON"),

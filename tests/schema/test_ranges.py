@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from app.schema import Ranges, sample
-from config.sections.tools import ToolSettings
+from config.settings import ToolSettings
 
 RANGES = Ranges((20, 30), (1.5, 2.5), (2, 3), optional_property=1.0, optional_field=0.0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,8 +12,9 @@ from hypothesis import strategies as st
 from app.simulated.corpus import Corpus, sample_sentences
 from app.tokenization import Tokenizer, load_tokenizer
 from tests.engine.harness import embedded_corpus, embedded_tokenizer
+from tests.needs import RECORDING
 
-RECORDED = Path(__file__).parents[2].parent / "shared" / "golden" / "vllm-0.32" / "tiny"
+RECORDED = RECORDING / "vllm-0.32" / "tiny"
 
 
 @cache
@@ -56,7 +56,7 @@ def test_short_replies_are_exact_whatever_is_drawn(count: int) -> None:
         counts_exactly(embedded_tokenizer(), embedded_corpus(), count, seed)
 
 
-@pytest.mark.skipif(not RECORDED.is_dir(), reason="no recorded tokenizer beside the repository")
+@pytest.mark.shared
 @given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
 @settings(max_examples=200, deadline=None)
 def test_so_it_is_with_another_tokenizer(count: int, seed: int) -> None:

@@ -25,7 +25,7 @@ class Traced(Harness):
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = provider.get_tracer("test")
         self.trace = self.request()
-        self.engine.observers.append(self.trace.watch)
+        self.observers.append(self.trace.watch)
 
     def request(self) -> RequestTrace:
         zero_ns = EPOCH_NS - int(START_S * NANOSECONDS)
@@ -64,9 +64,9 @@ def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
 
 def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
     house = Traced(slots=1)
-    house.engine.observers.clear()
+    house.observers.clear()
     house.ask("other", max_tokens=2)
-    house.engine.observers.append(house.trace.watch)
+    house.observers.append(house.trace.watch)
     house.ask(max_tokens=4)
     house.clock.advance(10)
     house.end()
@@ -148,7 +148,7 @@ def test_who_leaves_the_line_was_only_queued() -> None:
     house = Traced(slots=1)
     house.ask("other", max_tokens=50)
     house.exporter.clear()
-    house.engine.observers[:] = [(second := house.request()).watch]
+    house.observers[:] = [(second := house.request()).watch]
     waiting = house.ask("second")
     house.clock.advance(7)
     waiting.abort()

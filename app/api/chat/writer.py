@@ -9,7 +9,7 @@ import msgspec
 
 from app.api.chat.message import WholeChoice, finish_reason
 from app.api.chat.options import ChatShape, image_block, text_block
-from app.api.errors import as_api_error
+from app.api.errors import as_stream_error
 from app.api.logprobs import chat_entries, prompt_entries
 from app.api.response_meta import Head, usage
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
@@ -66,7 +66,7 @@ class ChatAnswer:
             return self._open(event)
         assert type(event) is Failed
         self._failed = True
-        return error_event(as_api_error(event.error))
+        return error_event(as_stream_error(event.error))
 
     def closing(self) -> bytes:
         if not self._shape.include_usage or self._failed:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from app.api.errors import as_api_error
+from app.api.errors import as_stream_error
 from app.api.logprobs import completion_logprobs, prompt_entries, token_name
 from app.api.response_meta import AnswerShape, Head, usage
 from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
@@ -75,7 +75,7 @@ class CompletionAnswer:
             return b""
         assert type(event) is Failed
         self._failed = True
-        return error_event(as_api_error(event.error))
+        return error_event(as_stream_error(event.error))
 
     def closing(self) -> bytes:
         if not self._shape.include_usage or self._failed:

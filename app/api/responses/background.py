@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
-from app.api.responder import Delivery
+from app.api.responder import Responder
 from app.api.responses.event_log import EventLog, Follower
-from app.api.responses.response_object import Response
+from app.api.responses.response_object import Response as ResponseObject
 from app.api.responses.store import KeptResponse, ResponseStore
 from app.api.responses.writer import ResponseAnswer
 from app.api.writer import Answer
 from app.engine.client import EngineClient
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.request import EngineRequest
-from app.http.connection import Connection
-from app.http.response import Reply, json_reply
+from app.http.context import RequestContext
+from app.http.response import Response, json_response
 from app.http.sse import MEDIA_TYPE
 
 
@@ -33,12 +32,12 @@ class BackgroundRun:
         self._answer: ResponseAnswer | None = None
 
     def start(
-        self, service: EngineClient, generations: Sequence[EngineRequest], answer: ResponseAnswer
+        self, engine: EngineClient, generations: Sequence[EngineRequest], answer: ResponseAnswer
     ) -> None:
         """Begin. Raises EngineError as `EngineClient.submit` does, and nothing is kept then."""
         self._answer = answer
         self._tell(answer.opening())
-        self.kept.abort = service.submit(generations, self.emit).abort
+        self.kept.abort = engine.submit(generations, self.emit).abort
         self._store.keep(self.kept)
 
     def emit(self, event: EngineOutput) -> None:
@@ -53,7 +52,7 @@ class BackgroundRun:
                 self.kept.log.end()
             self._store.weigh(self.kept)
 
-    def end(self, response: Response) -> None:
+    def end(self, response: ResponseObject) -> None:
         """Take the last state of the response, from its answer."""
         self.kept.response = response
 
@@ -63,30 +62,34 @@ class BackgroundRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Background(Delivery):
-    """Delivers one response into the store."""
+class Background(Responder):
+    """Brings the outputs of one response into the store."""
 
     run: BackgroundRun
 
     @classmethod
-    def of(cls, delivery: Delivery, run: BackgroundRun) -> Background:
-        """As `delivery`, but for `run`."""
-        return cls(**{field.name: getattr(delivery, field.name) for field in fields(delivery)}, run=run)
+    def of(cls, responder: Responder, run: BackgroundRun) -> Background:
+        """As `responder`, but for `run`."""
+        return cls(**{field.name: getattr(responder, field.name) for field in fields(responder)}, run=run)
 
-    def reply(
-        self, generations: Sequence[EngineRequest], answer: Answer, stream: bool, environ: Mapping[str, Any]
-    ) -> Reply:
+    def respond(
+        self,
+        requests: Sequence[EngineRequest],
+        writer: Answer,
+        stream: bool,
+        context: RequestContext,
+    ) -> Response:
         """The response as it is before anything has come; or its events, if they are kept."""
-        assert isinstance(answer, ResponseAnswer)
+        assert isinstance(writer, ResponseAnswer)
         kept = self.run.kept
         first = kept.response
-        self.run.start(self.service, generations, answer)
+        self.run.start(self.engine, requests, writer)
         if kept.log is None:
-            return json_reply(first, 200, self.headers)
-        return followed(kept.log, 0, environ, self.headers)
+            return json_response(first, 200, self.headers)
+        return followed(kept.log, 0, context, self.headers)
 
 
-def followed(log: EventLog, start: int, environ: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
+def followed(log: EventLog, start: int, context: RequestContext, headers: Mapping[str, str]) -> Response:
     """The events of `log` from number `start` on, and those that are still to come."""
-    follower = Follower(log, start, Connection.of(environ))
-    return Reply(follower, 200, headers, content_type=MEDIA_TYPE)
+    follower = Follower(log, start, context.connection)
+    return Response(follower, 200, headers, MEDIA_TYPE)

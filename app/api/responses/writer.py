@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from app.api.errors import as_api_error
+from app.api.errors import as_stream_error
 from app.api.responses.events import EventWriter
 from app.api.responses.items import REASONING, Item, Output
 from app.api.responses.response_object import Response, usage
@@ -168,7 +168,7 @@ def _message(text: str, ids: Sequence[int]) -> dict[str, Any]:
 
 def _error(error: Exception) -> dict[str, str]:
     """`error` of a response that has failed."""
-    known = as_api_error(error)
+    known = as_stream_error(error)
     # A message may quote a lone surrogate of the client.
     message = known.message.encode("utf-8", "replace").decode()
     return {"code": ERROR_CODES.get(known.status, "server_error"), "message": message}
