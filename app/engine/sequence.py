@@ -121,9 +121,9 @@ class Sequence:
         """Whether the KV cache has room for the prompt now."""
         return self._blocks is None or self._blocks.fits()
 
-    def enter(self) -> None:
-        """Ask for a slot; wait in the queue when none is free."""
-        if not self._runtime.executor.enter(self) and not self.over:
+    def enter(self, soon: bool = False) -> None:
+        """Ask for a slot, or for one in a later turn; wait in the queue when none is free."""
+        if not self._runtime.executor.enter(self, soon) and not self.over:
             self._queued = True
             self._runtime.recorder.waiting(1, self.adapter)
 
