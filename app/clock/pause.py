@@ -22,7 +22,7 @@ def pause() -> None:
 
 
 def pause_if_possible() -> None:
-    """`pause` where greenlets run; nothing in a thread without an event loop, or in the loop's own callbacks."""
+    """`pause` where greenlets run; nothing without an event loop, and nothing in its own callbacks."""
     hub = get_hub_if_exists()
     if hub is not None and gevent.getcurrent() is not hub:
         pause()

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 
 from cachetools import LRUCache, TTLCache
 
+from app.clock.offload import call_off_hub
 from app.kvindex.discovery import Discovery
 from app.tokenization.base import Tokenizer, TokenizerError, TokenizerLoadError, TokenizerServiceError
-from app.clock.offload import call_off_hub
 
 CAPACITY = 20
 TIMEOUT_S = 5.0

@@ -23,13 +23,13 @@ from weakref import WeakKeyDictionary
 
 from xxhash import xxh64_intdigest
 
+from app.clock.offload import call_off_hub
 from app.kvindex.chunks import CHARACTERS_BEHIND, CHUNK_BYTES, Chunk, chunk_keys, cut_chunks
 from app.kvindex.cuts import Cut, Cutter, CutText
 from app.kvindex.joint import Beginning
 from app.kvindex.kept import Kept, KeptChunks, Sightings
 from app.tokenization.base import Tokenizer
 from app.tokenization.huggingface import LONG_TEXT, LocalTokenizer
-from app.clock.offload import call_off_hub
 
 MAX_TOKENS = 2_000_000
 """About 45 MB."""

@@ -11,6 +11,7 @@ import tokenizers
 from cachetools import LRUCache
 from tokenizers import decoders
 
+from app.clock.offload import call_off_hub
 from app.tokenization.base import (
     PLAIN_CHAT,
     ChatOptions,
@@ -22,7 +23,6 @@ from app.tokenization.base import (
 from app.tokenization.chat_template import ChatTemplates
 from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, check_id_range
 from app.tokenization.folder import DEFAULT_TEMPLATE, TokenizerFolder, read_folder
-from app.clock.offload import call_off_hub
 
 LONG_TEXT = 2_000
 """Characters from which a text is encoded beside the event loop (about 0.5 ms of work)."""
