@@ -9,7 +9,7 @@ from itertools import repeat
 from msgspec.structs import replace
 
 from app.clock.clock import Clock
-from app.clock.pause import pause
+from app.clock.pause import pause_if_possible
 from app.clock.streams import Streams
 from app.clock.timer_wheel import TimerWheel
 from app.engine.cache_manager import KVCacheManager
@@ -150,7 +150,7 @@ class Engine:
         first = self._seeds.randrange(SEEDS)
         for number, request in enumerate(requests):
             if self._clock.now() - begun_s > LONGEST_WORK_S:
-                pause()
+                pause_if_possible()
                 begun_s = self._clock.now()
             if request.seed is None and not request.greedy:
                 request = replace(request, seed=first + number)
