@@ -11,11 +11,12 @@ from typing import Any
 
 import gevent
 import pytest
-from app.http.environ import REQUEST_ID
 from gunicorn.config import Config
 
+from app.http.wsgi import CONTEXT
 from app.logs import ServerLogger, logconfig, request_id
 from config.settings import LogSettings
+from tests.application import request
 
 Capture = pytest.CaptureFixture[str]
 NAMES = ("", "app", "gunicorn.error", "gunicorn.access")
@@ -106,7 +107,7 @@ def test_the_level_is_the_least_that_is_shown(capsys: Capture, level: str, shown
 # Access lines, written by gunicorn's own logger
 
 
-def access(server: ServerLogger, path: str = "/v1/models", **environ: str) -> None:
+def access(server: ServerLogger, path: str = "/v1/models", **environ: object) -> None:
     took = SimpleNamespace(seconds=1, microseconds=500_000)
     request = SimpleNamespace(headers=[("AUTHORIZATION", "Bearer secret")])
     response = SimpleNamespace(status="200 OK", sent=42, headers=[])
@@ -128,7 +129,9 @@ def server_logger(**settings: Any) -> ServerLogger:
 
 def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None:
     server = server_logger(access_log=True, log_format="json")
-    access(server, "/v1/models?key=secret", **{REQUEST_ID: "req-3"})
+    context = request("/v1/models")
+    context.request_id = "req-3"
+    in_request("another", lambda: access(server, "/v1/models?key=secret", **{CONTEXT: context}))
     written = capsys.readouterr().out
     (line,) = lines(written)
     assert line.items() >= {
@@ -138,9 +141,12 @@ def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> No
     assert "secret" not in written
 
 
-def test_a_text_access_line_takes_the_id_of_the_running_request(capsys: Capture) -> None:
+@pytest.mark.parametrize("environ", [{}, {CONTEXT: request("/v1/models")}], ids=["other server", "unnamed"])
+def test_a_text_access_line_takes_the_id_of_the_running_request(
+    capsys: Capture, environ: dict[str, object]
+) -> None:
     server = server_logger(access_log=True)
-    in_request("req-4", lambda: access(server))
+    in_request("req-4", lambda: access(server, **environ))
     assert capsys.readouterr().out.endswith("[req-4] gunicorn.access: GET /v1/models 200 42 bytes 1.500 s\n")
 
 

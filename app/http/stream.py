@@ -180,15 +180,17 @@ class StreamTransport:
     def abandon(self) -> None:
         """The client has gone."""
         if self.is_open:
+            source = self._source
             self.close()
-            if self._source is not None:
-                self._source.leave()
+            if source is not None:
+                source.leave()
 
     def _finish(self) -> None:
         self.close()
         self._finished()
 
     def close(self) -> None:
-        """Send no more."""
+        """Send no more, and let go of the source, which knows this object."""
         self.is_open = False
+        self._source = None
         self._catch_up()

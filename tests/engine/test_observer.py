@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from app.engine.observer import Outcome, Watch
+from typing import Any
+
+from app.engine.client import SequenceGroup
+from app.engine.observer import Observer, Outcome, Watch
 from app.engine.outputs import Event
 from app.engine.request import Generation
 from tests.engine.house import START_S, House, generation
@@ -14,7 +17,10 @@ class Observed(House):
     def __init__(self, **limits: int) -> None:
         super().__init__(**limits, inter_token_latency=1.0, time_to_first_token=2.0)
         self.outcomes: dict[tuple[str, int], Outcome] = {}
-        self.service.observers.append(self.observe)
+        self.observers: list[Observer] = [self.observe]
+
+    def ask(self, request_id: str = "a", choices: int = 1, **fields: Any) -> SequenceGroup:
+        return super().ask(request_id, choices, observers=self.observers, **fields)
 
     def observe(self, generation: Generation) -> Watch | None:
         key = (generation.request_id, generation.index)
@@ -90,7 +96,7 @@ def test_an_observer_that_fails_breaks_nothing() -> None:
 
         return watch
 
-    house.service.observers.insert(0, failing)
+    house.observers.insert(0, failing)
     house.ask("first")
     house.ask("second")
     house.clock.advance(30)
@@ -102,17 +108,15 @@ def test_an_observer_that_fails_breaks_nothing() -> None:
 def test_who_is_not_interested_is_not_told() -> None:
     house = House()
     asked: list[int] = []
-    house.service.observers.append(lambda generation: asked.append(generation.index))  # type: ignore[func-returns-value]
-    house.ask(choices=3)
+    house.ask(choices=3, observers=[lambda generation: asked.append(generation.index)])
     house.clock.advance(1)
     assert asked == [0, 1, 2]
 
 
 def test_the_outcome_comes_after_the_last_event() -> None:
-    house = Observed()
+    house = House(inter_token_latency=1.0, time_to_first_token=2.0)
     events: list[Event | Outcome] = []
-    house.service.observers.append(lambda generation: events.append)
-    house.service.submit([generation()], events.append)
+    house.service.submit([generation(observers=[lambda generation: events.append])], events.append)
     house.clock.advance(30)
     assert isinstance(events[-1], Outcome)
     assert sum(isinstance(event, Outcome) for event in events) == 1

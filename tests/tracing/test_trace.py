@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -9,6 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from app.engine.client import SequenceGroup
 from app.middleware.request_trace import NANOSECONDS, RequestTrace
 from tests.engine.house import START_S, House
 
@@ -25,7 +28,10 @@ class Traced(House):
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = provider.get_tracer("test")
         self.trace = self.request()
-        self.service.observers.append(self.trace.watch)
+
+    def ask(self, request_id: str = "a", choices: int = 1, **fields: Any) -> SequenceGroup:
+        """Traced, unless it has other observers."""
+        return super().ask(request_id, choices, **{"observers": [self.trace.watch], **fields})
 
     def request(self) -> RequestTrace:
         zero_ns = EPOCH_NS - int(START_S * NANOSECONDS)
@@ -64,9 +70,7 @@ def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
 
 def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
     house = Traced(places=1)
-    house.service.observers.clear()
-    house.ask("other", max_tokens=2)
-    house.service.observers.append(house.trace.watch)
+    house.ask("other", max_tokens=2, observers=())
     house.ask(max_tokens=4)
     house.clock.advance(10)
     house.end()
@@ -148,8 +152,8 @@ def test_who_leaves_the_line_was_only_queued() -> None:
     house = Traced(places=1)
     house.ask("other", max_tokens=50)
     house.exporter.clear()
-    house.service.observers[:] = [(second := house.request()).watch]
-    waiting = house.ask("second")
+    second = house.request()
+    waiting = house.ask("second", observers=[second.watch])
     house.clock.advance(7)
     waiting.abort()
     second.end(house.clock.now())
