@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from collections.abc import Sequence as Listed
+from concurrent.futures import Future
 from itertools import repeat
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from app.engine.executor import SlotExecutor
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
 from app.engine.runner import Model
-from app.engine.sequence import Runtime, Sequence, Submission
+from app.engine.sequence import MOST_AT_ONCE, Runtime, Sequence, emit_at_once
 from app.engine.timing import PerRequestTiming
 from app.lora.slots import LoRASlots
 from app.metrics.recorder import Recorder
@@ -67,6 +68,8 @@ class Engine:
         self._max_waiting = limits.max_waiting_queue_length
         self._max_unfinished = limits.max_num_queued_reqs
         self._refuses_full = settings.kvcache.kv_cache_full == "refuse"
+        self._active: dict[Submission, None] = {}
+        """What was submitted and is not over, in order of arrival."""
 
     @property
     def running(self) -> int:
@@ -103,14 +106,17 @@ class Engine:
 
         All or none are admitted. Raises any EngineError, and then nothing has begun. May pause.
         """
-        runtime = self._runtime
+        submission = Submission(requests[0].request_id if requests else "", self._active)
         if not requests:
-            return Submission("", runtime)
-        submission = Submission(requests[0].request_id, runtime)
+            return submission
         replies = self._replies(requests)
+        if self._needs_no_slot(requests, replies):
+            self.check_admission(1)
+            emit_at_once(requests[0], replies[0], emit, self._runtime)
+            return submission
         blocks = repeat(None) if self._cache is None else self._cache.blocks_of(requests)
         sequences = [
-            Sequence(request, reply, own, runtime, emit, submission)
+            Sequence(request, reply, own, self._runtime, emit, submission.ended)
             for request, reply, own in zip(requests, replies, blocks, strict=False)
         ]
         if self._refuses_full and not all(sequence.fits() for sequence in sequences):
@@ -124,7 +130,7 @@ class Engine:
 
     def interrupt(self, request_ids: Container[str] | None = None) -> int:
         """End the requests of these ids, or all; each choice finishes with `abort`. How many there were."""
-        found = [it for it in self._runtime.active if request_ids is None or it.request_id in request_ids]
+        found = [it for it in self._active if request_ids is None or it.request_id in request_ids]
         for submission in found:
             submission.interrupt()
         return len(found)
@@ -141,6 +147,22 @@ class Engine:
         """Begin again, with what has waited first."""
         self.executor.resume()
 
+    def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
+        """Whether a slot is free that would be free again at once, as without latencies it is."""
+        if len(requests) > 1 or not self.timing.instant or self._cache is not None:
+            return False
+        request, reply, slots = requests[0], replies[0], self.executor
+        special = request.adapter or request.observers or request.delays or request.remote_prefill
+        return not (
+            special
+            or request.least_hit_rate
+            or request.logprobs is not None
+            or reply.spans
+            or len(reply.texts) > MOST_AT_ONCE
+            or slots.waiting
+            or slots.free() <= 0
+        )
+
     def _replies(self, requests: Listed[EngineRequest]) -> list[Reply]:
         """What is said. A large request gets seeds, so that those who come in its pauses change nothing."""
         reply = self._model.reply
@@ -156,6 +178,71 @@ class Engine:
                 request = replace(request, seed=first + number)
             replies.append(reply(request))
         return replies
+
+
+class Submission:
+    """The `Handle` of what was submitted together: admitted together, and aborted together.
+
+    It lets go of its sequences when the last is over, so that no cycle is left for the garbage collector.
+    """
+
+    __slots__ = ("_active", "_future", "_lengths", "_sequences", "_unfinished", "request_id")
+
+    def __init__(self, request_id: str, active: dict[Submission, None]) -> None:
+        """`active`: what was submitted to the engine and is not over."""
+        self.request_id = request_id
+        self._active = active
+        self._sequences: Listed[Sequence] = ()
+        self._unfinished = 0
+        self._lengths: dict[int, list[int]] | None = None
+        """By prompt: how many tokens its choices had that are over."""
+        self._future: Future[None] | None = None
+
+    @property
+    def future(self) -> Future[None]:
+        """See `Handle.future`. Made when it is first asked for."""
+        if self._future is None:
+            self._future = Future()
+            self._future.set_running_or_notify_cancel()
+            if not self._unfinished:
+                self._future.set_result(None)
+        return self._future
+
+    def begin(self, sequences: Listed[Sequence]) -> None:
+        """Let every sequence ask for a slot, in order."""
+        self._sequences = sequences
+        self._unfinished = len(sequences)
+        self._active[self] = None
+        for sequence in sequences:
+            if not sequence.over:
+                sequence.enter()
+
+    def abort(self) -> None:
+        """See `Handle.abort`. The last goes first, so that none gets a slot on the way out."""
+        for sequence in reversed(self._sequences):
+            sequence.abort()
+
+    def interrupt(self) -> None:
+        """As `abort`, but each choice finishes with `abort`."""
+        for sequence in reversed(self._sequences):
+            sequence.interrupt()
+
+    def ended(self, sequence: Sequence) -> tuple[int, int]:
+        """One sequence is over. The last of a prompt gets its choices and the tokens of the longest."""
+        n, tokens = sequence.request.n, sequence.tokens
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._sequences = ()
+            del self._active[self]
+            if self._future is not None:
+                self._future.set_result(None)
+        if n == 1:
+            return 1, tokens
+        if self._lengths is None:
+            self._lengths = {}
+        lengths = self._lengths.setdefault(sequence.request.index // n, [])
+        lengths.append(tokens)
+        return (n, max(lengths)) if len(lengths) == n else (0, 0)
 
 
 def _observe(sequences: Listed[Sequence]) -> None:

@@ -45,6 +45,8 @@ class PerRequestTiming:
             else (latency.time_to_first_token,)
         )
         self._prefills = any(means)
+        self.instant = self.constant_gap_s == 0 and not self._prefills
+        """Whether a prompt that is prefilled here, and its reply, take no time."""
 
     def time_to_first_token(self, prompt_tokens: int, cached_tokens: int = 0, remote: bool = False) -> float:
         """Seconds of prefill for `prompt_tokens`, of which `cached_tokens` cost nothing.

@@ -89,7 +89,7 @@ class Harness:
         self.adapters = set(adapters)
         self.clock = VirtualClock(START_S)
         self.recorder = Recorder("test", 4096, {}, max_loras=max_loras)
-        settings = Settings(
+        self.settings = settings = Settings(
             reply=ReplySettings(mode=mode),  # type: ignore[arg-type]
             latency=LatencySettings(**latency),
             scheduling=SchedulingSettings(
