@@ -11,11 +11,12 @@ from typing import Any
 
 import gevent
 import pytest
-from app.http.environ import REQUEST_ID
 from gunicorn.config import Config
 
+from app.http.wsgi import CONTEXT
 from app.logs import ServerLogger, logconfig, request_id
 from config.settings import LogSettings
+from tests.application import request
 
 Capture = pytest.CaptureFixture[str]
 NAMES = ("", "app", "gunicorn.error", "gunicorn.access")
@@ -106,9 +107,9 @@ def test_the_level_is_the_least_that_is_shown(capsys: Capture, level: str, shown
 # Access lines, written by gunicorn's own logger
 
 
-def access(server: ServerLogger, path: str = "/v1/models", **environ: str) -> None:
+def access(server: ServerLogger, path: str = "/v1/models", **environ: object) -> None:
     took = SimpleNamespace(seconds=1, microseconds=500_000)
-    request = SimpleNamespace(headers=[("AUTHORIZATION", "Bearer secret")])
+    asked = SimpleNamespace(headers=[("AUTHORIZATION", "Bearer secret")])
     response = SimpleNamespace(status="200 OK", sent=42, headers=[])
     variables = {
         "REQUEST_METHOD": "GET",
@@ -117,7 +118,7 @@ def access(server: ServerLogger, path: str = "/v1/models", **environ: str) -> No
         "SERVER_PROTOCOL": "HTTP/1.1",
         "REMOTE_ADDR": "10.0.0.1",
     }
-    server.access(response, request, variables | environ, took)
+    server.access(response, asked, variables | environ, took)
 
 
 def server_logger(**settings: Any) -> ServerLogger:
@@ -128,7 +129,9 @@ def server_logger(**settings: Any) -> ServerLogger:
 
 def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None:
     server = server_logger(access_log=True, log_format="json")
-    access(server, "/v1/models?key=secret", **{REQUEST_ID: "req-3"})
+    context = request("/v1/models?key=secret")
+    context.request_id = "req-3"
+    access(server, context.target, **{CONTEXT: context})
     written = capsys.readouterr().out
     (line,) = lines(written)
     assert line.items() >= {
