@@ -106,8 +106,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
     audit = FaultAudit(injector, AuditTrail(), clock.now)
-    request_ids = RequestIds(identity.fresh_request_id, settings.api.enable_request_id_headers)
-    app = Understudy(engine, middleware_of(settings, live, clock, http_metrics, request_ids, audit))
+    middleware = middleware_of(settings, live, clock, http_metrics, audit)
+    app = Understudy(engine, middleware, components.streams("request ids"))
 
     families = [engine_families(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
@@ -150,7 +150,6 @@ def middleware_of(
     live: LiveSettings,
     clock: Clock,
     http_metrics: HttpMetrics,
-    request_ids: RequestIds,
     audit: FaultAudit,
 ) -> MiddlewareStack:
     """All middleware, the outermost first."""
@@ -158,6 +157,7 @@ def middleware_of(
     for one in (http_log, keys, limits):
         live.subscribe(one.on_settings)
     cors = Cors(settings.access)
+    request_ids = RequestIds(settings.api.enable_request_id_headers)
     stack = [http_metrics, http_log, request_ids, *_traces(settings, clock), cors, keys, limits, audit]
     middleware = MiddlewareStack(stack)
     live.subscribe(middleware.on_settings)

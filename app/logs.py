@@ -14,20 +14,26 @@ from app.http.wsgi import CONTEXT
 from config.settings import LogSettings
 
 NO_REQUEST = "-"
-request_id: ContextVar[str] = ContextVar("request_id", default=NO_REQUEST)
-"""Id of the request that the current greenlet serves; every greenlet has a context of its own."""
+current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
+"""The request that is served here and now; every greenlet has a context of its own."""
 
 TEXT = "%(asctime)s %(levelname)s [%(process)d] [%(request_id)s] %(name)s: %(message)s"
 JSON = "%(asctime)s %(levelname)s %(process)d %(request_id)s %(name)s %(message)s"
 JSON_NAMES = {"asctime": "time", "levelname": "level", "process": "pid", "name": "logger"}
 
 
+def current_request_id() -> str:
+    """Id of the current request, or a dash."""
+    context = current_request.get()
+    return NO_REQUEST if context is None else context.request_id
+
+
 class RequestId(logging.Filter):
-    """Puts `request_id` on a record that has none."""
+    """Puts the id of the current request on a record that has none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not hasattr(record, "request_id"):
-            record.request_id = request_id.get()
+            record.request_id = current_request_id()
         return True
 
 
@@ -67,7 +73,7 @@ def _access_fields(atoms: Mapping[str, object]) -> _AccessLine:
         "status": _whole(atoms.get("s")),
         "bytes": _whole(atoms.get("B")),
         "duration": _whole(atoms.get("D")) / 1_000_000,
-        "request_id": identifier or request_id.get(),
+        "request_id": identifier or current_request_id(),
     }
 
 

@@ -43,10 +43,6 @@ class Identity:
         """16 random hex digits, for the id of an answer."""
         return f"{self._rng.getrandbits(64):016x}"
 
-    def fresh_request_id(self) -> str:
-        """32 random hex digits, for a request without an X-Request-Id."""
-        return f"{self._rng.getrandbits(128):032x}"
-
 
 def pod_headers(server: ServerSettings) -> dict[str, str]:
     """What tells a gateway which pod answered (simulator.md 2.2)."""

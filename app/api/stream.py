@@ -96,6 +96,14 @@ class EventStream(StreamingBody):
             self.bytes_sent += len(data)
             transport.write(data, not self._unfinished)
 
+    def complete(self) -> bytes | None:
+        """All events and the end, if the generation is over already and makes no more than one slice."""
+        if self._unfinished or sum(map(_weight, self._pending)) > self._slice_tokens:
+            return None
+        data = self._slice()
+        self.bytes_sent += len(data)
+        return data
+
     def attach(self, transport: StreamTransport) -> None:
         """Have `transport` write the stream: what has come already now, the rest as it comes."""
         self._transport = transport
@@ -162,7 +170,7 @@ class EventStream(StreamingBody):
                 room = 0
                 break
             chunks.append(self._writer.chunk(output))
-            room -= len(output.ids) if type(output) is Tokens else 1
+            room -= _weight(output)
             taken += 1
         del self._pending[:taken]
         if not self._pending and not self._unfinished:
@@ -187,3 +195,8 @@ class EventStream(StreamingBody):
             self._connection.unwatch()
         if self.handle is not None:
             self.handle.abort()
+
+
+def _weight(output: EngineOutput) -> int:
+    """What rendering an output costs, in tokens."""
+    return len(output.ids) if type(output) is Tokens else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from app.clock.pause import pause
+from app.clock.pause import pause_if_possible
 from app.engine.errors import PromptExceedsCache
 from app.engine.request import EngineRequest
 from app.kvcache.cache import KVCache
@@ -55,7 +55,7 @@ class KVCacheManager:
         media = [Placeholder(*item) for item in request.media]
         prompt = self.cache.prompt(request.prompt_ids, adapter, request.cache_salt, media)
         for _ in prompt.hashing():
-            pause()
+            pause_if_possible()
         return prompt
 
     def end_step(self) -> None:

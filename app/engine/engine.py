@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container
 from collections.abc import Sequence as Listed
+from itertools import repeat
 
 from msgspec.structs import replace
 
 from app.clock.clock import Clock
-from app.clock.pause import pause
+from app.clock.pause import pause_if_possible
 from app.clock.streams import Streams
 from app.clock.timer_wheel import TimerWheel
 from app.engine.cache_manager import KVCacheManager
@@ -66,7 +67,6 @@ class Engine:
         self._max_waiting = limits.max_waiting_queue_length
         self._max_unfinished = limits.max_num_queued_reqs
         self._refuses_full = settings.kvcache.kv_cache_full == "refuse"
-        self._active: dict[Submission, None] = {}
 
     @property
     def running(self) -> int:
@@ -86,16 +86,16 @@ class Engine:
         """Raise Draining, or TooManyRequests when `sequences` more would exceed `max-num-queued-reqs`."""
         if self.draining:
             raise Draining
-        most, unfinished = self._max_unfinished, self.running + self.waiting
-        if most is not None and unfinished + sequences > most:
+        most = self._max_unfinished
+        if most is not None and (unfinished := self.running + self.waiting) + sequences > most:
             self.recorder.rejected("max_num_queued_reqs")
             raise TooManyRequests(unfinished, most)
 
     def check_admission(self, sequences: int, adapter: str | None = None) -> None:
         """As `check_accepting`; also QueueFull when neither slots nor the waiting queue hold so many more."""
         self.check_accepting(sequences)
-        waiting = self.waiting
-        if sequences > self.executor.free(adapter) + self._max_waiting - waiting:
+        free, waiting = self.executor.free(adapter), self.executor.waiting
+        if sequences > free + self._max_waiting - waiting:
             raise QueueFull(waiting)
 
     def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Submission:
@@ -103,30 +103,28 @@ class Engine:
 
         All or none are admitted. Raises any EngineError, and then nothing has begun. May pause.
         """
-        submission = Submission(requests[0].request_id if requests else "", self._active, self.recorder)
         runtime = self._runtime
-        if len(requests) == 1 and self._cache is None:
-            request = requests[0]
-            sequences = [Sequence(request, self._model.reply(request), None, runtime, emit, submission)]
-        else:
-            replies = self._replies(requests)
-            blocks = [None] * len(requests) if self._cache is None else self._cache.blocks_of(requests)
-            sequences = [
-                Sequence(request, reply, blocks[i], runtime, emit, submission)
-                for i, (request, reply) in enumerate(zip(requests, replies, strict=True))
-            ]
-            if self._refuses_full and not all(sequence.fits() for sequence in sequences):
-                raise KVCacheFull
-        if sequences:  # nothing may wait between this and the end, or others would take the slots
-            self.check_admission(len(sequences), requests[0].adapter)
-            if requests[0].observers:
-                _observe(sequences)
-            submission.begin(sequences)
+        if not requests:
+            return Submission("", runtime)
+        submission = Submission(requests[0].request_id, runtime)
+        replies = self._replies(requests)
+        blocks = repeat(None) if self._cache is None else self._cache.blocks_of(requests)
+        sequences = [
+            Sequence(request, reply, own, runtime, emit, submission)
+            for request, reply, own in zip(requests, replies, blocks, strict=False)
+        ]
+        if self._refuses_full and not all(sequence.fits() for sequence in sequences):
+            raise KVCacheFull
+        # Nothing may wait between this and the end, or others would take the slots.
+        self.check_admission(len(sequences), requests[0].adapter)
+        if requests[0].observers:
+            _observe(sequences)
+        submission.begin(sequences)
         return submission
 
     def interrupt(self, request_ids: Container[str] | None = None) -> int:
         """End the requests of these ids, or all; each choice finishes with `abort`. How many there were."""
-        found = [it for it in self._active if request_ids is None or it.request_id in request_ids]
+        found = [it for it in self._runtime.active if request_ids is None or it.request_id in request_ids]
         for submission in found:
             submission.interrupt()
         return len(found)
@@ -146,13 +144,13 @@ class Engine:
     def _replies(self, requests: Listed[EngineRequest]) -> list[Reply]:
         """What is said. A large request gets seeds, so that those who come in its pauses change nothing."""
         reply = self._model.reply
-        if sum(map(_work, requests)) <= MOST_TOKENS_UNPAUSED:
+        if len(requests) == 1 or sum(map(_work, requests)) <= MOST_TOKENS_UNPAUSED:
             return [reply(request) for request in requests]
         replies, begun_s = [], self._clock.now()
         first = self._seeds.randrange(SEEDS)
         for number, request in enumerate(requests):
             if self._clock.now() - begun_s > LONGEST_WORK_S:
-                pause()
+                pause_if_possible()
                 begun_s = self._clock.now()
             if request.seed is None and not request.greedy:
                 request = replace(request, seed=first + number)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar, cast
@@ -56,34 +56,26 @@ class WaitingQueue:
         self._by_priority = by_priority
         self._heaps: dict[str | None, list[tuple[int, int, Task]]] = {}
         """By adapter: priority, number in order of arrival, and the task."""
-        self._waiting: set[Task] = set()
+        self.tasks: set[Task] = set()
+        """All that wait."""
         self._arrivals = 0
         self._removed = 0
         """Tasks in heaps that wait no more."""
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __contains__(self, task: Task) -> bool:
-        return task in self._waiting
-
-    def __iter__(self) -> Iterator[Task]:
-        return iter(self._waiting)
 
     def add(self, task: Task) -> None:
         """Wait from now on."""
         self._arrivals += 1
         priority = task.priority if self._by_priority else 0
-        self._waiting.add(task)
+        self.tasks.add(task)
         heapq.heappush(self._heaps.setdefault(task.adapter, []), (priority, self._arrivals, task))
 
     def remove(self, task: Task) -> bool:
         """Wait no more; False when it did not."""
-        if task not in self._waiting:
+        if task not in self.tasks:
             return False
-        self._waiting.remove(task)
+        self.tasks.remove(task)
         self._removed += 1
-        if self._removed > len(self._waiting) + SLACK:
+        if self._removed > len(self.tasks) + SLACK:
             self._compact()
         return True
 
@@ -99,20 +91,20 @@ class WaitingQueue:
         if not task.fits():
             return None
         heapq.heappop(self._heaps[task.adapter])
-        self._waiting.remove(task)
+        self.tasks.remove(task)
         return task
 
     def _compact(self) -> None:
         """Let go of those that were removed, so that they are never more than those that wait."""
         for adapter, heap in list(self._heaps.items()):
-            self._heaps[adapter] = kept = [entry for entry in heap if entry[2] in self._waiting]
+            self._heaps[adapter] = kept = [entry for entry in heap if entry[2] in self.tasks]
             heapq.heapify(kept)
         self._removed = 0
 
     def _live(self, adapter: str | None) -> list[tuple[int, int, Task]]:
         """The heap of `adapter` without those at its head that wait no more."""
         heap = self._heaps[adapter]
-        while heap and heap[0][2] not in self._waiting:
+        while heap and heap[0][2] not in self.tasks:
             heapq.heappop(heap)
             self._removed -= 1
         if not heap:
@@ -147,11 +139,13 @@ class SlotExecutor(Executor):
     @property
     def waiting(self) -> int:
         """Tasks that have no slot yet."""
-        return len(self._queue)
+        return len(self._queue.tasks)
 
     def free(self, adapter: str | None = None) -> int:
         """Slots that tasks with this adapter would get at once."""
-        if self.paused or not (self._lora.is_ready(adapter) or self._lora.has_room()):
+        if self.paused:
+            return 0
+        if adapter is not None and not (self._lora.is_ready(adapter) or self._lora.has_room()):
             return 0
         return self.slots - self.running
 
@@ -168,14 +162,15 @@ class SlotExecutor(Executor):
         """Start `task` as soon as a slot is free; True when that was now. RuntimeError after `shutdown`."""
         if self._closed:
             raise RuntimeError("no new tasks after shutdown")
-        if not self._queue and self.free(task.adapter) > 0 and task.fits():
+        tasks = self._queue.tasks
+        if not tasks and self.free(task.adapter) > 0 and task.fits():
             self._run(task)
-            if self._queue:  # somebody came while it ran, and found no slot
+            if tasks:  # somebody came while it ran, and found no slot
                 self._fill()
             return True
         self._queue.add(task)
         self._fill()
-        return task not in self._queue
+        return task not in tasks
 
     def forget(self, task: Task | Future[T]) -> bool:
         """Take a task, or a future of `submit`, out of the queue; False when it does not wait."""
@@ -188,7 +183,7 @@ class SlotExecutor(Executor):
     def leave(self, task: Task) -> None:
         """A task that has kept its slot is over."""
         self._give_back(task)
-        if self._queue:
+        if self._queue.tasks:
             self._fill()
 
     def pause(self) -> None:
@@ -204,7 +199,7 @@ class SlotExecutor(Executor):
         """Take no more tasks; with `cancel_futures` drop those that wait."""
         self._closed = True
         if cancel_futures:
-            for task in list(self._queue):
+            for task in list(self._queue.tasks):
                 self.forget(task)
 
     def _fill(self) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from collections.abc import Sequence as Listed
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.clock.clock import Clock
 from app.clock.timer_wheel import TimerWheel
@@ -47,6 +48,8 @@ class Runtime:
     timing: PerRequestTiming
     executor: SlotExecutor
     recorder: Recorder
+    active: dict[Submission, None] = field(default_factory=dict)
+    """What was submitted and is not over, in order of arrival."""
 
 
 class Sequence:
@@ -64,13 +67,10 @@ class Sequence:
         "_delays",
         "_due_s",
         "_emit",
-        "_finish",
         "_first_s",
         "_holds_slot",
         "_ids",
-        "_index",
         "_last_s",
-        "_most",
         "_part",
         "_part_end",
         "_parts_done",
@@ -80,11 +80,9 @@ class Sequence:
         "_runtime",
         "_scheduled_s",
         "_submission",
-        "_takes_turns",
         "_texts",
         "adapter",
         "over",
-        "priority",
         "request",
         "tokens",
         "watches",
@@ -99,27 +97,28 @@ class Sequence:
         emit: Emit,
         submission: Submission,
     ) -> None:
-        self.request, self.adapter, self.priority = request, request.adapter, request.priority
+        self.request = request
+        self.adapter = request.adapter
         self.watches: Iterable[Watch] = ()
         """Told how it went, when it is over."""
         self.tokens = 0
         """Emitted so far."""
         self.over = False
-        self._reply, self._texts, self._ids, self._finish = reply, reply.texts, reply.ids, reply.finish
+        self._reply, self._texts, self._ids = reply, reply.texts, reply.ids
         self._blocks = blocks
         self._runtime = runtime
         self._emit = emit
         self._submission = submission
-        self._index, self._takes_turns = request.index, request.together > 1
-        self._delays = dict(request.delays) if request.delays else None
-        self._most = MOST_AT_ONCE if request.logprobs is None else MOST_AT_ONCE // (request.logprobs + 2) or 1
-        self._position = self._parts_done = 0
-        self._part_end, self._part = reply.spans[0] if reply.spans else (len(reply.texts), None)
         self._queued = self._holds_slot = self._begun = False
-        self._cached_tokens = 0
+        self._position = self._cached_tokens = 0
         self._scheduled_s: float | None = None
         self._first_s: float | None = None
-        self._last_s = self._due_s = 0.0
+        self._due_s = self._last_s = 0.0
+
+    @property
+    def priority(self) -> int:
+        """See `Task.priority`."""
+        return self.request.priority
 
     def fits(self) -> bool:
         """Whether the KV cache has room for the prompt now."""
@@ -133,16 +132,18 @@ class Sequence:
 
     def start(self) -> bool:
         """A slot is ours; what is due already is emitted before this returns. False when that was all."""
-        runtime, now_s = self._runtime, self._runtime.clock.now()
-        self._scheduled_s = self.request.arrival_s
+        runtime = self._runtime
+        now_s, recorder = runtime.clock.now(), runtime.recorder
+        at_s = self.request.arrival_s
         if self._queued:
             self._queued = False
-            runtime.recorder.waiting(-1, self.adapter)
-            self._scheduled_s = now_s
-        runtime.recorder.running(1, self.adapter)
+            recorder.waiting(-1, self.adapter)
+            at_s = now_s
+        self._scheduled_s = at_s
+        recorder.running(1, self.adapter)
         try:
-            due_s = self._prefill(self._scheduled_s)
-            next_s = self.turn(now_s) if due_s <= now_s else due_s
+            self._prefill(at_s)
+            next_s = self.turn(now_s) if self._due_s <= now_s else self._due_s
         except Exception as error:
             log.exception("a sequence failed at its start")
             self.fail(error)
@@ -153,82 +154,90 @@ class Sequence:
         runtime.wheel.add(next_s, self)
         return True
 
-    def _prefill(self, at_s: float) -> float:
-        """Begin at `at_s`; when the first token is due."""
-        request = self.request
+    def _prefill(self, at_s: float) -> None:
+        """Begin at `at_s`: take the blocks, and see when the first token is due."""
+        request, spans, delays = self.request, self._reply.spans, self.request.delays
         prompt_tokens = len(request.prompt_ids)
+        self._delays = dict(delays) if delays else None
+        self._parts_done = 0
+        self._part_end, self._part = spans[0] if spans else (len(self._texts), None)
         if self._blocks is not None:
             self._cached_tokens = self._blocks.allocate()
         if self._cached_tokens < request.least_hit_rate * prompt_tokens:
             # Too little is cached: the reply is empty, and comes at once (simulator.md 13.7).
             self._reply = Reply((), (), CACHE_THRESHOLD)
-            self._texts, self._ids, self._finish = (), (), CACHE_THRESHOLD
+            self._texts = self._ids = ()
             self._part_end, self._part = 0, None
             self._due_s = at_s
-            return at_s
+            return
         self._due_s = at_s + self._runtime.timing.time_to_first_token(
             prompt_tokens, self._cached_tokens, request.remote_prefill
         )
         if self._delays is not None:
             self._due_s += self._delays.get(0, 0.0)
-        return self._due_s
 
     def turn(self, now_s: float) -> float | None:
         """Emit what is due at `now_s`; when the next token is due, None when that was the last."""
         if self.over:  # the wheel forgets us now
             return None
+        runtime, start, at_s = self._runtime, self._position, self._due_s
         if not self._begun:
             self._begun = True
-            self._emit(Started(self._index, self._due_s, self._cached_tokens, self._reply.prompt_logprobs))
+            self._emit(Started(self.request.index, at_s, self._cached_tokens, self._reply.prompt_logprobs))
             if self.over:  # aborted by whoever took it
                 return None
-        start, part = self._position, self._part
-        stop, at_s, next_s = self._due_together(start, now_s)
-        total = len(self._texts)
-        if stop >= self._part_end and stop < total:
-            next_s += self._next_part(stop)
+        stop, part = start + 1, self._part
+        gap_s = runtime.timing.constant_gap_s
+        if gap_s and stop < self._part_end and self._delays is None and at_s + gap_s > now_s:
+            next_s = at_s + gap_s  # as nearly always
+        else:
+            stop, at_s, next_s = self._due_together(start, now_s)
         self._position, self._due_s = stop, next_s
-        texts, ids = self._texts[start:stop], self._ids[start:stop]
-        logprobs = self._reply.logprobs
-        if logprobs is not None:
-            logprobs = logprobs[start:stop]
+        texts, ids, reply = self._texts[start:stop], self._ids[start:stop], self._reply
+        logprobs = None if reply.logprobs is None else reply.logprobs[start:stop]
         if self._blocks is not None:
             self._blocks.append(ids)
-        self._count(len(ids), at_s)
-        if stop < total:
-            self._emit(Tokens(self._index, texts, ids, at_s, logprobs, None, part))
+        count = len(ids)
+        if self._first_s is None:
+            self._count_first(count, at_s)
+        elif count:
+            runtime.recorder.decoded(count, (at_s - self._last_s) / count, at_s)
+        self.tokens += count
+        self._last_s = at_s
+        if stop < len(self._texts):
+            self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, None, part))
             # Choices that are late together take turns: none goes back before the moment of the others.
             return next_s if next_s > now_s else now_s
-        self._release()
-        finish = self._finish
-        self._emit(Tokens(self._index, texts, ids, at_s, logprobs, finish, part))
+        if self._blocks is not None:
+            self._release(self._blocks)
+        self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, reply.finish, part))
         if not self.over:
-            self._end(COUNTED_AS[finish.reason])
+            self._end(COUNTED_AS[reply.finish.reason])
         return None
 
     def _due_together(self, start: int, now_s: float) -> tuple[int, float, float]:
         """The end of the tokens that leave now, and the moments of the last of them and of the next token."""
         at_s = next_s = self._due_s
-        stop, end = start + 1, self._part_end
-        if stop >= end:
-            return stop, at_s, next_s
-        if end > start + self._most:
-            end = start + self._most
-        gap_s = self._runtime.timing.constant_gap_s
-        if gap_s is None or self._delays is not None:
-            gap_s = self._gap(stop)
-        next_s += gap_s
-        if next_s > now_s or self._takes_turns:
-            return stop, at_s, next_s
-        if gap_s == 0.0 == self._runtime.timing.constant_gap_s and self._delays is None:
-            return end, at_s, next_s
-        while True:
+        stop, end = start + 1, min(self._part_end, start + self._most)
+        if self.request.together > 1:  # choices take turns, token by token
+            end = min(end, stop)
+        if stop < end and self._delays is None and self._runtime.timing.constant_gap_s == 0:
+            stop = end
+        while stop < self._part_end:
+            next_s += self._gap(stop)
+            if next_s > now_s or stop >= end:
+                return stop, at_s, next_s
             at_s = next_s
             stop += 1
-            if stop < self._part_end:
-                next_s += self._gap(stop)
-            if stop >= end or next_s > now_s:
-                return stop, at_s, next_s
+        if stop < len(self._texts):
+            next_s += self._next_part(stop)
+        return stop, at_s, next_s
+
+    @property
+    def _most(self) -> int:
+        """Tokens that may leave together: with log probabilities, fewer."""
+        wanted = self.request.logprobs
+        return MOST_AT_ONCE if wanted is None else max(1, MOST_AT_ONCE // (wanted + 2))
 
     def _gap(self, token: int) -> float:
         """Seconds between the token before `token` and that one."""
@@ -248,7 +257,7 @@ class Sequence:
             return
         self._end("error")
         try:
-            self._emit(Failed(self._index, error))
+            self._emit(Failed(self.request.index, error))
         except Exception:
             log.exception("the failure of a sequence could not be told")
 
@@ -266,55 +275,39 @@ class Sequence:
         if self.over:
             return
         self.abort()
-        now_s = self._runtime.clock.now()
+        now_s, index = self._runtime.clock.now(), self.request.index
         if not self._begun:
-            self._emit(Started(self._index, now_s))
-        self._emit(Tokens(self._index, (), (), now_s, None, ABORT))
+            self._emit(Started(index, now_s))
+        self._emit(Tokens(index, (), (), now_s, None, ABORT))
 
-    def _count(self, tokens: int, at_s: float) -> None:
-        """`tokens` more are out, the last at `at_s`."""
-        self.tokens += tokens
-        recorder = self._runtime.recorder
-        if self._first_s is not None:
-            if tokens:
-                recorder.decoded(tokens, (at_s - self._last_s) / tokens, at_s)
-        else:
-            # Several tokens at once are one first token, and more that follow without a wait.
-            self._first_s = at_s
-            request = self.request
-            ttft_s, prompt_tokens = at_s - request.arrival_s, len(request.prompt_ids)
-            recorder.prefilled(ttft_s, prompt_tokens, self._cached_tokens, at_s, min(tokens, 1))
-            if tokens > 1:
-                recorder.decoded(tokens - 1, 0.0, at_s)
-        self._last_s = at_s
+    def _count_first(self, tokens: int, at_s: float) -> None:
+        """Several tokens at once are one first token, and more that follow without a wait."""
+        self._first_s = at_s
+        recorder, request = self._runtime.recorder, self.request
+        ttft_s, prompt_tokens = at_s - request.arrival_s, len(request.prompt_ids)
+        recorder.prefilled(ttft_s, prompt_tokens, self._cached_tokens, at_s, min(tokens, 1))
+        if tokens > 1:
+            recorder.decoded(tokens - 1, 0.0, at_s)
 
-    def _release(self) -> None:
-        blocks, self._blocks = self._blocks, None
-        if blocks is not None:
-            blocks.release()
+    def _release(self, blocks: SequenceBlocks) -> None:
+        self._blocks = None
+        blocks.release()
 
     def _end(self, reason: FinishReason) -> None:
-        self._release()
-        runtime, now_s = self._runtime, self._runtime.clock.now()
+        if self._blocks is not None:
+            self._release(self._blocks)
+        runtime, request, now_s = self._runtime, self.request, self._runtime.clock.now()
+        scheduled_s = self._scheduled_s
         if self._queued:
             self._queued = False
             runtime.recorder.waiting(-1, self.adapter)
-        elif self._scheduled_s is not None:
+        elif scheduled_s is not None:
             runtime.recorder.running(-1, self.adapter)
         self.over = True
-        self._count_end(reason, now_s)
-        self._submission.ended(self)
-        if self.watches:
-            notify(self.watches, self._outcome(reason, now_s))
-        if self._holds_slot:
-            self._holds_slot = False
-            runtime.executor.leave(self)
-
-    def _count_end(self, reason: FinishReason, now_s: float) -> None:
-        request = self.request
-        scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
+        if scheduled_s is None:
+            scheduled_s = now_s
         first_s = scheduled_s if self._first_s is None else self._first_s
-        self._runtime.recorder.finished(
+        runtime.recorder.finished(
             reason,
             prompt_tokens=len(request.prompt_ids),
             generation_tokens=self.tokens,
@@ -322,9 +315,15 @@ class Sequence:
             max_tokens=request.max_tokens,
             queue_s=scheduled_s - request.arrival_s,
             prefill_s=first_s - scheduled_s,
-            decode_s=max(0.0, self._last_s - first_s),
+            decode_s=self._last_s - first_s if self._last_s > first_s else 0.0,
             e2e_s=now_s - request.arrival_s,
         )
+        self._submission.ended(self)
+        if self.watches:
+            notify(self.watches, self._outcome(reason, now_s))
+        if self._holds_slot:
+            self._holds_slot = False
+            runtime.executor.leave(self)
 
     def _outcome(self, reason: str, now_s: float) -> Outcome:
         return Outcome(
@@ -342,16 +341,14 @@ class Submission:
     """The `Handle` of what was submitted together: admitted together, and aborted together.
 
     It lets go of its sequences when the last is over, so that no cycle is left for the garbage collector.
-    `active` are the submissions of the engine that are not over.
     """
 
-    __slots__ = ("_active", "_future", "_lengths", "_recorder", "_sequences", "_unfinished", "request_id")
+    __slots__ = ("_future", "_lengths", "_runtime", "_sequences", "_unfinished", "request_id")
 
-    def __init__(self, request_id: str, active: dict[Submission, None], recorder: Recorder) -> None:
+    def __init__(self, request_id: str, runtime: Runtime) -> None:
         self.request_id = request_id
-        self._active = active
-        self._recorder = recorder
-        self._sequences: list[Sequence] = []
+        self._runtime = runtime
+        self._sequences: Listed[Sequence] = ()
         self._unfinished = 0
         self._lengths: dict[int, list[int]] | None = None
         """By prompt: how many tokens its choices had that are over."""
@@ -367,11 +364,11 @@ class Submission:
                 self._future.set_result(None)
         return self._future
 
-    def begin(self, sequences: list[Sequence]) -> None:
+    def begin(self, sequences: Listed[Sequence]) -> None:
         """Let every sequence ask for a slot, in order."""
         self._sequences = sequences
         self._unfinished = len(sequences)
-        self._active[self] = None
+        self._runtime.active[self] = None
         for sequence in sequences:
             if not sequence.over:
                 sequence.enter()
@@ -390,13 +387,13 @@ class Submission:
         """One sequence is over; the last choice of a prompt settles what is counted per prompt."""
         n = sequence.request.n
         if n == 1:
-            self._recorder.completed(1, sequence.tokens)
+            self._runtime.recorder.completed(1, sequence.tokens)
         else:
             self._count(sequence.request.index // n, n, sequence.tokens)
         self._unfinished -= 1
         if not self._unfinished:
-            self._sequences = []
-            del self._active[self]
+            self._sequences = ()
+            del self._runtime.active[self]
             if self._future is not None:
                 self._future.set_result(None)
 
@@ -406,4 +403,4 @@ class Submission:
         lengths = self._lengths.setdefault(prompt, [])
         lengths.append(tokens)
         if len(lengths) == n:
-            self._recorder.completed(n, max(lengths))
+            self._runtime.recorder.completed(n, max(lengths))

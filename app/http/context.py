@@ -23,6 +23,10 @@ SequenceObserver = Callable[..., Callable[..., None] | None]
 Ending = Callable[["RequestContext", "Response"], None]
 
 
+def _no_id() -> str:
+    return "-"
+
+
 class Readable(Protocol):
     """Where a body comes from."""
 
@@ -67,7 +71,9 @@ class RequestContext:
         self.http_version = http_version
         self.scheme = scheme
         self.host = host
-        self.request_id = ""
+        self.new_id: Callable[[], str] = _no_id
+        """Draws an id for a request that came without one."""
+        self._request_id = ""
         self.route: Route | None = None
         """The route that serves the request; None when there is none."""
         self.label = ""
@@ -94,6 +100,13 @@ class RequestContext:
         """What was kept of this type, if anything was."""
         found = None if self._kept is None else self._kept.get(kind)
         return found if isinstance(found, kind) else None
+
+    @property
+    def request_id(self) -> str:
+        """The client's X-Request-Id, or a fresh one, drawn when it is first asked for."""
+        if not self._request_id:
+            self._request_id = self.headers.get("x-request-id") or self.new_id()
+        return self._request_id
 
     @property
     def content_type(self) -> str | None:

@@ -40,6 +40,10 @@ class StreamingBody:
     def __iter__(self) -> Iterator[bytes]:
         raise NotImplementedError
 
+    def complete(self) -> bytes | None:
+        """The whole body, if it is all there and little: then it is sent at once, and not attached."""
+        return None
+
     def attach(self, transport: StreamTransport) -> None:
         """Have the pieces written to `transport` from the hub, as they come."""
         raise NotImplementedError
@@ -110,6 +114,15 @@ class Response:
         """Send `body` instead, and its length."""
         self.body = body
         self.headers["Content-Length"] = str(len(body))
+
+    def header_lines(self) -> str:
+        """The headers as lines of HTTP/1.1, with the empty line that ends a head."""
+        lines = ""
+        for name, value in self.headers.items():
+            lines += f"{name}: {value}\r\n"
+        if isinstance(self.body, bytes) and "Content-Length" not in self.headers:
+            return f"{lines}Content-Length: {len(self.body)}\r\n\r\n"
+        return lines + "\r\n"
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when the answer has been sent, or nobody waits for it any more."""

@@ -9,7 +9,6 @@ from typing import Protocol
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from app.metrics.fake import FakeFamilies
-from app.metrics.http_families import HttpFamilies
 from app.metrics.recorder import Recorder
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -22,8 +21,8 @@ Families = Callable[[], str]
 class ServerMetrics(Protocol):
     """What counts the exchanges over HTTP, and looks at the process."""
 
-    @property
-    def families(self) -> HttpFamilies: ...
+    def text(self) -> str:
+        """The text of the `http_` families."""
 
     def process_text(self) -> str:
         """The text of the families of Python and of the process."""
@@ -60,4 +59,4 @@ class Exposition:
             self._process_text = self._server.process_text()
             self._process_due = now + self._process_age_s
         texts = [families() for families in self._families]
-        return "".join((self._process_text, *texts, self._server.families.render())).encode()
+        return "".join((self._process_text, *texts, self._server.text())).encode()

@@ -70,7 +70,7 @@ class HttpFamilies:
         self._served = family(
             "understudy_requests_total", "Requests by the way that served them.", Counter, "counter"
         )
-        self._by_way = self._served.labels(way="flask"), self._served.labels(way="fast")
+        self.by_way = self._served.labels(way="flask"), self._served.labels(way="fast")
         self._seconds_high.labels()  # it has no labels, so it is there before the first request
 
     def exchange(self, method: str, handler: str, status: int) -> Exchange:
@@ -82,10 +82,6 @@ class HttpFamilies:
             self._seconds_high.labels(),
             self._seconds.labels(method=method, handler=handler),
         )
-
-    def served(self, fast: bool) -> None:
-        """A request was answered, by the fast path or by Flask."""
-        self._by_way[fast].inc()
 
     def render(self) -> str:
         """The text of all families."""

@@ -30,6 +30,12 @@ METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS",
 _EXCLUDED = re.compile("/metrics|/health|/load|/ping|/version|/server_info|^/ready$")
 
 
+Row = tuple[Exchange, float, str | None, int]
+"""An exchange's series, its seconds, its declared Content-Length, and the bytes of its response."""
+BLOCK = 512
+"""Rows that are noted before they are counted, in a millisecond or two."""
+
+
 class HttpMetrics(Middleware):
     """Counts every exchange; `registry` holds process metrics and whatever is added to it.
 
@@ -46,6 +52,8 @@ class HttpMetrics(Middleware):
         self._exporter = PrometheusMetrics(None, path=None, export_defaults=False, registry=self.registry)
         self.families = HttpFamilies(now)
         self._clock = clock
+        self._served = self.families.by_way
+        self._rows: list[Row] = []
         self._exchanges: dict[tuple[str, str, int], Exchange | None] = {}
         """(method, label of the route, status) to series, or None for routes that are not counted."""
 
@@ -55,22 +63,35 @@ class HttpMetrics(Middleware):
         return str(text)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        self.families.served(context.fast)
+        self._served[context.fast].value += 1
         label = context.label or (None if _EXCLUDED.search(context.path) else UNMATCHED)
         exchange = self._exchange(context.method, label, response.status) if label else None
         if exchange is None:
             return
         body = response.body
         if isinstance(body, bytes):  # it is all there, and leaves in the next moment
-            self._observe(exchange, context, len(body))
+            self._note(exchange, context, len(body))
             return
         if not isinstance(body, StreamingBody):
             response.body = body = CountedBody(body)
-        response.on_close(lambda: self._observe(exchange, context, body.bytes_sent))
+        response.on_close(lambda: self._note(exchange, context, body.bytes_sent))
 
-    def _observe(self, exchange: Exchange, context: RequestContext, response_bytes: int) -> None:
+    def _note(self, exchange: Exchange, context: RequestContext, response_bytes: int) -> None:
         seconds = self._clock() - context.arrival_s
-        exchange.observe(seconds, context.content_length or 0, response_bytes)
+        self._rows.append((exchange, seconds, context.headers.get("content-length"), response_bytes))
+        if len(self._rows) >= BLOCK:
+            self.fold()
+
+    def fold(self) -> None:
+        """Count what was noted: a row of numbers costs a tenth of counting them one by one."""
+        rows, self._rows = self._rows, []
+        for exchange, seconds, declared, response_bytes in rows:
+            exchange.observe(seconds, _size(declared), response_bytes)
+
+    def text(self) -> str:
+        """The text of the `http_` families."""
+        self.fold()
+        return self.families.render()
 
     def _exchange(self, method: str, label: str, status: int) -> Exchange | None:
         # A client must not be able to create series with methods of its own making.
@@ -81,3 +102,7 @@ class HttpMetrics(Middleware):
             found = None if _EXCLUDED.search(label) else self.families.exchange(key[0], label, status)
             self._exchanges[key] = found
             return found
+
+
+def _size(declared: str | None) -> int:
+    return int(declared) if declared and declared.isdecimal() and len(declared) < 19 else 0

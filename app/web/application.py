@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from random import Random
 from typing import Any, Protocol
 
 from flask import Flask, Request
@@ -18,6 +19,7 @@ from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.route import Route
 from app.http.wsgi import CONTEXT, context_of
+from app.logs import current_request
 from app.middleware.stack import MiddlewareStack
 from app.web.blueprints import RouteTable
 from app.web.routing import DirectAdapter, ExactRule, StaticRules, static_rules
@@ -59,16 +61,21 @@ class Understudy(Flask):
     url_rule_class: type[Rule] = ExactRule
     session_interface = NoSessions()
 
-    def __init__(self, engine: Drains, middleware: MiddlewareStack) -> None:
+    def __init__(self, engine: Drains, middleware: MiddlewareStack, ids: Random | None = None) -> None:
         super().__init__("app", static_folder=None)
         self.url_map.merge_slashes = False
         self._engine = engine
         self.middleware = middleware
+        self._ids = ids or Random()
         self.routes = RouteTable()
         self.services: list[BackgroundService] = []
         """What lives as long as the worker does."""
         self.register_error_handler(HTTPException, self._http_error)
         self.register_error_handler(Exception, self._error)
+
+    def new_request_id(self) -> str:
+        """32 random hex digits, for a request without an X-Request-Id."""
+        return f"{self._ids.getrandbits(128):032x}"
 
     def add_routes(self, name: str, routes: Iterable[Route]) -> None:
         """Serve `routes` as a blueprint of this name."""
@@ -81,6 +88,7 @@ class Understudy(Flask):
         context = request.environ.get(CONTEXT)
         if context is None:
             context = request.environ[CONTEXT] = context_of(request.environ)
+        context.new_id = self.new_request_id
         return DirectAdapter(self.url_map, self._static_rules, context.scheme, context.path, context.method)
 
     @cached_property
@@ -90,6 +98,7 @@ class Understudy(Flask):
     def preprocess_request(self) -> Any:
         """The middleware, once it is known which route is meant."""
         context = current_context()
+        current_request.set(context)
         request = request_ctx.request
         if request.url_rule is not None:
             context.route = route = self.routes.of(request.url_rule)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from app.api.errors import ENGINE_ERRORS, as_api_error
+from app.api.errors import ENGINE_ERRORS, as_api_error, as_stream_error
 from app.engine import errors
 from app.engine.errors import EngineError
 from app.http.errors import ApiError
@@ -75,5 +75,6 @@ def test_no_error_of_the_engine_is_left_out() -> None:
 def test_an_error_for_clients_stays_what_it_is_and_of_others_nothing_is_told() -> None:
     known = ApiError(418, "Teapot", "short and stout")
     assert as_api_error(known) is known
-    unforeseen = as_api_error(KeyError("secret"))
+    assert as_stream_error(known) is known
+    unforeseen = as_stream_error(KeyError("secret"))
     assert (unforeseen.status, unforeseen.message) == (500, "The generation failed.")

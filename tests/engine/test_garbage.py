@@ -5,13 +5,11 @@ from __future__ import annotations
 import gc
 import io
 import json
-import time
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
 import pytest
-from app.http.environ import ARRIVAL
 
 from app import create_app
 from app.web.application import Understudy
@@ -57,7 +55,6 @@ def call(app: Understudy, path: str, body: Any, **headers: str) -> str:
         "CONTENT_LENGTH": str(len(data)),
         "wsgi.url_scheme": "http",
         "wsgi.input": io.BytesIO(data),
-        ARRIVAL: time.monotonic(),
         **headers,
     }
     return copy_context().run(_answered, app, environ)

@@ -77,7 +77,7 @@ def samples(metrics: HttpMetrics, name: str) -> dict[tuple[str, ...], float]:
     """Label values in the order of label names -> value."""
     return {
         tuple(value for _, value in sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(metrics.families.render())
+        for family in text_string_to_metric_families(metrics.text())
         for sample in family.samples
         if sample.name == name
     }

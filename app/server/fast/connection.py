@@ -14,10 +14,10 @@ import gevent
 from app.api.errors import respond_to_error
 from app.http.connection import READ, Connection, GeventSocket, Watcher
 from app.http.context import RequestContext
-from app.http.response import PendingResponse, Response, StreamingBody
-from app.http.stream import WRITE, StreamTransport
+from app.http.response import STATUS_LINES, PendingResponse, Response, StreamingBody
+from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
 from app.http.write_batcher import WriteBatcher
-from app.logs import ServerLogger
+from app.logs import ServerLogger, current_request
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, RequestHeads
 from app.server.joined_response import default_head
 from app.web.application import Understudy
@@ -129,9 +129,11 @@ class FastConnection:
             host=head.headers["host"],
         )
         context.route, context.label, context.fast = route, route.path, True
+        context.new_id = path.new_id
         self._buffer = rest
         self.busy, self.is_new, self.has_head = True, False, False
         self._context = context
+        token = current_request.set(context)
         outcome: Response | PendingResponse | None
         try:
             outcome = path.middleware.begin(context)
@@ -139,10 +141,11 @@ class FastConnection:
                 outcome = plain.answer(context, request)
         except Exception as error:
             outcome = path.respond_to_error(error, context)
-        if isinstance(outcome, PendingResponse):
-            self._wait_for(outcome)
-        else:
+        if type(outcome) is Response:
             self._send(outcome)
+        elif isinstance(outcome, PendingResponse):
+            self._wait_for(outcome)
+        current_request.reset(token)
         return True
 
     def _wait_for(self, pending: PendingResponse) -> None:
@@ -175,7 +178,11 @@ class FastConnection:
         if isinstance(body, bytes):
             self._write(self._path.head(response) + body)
         elif isinstance(body, StreamingBody):
-            self._stream(response, body)
+            data = body.complete()
+            if data is None:
+                self._stream(response, body)
+            else:
+                self._write(b"%b%x\r\n%b\r\n%b" % (self._path.head(response), len(data), data, LAST_CHUNK))
         else:  # pragma: no cover  # routes answer plain requests in no other way
             raise TypeError("a plain request is answered by bytes or by a StreamingBody")
 
@@ -315,19 +322,18 @@ class FastPath:
         """False as soon as every answer has to close its connection."""
         self.connections: dict[FastConnection, None] = {}
         """All of them, those that have waited longest for a request first."""
+        self.new_id = app.new_request_id
+        self.logs_access = log.access_log_enabled
         self._log = log
         self._idle_s = idle_s
 
-    @property
-    def logs_access(self) -> bool:
-        return self._log.access_log_enabled
-
     def head(self, response: Response) -> bytes:
         """Status line and headers as gunicorn sends them."""
-        lines = [f"{name}: {value}\r\n" for name, value in response.header_items()]
-        chunked = isinstance(response.body, StreamingBody)
-        beginning = default_head(response.status_line, int(time.time()), False, chunked)
-        return (beginning + "".join(lines) + "\r\n").encode("latin-1")
+        status = STATUS_LINES.get(response.status) or response.status_line
+        chunked = type(response.body) is not bytes
+        return (default_head(status, int(time.time()), False, chunked) + response.header_lines()).encode(
+            "latin-1"
+        )
 
     def log_access(self, context: RequestContext, response: Response) -> None:
         """Write the access line of an answer that has been sent."""

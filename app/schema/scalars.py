@@ -1,18 +1,23 @@
-"""Draws numbers within bounds, multiples of what is asked."""
+"""Draws numbers within bounds, multiples of what is asked; and strings of a format, a pattern, a length."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil, floor, inf, isfinite, lcm, nextafter
 from random import Random
 
-from app.schema.demands import Bound, Demands, Number
-from app.schema.errors import Contradiction
+from app.schema.demands import Bound, Demands
+from app.schema.document import Number
+from app.schema.errors import Allowance, Contradiction, Unsatisfiable
+from app.schema.formats import CHECKER, DRAWS, WORDS, words_for
+from app.schema.pattern_pieces import LONGEST
+from app.schema.patterns import Pattern
 
 INT64 = (-(2**63), 2**63 - 1)
 MOST_BITS = 14_000
 """Bits of the largest integer that is drawn: Python does not write those of more than 4300 digits."""
-TRIES = 30
+NUMBER_TRIES, TEXT_TRIES = 30, 12
 BEYOND = 8
 """Multiples looked at beyond the first one when the usual range holds none."""
 DECIMALS = 2
@@ -51,8 +56,8 @@ def _draw_multiple(demands: Demands, rng: Random, usual: tuple[int, int], whole:
     """A multiple of all that is asked; 0 is the last try, since dividing floats may not be exact."""
     step = _step(demands.multiples, whole)
     first, last = _multiples_within(demands, step, usual)
-    for attempt in range(TRIES):
-        count = 0 if attempt == TRIES - 1 and first <= 0 <= last else rng.randint(first, last)
+    for attempt in range(NUMBER_TRIES):
+        count = 0 if attempt == NUMBER_TRIES - 1 and first <= 0 <= last else rng.randint(first, last)
         exact = count * step
         number: Number = int(exact) if exact.denominator == 1 else float(exact)
         if isinstance(number, int) and number.bit_length() > MOST_BITS:
@@ -71,9 +76,11 @@ def _is_multiple(number: Number, of: Number) -> bool:
 
 
 def _step(multiples: list[Number], whole: bool) -> Fraction:
-    """The smallest number above 0 that is a multiple of all."""
+    """The smallest number above 0 that is a multiple of all; of some, when those are too large already."""
     step = Fraction(1) if whole else _exact(multiples[0])
     for other in map(_exact, multiples):
+        if step.numerator.bit_length() > MOST_BITS:
+            break
         numerator = lcm(step.numerator * other.denominator, other.numerator * step.denominator)
         step = Fraction(numerator, step.denominator * other.denominator)
     return step
@@ -138,3 +145,56 @@ def _plus(number: Number, width: Number) -> Number:
 
 def _between(low: float, high: float, rng: Random) -> float:
     return low + (high - low) * rng.random() if isfinite(high - low) else low * rng.random()
+
+
+def draw_text(demands: Demands, rng: Random, allowance: Allowance, name: str, formats: bool) -> str:
+    """A string for a property called `name`; ``format`` is a rule only with `formats`.
+
+    Raises Contradiction when none was found.
+    """
+    least = demands.counts.get("minLength", 0)
+    most = demands.counts.get("maxLength", LONGEST)
+    if least > LONGEST:
+        raise Contradiction
+    for text in _candidates(demands, rng, allowance, name, least, most):
+        allowance.spend(1 + len(text) // 64)
+        if (
+            least <= len(text) <= most
+            and all(pattern.found_in(text, allowance) for pattern in demands.patterns)
+            and (not formats or all(CHECKER.conforms(text, name) for name in demands.formats))
+        ):
+            return text
+    raise Contradiction
+
+
+def _candidates(
+    demands: Demands, rng: Random, allowance: Allowance, name: str, least: int, most: int
+) -> Iterator[str]:
+    formats = [each for each in demands.formats if each in DRAWS]
+    for attempt in range(TEXT_TRIES if formats or demands.patterns else 0):
+        if formats:
+            yield DRAWS[formats[attempt % len(formats)]](rng)
+        if demands.patterns:
+            pattern = demands.patterns[attempt % len(demands.patterns)]
+            yield from _written(pattern, rng, allowance, least, most)
+    yield from (text for text in demands.examples if isinstance(text, str))
+    if not demands.patterns:
+        yield _of_length(rng.choice(words_for(name)), least, most, rng)
+
+
+def _written(pattern: Pattern, rng: Random, allowance: Allowance, least: int, most: int) -> Iterator[str]:
+    try:
+        yield pattern.write(rng, allowance, least, most)
+    except Unsatisfiable:
+        allowance.spend()
+
+
+def _of_length(text: str, least: int, most: int, rng: Random) -> str:
+    """`text`, with words added or letters cut off until it has `least` to `most` characters."""
+    words = [text]
+    length = len(text)
+    while length < least:
+        words.append(rng.choice(WORDS))
+        length += 1 + len(words[-1])
+    cut = " ".join(words)[: max(least, min(length, most))]
+    return cut[:-1] + "s" if cut.endswith(" ") else cut
