@@ -13,8 +13,9 @@ import gevent
 import pytest
 from gunicorn.config import Config
 
+from app.http.context import RequestContext
 from app.http.wsgi import CONTEXT
-from app.logs import ServerLogger, logconfig, request_id
+from app.logs import ServerLogger, current_request, logconfig
 from config.settings import LogSettings
 from tests.application import request
 
@@ -40,11 +41,16 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def asked(identifier: str, path: str = "/") -> RequestContext:
+    """A request that brings its id."""
+    return request(path, headers={"x-request-id": identifier})
+
+
 def in_request(identifier: str, action: Callable[[], None]) -> None:
     """Run `action` as part of a request."""
 
     def served() -> None:
-        request_id.set(identifier)
+        current_request.set(asked(identifier))
         action()
 
     Context().run(served)
@@ -84,7 +90,7 @@ def test_every_greenlet_has_its_own_request_id(capsys: Capture) -> None:
     configure(log_format="json")
 
     def serve(identifier: str) -> None:
-        request_id.set(identifier)
+        current_request.set(asked(identifier))
         gevent.sleep(0)
         logging.getLogger("app").info("%s", identifier)
 
@@ -109,7 +115,7 @@ def test_the_level_is_the_least_that_is_shown(capsys: Capture, level: str, shown
 
 def access(server: ServerLogger, path: str = "/v1/models", **environ: object) -> None:
     took = SimpleNamespace(seconds=1, microseconds=500_000)
-    asked = SimpleNamespace(headers=[("AUTHORIZATION", "Bearer secret")])
+    incoming = SimpleNamespace(headers=[("AUTHORIZATION", "Bearer secret")])
     response = SimpleNamespace(status="200 OK", sent=42, headers=[])
     variables = {
         "REQUEST_METHOD": "GET",
@@ -118,7 +124,7 @@ def access(server: ServerLogger, path: str = "/v1/models", **environ: object) ->
         "SERVER_PROTOCOL": "HTTP/1.1",
         "REMOTE_ADDR": "10.0.0.1",
     }
-    server.access(response, asked, variables | environ, took)
+    server.access(response, incoming, variables | environ, took)
 
 
 def server_logger(**settings: Any) -> ServerLogger:
@@ -129,8 +135,7 @@ def server_logger(**settings: Any) -> ServerLogger:
 
 def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None:
     server = server_logger(access_log=True, log_format="json")
-    context = request("/v1/models?key=secret")
-    context.request_id = "req-3"
+    context = asked("req-3", "/v1/models?key=secret")
     access(server, context.target, **{CONTEXT: context})
     written = capsys.readouterr().out
     (line,) = lines(written)
