@@ -115,7 +115,7 @@ def test_the_level_is_the_least_that_is_shown(capsys: Capture, level: str, shown
 
 def access(server: ServerLogger, path: str = "/v1/models", **environ: object) -> None:
     took = SimpleNamespace(seconds=1, microseconds=500_000)
-    request = SimpleNamespace(headers=[("AUTHORIZATION", "Bearer secret")])
+    incoming = SimpleNamespace(headers=[("AUTHORIZATION", "Bearer secret")])
     response = SimpleNamespace(status="200 OK", sent=42, headers=[])
     variables = {
         "REQUEST_METHOD": "GET",
@@ -124,7 +124,7 @@ def access(server: ServerLogger, path: str = "/v1/models", **environ: object) ->
         "SERVER_PROTOCOL": "HTTP/1.1",
         "REMOTE_ADDR": "10.0.0.1",
     }
-    server.access(response, request, variables | environ, took)
+    server.access(response, incoming, variables | environ, took)
 
 
 def server_logger(**settings: Any) -> ServerLogger:
