@@ -217,6 +217,24 @@ def test_who_waits_is_called_when_the_response_is_there() -> None:
     assert came == [response] and pending.outcome is response
 
 
+def test_who_leaves_is_not_called_and_says_so_once() -> None:
+    came: list[object] = []
+    pending = PendingResponse(lambda: came.append("left"))
+    pending.then(came.append)
+    for _ in range(2):
+        pending.abort()
+    pending.resolve(Response())
+    assert came == ["left"]
+
+
+def test_who_leaves_when_the_response_is_there_ends_nothing() -> None:
+    came: list[object] = []
+    pending = PendingResponse(lambda: came.append("left"))
+    pending.resolve(Response())
+    pending.abort()
+    assert not came
+
+
 @pytest.mark.parametrize("outcome", [Response(), ValueError()])
 def test_who_comes_late_is_called_at_once(outcome: Response | Exception) -> None:
     came: list[Response | Exception] = []
