@@ -38,7 +38,7 @@ class StreamTransport:
     beginning.
 
     `finished` is called when all has been sent, `abandoned` when the client has gone before; with `ends_body`
-    that includes the last chunk. A client that takes none of a slice for `write_timeout_s` is cut off.
+    that includes the last chunk. A client that does not take a slice within `write_timeout_s` is cut off.
     """
 
     __slots__ = (

@@ -192,6 +192,15 @@ def test_requests_that_go_wrong_are_counted_too(
     assert samples(metrics, "http_requests_total") == {series: 1}
 
 
+def test_a_view_of_whoever_embeds_the_application_is_counted(app: Understudy, metrics: HttpMetrics) -> None:
+    app.add_url_rule("/files/<path:name>", view_func=lambda name: name)
+    call(app, "/files/a/b")
+    call(app, "/files/a/b", "PUT")
+    series = ("/files/{name}", "GET", "2xx"), ("/files/{name}", "PUT", "4xx")
+    assert samples(metrics, "http_requests_total") == dict.fromkeys(series, 1)
+    assert samples(metrics, "http_response_size_bytes_sum") == {("/files/{name}",): 3 + 31}
+
+
 def test_a_client_cannot_create_series_at_will(app: Understudy, metrics: HttpMetrics) -> None:
     for index in range(50):
         call(app, f"/nope{index}", f"BREW{index}")
