@@ -12,8 +12,8 @@ from app.api.data_parallel import check_rank
 from app.api.identity import Identity
 from app.api.models import ServedModels
 from app.api.responder import Delivery
-from app.api.response_meta import Head
-from app.api.writer import Answer
+from app.api.response_meta import ResponseMeta
+from app.api.writer import ResponseWriter
 from app.http.body import BodyLimits
 from app.http.environ import ARRIVAL
 from app.http.errors import ApiError, bad_request
@@ -22,6 +22,7 @@ from app.middleware.damage import delays_of
 from app.middleware.faults import BODY, Faults
 from app.protocol.decoding import decode
 from app.protocol.request import Request
+from app.protocol.transfer import ECTransferParams
 from app.protocol.validation import limits as rules
 from app.protocol.validation import model as model_limits
 from app.protocol.validation.limits import GenerateRequest
@@ -87,12 +88,12 @@ class Door:
         """True when an image should follow the reply: asked for by header, or drawn (simulator.md 2.2)."""
         return self.omni and self.translation.wants_image(truth(environ, "HTTP_X_SEND_IMAGE"))
 
-    def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> dict[str, Any] | None:
+    def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
         """`ec_transfer_params` of an encoder's answer; None of any other's."""
         return encoded(hashes) if self.encoder_only else None
 
     def shape(self, asked: GenerateRequest) -> dict[str, Any]:
-        """The fields of `AnswerShape` for this request."""
+        """The fields of `ResponseOptions` for this request."""
         options = asked.stream_options
         wanted = options is not None and bool(options.include_usage)
         everywhere = wanted and bool(options and options.continuous_usage_stats)
@@ -108,9 +109,9 @@ class Door:
     def play(
         self,
         asked: GenerateRequest,
-        head: Head,
+        head: ResponseMeta,
         prompts: Sequence[Prompt],
-        answer: Answer,
+        answer: ResponseWriter,
         environ: Mapping[str, Any],
         image: bool = False,
     ) -> Reply:

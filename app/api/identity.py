@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
-from app.api.response_meta import Head
+from app.api.response_meta import ResponseMeta
 from config.settings import ModelSettings, ServerSettings
 
 
@@ -28,12 +28,12 @@ class Identity:
         made_of = f"{model.model} {model.max_model_len}".encode()
         self._fingerprint = f"vllm-{model.vllm_version}-{crc32(made_of):08x}"
 
-    def head(self, prefix: str, environ: Mapping[str, Any], own_id: str, model: str) -> Head:
+    def head(self, prefix: str, environ: Mapping[str, Any], own_id: str, model: str) -> ResponseMeta:
         """The head of an answer: the id is the header's, the body's (`own_id`), if any, or a fresh one."""
         request_id = environ.get("HTTP_X_REQUEST_ID")
         if request_id is None:
             request_id = own_id or self.fresh_id()
-        return Head(f"{prefix}-{request_id}", self.now_s(), model, self._fingerprint)
+        return ResponseMeta(f"{prefix}-{request_id}", self.now_s(), model, self._fingerprint)
 
     def now_s(self) -> int:
         """Unix seconds."""

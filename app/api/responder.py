@@ -9,7 +9,7 @@ from typing import Any
 from gevent.event import Event as Bell
 
 from app.api.stream import EventStream
-from app.api.writer import Answer
+from app.api.writer import ResponseWriter
 from app.engine.client import SequenceGroup, Service
 from app.engine.outputs import Event, Failed, Tokens
 from app.engine.request import Generation
@@ -52,18 +52,24 @@ class Delivery:
     write_timeout_s: float
 
     def reply(
-        self, generations: Sequence[Generation], answer: Answer, stream: bool, environ: Mapping[str, Any]
+        self,
+        generations: Sequence[Generation],
+        answer: ResponseWriter,
+        stream: bool,
+        environ: Mapping[str, Any],
     ) -> Reply:
         """The response to a request for `generations`. Raises ApiError as `Service.submit` does."""
         play = self._stream if stream else self._whole
         return spoilt(play(generations, answer, environ), environ)
 
-    def broken(self, error: ApiError, answer: Answer) -> Reply:
+    def broken(self, error: ApiError, answer: ResponseWriter) -> Reply:
         """A stream that ends with `error` before its first token."""
         told = [answer.chunk(Failed(0, error)), answer.closing()]
         return Reply(told, 200, self.headers, content_type=MEDIA_TYPE)
 
-    def _stream(self, generations: Sequence[Generation], answer: Answer, environ: Mapping[str, Any]) -> Reply:
+    def _stream(
+        self, generations: Sequence[Generation], answer: ResponseWriter, environ: Mapping[str, Any]
+    ) -> Reply:
         connection = Connection.of(environ)
         direct = environ.get("SERVER_PROTOCOL") == "HTTP/1.1" and not is_damaged(environ)
         stream = EventStream(
@@ -80,7 +86,9 @@ class Delivery:
         reply.call_on_close(self.load.end)
         return reply
 
-    def _whole(self, generations: Sequence[Generation], answer: Answer, environ: Mapping[str, Any]) -> Reply:
+    def _whole(
+        self, generations: Sequence[Generation], answer: ResponseWriter, environ: Mapping[str, Any]
+    ) -> Reply:
         gathered = Gathering(len(generations))
         group = self.service.submit(generations, gathered.emit)
         if gathered.unfinished:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from gevent.event import Event as Bell
 
-from app.api.writer import Answer
+from app.api.writer import ResponseWriter
 from app.engine.client import SequenceGroup
 from app.engine.outputs import Event, Failed, Tokens
 from app.http.connection import Connection
@@ -59,7 +59,7 @@ class EventStream:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: ResponseWriter,
         choices: int,
         connection: Connection | None,
         direct: bool,

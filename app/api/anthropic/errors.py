@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 
-import msgspec
 from flask import Blueprint
 
 from app.api.errors import forget_frames
 from app.http.errors import ApiError, bad_request, internal
 from app.http.response import Reply, json_reply
+from app.protocol.anthropic_response import ErrorDetail, ErrorResponse
+from app.protocol.encoding import encode
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def error_body(error: ApiError) -> bytes:
     kind = TYPES.get(error.status) or ("api_error" if error.status >= 500 else TYPES[400])
     # A message may quote a lone surrogate of the client.
     message = error.message.encode("utf-8", "replace").decode()
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+    return encode(ErrorResponse(ErrorDetail(kind, message)))
 
 
 def error_event(error: Exception) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Blueprint, request
 
 from app.api.anthropic.errors import init_errors
-from app.api.anthropic.writer import MessageAnswer, MessageShape
+from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
 from app.api.builder import Prompt
 from app.api.chat.route import chat_prompt
 from app.api.door import Door
@@ -28,7 +28,7 @@ def blueprint(door: Door) -> Blueprint:
         model = door.enter(asked, environ)
         prompt = chat_prompt(door, asked, asked.messages)
         head = door.identity.head("chatcmpl", environ, asked.request_id, model)
-        answer = MessageAnswer(head, _shape(door, asked, prompt), door.identity.fresh_id)
+        answer = MessageWriter(head, _shape(door, asked, prompt), door.identity.fresh_id)
         return door.play(asked, head, [prompt], answer, environ)
 
     @routes.post("/v1/messages/count_tokens")
@@ -42,9 +42,9 @@ def blueprint(door: Door) -> Blueprint:
     return routes
 
 
-def _shape(door: Door, asked: ChatCompletionRequest, prompt: Prompt) -> MessageShape:
+def _shape(door: Door, asked: ChatCompletionRequest, prompt: Prompt) -> MessageResponseOptions:
     media = prompt.features
-    return MessageShape(
+    return MessageResponseOptions(
         prompt_tokens=len(prompt.ids),
         prompt_details=door.prompt_details,
         transfer=address_of(asked, door.identity, len(prompt.ids)),

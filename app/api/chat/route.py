@@ -9,9 +9,8 @@ from flask import Blueprint, request
 
 from app.api.builder import Prompt
 from app.api.chat.media import features, media_tokens
-from app.api.chat.options import ChatShape
 from app.api.chat.prompt import chat_options, content_text, last_message_text
-from app.api.chat.writer import ChatAnswer
+from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.door import Door
 from app.api.kv_transfer import address_of
 from app.http.response import Reply
@@ -33,8 +32,8 @@ def blueprint(door: Door) -> Blueprint:
         prompt = chat_prompt(door, asked, asked.messages)
         head = door.identity.head("chatcmpl", environ, asked.request_id, model)
         image = door.wants_image(environ)
-        shape = ChatShape(**chat_shape(door, asked, asked.messages, prompt), blocks=image)
-        return door.play(asked, head, [prompt], ChatAnswer(head, shape), environ, image=image)
+        shape = ChatResponseOptions(**chat_shape(door, asked, asked.messages, prompt), blocks=image)
+        return door.play(asked, head, [prompt], ChatWriter(head, shape), environ, image=image)
 
     @routes.post("/v1/chat/completions/batch")
     def chat_batch() -> Reply:
@@ -48,7 +47,7 @@ def blueprint(door: Door) -> Blueprint:
         last = asked.messages[-1]
         shape = chat_shape(door, asked, last, Prompt(all_ids, "", features=features(last, all_ids)))
         shape |= {"n": len(prompts)}
-        answer = ChatAnswer(head, ChatShape(**shape | {"prompt_details": False}))
+        answer = ChatWriter(head, ChatResponseOptions(**shape | {"prompt_details": False}))
         return door.play(asked, head, prompts, answer, environ)
 
     return routes
@@ -69,7 +68,7 @@ def chat_prompt(door: Door, asked: ChatCompletionRequest, messages: Sequence[Mes
 def chat_shape(
     door: Door, asked: ChatCompletionRequest, messages: Sequence[Message], prompt: Prompt
 ) -> dict[str, Any]:
-    """The fields of `ChatShape` that the request decides."""
+    """The fields of `ChatResponseOptions` that the request decides."""
     last, ids, recorder = messages[-1], prompt.ids, door.delivery.service.recorder
     role = "assistant" if asked.add_generation_prompt else last["role"]
     named = isinstance(asked.tool_choice, NamedToolChoice) and asked.tool_choice.type == "function"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Blueprint, request
 
 from app.api.builder import Prompt
-from app.api.completions.writer import CompletionAnswer, CompletionShape, EchoedPrompt
+from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.door import Door
 from app.api.kv_transfer import address_of
 from app.http.errors import bad_request
@@ -30,7 +30,7 @@ def blueprint(door: Door) -> Blueprint:
             raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
         prompts = [completion_prompt(door, asked, prompt) for prompt in asked.prompts()]
         head = door.identity.head("cmpl", environ, asked.request_id, model)
-        shape = CompletionShape(
+        shape = CompletionResponseOptions(
             **door.shape(asked),
             prompts=[_echoed(door, asked, prompt) for prompt in prompts],
             echo=bool(asked.echo),
@@ -38,7 +38,7 @@ def blueprint(door: Door) -> Blueprint:
             logprobs=asked.logprobs is not None,
             transfer=address_of(asked, door.identity, len(prompts[0].ids)) if prompts else None,
         )
-        return door.play(asked, head, prompts, CompletionAnswer(head, shape), environ)
+        return door.play(asked, head, prompts, CompletionWriter(head, shape), environ)
 
     return routes
 

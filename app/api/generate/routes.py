@@ -12,7 +12,7 @@ from app.api.builder import Prompt
 from app.api.chat.route import chat_prompt
 from app.api.completions.route import completion_prompt
 from app.api.door import Door
-from app.api.generate.writer import GenerateAnswer, GenerateShape
+from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.api.kv_transfer import address_of
 from app.http.errors import ApiError, bad_request
 from app.http.response import Reply, json_reply
@@ -50,7 +50,7 @@ def blueprint(door: Door, enabled: bool) -> Blueprint:
         model = door.enter(asked, environ)
         ids = door.fit(asked, body.token_ids)
         head = door.identity.head("generate-tokens", environ, body.request_id, model)
-        shape = GenerateShape(
+        shape = GenerateResponseOptions(
             **door.shape(asked),
             prompt_ids=ids,
             text=body.output_mode == "text",
@@ -59,7 +59,7 @@ def blueprint(door: Door, enabled: bool) -> Blueprint:
             encoded_media=door.encoded_media((body.features or {}).get("mm_hashes")),
         )
         prompt = Prompt(ids, door.tokenizer.decode(ids, False))
-        return door.play(asked, head, [prompt], GenerateAnswer(head, shape), environ)
+        return door.play(asked, head, [prompt], GenerateWriter(head, shape), environ)
 
     @routes.post("/v1/chat/completions/render")
     @gated

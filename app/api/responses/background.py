@@ -10,18 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from msgspec.structs import replace
+
 from app.api.responder import Delivery
-from app.api.responses.event_log import EventLog, Follower
-from app.api.responses.response_object import Response
-from app.api.responses.store import KeptResponse, ResponseStore
-from app.api.responses.writer import ResponseAnswer
-from app.api.writer import Answer
+from app.api.responses.store import EventLog, Follower, KeptResponse, ResponseStore
+from app.api.responses.writer import ResponsesWriter
+from app.api.writer import ResponseWriter
 from app.engine.client import Service
 from app.engine.outputs import Event, Failed, Started, Tokens
 from app.engine.request import Generation
 from app.http.connection import Connection
 from app.http.response import Reply, json_reply
 from app.http.sse import MEDIA_TYPE
+from app.protocol.response_object import ResponseObject
 
 
 class BackgroundRun:
@@ -30,9 +31,9 @@ class BackgroundRun:
     def __init__(self, kept: KeptResponse, store: ResponseStore) -> None:
         self.kept = kept
         self._store = store
-        self._answer: ResponseAnswer | None = None
+        self._answer: ResponsesWriter | None = None
 
-    def start(self, service: Service, generations: Sequence[Generation], answer: ResponseAnswer) -> None:
+    def start(self, service: Service, generations: Sequence[Generation], answer: ResponsesWriter) -> None:
         """Begin. Raises ApiError as `Service.submit` does, and nothing is kept then."""
         self._answer = answer
         self._tell(answer.opening())
@@ -43,7 +44,7 @@ class BackgroundRun:
         """Take an event of the service."""
         assert self._answer is not None
         if type(event) is Started:
-            self.kept.response = {**self.kept.response, "status": "in_progress"}
+            self.kept.response = replace(self.kept.response, status="in_progress")
         self._tell(self._answer.events(event))
         if type(event) is Failed or (type(event) is Tokens and event.finish is not None):
             self._tell(self._answer.last_events())
@@ -51,7 +52,7 @@ class BackgroundRun:
                 self.kept.log.end()
             self._store.weigh(self.kept)
 
-    def end(self, response: Response) -> None:
+    def end(self, response: ResponseObject) -> None:
         """Take the last state of the response, from its answer."""
         self.kept.response = response
 
@@ -72,10 +73,14 @@ class Background(Delivery):
         return cls(**{field.name: getattr(delivery, field.name) for field in fields(delivery)}, run=run)
 
     def reply(
-        self, generations: Sequence[Generation], answer: Answer, stream: bool, environ: Mapping[str, Any]
+        self,
+        generations: Sequence[Generation],
+        answer: ResponseWriter,
+        stream: bool,
+        environ: Mapping[str, Any],
     ) -> Reply:
         """The response as it is before anything has come; or its events, if they are kept."""
-        assert isinstance(answer, ResponseAnswer)
+        assert isinstance(answer, ResponsesWriter)
         kept = self.run.kept
         first = kept.response
         self.run.start(self.service, generations, answer)

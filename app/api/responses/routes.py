@@ -13,16 +13,15 @@ from app.api.builder import Prompt
 from app.api.chat.route import chat_prompt
 from app.api.door import Door
 from app.api.kv_transfer import address_of
-from app.api.response_meta import Head
+from app.api.response_meta import ResponseMeta
 from app.api.responses.background import Background, BackgroundRun, followed
-from app.api.responses.event_log import EventLog
-from app.api.responses.response_object import Response, new_response
-from app.api.responses.store import KeptResponse, ResponseStore, invalid
-from app.api.responses.writer import ResponseAnswer, ResponseShape
+from app.api.responses.store import EventLog, KeptResponse, ResponseStore, invalid
+from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.http.errors import ApiError, bad_request, malformed
 from app.http.response import Reply, json_reply
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import Misfit, convert
+from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request, echo_text, go_on
 from app.protocol.validation.limits import resolve_max_tokens
@@ -53,8 +52,8 @@ def blueprint(door: Door, stores: bool) -> Blueprint:
         shape = _shape(door, asked, chat, prompt, head)
         if asked.background:
             return _in_background(door, chat, prompt, head, shape, store)
-        ended = partial(_keep, store, chat) if asked.store else _forget
-        answer = ResponseAnswer(shape, door.identity.fresh_id, ended)
+        ended = partial(_keep, store, chat) if asked.store and store.keeps else None
+        answer = ResponsesWriter(shape, door.identity.fresh_id, ended)
         return door.play(chat, head, [prompt], answer, environ)
 
     @routes.get("/v1/responses/<response_id>")
@@ -95,7 +94,7 @@ def _enter(door: Door, chat: ChatCompletionRequest, environ: dict[str, Any]) -> 
         raise ApiError(error.status, error.type, error.message.replace(error.param, name), name) from None
 
 
-def _head(door: Door, asked: ResponsesRequest, model: str, environ: dict[str, Any]) -> Head:
+def _head(door: Door, asked: ResponsesRequest, model: str, environ: dict[str, Any]) -> ResponseMeta:
     """The id is the body's, or made of the header's, or a fresh one."""
     head = door.identity.head("resp", environ, "", model)
     own_id = asked.request_id or head.id.replace("-", "_", 1)
@@ -116,7 +115,7 @@ def _follow_on(asked: ResponsesRequest, chat: ChatCompletionRequest, store: Resp
             "previous_input_messages and previous_response_id exclude each other.", "previous_response_id"
         )
     before = store.get(asked.previous_response_id)
-    go_on(chat, before.messages, before.response["output"])
+    go_on(chat, before.messages, before.items())
 
 
 def _prompt(door: Door, asked: ResponsesRequest, chat: ChatCompletionRequest) -> Prompt:
@@ -129,12 +128,12 @@ def _prompt(door: Door, asked: ResponsesRequest, chat: ChatCompletionRequest) ->
 
 
 def _shape(
-    door: Door, asked: ResponsesRequest, chat: ChatCompletionRequest, prompt: Prompt, head: Head
-) -> ResponseShape:
+    door: Door, asked: ResponsesRequest, chat: ChatCompletionRequest, prompt: Prompt, head: ResponseMeta
+) -> ResponsesOptions:
     ids, media = prompt.ids, prompt.features
     most_tokens = resolve_max_tokens(asked.max_output_tokens, len(ids), door.limits.max_model_len)
     hides = door.limits.reasons and not asked.include_reasoning
-    return ResponseShape(
+    return ResponsesOptions(
         response=new_response(asked, head, most_tokens),
         prompt_ids=ids,
         top_logprobs=None if hides else asked.logprobs,
@@ -149,26 +148,22 @@ def _in_background(
     door: Door,
     chat: ChatCompletionRequest,
     prompt: Prompt,
-    head: Head,
-    shape: ResponseShape,
+    head: ResponseMeta,
+    shape: ResponsesOptions,
     store: ResponseStore,
 ) -> Reply:
     """Begin the response. What the engine refuses has its status here, even for a stream."""
-    queued = {**shape.response, "status": "queued"}
+    queued = msgspec.structs.replace(shape.response, status="queued")
     log = EventLog() if chat.stream else None
     run = BackgroundRun(KeptResponse(queued, chat.messages, log), store)
     chat.stream = False
-    answer = ResponseAnswer(shape, door.identity.fresh_id, run.end)
+    answer = ResponsesWriter(shape, door.identity.fresh_id, run.end)
     unattended = replace(door, delivery=Background.of(door.delivery, run))
     return unattended.play(chat, head, [prompt], answer, request.environ)
 
 
-def _keep(store: ResponseStore, chat: ChatCompletionRequest, response: Response) -> None:
+def _keep(store: ResponseStore, chat: ChatCompletionRequest, response: ResponseObject) -> None:
     store.keep(KeptResponse(response, chat.messages))
-
-
-def _forget(response: Response) -> None:
-    """Keep nothing."""
 
 
 def _query() -> Retrieval:
