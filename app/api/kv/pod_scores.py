@@ -22,12 +22,12 @@ from app.protocol.decoding import decode
 from app.protocol.pod_scores import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.tokenization import TokenizerLoadError
 
-ChatAnswer = Literal["scores", "templated"]
+ChatWriter = Literal["scores", "templated"]
 Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
 
 
 def routes(
-    index: KvIndex, body: BodyLimits, aliases: Mapping[str, str], model: str, chat_answer: ChatAnswer
+    index: KvIndex, body: BodyLimits, aliases: Mapping[str, str], model: str, chat_answer: ChatWriter
 ) -> list[Route]:
     """`aliases` are other names of base models; `model` is the one of requests that name none."""
 
