@@ -1,21 +1,32 @@
-# make run    start the server on port 8000       make lint   ruff and mypy
-# make test   run the tests                       make bench  run the benchmarks
-# make image  build the container image           make venv   only prepare .venv
-# make fleet  start several servers and show what routing does (docs/fleet.md); FLEET="--pods 8" for its flags
-# make clients  prepare .venv-clients, with which make test also checks litellm, instructor and langchain
+# make run        start the server on port 8000
+# make test       run all tests; its last line says what was skipped, and how to have it
+# make test-fast  run those that start no process: under a minute; tests/README.md says which
+# make test-shared  run those that compare with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
+# make lint       ruff and mypy
+# make bench      run the benchmarks
+# make mutants    change the code a little and see whether tests notice: N=80 SEED=1 ROOMS="kvcache schema"
+# make image      build the container image
+# make fleet      start several servers and show what routing does (docs/fleet.md); FLEET="--pods 8" for its flags
+# make clients    prepare .venv-clients, with which make test also checks litellm, instructor and langchain
+# make venv       only prepare .venv
+# make clean      remove all environments and caches
 #
 # Needs Python 3.11 or newer; everything else goes into .venv, once.
 
 VENV := .venv
 CLIENTS := .venv-clients
+MUTANTS := .venv-mutants
 BIN := $(VENV)/bin
 IMAGE := understudy
+N := 80
+SEED := 1
+ROOMS :=
 
 # The first interpreter that is new enough; PYTHON=... chooses another.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test lint bench fleet image venv clients clean
+.PHONY: run test test-fast test-shared lint bench mutants fleet image venv clients clean
 
 run: $(VENV)/.run
 	$(BIN)/gunicorn wsgi:app
@@ -23,12 +34,24 @@ run: $(VENV)/.run
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
 
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest --fast -n 2
+
+# The server of tests/conformance uses the recorded tokenizer where it is, so all of that folder says more then.
+test-shared: $(VENV)/.dev
+	$(BIN)/python -m pytest -m shared
+	$(BIN)/python -m pytest -m "not shared" tests/conformance
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict app config benchmarks wsgi.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
+
+mutants: $(VENV)/.dev $(MUTANTS)/.installed
+	$(MUTANTS)/bin/python -m scripts.mutants --python $(BIN)/python -n $(N) --seed $(SEED) --rooms $(ROOMS)
 
 fleet: $(VENV)/.fleet
 	$(BIN)/python -m app fleet $(FLEET)
@@ -41,7 +64,7 @@ venv: $(VENV)/.dev
 clients: $(CLIENTS)/.installed
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(MUTANTS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
@@ -63,4 +86,9 @@ $(VENV)/.fleet: requirements-fleet.txt requirements.txt | $(BIN)/python
 $(CLIENTS)/.installed: tests/conformance/requirements-clients.txt | $(BIN)/python
 	@$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+$(MUTANTS)/.installed: requirements-mutants.txt | $(BIN)/python
+	@$(PYTHON) -m venv $(MUTANTS)
+	$(MUTANTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@

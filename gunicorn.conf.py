@@ -75,6 +75,7 @@ def post_fork(server, worker):
     """The worker becomes the rank of its place."""
     worker.certificate = getattr(server, "certificate", None)  # a configuration around ours may replace hooks
     worker.write_timeout_s = settings.server.write_timeout
+    worker.head_timeout_s = settings.server.read_timeout
     ranks.settle(worker, settings.server, os.environ)
 
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from app.api.builder import RequestBuilder
-from app.api.door import Door
+from app.api.frontend import Frontend
 from app.api.identity import Identity, pod_headers
 from app.api.models import ServedModels
-from app.api.responder import Delivery, ServerLoad
-from app.clock.timer_wheel import TimerWheel
+from app.api.responder import Responder, ServerLoad
 from app.components import Components, cache_config
 from app.engine.cache_manager import KVCacheManager
-from app.engine.client import Service
-from app.engine.timing import Latency
+from app.engine.client import EngineClient
+from app.engine.engine import Engine
+from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
 from app.http.write_batcher import WriteBatcher
 from app.kvcache.cache import KVCache
+from app.kvcache.chain import PART_BLOCKS
 from app.kvcache.endpoints import of_rank
-from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher
 from app.kvcache.publisher import Publisher, PublisherSettings
 from app.kvcache.residency import Residency
 from app.lora.slots import LoRASlots
 from app.metrics.fake import FakeFamilies
-from app.middleware.faults import Faults
 from app.protocol.validation.model import ModelLimits
 from app.simulated.corpus import Corpus, sample_sentences
-from app.simulated.engine import Simulation
 from app.simulated.model import SimulatedModel
 from config import ConfigError, Settings
 
@@ -39,60 +35,52 @@ UNKNOWN_VOCABULARY = 2**31
 """Size assumed when a remote tokenizer does not tell its own."""
 
 
-def service_of(components: Components, cache: KVCacheManager | None) -> Service:
-    """The simulation behind its places."""
-    settings, streams, limits = components.settings, components.streams, components.settings.scheduling
-    latency = Latency(settings.latency, limits.max_num_seqs, lambda: service.running, streams("latency"))
-    components.live.subscribe(lambda now: latency.change(now.latency))
-    author = author_of(components)
-    pacer = TimerWheel(components.clock)
-    service = Service(
-        Simulation(author, components.tokenizer, latency, pacer, components.clock, cache),
+def service_of(components: Components, cache: KVCacheManager | None) -> Engine:
+    """The engine, with the simulated model behind it."""
+    settings = components.settings
+    engine = Engine(
+        settings,
+        author_of(components),
         components.recorder,
         components.clock,
-        limits.max_num_seqs,
-        limits.max_waiting_queue_length,
-        limits.max_num_queued_reqs,
+        components.streams,
         LoRASlots(settings.lora.max_loras, components.adapters.__contains__),
-        limits.scheduling_policy == "priority",
-        settings.kvcache.kv_cache_full == "refuse",
+        cache,
     )
-    return service
+    components.live.subscribe(engine.on_settings)
+    return engine
 
 
 def author_of(components: Components) -> SimulatedModel:
     """Who writes the replies."""
-    phrasebook = Corpus(components.tokenizer, sample_sentences())
-    author = SimulatedModel(
+    model = SimulatedModel(
         components.settings,
         components.tokenizer,
-        phrasebook,
+        Corpus(components.tokenizer, sample_sentences()),
         components.datasets,
         components.schemas,
         components.streams("text"),
         components.streams("calls"),
     )
-    components.live.subscribe(author.change)
-    return author
+    components.live.subscribe(model.on_settings)
+    return model
 
 
-def door_of(
-    components: Components, service: Service, identity: Identity, load: ServerLoad, faults: Faults
-) -> Door:
+def frontend_of(
+    components: Components, service: EngineClient, identity: Identity, load: ServerLoad, faults: FaultInjector
+) -> Frontend:
     """What the generating API families share."""
     settings, model, api = components.settings, components.settings.model, components.settings.api
     server, tokenizer = components.server, components.tokenizer
-    translation = RequestBuilder(
-        settings, components.adapters, components.schemas, components.streams("images")
-    )
-    components.live.subscribe(translation.change)
-    return Door(
+    builder = RequestBuilder(settings, components.adapters, components.schemas, components.streams("images"))
+    components.live.subscribe(builder.on_settings)
+    return Frontend(
         body=BodyLimits.of(server),
         models=ServedModels(model.served_names, model.model, model.max_model_len, components.adapters),
         tokenizer=tokenizer,
         identity=identity,
-        delivery=Delivery(service, load, pod_headers(server), WriteBatcher(), server.write_timeout),
-        translation=translation,
+        responder=Responder(service, load, pod_headers(server), WriteBatcher(), server.write_timeout),
+        builder=builder,
         faults=faults,
         limits=ModelLimits(
             max_model_len=model.max_model_len,
@@ -105,6 +93,7 @@ def door_of(
         rank=components.rank,
         encoder_only=model.mm_encoder_only,
         omni=model.omni,
+        plain_prompt_tokens=PART_BLOCKS * settings.kvcache.block_size,
         keeps_turns=bool(components.datasets),
     )
 
@@ -120,7 +109,7 @@ def fakes_of(components: Components) -> FakeFamilies:
         str(components.rank),
         clock=components.clock.now,
     )
-    components.live.subscribe(fakes.follow)
+    components.live.subscribe(fakes.on_settings)
     return fakes
 
 
@@ -174,9 +163,5 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
     cache = KVCache(at.kv_cache_size, hasher, events=publisher is not None, observer=observer)
     if at.evict_unloaded_adapters_first:
         components.adapters.watch(cache.load_adapter, cache.unload_adapter)
-    publish = _nobody if publisher is None else publisher.put
+    publish = None if publisher is None else publisher.put
     return KVCacheManager(cache, components.recorder, components.adapters.path, publish)
-
-
-def _nobody(events: Sequence[KVEvent]) -> None:
-    """Hears of events where none are made."""

@@ -1,29 +1,87 @@
-"""What the commands of `python -m app` have in common: how they read flags, and say what is wrong."""
+"""The commands: `python -m app [flags]` checks the settings, then becomes gunicorn with the same settings.
 
-from __future__ import annotations
+`python -m app dataset [flags]` makes a dataset instead (docs/datasets.md); `python -m app fleet [flags]`
+starts several servers and shows what routing does (docs/fleet.md).
+"""
 
-import argparse
-import math
-from collections.abc import Callable
-from typing import NoReturn
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 
-from config import ConfigError
+from config import VERSION, ConfigError
+from config.flags import parse, usage
+from config.loader import resolve
+from config.sources import Flags, as_environment
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BROKEN_PIPE = 1
+"""Exit status when the reader of our output has gone; Python's own would be 120 and a complaint."""
 
 
-class Parser(argparse.ArgumentParser):
-    """Tells what is wrong as the server's own flags do, by ConfigError."""
+def main(argv: Sequence[str]) -> int:
+    """Exit status, or no return: a server that starts takes this process over."""
+    command = COMMANDS.get(argv[0]) if argv else None
+    try:
+        try:
+            return command(argv[1:]) if command else _serve(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # As `--help | head` does. What is left in the buffer goes nowhere when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
 
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+
+def _serve(argv: Sequence[str]) -> int:
+    try:
+        flags = parse(argv)
+        if flags.help or flags.version:
+            print(_help() if flags.help else f"understudy {VERSION}")
+            return 0
+        variables = _checked(flags)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for warning in flags.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    _become_gunicorn(variables)
+    return 0
 
 
-def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Reads whole numbers of a range."""
-    told = f"a whole number from {least} on" if most is None else f"a whole number from {least} to {most}"
+def _make_dataset(argv: Sequence[str]) -> int:
+    # Not imported by a start of the server, which needs none of it.
+    from app.dataset import command
+    from app.factory import tokenizer_of
 
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= (most or math.inf):
-            raise argparse.ArgumentTypeError(f"{text!r} must be {told}")
-        return int(text)
+    return command.run(argv, tokenizer_of)
 
-    return read
+
+def _start_fleet(argv: Sequence[str]) -> int:
+    from app.factory import tokenizer_of
+    from app.fleet import command
+
+    return command.run(argv, tokenizer_of)
+
+
+COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"dataset": _make_dataset, "fleet": _start_fleet}
+"""First word of the command line to what it runs with the words after it; any other line starts a server."""
+
+
+def _help() -> str:
+    lines = [f"  python -m app {name} --help" for name in COMMANDS]
+    return "\n".join([usage(), "Other commands:", *lines])
+
+
+def _checked(flags: Flags) -> dict[str, str]:
+    """The environment that hands the settings over; gunicorn's own load repeats the warnings of this one."""
+    settings = resolve(flags, os.environ, warn=lambda text: None)
+    return as_environment(flags, settings, os.environ)
+
+
+def _become_gunicorn(variables: dict[str, str]) -> None:
+    os.chdir(ROOT)
+    os.environ.update(variables)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    configuration = os.path.join(ROOT, "gunicorn.conf.py")
+    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", configuration, "wsgi:app"])

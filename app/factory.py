@@ -5,41 +5,47 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from functools import partial
 
 from app.api import models, tokens
 from app.api.admin import config as admin
-from app.api.admin import fake_metrics, health, metrics
+from app.api.admin import fake_metrics, health, lora, metrics, verdict
 from app.api.admin import lifecycle as lifecycle_routes
-from app.api.admin import lora as loras
 from app.api.admin.peer_ranks import PeerRanks
-from app.api.anthropic import routes as messages
+from app.api.anthropic import routes as anthropic
 from app.api.chat import route as chat
+from app.api.chat.plain import PlainChats
 from app.api.completions import route as completions
-from app.api.errors import init_errors
-from app.api.generate import routes as scale_out
+from app.api.completions.plain import PlainCompletions
+from app.api.generate import routes as generate
 from app.api.identity import Identity
-from app.api.kv import event_sources as kv_events
+from app.api.kv import event_sources
 from app.api.pooling import routes as pooling
 from app.api.responder import ServerLoad
 from app.api.responses import routes as responses
-from app.assembly import cache_of, door_of, fakes_of, publisher_of, publishing, service_of
+from app.assembly import cache_of, fakes_of, frontend_of, publisher_of, publishing, service_of
+from app.clock.clock import Clock
 from app.components import Components, dataset_settings
 from app.dataset import DatasetError, prepare
 from app.engine.lifecycle import Lifecycle
-from app.metrics.exposition import Exposition, played
-from app.middleware.api_keys import init_access
-from app.middleware.cors import init_cors
-from app.middleware.faults import Faults, init_faults
-from app.middleware.http_log import init_http_log
+from app.faults.audit_trail import AuditTrail
+from app.faults.injector import FaultInjector
+from app.metrics.exposition import Exposition, engine_families
+from app.middleware.api_keys import ApiKeys
+from app.middleware.cors import Cors
+from app.middleware.faults import FaultAudit
+from app.middleware.http_log import HttpLog
 from app.middleware.http_metrics import HttpMetrics
-from app.middleware.rate_limits import init_rate_limits
-from app.middleware.request_ids import init_request_ids
+from app.middleware.rate_limits import RateLimits
+from app.middleware.request_ids import RequestIds
+from app.middleware.stack import Middleware, MiddlewareStack
 from app.server import ranks
 from app.server.handover import handed_over
 from app.tokenization import Tokenizer, TokenizerError, load_tokenizer
-from app.tracing import check_tracing, init_tracing
+from app.tracing import check_tracing
 from app.web.application import Understudy
 from config import ConfigError, Settings
+from config.live import LiveSettings
 from config.loader import load
 
 
@@ -84,60 +90,85 @@ def check_tokenizer(settings: Settings) -> None:
 
 
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
-    """Build the rooms, hand each what it needs, and open the doors. ConfigError as `Components.of`."""
+    """Build the components, hand each what it needs, and add the routes. ConfigError as `Components.of`."""
     components = Components.of(settings, tokenizer, rank)
     live, clock, server = components.live, components.clock, components.server
-    http = HttpMetrics(clock.now)
     publishes = publishing(components)
     publisher = publisher_of(components, publishes)
     cache = cache_of(components, publisher)
-    service = service_of(components, cache)
+    engine = service_of(components, cache)
     identity = Identity(settings.model, server.pod_ip or socket.gethostname(), components.streams("ids"))
     load = ServerLoad(settings.api.enable_server_load_tracking)
-    faults = Faults.of(live, components.streams("faults"), clock)
-    door = door_of(components, service, identity, load, faults)
-    lifecycle = Lifecycle(service, components.recorder, cache)
-    siblings = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
-    fakes = fakes_of(components)
+    injector = FaultInjector(components.streams("faults"), clock.now)
+    live.subscribe(injector.on_settings)
+    frontend = frontend_of(components, engine, identity, load, injector)
+    lifecycle = Lifecycle(engine, components.recorder, cache)
+    peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
+    http_metrics = HttpMetrics(clock.now)
+    audit = FaultAudit(injector, AuditTrail(), clock.now)
+    middleware = middleware_of(settings, live, clock, http_metrics, audit)
+    app = Understudy(engine, middleware, components.streams("request ids"))
 
-    app = Understudy(service)
-    families = [played(components.recorder, fakes)]
+    families = [engine_families(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
     if settings.kvindex.kv_index:
         from app.web.indexer import add_index
 
         families.append(add_index(app, live, tokenizer, publisher))
-    http.init_app(app)
-    init_http_log(app, live)
-    init_errors(app)
-    init_request_ids(app, identity, settings.api.enable_request_id_headers)
-    init_tracing(app, settings.tracing, service, clock)
-    init_cors(app, settings.access)
-    init_access(app, live)
-    init_rate_limits(app, live, service, clock)
-    init_faults(app, faults)
-    ready = health.readiness(service, clock, settings.server.startup_duration)
     if settings.model.task == "generate":
-        app.register_blueprint(chat.blueprint(door))
-        app.register_blueprint(completions.blueprint(door))
-        app.register_blueprint(messages.blueprint(door))
-        app.register_blueprint(responses.blueprint(door, settings.api.enable_responses_store))
-        app.register_blueprint(scale_out.blueprint(door, settings.api.enable_scale_out))
+        plain_chats, plain_completions = PlainChats(frontend), PlainCompletions(frontend)
+        live.subscribe(plain_chats.on_settings)
+        live.subscribe(plain_completions.on_settings)
+        app.add_routes("chat", chat.routes(frontend, plain_chats))
+        app.add_routes("completions", completions.routes(frontend, plain_completions))
+        app.add_routes("anthropic", anthropic.routes(frontend))
+        app.add_routes("responses", responses.routes(frontend, settings.api.enable_responses_store))
+        app.add_routes("generate", generate.routes(frontend, settings.api.enable_scale_out))
     else:
-        app.register_blueprint(pooling.blueprint(door, settings.model))
-    app.register_blueprint(models.blueprint(door.models, identity))
-    app.register_blueprint(tokens.blueprint(door.body, door.models, tokenizer))
-    app.register_blueprint(health.blueprint(ready, load, settings.model.vllm_version))
-    app.register_blueprint(metrics.blueprint(Exposition(families, http)))
-    heard = publisher is not None
-    app.register_blueprint(kv_events.blueprint(publishes, heard, server.ranks))
-    app.register_blueprint(admin.blueprint(live, lifecycle, service, door.body, siblings))
-    app.register_blueprint(fake_metrics.blueprint(door.body, live))
+        app.add_routes("pooling", pooling.routes(frontend, settings.model))
+    app.add_routes("models", models.routes(frontend.models, identity))
+    app.add_routes("tokens", tokens.routes(frontend.body, frontend.models, tokenizer))
+    ready = health.readiness(engine, clock, settings.server.startup_duration)
+    app.add_routes("health", health.routes(ready, load, settings.model.vllm_version))
+    app.add_routes("metrics", metrics.routes(Exposition(families, http_metrics)))
+    app.add_routes("kv_events", event_sources.routes(publishes, publisher is not None, server.ranks))
+    app.add_routes("admin", admin.routes(live, lifecycle, engine, frontend.body, peers))
+    app.add_routes("verdict", verdict.routes(audit.report, audit.restart))
+    app.add_routes("fake_metrics", fake_metrics.routes(frontend.body, live))
     if settings.lora.allow_runtime_lora_updating:
-        app.register_blueprint(loras.blueprint(door.body, door.models))
+        app.add_routes("lora", lora.routes(frontend.body, frontend.models))
     if settings.server.server_dev_mode:
         sleeps = settings.api.enable_sleep_mode
-        app.register_blueprint(lifecycle_routes.blueprint(lifecycle, sleeps, lambda: live.current.dump()))
+        app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
     if settings.server.profiling:
-        app.register_blueprint(lifecycle_routes.profiler())
+        app.add_routes("profiler", lifecycle_routes.profiler())
     return app
+
+
+def middleware_of(
+    settings: Settings,
+    live: LiveSettings,
+    clock: Clock,
+    http_metrics: HttpMetrics,
+    audit: FaultAudit,
+) -> MiddlewareStack:
+    """All middleware, the outermost first."""
+    http_log, keys, limits = HttpLog(), ApiKeys(), RateLimits(clock)
+    for one in (http_log, keys, limits):
+        live.subscribe(one.on_settings)
+    cors = Cors(settings.access)
+    request_ids = RequestIds(settings.api.enable_request_id_headers)
+    stack = [http_metrics, http_log, request_ids, *_traces(settings, clock), cors, keys, limits, audit]
+    middleware = MiddlewareStack(stack)
+    live.subscribe(middleware.on_settings)
+    return middleware
+
+
+def _traces(settings: Settings, clock: Clock) -> list[Middleware]:
+    if settings.tracing.otlp_traces_endpoint is None:
+        return []
+    from app.middleware.traces import Traces
+    from app.tracing.export import exporter_to, tracer_to
+
+    exporter = exporter_to(settings.tracing)
+    return [Traces(partial(tracer_to, exporter, settings.tracing.otlp_service_name), clock)]

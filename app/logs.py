@@ -4,29 +4,36 @@ import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypedDict
 
 from gunicorn.glogging import Logger
 from pythonjsonlogger.json import JsonFormatter
 
-from app.http.environ import REQUEST_ID
+from app.http.context import RequestContext
+from app.http.wsgi import CONTEXT
 from config.settings import LogSettings
 
 NO_REQUEST = "-"
-request_id: ContextVar[str] = ContextVar("request_id", default=NO_REQUEST)
-"""Id of the request that the current greenlet serves; every greenlet has a context of its own."""
+current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
+"""The request that is served here and now; every greenlet has a context of its own."""
 
 TEXT = "%(asctime)s %(levelname)s [%(process)d] [%(request_id)s] %(name)s: %(message)s"
 JSON = "%(asctime)s %(levelname)s %(process)d %(request_id)s %(name)s %(message)s"
 JSON_NAMES = {"asctime": "time", "levelname": "level", "process": "pid", "name": "logger"}
 
 
+def current_request_id() -> str:
+    """Id of the current request, or a dash."""
+    context = current_request.get()
+    return NO_REQUEST if context is None else context.request_id
+
+
 class RequestId(logging.Filter):
-    """Puts `request_id` on a record that has none."""
+    """Puts the id of the current request on a record that has none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not hasattr(record, "request_id"):
-            record.request_id = request_id.get()
+            record.request_id = current_request_id()
         return True
 
 
@@ -45,18 +52,34 @@ class AccessFields(logging.Filter):
         return True
 
 
-def _access_fields(atoms: Mapping[str, Any]) -> dict[str, Any]:
+class _AccessLine(TypedDict):
+    client: object
+    method: object
+    path: str
+    status: int
+    bytes: int
+    duration: float
+    request_id: object
+
+
+def _access_fields(atoms: Mapping[str, object]) -> _AccessLine:
     path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
-    identifier = atoms.get(f"{{{REQUEST_ID}}}e") or NO_REQUEST
+    context = atoms.get(f"{{{CONTEXT}}}e")
+    identifier = context.request_id if isinstance(context, RequestContext) else ""
     return {
         "client": atoms.get("h"),
         "method": atoms.get("m"),
         "path": path if path.isprintable() else path.encode("unicode_escape").decode(),
-        "status": int(atoms.get("s") or 0),
-        "bytes": int(atoms.get("B") or 0),
-        "duration": int(atoms.get("D") or 0) / 1_000_000,
-        "request_id": identifier if identifier != NO_REQUEST else request_id.get(),
+        "status": _whole(atoms.get("s")),
+        "bytes": _whole(atoms.get("B")),
+        "duration": _whole(atoms.get("D")) / 1_000_000,
+        "request_id": identifier or current_request_id(),
     }
+
+
+def _whole(atom: object) -> int:
+    """A number of an access line; 0 when it is not known."""
+    return int(str(atom or 0))
 
 
 class _UtcTime(logging.Formatter):
@@ -76,14 +99,27 @@ class JsonLines(_UtcTime, JsonFormatter):
 
 
 class ServerLogger(Logger):  # type: ignore[misc]
-    """gunicorn's logger, which does no work for access lines that nobody writes."""
+    """gunicorn's logger, which does no work for access lines that are not written."""
 
     @property
     def access_log_enabled(self) -> bool:
         return bool(self.access_log.isEnabledFor(logging.INFO))
 
+    def access_line(self, context: RequestContext, status: int, bytes_sent: int, seconds: float) -> None:
+        """Write the line of an exchange that did not pass through gunicorn's own response."""
+        atoms = {
+            "h": context.client,
+            "m": context.method,
+            "{raw_uri}e": context.target,
+            "s": str(status),
+            "B": bytes_sent,
+            "D": int(seconds * 1_000_000),
+            f"{{{CONTEXT}}}e": context,
+        }
+        self.access_log.info("", atoms)
 
-def logconfig(settings: LogSettings) -> dict[str, Any]:
+
+def logconfig(settings: LogSettings) -> dict[str, object]:
     """A `logging.config` dictionary for gunicorn's `logconfig_dict` and for any other process of ours.
 
     Access lines go to stdout (or nowhere), everything else to stderr.
@@ -109,7 +145,7 @@ def logconfig(settings: LogSettings) -> dict[str, Any]:
     }
 
 
-def _formatter(settings: LogSettings) -> dict[str, Any]:
+def _formatter(settings: LogSettings) -> dict[str, object]:
     if settings.log_format == "json":
         return {"()": JsonLines, "format": JSON, "rename_fields": JSON_NAMES}
     return {"()": TextLines, "format": TEXT}

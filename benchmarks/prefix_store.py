@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from app.kvindex.prefix_store import PrefixStore
 from app.tokenization import LocalTokenizer, default_tokenizer
 from app.tokenization.loading import EMBEDDED
-from app.tokenization.prefix_store import PrefixStore
 from benchmarks.options import parser
 from benchmarks.report import medians, number, ratio, show, show_machine
 from benchmarks.rounds import interleaved

@@ -6,27 +6,26 @@ and unloaded and settings change all the time. The exit status is 1 when an answ
 places or queues are not empty in the end, or when memory grew by more than 5 %.
 """
 
-from gevent import monkey
+from __future__ import annotations
 
-monkey.patch_all()
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from http.client import HTTPException
+from random import Random
+from statistics import median
 
-import argparse  # noqa: E402
-import sys  # noqa: E402
-from collections import Counter  # noqa: E402
-from collections.abc import Sequence  # noqa: E402
-from http.client import HTTPConnection, HTTPException  # noqa: E402
-from random import Random  # noqa: E402
-from statistics import median  # noqa: E402
-from typing import Any  # noqa: E402
+import gevent
+import msgspec
+from gevent.pool import Group
 
-import gevent  # noqa: E402
-import msgspec  # noqa: E402
-from gevent.pool import Group  # noqa: E402
-
-from benchmarks.connections import HOST  # noqa: E402
-from benchmarks.processes import rss_mib  # noqa: E402
-from benchmarks.report import show_machine  # noqa: E402
-from benchmarks.servers import OURS, WSGI, Server, free_port, running  # noqa: E402
+from app.load.client import JSON, Connection, exchange
+from benchmarks.connections import HOST
+from benchmarks.processes import rss_mib
+from benchmarks.report import show_machine
+from benchmarks.servers import OURS, WSGI, Server, free_port, running
 
 MOST_GROWTH = 0.05
 PATIENCE_S = 30.0
@@ -51,7 +50,7 @@ SETTINGS = {
     "SIM_ENABLE_SCALE_OUT": "true",
 }
 ADAPTERS = [f"adapter-{number}" for number in range(6)]
-CHANGES: list[dict[str, Any]] = [
+CHANGES: list[dict[str, object]] = [
     {"inter-token-latency": "8ms"},
     {"inter-token-latency": "12ms", "inter-token-latency-std-dev": "2ms"},
     {"inter-token-latency-std-dev": 0, "time-to-first-token": "80ms"},
@@ -71,6 +70,7 @@ class Soak:
 
     def __init__(self, server: Server, seed: int) -> None:
         self.server = server
+        self.address = f"{HOST}:{server.port}"
         self.statuses: Counter[int] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.memory: list[float] = []
@@ -87,12 +87,12 @@ class Soak:
             except (OSError, HTTPException):
                 self.outcomes["broken off"] += 1
 
-    def _question(self) -> tuple[str, dict[str, Any]]:
+    def _question(self) -> tuple[str, dict[str, object]]:
         rng = self._rng
         model = rng.choice([*ADAPTERS, *["base"] * 6])
         text = f"Question {rng.randrange(50)}: " + "why? " * rng.randrange(40)
         most, stream = rng.randrange(1, 120), rng.random() < 0.8
-        chat: dict[str, Any] = {
+        chat: dict[str, object] = {
             "model": model,
             "messages": [{"role": "user", "content": text}],
             "stream": stream,
@@ -126,10 +126,9 @@ class Soak:
             return "/v1/chat/completions", {**chat, "response_format": schema, "n": 2}
         return "/v1/chat/completions", {**chat, "max_tokens": most}
 
-    def _ask(self, path: str, body: dict[str, Any], leaves: bool) -> str:
-        connection = HTTPConnection(HOST, self.server.port, timeout=PATIENCE_S)
-        try:
-            connection.request("POST", path, msgspec.json.encode(body), {"Content-Type": "application/json"})
+    def _ask(self, path: str, body: Mapping[str, object], leaves: bool) -> str:
+        with closing(Connection(self.address, PATIENCE_S)) as connection:
+            connection.request("POST", path, msgspec.json.encode(body), JSON)
             if leaves and self._rng.random() < 0.5:
                 gevent.sleep(self._rng.random() * 0.1)
                 return "left before the answer"
@@ -142,20 +141,13 @@ class Soak:
             if answer.status != 200:
                 return f"status {answer.status}"
             return "whole" if data.rstrip().endswith((b"}", b"[DONE]")) else "cut short"
-        finally:
-            connection.close()
 
-    def call(self, method: str, path: str, body: Any = None) -> Any:
+    def call(self, method: str, path: str, body: Mapping[str, object] | None = None) -> bytes:
         """A call of the operator's."""
-        connection = HTTPConnection(HOST, self.server.port, timeout=PATIENCE_S)
-        try:
-            headers = {"Content-Type": "application/json"}
-            connection.request(method, path, None if body is None else msgspec.json.encode(body), headers)
-            answer = connection.getresponse()
-            self.statuses[answer.status] += answer.status >= 500
-            return answer.read()
-        finally:
-            connection.close()
+        data = None if body is None else msgspec.json.encode(body)
+        status, answer = exchange(self.address, method, path, data, PATIENCE_S)
+        self.statuses[status] += status >= 500
+        return answer
 
     def churn(self) -> None:
         """Adapters come and go, settings change, metrics are scraped."""

@@ -1,6 +1,6 @@
 """Settings of the server: one typed table, read from flags, environment, a YAML file and defaults."""
 
-from config.errors import ConfigError
+from config.declaration import ConfigError
 from config.settings import Settings
 
 __all__ = ["VERSION", "ConfigError", "Settings"]

@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-from config.fields import Setting
-from config.flags import IGNORED
-from config.table import ROOMS, TABLE
+from config.settings import SECTIONS, TABLE, Setting
+from config.sources import IGNORED
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
 _INTRODUCTION = """\
 # Configuration
 
-<!-- Written by `python -m config.document`; change config/settings.py or config/document.py instead. -->
+<!-- Written by `python -m config.document`; change config/sections or config/document.py instead. -->
 
 A setting is taken from the first of these places that has it:
 
@@ -54,18 +53,18 @@ def render() -> str:
     """The whole page."""
     ignored = ", ".join(f"`--{name}`" for name in sorted(IGNORED))
     sections = [
-        f"## {group.capitalize()}\n\n{room.__doc__}\n\n{_HEAD}"
+        f"## {group.capitalize()}\n\n{section.__doc__}\n\n{_HEAD}"
         + "".join(_line(row) for row in TABLE if row.group == group)
-        for group, room in ROOMS.items()
+        for group, section in SECTIONS.items()
     ]
     return "\n".join([_INTRODUCTION.format(ignored=ignored), *sections])
 
 
 def _line(row: Setting) -> str:
-    kind = f"{row.type} ({row.unit})" if row.unit else row.type
-    default = row.kind.write(row.default)
+    kind = f"{row.kind.name} ({row.unit})" if row.unit else row.kind.name
+    default = row.write(row.default)
     shown = "empty" if default in ("", "[]", "{}") else f"`{default}`"
-    rules = "; ".join(rule.text for rule in row.rules)
+    rules = "; ".join(filter(None, (row.limits, *(rule.text for rule in row.rules))))
     meaning = row.help + (f" The value {rules}." if rules else "") + (" Never shown." if row.secret else "")
     variables = " ".join(f"`{name}`" for name in row.env)
     cells = (f"`{row.name}`", kind, shown, variables, "live" if row.live else "", meaning)

@@ -23,7 +23,7 @@ _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _MAX_CHARACTERS = 64
 
 
-def parse_duration(value: str | int) -> float:
+def parse_duration(value: object) -> float:
     """Seconds of a Go style duration text; a bare integer (number or digits) counts milliseconds.
 
     The result is a whole number of nanoseconds. Raises ValueError, whose text is the rule.
@@ -49,7 +49,7 @@ def format_duration(seconds: float) -> str:
     return f"{sign}{leading}{_decimal(rest, 's')}s"
 
 
-def _nanoseconds(value: str | int) -> int:
+def _nanoseconds(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(RULE)
     if isinstance(value, int):

@@ -1,79 +1,103 @@
-"""Fake metrics: what the setting may say, in a typed form, and its change in parts (simulator.md 14.4)."""
+"""Fake metrics: what the setting may say, in a typed form, and its change in parts (simulator.md 14.4).
 
-from __future__ import annotations
+Its keys are the fields of `FakeMetrics` with dashes; msgspec checks whatever is no function of time.
+"""
 
-import dataclasses
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Annotated, Literal, get_args
 
-from config.fake_values import (
-    Counts,
-    FakeAdapters,
-    FakeMetricsError,
-    Level,
-    Reader,
-    read_adapters,
-    read_count,
-    read_counts,
-    read_reasons,
-    read_requests,
-    read_share,
-)
+import msgspec
+from msgspec import Meta, Struct
 
-T = TypeVar("T")
+from config.durations import parse_duration
+from config.kinds import MOST
+
 TTFT_BUCKETS, TPOT_BUCKETS = 23, 20
 """Buckets of the times to first token and per output token, +Inf included."""
-MANY = 1000
-"""Counts that any other list may have; what goes beyond its buckets counts in the last."""
+SHAPES = ("oscillate", "ramp", "rampreset", "squarewave")
+FinishReason = Literal[
+    Literal["stop", "length", "abort", "error", "repetition"],
+    Literal["tool_calls", "remote_decode", "cache_threshold"],
+]
+"""vLLM's, then those that only the reference simulator knows."""
+FINISH_REASONS: tuple[str, ...] = get_args(FinishReason)
 
+Finite = Annotated[float, Meta(ge=-MOST, le=MOST)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Counts = tuple[Count, ...]
+"""Observations per bucket, not cumulative; those after the last are 0."""
+Histogram = Annotated[Counts, Meta(max_length=1000)]
+"""What goes beyond the buckets of a histogram counts in the last."""
+Names = Annotated[str, Meta(pattern="^[^\ud800-\udfff]*$")]
+"""Names with commas between them, in whole characters."""
 
-def _key(default: T, read: Reader) -> T:
-    return dataclasses.field(default=default, metadata={"read": read})
-
-
-def _counts(longest: int = MANY) -> Counts:
-    return _key((), read_counts(longest))
-
-
-def _count() -> int | None:
-    return _key(None, read_count)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeMetrics:
-    """What is told, one field per key, with underscores for dashes. None and empty: not told."""
-
-    running_requests: Level | None = _key(None, read_requests)
-    waiting_requests: Level | None = _key(None, read_requests)
-    kv_cache_usage: Level | None = _key(None, read_share)
-    loras: tuple[FakeAdapters, ...] = _key((), read_adapters)
-    ttft_buckets_values: Counts = _counts(TTFT_BUCKETS)
-    tpot_buckets_values: Counts = _counts(TPOT_BUCKETS)
-    request_tpot_buckets_values: Counts = _counts()
-    e2erl_buckets_values: Counts = _counts()
-    queue_time_buckets_values: Counts = _counts()
-    inf_time_buckets_values: Counts = _counts()
-    prefill_time_buckets_values: Counts = _counts()
-    decode_time_buckets_values: Counts = _counts()
-    request_prompt_tokens: Counts = _counts()
-    request_generation_tokens: Counts = _counts()
-    request_params_max_tokens: Counts = _counts()
-    request_max_generation_tokens: Counts = _counts()
-    request_success_total: Mapping[str, int] | None = _key(None, read_reasons)
-    total_prompt_tokens: int | None = _count()
-    """None: what the counts of `request_prompt_tokens` amount to."""
-    total_generation_tokens: int | None = _count()
-    """None: what the counts of `request_generation_tokens` amount to."""
-    prefix_cache_hits: int | None = _count()
-    prefix_cache_queries: int | None = _count()
-
-
-_READERS: Mapping[str, Reader] = {
-    field.name.replace("_", "-"): field.metadata["read"] for field in dataclasses.fields(FakeMetrics)
+_LEVEL = "must be a number or a function such as ramp:0:10:30s (shape:start:end:period)"
+_LEVELS = {
+    "running-requests": (MOST, "must not be negative at any time"),
+    "waiting-requests": (MOST, "must not be negative at any time"),
+    "kv-cache-usage": (1.0, "must be between 0 and 1 at all times"),
 }
+"""Keys whose value may follow time: the most that it may be, and how that is said. The least is 0."""
+
+
+class FakeMetricsError(ValueError):
+    """The value at `where` breaks a rule; the text is one sentence with both."""
+
+    def __init__(self, where: str, rule: str) -> None:
+        super().__init__(f"{where} {rule}")
+
+
+class Function(Struct, frozen=True):
+    """A value that follows time from `start` to `end`; `shape` is one of SHAPES, `period_s` > 0."""
+
+    shape: str
+    start: float
+    end: float
+    period_s: float
+
+
+Level = float | Function
+
+
+class FakeAdapters(Struct, frozen=True, forbid_unknown_fields=True):
+    """LoRA adapters at a time: names with commas between them, and Unix seconds."""
+
+    running: Names = ""
+    waiting: Names = ""
+    timestamp: Finite = 0.0
+
+
+class FakeMetrics(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """What is told, one field per key. None and empty: not told."""
+
+    running_requests: Level | None = None
+    waiting_requests: Level | None = None
+    kv_cache_usage: Level | None = None
+    loras: Annotated[tuple[FakeAdapters, ...], Meta(max_length=1000)] = ()
+    ttft_buckets_values: Annotated[Counts, Meta(max_length=TTFT_BUCKETS)] = ()
+    tpot_buckets_values: Annotated[Counts, Meta(max_length=TPOT_BUCKETS)] = ()
+    request_tpot_buckets_values: Histogram = ()
+    e2erl_buckets_values: Histogram = ()
+    queue_time_buckets_values: Histogram = ()
+    inf_time_buckets_values: Histogram = ()
+    prefill_time_buckets_values: Histogram = ()
+    decode_time_buckets_values: Histogram = ()
+    request_prompt_tokens: Histogram = ()
+    request_generation_tokens: Histogram = ()
+    request_params_max_tokens: Histogram = ()
+    request_max_generation_tokens: Histogram = ()
+    request_success_total: dict[FinishReason, Count] | None = None
+    total_prompt_tokens: Count | None = None
+    """None: what the counts of `request_prompt_tokens` amount to."""
+    total_generation_tokens: Count | None = None
+    """None: what the counts of `request_generation_tokens` amount to."""
+    prefix_cache_hits: Count | None = None
+    prefix_cache_queries: Count | None = None
+
+
+_KEYS = tuple(name.replace("_", "-") for name in FakeMetrics.__struct_fields__)
 # The reference simulator knows these two in YAML by no other name.
 _OTHER_NAMES = {
     "totalprompttokens": "total-prompt-tokens",
@@ -94,7 +118,7 @@ def parse(text: str | None) -> FakeMetrics | None:
     return None if document is None else _typed(document)
 
 
-def merged(current: str | None, update: Any) -> str:
+def merged(current: str | None, update: object) -> str:
     """The setting's JSON text after an update of some of its keys.
 
     `current` is the setting, `update` an object, or JSON text of one. A key that is absent or null stays as
@@ -114,17 +138,17 @@ def merged(current: str | None, update: Any) -> str:
     return json.dumps(after, ensure_ascii=False)
 
 
-def _document(source: Any) -> dict[str, Any] | None:
+def _document(source: object) -> dict[str, object] | None:
     """The object in `source` (or its JSON text) with its keys in their first form and without nulls."""
     try:
-        found = json.loads(source) if isinstance(source, str | bytes) else source
+        found: object = json.loads(source) if isinstance(source, str | bytes) else source
     except (ValueError, RecursionError):
         raise FakeMetricsError("fake-metrics", "must be JSON") from None
     if found is None:
         return None
     if not isinstance(found, dict):
         raise FakeMetricsError("fake-metrics", "must be a JSON object")
-    document: dict[str, Any] = {}
+    document: dict[str, object] = {}
     for key, value in found.items():
         name = _known(key)
         if name in document:
@@ -136,18 +160,91 @@ def _document(source: Any) -> dict[str, Any] | None:
 def _known(key: str) -> str:
     name = key.replace("_", "-")
     name = _OTHER_NAMES.get(name, name)
-    if name not in _READERS:
-        close = get_close_matches(name, _READERS, n=1)
-        raise FakeMetricsError(repr(key), "is not a fake metric" + (f"; {close[0]} is" if close else ""))
-    return name
+    if name in _KEYS:
+        return name
+    from difflib import get_close_matches  # only needed for what is wrong
+
+    close = get_close_matches(name, _KEYS, n=1)
+    raise FakeMetricsError(repr(key), "is not a fake metric" + (f"; {close[0]} is" if close else ""))
 
 
-def _typed(document: Mapping[str, Any]) -> FakeMetrics:
-    values = {name.replace("-", "_"): _READERS[name](name, value) for name, value in document.items()}
-    fakes = FakeMetrics(**values)
+def _typed(document: Mapping[str, object]) -> FakeMetrics:
+    values = {name: _level(name, value) if name in _LEVELS else value for name, value in document.items()}
+    adapters = values.get("loras")
+    if isinstance(adapters, list):
+        values["loras"] = [_adapters(item) for item in adapters]
+    try:
+        fakes = msgspec.convert(values, FakeMetrics, strict=False)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from None
     hits, queries = fakes.prefix_cache_hits, fakes.prefix_cache_queries
     if (hits is None) != (queries is None):
         raise FakeMetricsError("prefix-cache-hits", "must be given together with prefix-cache-queries")
     if hits is not None and queries is not None and hits > queries:
         raise FakeMetricsError("prefix-cache-hits", "must not be more than prefix-cache-queries")
     return fakes
+
+
+_WORDS = {
+    "Expected ": "must be ",
+    ", got ": ", not ",
+    "Invalid enum value ": "must not have ",
+    "Object contains unknown field ": "must not have ",
+}
+
+
+def _refusal(message: str) -> FakeMetricsError:
+    """msgspec's "Expected `int` >= 0 - at `$.total-prompt-tokens`", the other way round."""
+    rule, _, place = message.partition(" - at ")
+    for theirs, ours in _WORDS.items():
+        rule = rule.replace(theirs, ours)
+    where = re.search(r"\$\.([^`]*)", place)
+    return FakeMetricsError(where[1] if where else "fake-metrics", rule)
+
+
+def _adapters(item: object) -> object:
+    """An object, which may be written as JSON text, without its nulls; anything else as it is."""
+    try:
+        found: object = json.loads(item) if isinstance(item, str) else item
+    except (ValueError, RecursionError):
+        return item
+    return (
+        {key: value for key, value in found.items() if value is not None} if isinstance(found, dict) else item
+    )
+
+
+def _level(where: str, value: object) -> Level:
+    """A number, or a function that gives one."""
+    level = _function(where, value) if isinstance(value, str) and ":" in value else _number(where, value)
+    most, rule = _LEVELS[where]
+    for extreme in (level.start, level.end) if isinstance(level, Function) else (level,):
+        if not 0 <= extreme <= most:
+            raise FakeMetricsError(where, rule)
+    return level
+
+
+def _function(where: str, text: str) -> Function:
+    parts = text.split(":")
+    if len(parts) != 4:
+        raise FakeMetricsError(where, _LEVEL)
+    shape, start, end, period = parts
+    if shape not in SHAPES:
+        raise FakeMetricsError(where, f"must have one of the shapes {', '.join(SHAPES)}, not {shape!r}")
+    return Function(shape, _number(where, start), _number(where, end), _period(where, period))
+
+
+def _number(where: str, value: object) -> float:
+    try:
+        return msgspec.convert(value, Finite, strict=False)
+    except msgspec.ValidationError:
+        raise FakeMetricsError(where, _LEVEL) from None
+
+
+def _period(where: str, text: str) -> float:
+    try:
+        period_s = parse_duration(text)
+    except ValueError as error:
+        raise FakeMetricsError(f"{where}: its period", str(error)) from None
+    if period_s <= 0:
+        raise FakeMetricsError(f"{where}: its period", "must be longer than 0s")
+    return period_s

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -131,7 +130,7 @@ def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
     if not text:
         return ()
     try:
-        listed = json.loads(text)
+        listed: object = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
         raise ValueError("it is not JSON") from None
     if isinstance(listed, dict):
@@ -158,19 +157,21 @@ def parse_fault(text: str) -> FaultRule:
     return _rule(fields, strict=False)
 
 
-def _numbered(number: int, item: Any) -> FaultRule:
+def _numbered(number: int, item: object) -> FaultRule:
     try:
         return _rule(item)
     except ValueError as error:
         raise ValueError(f"rule {number}: {error}") from None
 
 
-def _rule(item: Any, strict: bool = True) -> FaultRule:
+def _rule(item: object, strict: bool = True) -> FaultRule:
     """The rule that `item` describes; values may be texts unless `strict`."""
     if not isinstance(item, Mapping):
         raise ValueError("a rule is an object")
     action = item.get("action")
     if not isinstance(action, str) or action not in ACTIONS:
+        from difflib import get_close_matches  # only needed for what is wrong
+
         near = get_close_matches(str(action), ACTIONS, 1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(ACTIONS)}"
         raise ValueError(f"no action {repr(action)[:40]}{hint}")

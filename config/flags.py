@@ -1,129 +1,184 @@
-"""The command line: `--name value`, `--name=value`, switches, lists, and flags that are only tolerated."""
+"""The command line: every setting is a flag of argparse. Parsers of other commands share what is here."""
 
+import argparse
+import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NoReturn
 
-from config.errors import ConfigError
-from config.fields import Setting
-from config.kinds import FALSE, TRUE
-from config.table import BY_NAME
+from config.declaration import DURATION, JSON, OBJECTS, ConfigError
+from config.kinds import SWITCH
+from config.settings import SECTIONS, TABLE, Setting
+from config.sources import IGNORED, IGNORED_SWITCHES, Flags
+from config.validation import suggestion
 
-IGNORED_SWITCHES = frozenset(
-    {"enforce-eager", "enable-prefix-caching", "enable-auto-tool-choice"}
-    | {"use-vllm-map-event-format"}
-    | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
-)
-IGNORED_VALUES = frozenset(
-    {"mm-processor-kwargs", "ec-transfer-config", "tensor-parallel-size", "tool-call-parser"}
-    | {"vmodule", "log-backtrace-at", "log-dir", "log-file", "log-file-max-size", "stderrthreshold"}
-)
-IGNORED = IGNORED_SWITCHES | IGNORED_VALUES
-"""Flags of vLLM and of klog (specification, sections 1.3 and 1.4) that are accepted and change nothing."""
-
+ABOUT = """\
+Plays a vLLM server on one port. A setting is taken from its flag, else from its environment variable, else
+from the YAML file (--config, SIM_CONFIG), else it has its default. --no-NAME turns a switch off.
+"""
 DETAILED = 4
 """klog verbosity from which lines count as debugging."""
-_FLAG = re.compile(r"--.*|-h|-v(=?\d+)?", re.DOTALL)
+_METAVARS = {"text": "TEXT", "whole number": "NUMBER", "number": "NUMBER", "switch": "true|false"} | {
+    "list": "TEXT",
+    DURATION: "DURATION",
+    JSON: "JSON",
+    OBJECTS: "JSON",
+}
+_FLAG = re.compile(r"--[\w-]+", re.ASCII)
+_NO_FLAG = re.compile("-[^-]")
+"""A value may begin with one dash, as `-1ms` does. Flags that are known by one dash are looked up before."""
 
 
-@dataclass(slots=True)
-class Flags:
-    """What the command line said, not yet read as values."""
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong by ConfigError, in one line."""
 
-    values: dict[str, str | list[str]] = field(default_factory=dict)
-    """Setting name to its text; a list for list settings."""
-    config: str | None = None
-    help: bool = False
-    version: bool = False
-    warnings: list[str] = field(default_factory=list)
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Reads whole numbers of a range."""
+    wanted = f"a whole number from {least} on" if most is None else f"a whole number from {least} to {most}"
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= (most or math.inf):
+            raise argparse.ArgumentTypeError(f"{text!r} must be {wanted}")
+        return int(text)
+
+    return read
 
 
 def parse(argv: Sequence[str]) -> Flags:
     """Take the command line apart. Raises ConfigError for unknown flags, missing values and stray words."""
-    flags = Flags()
-    words = _Words(argv)
-    for word in words:
-        if not _FLAG.fullmatch(word):
-            raise ConfigError(f"unexpected argument {word!r}: settings are given as --name value")
-        name, equals, text = word.partition("=")
-        _take(flags, words, name, text if equals else None)
+    try:
+        given, strays = _parser().parse_known_args([_with_dashes(word) for word in argv])
+    except argparse.ArgumentError as error:
+        raise ConfigError(_complaint(error)) from None
+    for word in strays:
+        name = word.partition("=")[0]
+        if name.startswith("--"):
+            raise ConfigError(f"unknown flag {name}{suggestion(name.lstrip('-'), '--')}")
+        raise ConfigError(f"unexpected argument {word!r}: settings are given as --name value")
+    values = vars(given)
+    flags = Flags(**{name: values.pop(name) for name in Flags.__struct_fields__ if name in values})
+    if (level := values.pop("v", None)) is not None:
+        values.setdefault("log-level", level)
+    flags.values = {name: _without_empty(value) for name, value in values.items()}
     return flags
 
 
-class _Words(Iterator[str]):
-    """The words of a command line, with a look at the next one."""
-
-    def __init__(self, argv: Sequence[str]) -> None:
-        self._rest = list(reversed(argv))
-
-    def __next__(self) -> str:
-        if not self._rest:
-            raise StopIteration
-        return self._rest.pop()
-
-    def value(self) -> str | None:
-        """The next word, unless it is a flag."""
-        return next(self) if self._rest and not _FLAG.fullmatch(self._rest[-1]) else None
-
-    def switch(self) -> str | None:
-        """The next word, if it can be the value of a switch."""
-        return next(self) if self._rest and self._rest[-1].lower() in TRUE | FALSE else None
+def usage() -> str:
+    """The text of `python -m app --help`."""
+    return _parser().format_help()
 
 
-def _take(flags: Flags, words: _Words, flag: str, text: str | None) -> None:
-    name = flag.lstrip("-").replace("_", "-")
-    negated = name.removeprefix("no-")
-    if flag in ("-h", "--help"):
-        flags.help = True
-    elif name == "version" and text is None:
-        flags.version = True
-    elif flag == "--v" or flag.startswith("-v"):
-        _take_verbosity(flags, text or flag.lstrip("-v") or _needed(words, flag))
-    elif name == "config":
-        flags.config = text if text is not None else _needed(words, flag)
-    elif name in BY_NAME:
-        flags.values[name] = _value(BY_NAME[name], words, flag, text)
-    elif name in IGNORED or negated in IGNORED_SWITCHES:
-        _skip(words, name, text)
-        flags.warnings.append(f"flag --{name} is accepted and ignored")
-    elif negated in BY_NAME and BY_NAME[negated].type == "switch" and text is None:
-        flags.values[negated] = "false"
-    else:
-        raise ConfigError(f"unknown flag {flag}{suggestion(name, '--')}")
+def _parser() -> Parser:
+    """A parser whose results are named like settings; those that are not given are absent."""
+    parser = Parser(
+        prog="python -m app",
+        usage="python -m app [--config FILE] [--setting value ...]",
+        description=ABOUT,
+        formatter_class=partial(_Help, max_help_position=38, width=100),
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        add_help=False,
+        exit_on_error=False,
+    )
+    for name, section in SECTIONS.items():
+        group = parser.add_argument_group((section.__doc__ or "").rstrip("."))
+        for row in TABLE:
+            if row.group == name:
+                _add(group, row)
+    others = parser.add_argument_group("Others")
+    others.add_argument("--config", metavar="FILE", help="YAML file with settings.")
+    levels = "klog verbosity: 0 and 1 log warnings, 2 and 3 info, 4 and more debug."
+    others.add_argument("-v", "--v", metavar="N", type=_log_level, help=levels)
+    others.add_argument("--version", action="store_true", help="Show the version of this program and end.")
+    others.add_argument("-h", "--help", action="store_true", help="Show this text and end.")
+    for name in sorted(IGNORED):
+        _add_ignored(parser, name)
+    parser._negative_number_matcher = _NO_FLAG
+    return parser
 
 
-def _take_verbosity(flags: Flags, text: str) -> None:
+def _add(group: argparse._ArgumentGroup, row: Setting) -> None:
+    default = row.write(row.default).replace("%", "%%")
+    kind = row.kind.name
+    metavar = _METAVARS.get(kind) or kind.removeprefix("one of ").replace(", ", "|")
+    help = row.help.replace("%", "%%")
+    if kind in ("list", OBJECTS):
+        group.add_argument(f"--{row.name}", dest=row.name, metavar=metavar, nargs="*", help=help)
+        return
+    help += f" [{default}]" if default else ""
+    if kind != "switch":
+        group.add_argument(f"--{row.name}", dest=row.name, metavar=metavar, help=help)
+        return
+    group.add_argument(f"--{row.name}", dest=row.name, metavar=metavar, nargs="?", const="true", help=help)
+    no = f"--no-{row.name}"
+    group.add_argument(no, dest=row.name, action="store_const", const="false", help=argparse.SUPPRESS)
+
+
+def _add_ignored(parser: Parser, name: str) -> None:
+    is_switch = name in IGNORED_SWITCHES
+    forms = [f"--{name}", f"--no-{name}"] if is_switch else [f"--{name}"]
+    read = _switch if is_switch else str
+    parser.add_argument(
+        *forms, action=_Ignored, dest="warnings", nargs="?", type=read, help=argparse.SUPPRESS
+    )
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Breaks no line within the name of a setting."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+class _Ignored(argparse.Action):
+    """Notes that a flag is accepted and changes nothing."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        warnings = [*getattr(namespace, self.dest, []), f"flag {option_string} is accepted and ignored"]
+        setattr(namespace, self.dest, warnings)
+
+
+def _with_dashes(word: str) -> str:
+    """A flag whose name may be written with underscores, as YAML keys may."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if _FLAG.fullmatch(name) else word
+
+
+def _without_empty(value: str | list[str]) -> str | list[str]:
+    return [item for item in value if item] if isinstance(value, list) else value
+
+
+def _switch(text: str) -> object:
+    try:
+        return SWITCH.read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+
+
+def _log_level(text: str) -> str:
     """klog's ``-v N`` is a log level, unless one is given by name."""
     if not text.isdecimal():
-        raise ConfigError(f"flag -v: {text!r} must be a whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number")
     level = int(text[:3])
-    word = "debug" if level >= DETAILED else "info" if level > 1 else "warning"
-    flags.values.setdefault("log-level", word)
+    return "debug" if level >= DETAILED else "info" if level > 1 else "warning"
 
 
-def _value(row: Setting, words: _Words, flag: str, text: str | None) -> str | list[str]:
-    if row.type.startswith("list"):
-        given = [text] if text is not None else list(iter(words.value, None))
-        return [item for item in given if item]
-    if text is not None:
-        return text
-    return words.switch() or "true" if row.type == "switch" else _needed(words, flag)
-
-
-def _skip(words: _Words, name: str, text: str | None) -> None:
-    if text is None:
-        words.value() if name in IGNORED_VALUES else words.switch()
-
-
-def _needed(words: _Words, flag: str) -> str:
-    text = words.value()
-    if text is None:
-        raise ConfigError(f"flag {flag} needs a value")
-    return text
-
-
-def suggestion(name: str, prefix: str = "") -> str:
-    """``; did you mean ...?`` when a setting's name is close to `name`, else nothing."""
-    close = get_close_matches(name, BY_NAME, n=1, cutoff=0.75)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
+def _complaint(error: argparse.ArgumentError) -> str:
+    flag = (error.argument_name or "").partition("/")[0]
+    if error.message == "expected one argument":
+        return f"flag {flag} needs a value"
+    if error.message.startswith("ignored explicit argument"):
+        return f"flag {flag} takes no value"
+    return f"flag {flag}: {error.message}"

@@ -1,165 +1,166 @@
-"""The types a setting can have: how each is read from a flag, a variable or YAML, and written as text."""
+"""The kinds of values: how each is written outside of the program, and what msgspec then makes of it."""
 
 import json
-import math
-import re
-import types
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+import sys
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, get_origin
 
-from config.durations import format_duration, parse_duration
+import msgspec
+from msgspec import Meta, Struct
 
-DURATION = "duration"
-Duration = Annotated[float, DURATION]
-"""Seconds inside the program, a Go style text outside of it."""
+from config.declaration import DURATION, JSON, OBJECTS
+from config.durations import RULE, format_duration, parse_duration
 
-JSON = "JSON"
-Json = Annotated[str | None, JSON]
-"""JSON text (None for nothing); in YAML it may be written as YAML."""
-
-OBJECTS = "list of objects"
-Objects = Annotated[tuple[str, ...], OBJECTS]
-"""Texts, of which some are JSON objects; in YAML those may be written as mappings."""
-
-TRUE = frozenset({"true", "yes", "on", "1"})
-FALSE = frozenset({"false", "no", "off", "0"})
-_WHOLE = re.compile(r"[+-]?\d{1,19}", re.ASCII)
+SWITCH_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+"""What a switch may be called besides true, false, 1 and 0, which msgspec knows."""
+MOST = sys.float_info.max
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """`read` takes a text or a YAML value and raises ValueError with the rule; `write` gives a text that
-    `read` understands."""
+def _same(raw: object) -> object:
+    return raw
+
+
+class Kind(Struct, frozen=True):
+    """A kind of values, and how it is called."""
 
     name: str
-    read: Callable[[Any], Any]
-    write: Callable[[Any], str] = str
+    wanted: str
+    """Completes the sentence "the value ..." for one that is of another kind."""
+    type: Any
+    """What msgspec converts to."""
+    prepare: Callable[[object], object] = _same
+    """Makes of a text, or of what YAML and JSON have, what msgspec understands; ValueError says why not."""
+
+    def read(self, raw: object) -> object:
+        """The value that `raw` stands for. ValueError says what it must be."""
+        return checked(self.prepare(raw), self.type, self.wanted, strict=False)
 
 
-def kind_of(annotation: Any) -> Kind:
-    """The kind of a field, from its type annotation (with extras)."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated and DURATION in arguments:
-        return Kind(DURATION, parse_duration, format_duration)
-    if origin is Annotated and JSON in arguments:
-        return _optional(Kind(JSON, _read_json))
-    if origin is Annotated and OBJECTS in arguments:
-        return Kind(OBJECTS, _read_objects, json.dumps)
+def checked(value: object, type: Any, rule: str, strict: bool = True) -> object:
+    """`value` as msgspec converts it to `type`; ValueError with `rule` when it does not."""
+    try:
+        return msgspec.convert(value, type, strict=strict)
+    except msgspec.ValidationError:
+        raise ValueError(rule) from None
+
+
+def limits(kind: Kind, metas: Iterable[Meta]) -> str:
+    """What msgspec checks beyond the kind, as the end of the sentence "the value ..."; empty for nothing."""
+    return "; ".join(filter(None, (_limit(kind, meta) for meta in metas)))
+
+
+def _limit(kind: Kind, meta: Meta) -> str:
+    low, high = meta.ge, meta.le
+    if meta.description or meta.gt is not None:
+        return meta.description or f"must be longer than {format_duration(meta.gt or 0)}"
+    if low is not None and high is not None:
+        return f"must be between {low} and {high}"
+    if low is None:
+        return "" if high is None else f"must be at most {high}"
+    is_whole = kind is _PLAIN[int]
+    return f"must be at least {low}" if low or is_whole else "must not be negative"
+
+
+def kind_of(annotation: object, extras: Iterable[object]) -> Kind:
+    """The kind of a plain type, of which `Annotated` says `extras`."""
+    markers = [extra for extra in extras if isinstance(extra, str)]
+    for kind in _MARKED:
+        if kind.name in markers:
+            return kind
+    origin = get_origin(annotation)
     if origin is Literal:
-        return _choice(arguments)
-    if origin in (Union, types.UnionType):
-        return _optional(kind_of(next(argument for argument in arguments if argument is not type(None))))
-    if origin is tuple:
-        return Kind("list", _read_list, _write_list)
-    return _PLAIN[annotation]
+        return _choice(annotation)
+    return _LIST if origin is tuple else _PLAIN[annotation]
 
 
-def _read_text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("must be text (quote it in YAML)")
-    return value
-
-
-def _read_whole(value: Any) -> int:
-    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
-        raise ValueError("must be a whole number (of at most 64 bits)")
-    return value
-
-
-def _read_number(value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError("must be a number")
-    return number
-
-
-def _read_switch(value: Any) -> bool:
+def written(value: object) -> str:
+    """The text that is read as `value`; durations are `format_duration`'s."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
-        return value
-    word = value.strip().lower() if isinstance(value, str) else None
-    if word in TRUE:
-        return True
-    if word in FALSE:
-        return False
-    raise ValueError("must be true or false")
+        return "true" if value else "false"
+    return _written_list(value) if isinstance(value, tuple) else str(value)
 
 
-def _read_list(value: Any) -> tuple[str, ...]:
-    """A list of texts, a JSON array, or items separated by commas."""
-    if isinstance(value, str):
-        value = _json_array(value) if value.lstrip().startswith("[") else _separated(value)
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ValueError("must be a list of texts (quote them in YAML)")
-    return tuple(value)
+def _stripped(raw: object) -> object:
+    return raw.strip() if isinstance(raw, str) else raw
 
 
-def _read_json(value: Any) -> str:
+def _number(raw: object) -> object:
     try:
-        return json.dumps(json.loads(value) if isinstance(value, str) else value, ensure_ascii=False)
+        return float(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        return raw
+
+
+def _switch(raw: object) -> object:
+    if not isinstance(raw, str):
+        return raw
+    word = raw.strip().lower()
+    return SWITCH_WORDS.get(word, word)
+
+
+def _list(raw: object) -> object:
+    """A list of texts, a JSON array, or items separated by commas."""
+    if not isinstance(raw, str):
+        return raw
+    return _json_array(raw) if raw.lstrip().startswith("[") else _separated(raw)
+
+
+def _objects(raw: object) -> object:
+    """A list of texts and objects, a JSON array of them, one JSON object, or items separated by commas."""
+    found = [raw] if isinstance(raw, str) and raw.lstrip().startswith("{") else _list(raw)
+    items = found if isinstance(found, list | tuple) else [found]
+    return [_json(item) if isinstance(item, dict) else item for item in items]
+
+
+def _json(raw: object) -> str:
+    try:
+        return json.dumps(json.loads(raw) if isinstance(raw, str) else raw, ensure_ascii=False)
     except (ValueError, TypeError, RecursionError):
         raise ValueError("must be JSON") from None
-
-
-def _read_objects(value: Any) -> tuple[str, ...]:
-    """A list of texts and objects, a JSON array of them, one JSON object, or items separated by commas."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = [value]
-    if isinstance(value, str):
-        value = _json_array(value) if value.lstrip().startswith("[") else _separated(value)
-    items = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(item, str | dict) for item in items):
-        raise ValueError("must be a list of texts and objects")
-    return tuple(item if isinstance(item, str) else _read_json(item) for item in items)
 
 
 def _separated(text: str) -> list[str]:
     return [item.strip() for item in text.split(",")] if text.strip() else []
 
 
-def _json_array(text: str) -> Any:
+def _json_array(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("must be a JSON array of texts, or items separated by commas") from None
 
 
-def _write_list(items: tuple[str, ...]) -> str:
+def _written_list(items: tuple[str, ...]) -> str:
     text = ",".join(items)
-    plain = not text.startswith("[") and _read_list(text) == items
-    return text if plain and items else json.dumps(items, ensure_ascii=False)
+    plain = items and not text.lstrip().startswith(("[", "{")) and tuple(_separated(text)) == items
+    return text if plain else json.dumps(items, ensure_ascii=False)
 
 
-def _choice(words: tuple[str, ...]) -> Kind:
-    named = [word or '"" (empty)' for word in words]
-    rule = f"must be {', '.join(named[:-1])} or {named[-1]}"
+def _choice(annotation: Any) -> Kind:
+    words: tuple[str, ...] = annotation.__args__
+    *others, last = (word or '"" (empty)' for word in words)
+    name = "one of " + ", ".join(word or '""' for word in words)
 
-    def read(value: Any) -> str:
-        word = value.strip().lower() if isinstance(value, str) else None
-        if word not in words:
-            raise ValueError(rule)
-        return word
+    def prepare(raw: object) -> object:
+        return raw.strip().lower() if isinstance(raw, str) else raw
 
-    return Kind("one of " + ", ".join(word or '""' for word in words), read)
+    return Kind(name, f"must be {', '.join(others)} or {last}", annotation, prepare)
 
 
-def _optional(kind: Kind) -> Kind:
-    """An empty text or a YAML null means "none"."""
-
-    def read(value: Any) -> Any:
-        return None if value is None or value == "" else kind.read(value)
-
-    return replace(kind, read=read, write=lambda value: "" if value is None else kind.write(value))
-
-
-_PLAIN: dict[Any, Kind] = {
-    str: Kind("text", _read_text),
-    int: Kind("whole number", _read_whole),
-    float: Kind("number", _read_number, repr),
-    bool: Kind("switch", _read_switch, lambda value: "true" if value else "false"),
+_WHOLE = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_FINITE = Annotated[float, Meta(ge=-MOST, le=MOST)]
+_LIST = Kind("list", "must be a list of texts (quote them in YAML)", tuple[str, ...], _list)
+_MARKED = (
+    Kind(DURATION, RULE, float, parse_duration),
+    Kind(JSON, "must be JSON", str, _json),
+    Kind(OBJECTS, "must be a list of texts and objects", tuple[str, ...], _objects),
+)
+SWITCH = Kind("switch", "must be true or false", bool, _switch)
+_PLAIN: dict[object, Kind] = {
+    str: Kind("text", "must be text (quote it in YAML)", str),
+    int: Kind("whole number", "must be a whole number (of at most 64 bits)", _WHOLE, _stripped),
+    float: Kind("number", "must be a number", _FINITE, _number),
+    bool: SWITCH,
 }

@@ -1,14 +1,10 @@
 """Settings that change while the server runs: all or none of a change, checked like those of the start."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
 
-from config.errors import ConfigError
-from config.flags import suggestion
-from config.settings import Settings
-from config.table import BY_NAME
-from config.validation import validate, wrong
+from config.declaration import ConfigError
+from config.settings import BY_NAME, Settings
+from config.validation import check, read, suggestion
 
 Subscriber = Callable[[Settings], None]
 SOURCE = "change"
@@ -29,7 +25,7 @@ class LiveSettings:
         self._subscribers.append(subscriber)
         subscriber(self.current)
 
-    def change(self, values: Mapping[str, Any]) -> Settings:
+    def change(self, values: Mapping[str, object]) -> Settings:
         """Set the named settings; the values are written as in YAML. Returns the settings of now.
 
         Raises ConfigError as `changed` does, and then changes nothing.
@@ -39,25 +35,19 @@ class LiveSettings:
             subscriber(self.current)
         return self.current
 
-    def changed(self, values: Mapping[str, Any]) -> Settings:
+    def changed(self, values: Mapping[str, object]) -> Settings:
         """What `change` would make of the settings.
 
         Raises ConfigError for a name that is no live setting and for a value that could not be a start's.
         """
-        rooms: dict[str, dict[str, Any]] = {}
+        found: dict[str, object] = {}
         for name, raw in values.items():
             row = BY_NAME.get(name)
             if row is None:
                 raise ConfigError(f"unknown setting {name!r}{suggestion(name)}")
             if not row.live:
                 raise ConfigError(f"setting {name}: cannot change while the server runs")
-            try:
-                rooms.setdefault(row.group, {})[row.attribute] = row.kind.read(raw)
-            except ValueError as error:
-                raise wrong(row, raw, SOURCE, str(error)) from None
-        changed = replace(
-            self.current,
-            **{group: replace(getattr(self.current, group), **found) for group, found in rooms.items()},
-        )
-        validate(changed, dict.fromkeys(values, SOURCE))
+            found[name] = read(row, raw, SOURCE)
+        changed = self.current.changed(found)
+        check(changed, dict.fromkeys(values, SOURCE))
         return changed

@@ -1,33 +1,32 @@
-"""All settings of the server, put together from their rooms (`config.sections`).
+"""All settings of the server, put together from their sections, and the table of what is known about each.
 
 Flag and YAML key are a field's name with dashes, the environment variable is ``SIM_`` and the name in
 capitals. Durations are seconds here.
 """
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+import json
+from collections.abc import Mapping
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from config.fields import rows
-from config.sections.access import AccessSettings
-from config.sections.api import ApiSettings
-from config.sections.dataset import DatasetSettings
-from config.sections.failures import FailureSettings
-from config.sections.kvcache import KVCacheSettings
+from msgspec import Meta, Struct
+from msgspec.structs import FieldInfo, asdict, fields, replace
+
+from config.declaration import DURATION, JSON, About, Rule, Section
+from config.durations import format_duration
+from config.kinds import Kind, checked, kind_of, limits, written
+from config.sections.api import ApiSettings, FailureSettings
+from config.sections.engine import KVCacheSettings, LatencySettings, SchedulingSettings
 from config.sections.kvindex import KVIndexSettings
-from config.sections.latency import LatencySettings
-from config.sections.log import LogSettings
-from config.sections.lora import LoraSettings
-from config.sections.metrics import MetricsSettings
-from config.sections.model import ModelSettings
-from config.sections.reply import ReplySettings
-from config.sections.scheduling import SchedulingSettings
-from config.sections.server import ServerSettings
-from config.sections.tls import TlsSettings
-from config.sections.tokenizer import TokenizerSettings
-from config.sections.tools import ToolSettings
-from config.sections.tracing import TracingSettings
+from config.sections.model import LoraSettings, ModelSettings, TokenizerSettings
+from config.sections.observability import LogSettings, MetricsSettings, TracingSettings
+from config.sections.reply import DatasetSettings, ReplySettings, ToolSettings
+from config.sections.server import AccessSettings, ServerSettings, TlsSettings
 
 __all__ = [
+    "BY_NAME",
+    "SECTIONS",
+    "TABLE",
     "AccessSettings",
     "ApiSettings",
     "DatasetSettings",
@@ -42,6 +41,7 @@ __all__ = [
     "ReplySettings",
     "SchedulingSettings",
     "ServerSettings",
+    "Setting",
     "Settings",
     "TlsSettings",
     "TokenizerSettings",
@@ -49,33 +49,138 @@ __all__ = [
     "TracingSettings",
 ]
 
+MASK = "***"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """All settings, one attribute per room."""
 
-    server: ServerSettings = field(default_factory=ServerSettings)
-    tls: TlsSettings = field(default_factory=TlsSettings)
-    access: AccessSettings = field(default_factory=AccessSettings)
-    model: ModelSettings = field(default_factory=ModelSettings)
-    lora: LoraSettings = field(default_factory=LoraSettings)
-    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
-    scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
-    reply: ReplySettings = field(default_factory=ReplySettings)
-    tools: ToolSettings = field(default_factory=ToolSettings)
-    dataset: DatasetSettings = field(default_factory=DatasetSettings)
-    kvcache: KVCacheSettings = field(default_factory=KVCacheSettings)
-    kvindex: KVIndexSettings = field(default_factory=KVIndexSettings)
-    latency: LatencySettings = field(default_factory=LatencySettings)
-    failures: FailureSettings = field(default_factory=FailureSettings)
-    api: ApiSettings = field(default_factory=ApiSettings)
-    metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    log: LogSettings = field(default_factory=LogSettings)
-    tracing: TracingSettings = field(default_factory=TracingSettings)
+class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """All settings, one attribute per section."""
 
-    def dump(self, masked: bool = True) -> dict[str, Any]:
+    server: ServerSettings = ServerSettings()
+    tls: TlsSettings = TlsSettings()
+    access: AccessSettings = AccessSettings()
+    model: ModelSettings = ModelSettings()
+    lora: LoraSettings = LoraSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    scheduling: SchedulingSettings = SchedulingSettings()
+    reply: ReplySettings = ReplySettings()
+    tools: ToolSettings = ToolSettings()
+    dataset: DatasetSettings = DatasetSettings()
+    kvcache: KVCacheSettings = KVCacheSettings()
+    kvindex: KVIndexSettings = KVIndexSettings()
+    latency: LatencySettings = LatencySettings()
+    failures: FailureSettings = FailureSettings()
+    api: ApiSettings = ApiSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
+
+    def dump(self, masked: bool = True) -> dict[str, object]:
         """Setting name to value for logs: durations as Go style text, lists as lists, secrets as ``***``."""
-        shown: dict[str, Any] = {}
-        for room in (getattr(self, group.name) for group in fields(self)):
-            shown |= {row.name: row.shown(getattr(room, row.attribute), masked) for row in rows(type(room))}
-        return shown
+        return {row.name: row.shown(row.value(self), masked) for row in TABLE}
+
+    def changed(self, values: Mapping[str, object]) -> "Settings":
+        """These settings with other values; setting name to value, as `Setting.read` gives it."""
+        sections: dict[str, dict[str, object]] = {}
+        for name, value in values.items():
+            row = BY_NAME[name]
+            sections.setdefault(row.group, {})[row.attribute] = value
+        changes = {group: replace(getattr(self, group), **found) for group, found in sections.items()}
+        return replace(self, **changes)
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """One row of the settings table."""
+
+    name: str
+    """Flag (without its dashes in front) and YAML key."""
+    attribute: str
+    """Field of its section."""
+    group: str
+    """Section: attribute of `Settings`."""
+    kind: Kind
+    type: Any
+    """What msgspec checks a value against."""
+    optional: bool
+    """None is a value, too, written as an empty text or a YAML null."""
+    default: object
+    env: tuple[str, ...]
+    """Environment variables, the strongest first."""
+    help: str
+    unit: str
+    live: bool
+    """May change while the server runs."""
+    secret: bool
+    path: bool
+    """May name a file or folder."""
+    limits: str
+    """What msgspec checks, as the end of the sentence "the value ..."; empty where any value will do."""
+    rules: tuple[Rule, ...]
+
+    def read(self, raw: object) -> object:
+        """The value of a text, or of what YAML or JSON have. ValueError says which rule it breaks."""
+        if self.optional and (raw is None or raw == ""):
+            return None
+        value = self.kind.read(raw)
+        return checked(value, self.type, self.limits) if self.limits else value
+
+    def write(self, value: Any) -> str:
+        """The text that `read` takes for `value`."""
+        return format_duration(value) if self.kind.name == DURATION else written(value)
+
+    def value(self, settings: Settings) -> Any:
+        """What `settings` say."""
+        return getattr(getattr(settings, self.group), self.attribute)
+
+    def shown(self, value: Any, masked: bool = True) -> object:
+        """`value` as it is logged: durations as text, lists as lists, secrets as ``***`` unless empty."""
+        if self.secret and masked and value:
+            return MASK
+        if self.kind.name == DURATION:
+            return self.write(value)
+        if self.kind.name == JSON:
+            return None if value is None else json.loads(value)
+        return list(value) if isinstance(value, tuple) else value
+
+
+def rows(group: str, section: type[Section]) -> tuple[Setting, ...]:
+    """The rows of a section, in the order of its fields."""
+    return tuple(_row(group, field) for field in fields(section))
+
+
+def _row(group: str, field: FieldInfo) -> Setting:
+    plain, extras, optional = _taken_apart(field.type)
+    about = next(extra for extra in extras if isinstance(extra, About))
+    kind = kind_of(plain, extras)
+    return Setting(
+        name=field.name.replace("_", "-"),
+        attribute=field.name,
+        group=group,
+        kind=kind,
+        type=field.type,
+        optional=optional,
+        default=field.default,
+        limits=limits(kind, [extra for extra in extras if isinstance(extra, Meta)]),
+        rules=tuple(extra for extra in extras if isinstance(extra, Rule)),
+        **asdict(about) | {"env": (f"SIM_{field.name.upper()}", *about.env)},
+    )
+
+
+def _taken_apart(annotation: Any) -> tuple[object, list[object], bool]:
+    """The plain type, all that `Annotated` adds to it, and whether it may be None."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        annotated, *extras = get_args(annotation)
+        plain, inner, optional = _taken_apart(annotated)
+        return plain, [*inner, *extras], optional
+    if origin in (Union, UnionType):
+        plain, extras, _ = _taken_apart(next(part for part in get_args(annotation) if part is not type(None)))
+        return plain, extras, True
+    return annotation, [], False
+
+
+SECTIONS: dict[str, type[Section]] = {field.name: field.type for field in fields(Settings)}
+"""Group name to its section, in the order of `Settings`."""
+
+TABLE: tuple[Setting, ...] = tuple(row for group, section in SECTIONS.items() for row in rows(group, section))
+
+BY_NAME: dict[str, Setting] = {row.name: row for row in TABLE}

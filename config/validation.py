@@ -1,13 +1,11 @@
-"""The rules of the table, tried in a fixed order; the first that does not hold stops the start."""
+"""The rules between settings, tried in a fixed order, and the line that tells which setting is wrong."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from config.errors import ConfigError
-from config.fields import MASK, Setting
-from config.settings import Settings
-from config.table import BY_NAME, TABLE
+from msgspec import Struct
+
+from config.declaration import ConfigError
+from config.settings import BY_NAME, MASK, TABLE, Setting, Settings
 
 FIRST = (
     "model",
@@ -31,11 +29,11 @@ ORDER: tuple[Setting, ...] = (
     *(BY_NAME[name] for name in FIRST),
     *(row for row in TABLE if row.name not in FIRST),
 )
+"""In which settings are read and their rules are tried: the first that does not hold stops the start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """A rule between several settings; it is told of the setting `name`."""
+class Agreement(Struct, frozen=True):
+    """A rule between several sections; it is told of the setting `name`."""
 
     name: str
     text: str
@@ -86,30 +84,42 @@ AGREEMENTS = (
 )
 
 
-def validate(settings: Settings, sources: Mapping[str, str]) -> None:
-    """Raise ConfigError for the first setting that breaks a rule; `sources` says where a value came from."""
+def read(row: Setting, raw: object, source: str) -> object:
+    """The value that `raw`, from `source`, stands for. Raises ConfigError when it breaks a rule."""
+    try:
+        return row.read(raw)
+    except ValueError as error:
+        raise _wrong(row, raw, source, str(error)) from None
+
+
+def check(settings: Settings, sources: Mapping[str, str]) -> None:
+    """Raise ConfigError for the first value that does not fit to others; `sources` says where it is from."""
     for row in ORDER:
-        room = getattr(settings, row.group)
-        value = getattr(room, row.attribute)
-        if value is None:
-            continue
-        for rule in row.rules:
-            if not rule.holds(value, room):
-                source = sources.get(row.name, "default")
-                raise wrong(row, row.kind.write(value), source, rule.broken_by(value))
+        value = row.value(settings)
+        flaws = (rule.flaw(value, getattr(settings, row.group)) for rule in row.rules if value is not None)
+        if flaw := next(filter(None, flaws), ""):
+            raise _wrong(row, row.write(value), sources.get(row.name, "default"), flaw)
     for agreement in AGREEMENTS:
         if not agreement.holds(settings):
             row = BY_NAME[agreement.name]
-            value = getattr(getattr(settings, row.group), row.attribute)
-            raise wrong(row, row.kind.write(value), sources.get(row.name, "default"), agreement.text)
+            text = row.write(row.value(settings))
+            raise _wrong(row, text, sources.get(row.name, "default"), agreement.text)
 
 
-def wrong(row: Setting, value: Any, source: str, rule: str) -> ConfigError:
+def suggestion(name: str, prefix: str = "") -> str:
+    """``; did you mean ...?`` when a setting's name is close to `name`, else nothing."""
+    from difflib import get_close_matches  # only needed for what is wrong
+
+    close = get_close_matches(name, BY_NAME, n=1, cutoff=0.75)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+def _wrong(row: Setting, value: object, source: str, rule: str) -> ConfigError:
     """The one line that tells a user which value is wrong, where it stands and why."""
     shown = MASK if row.secret else _short(value)
     return ConfigError(f"setting {row.name}: {shown} ({source}) {rule}")
 
 
-def _short(value: Any, longest: int = 80) -> str:
+def _short(value: object, longest: int = 80) -> str:
     text = repr(value)
     return text if len(text) <= longest else text[:longest] + "…"

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from config.errors import ConfigError
-from config.flags import IGNORED, suggestion
-from config.table import BY_NAME
+from config.declaration import ConfigError
+from config.settings import BY_NAME
+from config.sources import IGNORED
+from config.validation import suggestion
 
 
-def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, Any]:
+def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
     """Setting name to YAML value. Keys may be written with underscores.
 
     Raises ConfigError when the file cannot be read or parsed, is not a flat mapping, has a key that is no
@@ -20,7 +20,7 @@ def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, Any]:
     document = _parsed(path)
     if not isinstance(document, dict):
         raise ConfigError(f"YAML file {path}: must be a mapping of setting names to values")
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, value in document.items():
         name = str(key).replace("_", "-")
         if name in IGNORED:
@@ -37,7 +37,7 @@ def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, Any]:
 class _Loader(yaml.SafeLoader):
     """A safe loader for which a repeated key is an error."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         keys = [key.value for key, _ in node.value]
         repeated = next((key for key in keys if keys.count(key) > 1), None)
         if repeated is not None:
@@ -45,10 +45,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _parsed(path: str) -> Any:
+def _parsed(path: str) -> object:
     try:
         text = Path(path).read_text("utf-8")
-        document = yaml.load(text, _Loader)
+        document: object = yaml.load(text, _Loader)
     except OSError as error:
         raise ConfigError(f"YAML file {path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 ROOT = Path(__file__).resolve().parent.parent
-SENTENCES = ROOT / "app" / "simulation" / "sentences"
+SENTENCES = ROOT / "app" / "simulated" / "sentences"
 DATA = ROOT / "app" / "tokenization" / "data"
 
 VOCABULARY_SIZE = 6144

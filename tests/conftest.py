@@ -1,12 +1,18 @@
-"""What tests of several rooms share."""
+"""What tests of several rooms share, and which of them are left out when (README.md)."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from tests.needs import NEEDS, skipped_line
+from tests.processes import refuse_process, starts_process
 from tests.running_server import RunningServer, running_server
+
+LEFT_OUT = ("server", "slow", *(need.marker for need in NEEDS))
+"""The markers of tests that do not run under --fast."""
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +20,41 @@ def server() -> Iterator[RunningServer]:
     """A server with its defaults: the embedded tokenizer, no latency. Shared, so leave it as it was."""
     with running_server() as running:
         yield running
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast", action="store_true", help="only tests that start no process, need nothing and take no time"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "server: starts a process, most often a server; found by itself")
+    config.addinivalue_line("markers", "slow: takes seconds, though it starts no process")
+    for need in NEEDS:
+        config.addinivalue_line("markers", f"{need.marker}: needs {need.reason}")
+    if config.getoption("fast"):
+        sys.addaudithook(refuse_process)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and starts_process(item):
+            item.add_marker("server")
+        for need in NEEDS:
+            if not need.is_here and item.get_closest_marker(need.marker):
+                item.add_marker(pytest.mark.skip(reason=need.reason))
+    if config.getoption("fast"):
+        left_out = [item for item in items if any(map(item.get_closest_marker, LEFT_OUT))]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Close with one line about what was skipped, and how to have it."""
+    yield
+    skipped = [report.keywords for report in terminalreporter.stats.get("skipped", ())]
+    if line := skipped_line(skipped):
+        terminalreporter.write_line(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -12,13 +13,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SEED = "7"
 """Of servers that are not told another: what they say is the same each time."""
+SERVER_PORTS = range(16_000, 32_000)
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 20.0
 
@@ -73,17 +75,16 @@ def running_gunicorn(
 
 
 def free_port(ports: int = 1) -> int:
-    """The first of so many neighbouring TCP ports that nobody listens on now."""
+    """The first of so many neighbouring TCP ports that nobody listens on now.
+
+    It lies below the ports that the kernel gives to clients (32768 and above on Linux): one of those may be
+    taken by a connection of these very tests before the server is there.
+    """
     while True:
-        with ExitStack() as probes:
-            first: int = 0
-            try:
-                for k in range(ports):
-                    probe = probes.enter_context(socket.socket())
-                    probe.bind(("127.0.0.1", first and first + k))
-                    first = first or probe.getsockname()[1]
-            except (OSError, OverflowError):
-                continue
+        first = secrets.choice(SERVER_PORTS)
+        with ExitStack() as probes, suppress(OSError):
+            for port in range(first, first + ports):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return first
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -14,7 +14,9 @@ from msgspec.structs import replace
 from app.api.chat.media import Features, placeholders
 from app.api.chat.tools import calls_of, constraint_of
 from app.api.response_meta import ResponseMeta
-from app.engine.request import Generation
+from app.engine.observer import Observer
+from app.engine.request import EngineRequest
+from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.lora.registry import LoRARegistry
 from app.protocol.chat import ChatCompletionRequest
@@ -41,7 +43,7 @@ class Prompt(Struct, frozen=True):
     """Images and the like."""
 
 
-class Asked(Struct, frozen=True):
+class Wanted(Struct, frozen=True, kw_only=True):
     """What a request means besides its body. It has `together` choices, and came at `arrival_s`."""
 
     head: ResponseMeta
@@ -50,19 +52,19 @@ class Asked(Struct, frozen=True):
     priority: int = 0
     image: bool = False
     delays: tuple[tuple[int, float], ...] = ()
+    observers: Sequence[Observer] = ()
     missed: bool = False
     """Whether the cache is to be said to have too little of the prompt."""
 
 
-def truth(environ: Mapping[str, Any], key: str) -> bool | None:
-    """What the header under `key` of the environ says; None without it. ApiError 400 for another word."""
-    told = environ.get(key)
-    if told is None:
+def truth(context: RequestContext, header: str) -> bool | None:
+    """What a header says; None without it. ApiError 400 for another word."""
+    text = context.headers.get(header)
+    if text is None:
         return None
-    if told.lower() not in TRUTHS:
-        header = key.removeprefix("HTTP_").replace("_", "-").title()
-        raise bad_request(f"{header} must be true or false, got {told[:40]!r}")
-    return TRUTHS[told.lower()]
+    if text.lower() not in TRUTHS:
+        raise bad_request(f"{header.title()} must be true or false, got {text[:40]!r}")
+    return TRUTHS[text.lower()]
 
 
 @dataclass(slots=True)
@@ -74,22 +76,22 @@ class RequestBuilder:
     schemas: Schemas
     rng: Random
 
-    def change(self, settings: Settings) -> None:
+    def on_settings(self, settings: Settings) -> None:
         """Live settings have changed."""
         self.settings = settings
 
-    def wants_image(self, told: bool | None) -> bool:
+    def wants_image(self, asked: bool | None) -> bool:
         """What the request says of an image, else a draw."""
-        return self.rng.random() * 100 < self.settings.model.image_emission_rate if told is None else told
+        return self.rng.random() * 100 < self.settings.model.image_emission_rate if asked is None else asked
 
     def choices(
-        self, request: GenerateRequest, asked: Asked, prompt: Prompt, number: int, most_tokens: int
-    ) -> list[Generation]:
+        self, request: GenerateRequest, wanted: Wanted, prompt: Prompt, number: int, most_tokens: int
+    ) -> list[EngineRequest]:
         """All n choices of prompt `number`: they differ in their place and, if there is one, their seed.
 
         ApiError 400 when tools or the wanted form make no sense.
         """
-        first = self._first(request, asked, prompt, number, most_tokens)
+        first = self._first(request, wanted, prompt, number, most_tokens)
         others = (
             replace(first, index=first.index + k, seed=None if first.seed is None else first.seed + k)
             for k in range(1, first.n)
@@ -97,12 +99,12 @@ class RequestBuilder:
         return [first, *others]
 
     def _first(
-        self, request: GenerateRequest, asked: Asked, prompt: Prompt, number: int, most_tokens: int
-    ) -> Generation:
+        self, request: GenerateRequest, wanted: Wanted, prompt: Prompt, number: int, most_tokens: int
+    ) -> EngineRequest:
         n, stop = request.n or 1, request.stop or ()
-        model = asked.head.model
-        return Generation(
-            request_id=asked.head.id,
+        model = wanted.head.model
+        return EngineRequest(
+            request_id=wanted.head.id,
             index=number * n,
             model=model,
             prompt_ids=prompt.ids,
@@ -110,7 +112,7 @@ class RequestBuilder:
             turns=prompt.turns,
             max_tokens=most_tokens,
             limited=rules.requested_max_tokens(request)[0] is not None,
-            arrival_s=asked.arrival_s,
+            arrival_s=wanted.arrival_s,
             min_tokens=request.min_tokens,
             ignore_eos=request.ignore_eos,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -122,14 +124,15 @@ class RequestBuilder:
             prompt_logprobs=model_limits.wanted_prompt_logprobs(request),
             constraint=constraint_of(request, self.schemas),
             adapter=model if model in self.adapters else None,
-            priority=asked.priority,
+            priority=wanted.priority,
             cache_salt=request.cache_salt,
             media=placeholders(prompt.features),
-            least_hit_rate=inf if asked.missed else self._least_hit_rate(request),
-            image=asked.image,
-            delays=asked.delays,
+            least_hit_rate=inf if wanted.missed else self._least_hit_rate(request),
+            image=wanted.image,
+            delays=wanted.delays,
             n=n,
-            together=asked.together,
+            together=wanted.together,
+            observers=wanted.observers,
             **self._of_chat(request),
             **_transfer(request.kv_transfer_params),
         )
@@ -140,7 +143,7 @@ class RequestBuilder:
             return {}
         calls = calls_of(request, self.settings.tools, self.schemas)
         thoughts = {"reasoning": self.thinks(request), "thinking_budget": request.thinking_token_budget}
-        return {"calls": calls, **thoughts}
+        return {"tool_calls": calls, **thoughts}
 
     def _least_hit_rate(self, request: GenerateRequest) -> float:
         """The request's own threshold if it has one, else the server's (simulator.md 13.7)."""

@@ -9,17 +9,15 @@ of a stream comes in the stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from app.http.context import RequestContext
 from app.http.errors import bad_request
 
-HEADER = "HTTP_X_DATA_PARALLEL_RANK"
+HEADER = "x-data-parallel-rank"
 
 
-def check_rank(environ: Mapping[str, Any], rank: int) -> None:
+def check_rank(context: RequestContext, rank: int) -> None:
     """ApiError 400 for a request that is pinned to another rank than `rank`, which this process plays."""
-    text = environ.get(HEADER)
+    text = context.headers.get(HEADER)
     if text is None:
         return
     try:

@@ -1,27 +1,86 @@
-"""Errors as clients of vLLM know them, written in one place."""
+"""Errors as clients of vLLM know them: the one place where what went wrong becomes status and body."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 
-from flask import Flask, request
-from flask.globals import request_ctx
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
-
-from app.http.errors import ApiError, internal
-from app.http.response import Reply, json_reply
+from app.engine import errors as engine
+from app.engine.errors import EngineError
+from app.http.context import RequestContext
+from app.http.errors import (
+    ApiError,
+    bad_request,
+    internal,
+    not_found,
+    retryable,
+    too_many,
+    unavailable,
+)
+from app.http.response import Response, json_response
+from app.lora.registry import AdapterError, AdapterNotFound
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
 
+ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingProxyType(
+    {
+        engine.Draining: unavailable,
+        engine.TooManyRequests: unavailable,
+        engine.QueueFull: too_many,
+        engine.KVCacheFull: retryable,
+        engine.PromptExceedsCache: bad_request,
+        engine.SchemaUnsatisfiable: bad_request,
+        engine.InvalidSleepLevel: partial(bad_request, param="level"),
+        engine.UnknownWakeTags: partial(bad_request, param="tags"),
+    }
+)
+"""What each error of the engine is for a client."""
 
-def init_errors(app: Flask) -> None:
-    """Have every error of `app` leave in vLLM's form."""
-    app.register_error_handler(ApiError, _api_error)
-    app.register_error_handler(TokenizerInputError, _input_error)
-    app.register_error_handler(TokenizerServiceError, _service_error)
-    app.register_error_handler(HTTPException, _http_error)
-    app.register_error_handler(Exception, _unexpected)
+
+def as_api_error(error: Exception) -> ApiError:
+    """`error` as the client is to see it. What nobody expected is logged, and not told."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineError) and (known := ENGINE_ERRORS.get(type(error))) is not None:
+        return known(str(error))
+    if isinstance(error, AdapterNotFound):
+        return not_found(str(error))
+    if isinstance(error, AdapterError):
+        return ApiError(400, "InvalidUserInput", str(error))
+    if isinstance(error, TokenizerInputError):
+        return bad_request(str(error))
+    if isinstance(error, TokenizerServiceError):
+        log.error("the tokenizer service failed: %s", error)
+        return internal(str(error))
+    log.error("a request failed unexpectedly", exc_info=error)
+    return internal("The server failed to handle the request.")
+
+
+def as_stream_error(error: Exception) -> ApiError:
+    """`error`, which ended a generation that had begun, as the client is to see it."""
+    if isinstance(error, ApiError | EngineError):
+        return as_api_error(error)
+    return internal("The generation failed.")
+
+
+def error_response(error: Exception) -> Response:
+    """The answer to a request that raised `error`."""
+    known = as_api_error(error)
+    forget_frames(error)
+    return json_response(known.body(), known.status, known.headers)
+
+
+def respond_to_error(error: Exception, context: RequestContext) -> Response:
+    """As `error_response`, in the form of the route's family."""
+    route = context.route
+    on_error = error_response if route is None or route.on_error is None else route.on_error
+    response = on_error(error)
+    if context.method == "HEAD":
+        response.without_body()
+    return response
 
 
 def forget_frames(error: BaseException | None) -> None:
@@ -33,52 +92,3 @@ def forget_frames(error: BaseException | None) -> None:
     while error is not None:
         error.__traceback__ = None
         error = error.__context__
-
-
-def _api_error(error: ApiError) -> Reply:
-    forget_frames(error)
-    return json_reply(error.body(), error.status, error.headers)
-
-
-def _input_error(error: TokenizerInputError) -> Reply:
-    return _api_error(ApiError(400, "BadRequestError", str(error)))
-
-
-def _service_error(error: TokenizerServiceError) -> Reply:
-    log.error("the tokenizer service failed: %s", error)
-    return _api_error(internal(str(error)))
-
-
-def _http_error(error: HTTPException) -> Reply:
-    """What routing refuses keeps the web framework's own body (vllm-api.md section 4)."""
-    forget_frames(error)
-    if isinstance(error, NotFound) and (moved := _without_slash()):
-        return Reply(b"", 307, {"Location": moved})
-    reply = json_reply({"detail": error.name}, error.code or 500)
-    if isinstance(error, MethodNotAllowed) and error.valid_methods:
-        reply.headers["Allow"] = ", ".join(sorted(error.valid_methods))
-    if request.method == "HEAD":
-        reply.response = ()  # all but the body, whose length is still told
-    return reply
-
-
-def _without_slash() -> str | None:
-    """Where a path with a slash too many should have gone; None when there is no such route."""
-    path = request.path.rstrip("/")
-    adapter = request_ctx.url_adapter
-    if not path or path == request.path or adapter is None:
-        return None
-    try:
-        adapter.match(path, method=request.method)
-    except MethodNotAllowed:
-        pass
-    except HTTPException:
-        return None
-    query = request.query_string.decode("latin-1")
-    return request.host_url.rstrip("/") + path + (f"?{query}" if query else "")
-
-
-def _unexpected(error: Exception) -> Reply:
-    log.exception("a request failed unexpectedly")
-    forget_frames(error)
-    return _api_error(internal("The server failed to handle the request."))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from random import Random
-from typing import Any
 from zlib import crc32
 
 from app.api.response_meta import ResponseMeta
+from app.http.context import RequestContext
 from config.settings import ModelSettings, ServerSettings
 
 
@@ -28,9 +28,9 @@ class Identity:
         made_of = f"{model.model} {model.max_model_len}".encode()
         self._fingerprint = f"vllm-{model.vllm_version}-{crc32(made_of):08x}"
 
-    def head(self, prefix: str, environ: Mapping[str, Any], own_id: str, model: str) -> ResponseMeta:
+    def head(self, prefix: str, context: RequestContext, own_id: str, model: str) -> ResponseMeta:
         """The head of an answer: the id is the header's, the body's (`own_id`), if any, or a fresh one."""
-        request_id = environ.get("HTTP_X_REQUEST_ID")
+        request_id = context.headers.get("x-request-id")
         if request_id is None:
             request_id = own_id or self.fresh_id()
         return ResponseMeta(f"{prefix}-{request_id}", self.now_s(), model, self._fingerprint)
@@ -42,10 +42,6 @@ class Identity:
     def fresh_id(self) -> str:
         """16 random hex digits, for the id of an answer."""
         return f"{self._rng.getrandbits(64):016x}"
-
-    def fresh_request_id(self) -> str:
-        """32 random hex digits, for a request without an X-Request-Id."""
-        return f"{self._rng.getrandbits(128):032x}"
 
 
 def pod_headers(server: ServerSettings) -> dict[str, str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flask import Blueprint
-
 from app.api.identity import Identity
+from app.http.context import RequestContext
 from app.http.errors import not_found
-from app.http.response import Reply, json_reply
+from app.http.response import Response, json_response
+from app.http.route import Route, get
 from app.lora.registry import LoRARegistry
 
 
@@ -39,15 +39,15 @@ class ServedModels:
             yield adapter.name, adapter.path, self.names[0], None
 
 
-def blueprint(models: ServedModels, identity: Identity) -> Blueprint:
-    routes = Blueprint("models", __name__)
+def routes(models: ServedModels, identity: Identity) -> list[Route]:
 
-    @routes.get("/v1/models")
-    def list_models() -> Reply:
+    def list_models(context: RequestContext) -> Response:
         """Every served name and every adapter as a model card."""
-        return json_reply({"object": "list", "data": [_card(identity, *row) for row in models.rows()]})
+        return json_response({"object": "list", "data": [_card(identity, *row) for row in models.rows()]})
 
-    return routes
+    return [
+        get("/v1/models", list_models),
+    ]
 
 
 def _card(

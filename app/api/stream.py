@@ -1,223 +1,202 @@
-"""A streamed answer on its way through WSGI.
+"""A streamed answer: outputs of the engine in, server-sent events out, each at its due moment.
 
-The server iterates the stream in the request's greenlet. Its first item is empty and makes the
-server send status line and headers. Then the greenlet parks, and each due chunk goes from the pacer
-by the outbox to the socket: no greenlet wakes for a token. Where the socket cannot be taken over (TLS,
-HTTP/1.0, another server) the greenlet wakes and yields each chunk instead. What is written, and
-when, is the same in both ways.
-
-A client that does not read fills its socket buffer. Its stream then leaves the direct way: events
-wait, unrendered, and its own greenlet writes them in slices until it has caught up. Nobody else waits,
-and no more than one slice of bytes is held.
+It is written in one of two ways. *Attached* to a `StreamTransport`, each due chunk goes from the timer wheel
+to the socket, and no greenlet wakes for it. *Iterated*, where the socket cannot be taken over (TLS, HTTP/1.0,
+another server), the request's greenlet wakes and yields each chunk. What is written, and when, is the same in
+both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gevent.event import Event as Bell
 
 from app.api.writer import ResponseWriter
-from app.engine.client import SequenceGroup
-from app.engine.outputs import Event, Failed, Tokens
+from app.engine.client import Handle
+from app.engine.outputs import EngineOutput, Failed, Tokens
 from app.http.connection import Connection
-from app.http.write_batcher import WriteBatcher
+from app.http.response import StreamingBody
+from app.http.stream import StreamTransport
 
-LAST_CHUNK = b"0\r\n\r\n"
 SLICE_TOKENS = 256
-"""About as many tokens are rendered at once for a client that lags behind."""
+"""About as many entries (tokens, each with its alternatives) are rendered at once for a client that lags
+behind.
+"""
 
 
-def _nowhere(data: bytes) -> int:
-    return 0
+TakeOver = Callable[[Connection, Callable[[], None]], StreamTransport]
+"""Makes what writes a stream to a connection, and calls back at the end."""
 
 
-class EventStream:
-    """Writes the events of `choices` sequences with `answer`.
+class EventStream(StreamingBody):
+    """Writes the outputs of `choices` sequences with `writer`.
 
-    `direct` allows writing past the server, in HTTP/1.1 chunks. Iterate once; `close` always.
+    `transport` makes what takes the stream over when it is iterated, calling its argument at the end; None
+    where the server has to write each chunk itself. Iterate or attach once; `close` always.
     """
 
     __slots__ = (
-        "_answer",
         "_bell",
         "_choices",
         "_connection",
-        "_direct",
-        "_ends",
-        "_gone",
-        "_outbox",
         "_pending",
-        "_send_now",
-        "_takes_over",
+        "_slice_tokens",
+        "_take_over",
+        "_transport",
         "_unfinished",
-        "_unsent",
-        "_write_timeout_s",
-        "bytes_sent",
-        "group",
+        "_writer",
+        "handle",
     )
 
     def __init__(
         self,
-        answer: ResponseWriter,
+        writer: ResponseWriter,
         choices: int,
-        connection: Connection | None,
-        direct: bool,
-        outbox: WriteBatcher,
-        write_timeout_s: float,
+        connection: Connection | None = None,
+        take_over: TakeOver | None = None,
+        entries_per_token: int = 1,
     ) -> None:
-        self._answer = answer
+        self.bytes_sent = 0
+        self.gone = False
+        self._writer = writer
         self._choices = self._unfinished = choices
         self._connection = connection
-        self._outbox = outbox
-        self._takes_over = direct and connection is not None
-        self._ends = connection is not None and connection.ended is not None
-        self._send_now = connection.send_now if connection is not None else _nowhere
-        self._write_timeout_s = write_timeout_s
-        self._direct = False
-        self._gone = False
-        self._pending: list[Event] = []
-        self._unsent = b""
-        self._bell = Bell()
-        self.group: SequenceGroup | None = None
-        self.bytes_sent = 0
+        self._take_over = take_over
+        self._slice_tokens = max(1, SLICE_TOKENS // entries_per_token)
+        self._transport: StreamTransport | None = None
+        self._pending: list[EngineOutput] = []
+        self._bell: Bell | None = None
+        self.handle: Handle | None = None
 
-    @property
-    def gone(self) -> bool:
-        """The client left before the end."""
-        return self._gone
-
-    def emit(self, event: Event) -> None:
-        """Take an event of the service: to the socket now, or to the list of those to write."""
+    def emit(self, output: EngineOutput) -> None:
+        """Take an output of the engine: to the socket now, or to the list of those to write."""
         if not self._unfinished:  # one choice failed: nothing more is told of the others
             return
         before = self._unfinished
-        if type(event) is Tokens:
-            if event.finish is not None:
+        if type(output) is Tokens:
+            if output.finish is not None:
                 self._unfinished -= 1
-        elif type(event) is Failed:
+        elif type(output) is Failed:
             self._unfinished = 0
-        if not self._direct:
-            self._pending.append(event)
-            self._bell.set()
+        transport = self._transport
+        if transport is None or transport.lags:
+            self._pending.append(output)
+            if transport is None and self._bell is not None:
+                self._bell.set()
             return
         try:
-            data = self._answer.chunk(event)
+            data = self._writer.chunk(output)
             if not self._unfinished:
-                data += self._answer.closing()
+                data += self._writer.closing()
         except Exception:  # it could not be rendered: the end is still to come, as a failure
             self._unfinished = before
             raise
         if data:
-            # What comes before the outbox is emptied leaves in the same write.
-            if not self._unsent:
-                self._outbox.put(self._send)
-            self._unsent += self._framed(data)
+            self.bytes_sent += len(data)
+            transport.write(data, not self._unfinished)
+
+    def complete(self) -> bytes | None:
+        """All events and the end, if the generation is over already and makes no more than one slice."""
+        if self._unfinished or sum(map(_weight, self._pending)) > self._slice_tokens:
+            return None
+        data = self._slice()
+        self.bytes_sent += len(data)
+        return data
+
+    def attach(self, transport: StreamTransport) -> None:
+        """Have `transport` write the stream: what has come already now, the rest as it comes."""
+        self._transport = transport
+        transport.start(self)
+        if self._pending or not self._unfinished:
+            data, more, last = self.next_slice()
+            transport.write(data, last)
+            if more:
+                transport.lag()
+
+    def next_slice(self) -> tuple[bytes, bool, bool]:
+        """The next outputs that wait, rendered; whether more wait; whether that is the end of the stream."""
+        data = self._slice()
+        self.bytes_sent += len(data)
+        more = bool(self._pending)
+        return data, more, not more and not self._unfinished
 
     def __iter__(self) -> Iterator[bytes]:
-        if not self._choices:
-            yield self._answer.closing()
+        connection = self._connection
         if self._unfinished:
-            yield b""
-            if self._connection is not None:
-                self._connection.watch(self.leave)
-        if self._takes_over and self._unfinished:
-            self._write_direct()
+            yield b""  # status line and headers leave now
+            if connection is not None:
+                connection.watch(self.leave)
+        if connection is not None and self._take_over is not None and self._unfinished:
+            self._bell = bell = Bell()
+            self.attach(self._take_over(connection, bell.set))
+            self._wait_for_transport(bell)
         else:
             yield from self._written()
 
-    def close(self) -> None:
-        """The server is done with us. What is unfinished now is finished for nobody."""
-        self._direct = False
-        if self._connection is not None:
-            self._connection.unwatch()
-        if self.group is not None:
-            self.group.abort()
+    def _wait_for_transport(self, bell: Bell) -> None:
+        """Greenlet: sleep until all has been written, or the client has gone."""
+        transport = self._transport
+        while transport is not None and transport.is_open:
+            bell.wait()
+            bell.clear()
+        if not self.gone and self._connection is not None and self._connection.ended is not None:
+            self._connection.ended()
+
+    def _written(self) -> Iterator[bytes]:
+        """Greenlet: wait for outputs and give them to the server, until the end."""
+        self._bell = bell = Bell()
+        while not self.gone:
+            bell.clear()
+            if self._pending or not self._unfinished:
+                data, _, last = self.next_slice()
+                yield data
+                if last:
+                    return
+            else:
+                bell.wait()
+
+    def _slice(self) -> bytes:
+        """As many of the next outputs as make a slice; with the last one of all, the end of the stream."""
+        room, chunks = self._slice_tokens, []
+        taken = 0
+        for output in self._pending:
+            if room <= 0:
+                break
+            if type(output) is Tokens and len(output.ids) > room:
+                first, rest = output.split(room)
+                self._pending[taken] = rest
+                chunks.append(self._writer.chunk(first))
+                room = 0
+                break
+            chunks.append(self._writer.chunk(output))
+            room -= _weight(output)
+            taken += 1
+        del self._pending[:taken]
+        if not self._pending and not self._unfinished:
+            chunks.append(self._writer.closing())
+        return b"".join(chunks)
 
     def leave(self) -> None:
         """The client is gone: end its sequences and wake the greenlet."""
-        self._gone = True
-        self._direct = False
-        if self.group is not None:
-            self.group.abort()
-        self._bell.set()
-
-    def _send(self) -> None:
-        """Hub: to the socket, as much as it takes; the greenlet sees to the rest."""
-        if not self._direct:
-            return
-        data = self._unsent
-        try:
-            sent = self._send_now(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self.leave()
-            return
-        self.bytes_sent += sent
-        if sent < len(data):
-            self._unsent = data[sent:]
-            self._direct = False
-            self._bell.set()
-            return
-        self._unsent = b""
-        if not self._unfinished:
-            if self._connection is not None:
-                self._connection.unwatch()
+        self.gone = True
+        if self.handle is not None:
+            self.handle.abort()
+        if self._transport is not None:
+            self._transport.close()
+        if self._bell is not None:
             self._bell.set()
 
-    def _framed(self, data: bytes) -> bytes:
-        """One chunk of HTTP/1.1 chunked coding (RFC 9112 section 7.1); after all, the end of the body."""
-        chunk = b"%x\r\n%b\r\n" % (len(data), data)
-        return chunk + LAST_CHUNK if self._ends and not self._unfinished and not self._pending else chunk
+    def close(self) -> None:
+        """The server is done with it. What is unfinished now is finished for nobody."""
+        if self._transport is not None:
+            self._transport.close()
+        if self._connection is not None:
+            self._connection.unwatch()
+        if self.handle is not None:
+            self.handle.abort()
 
-    def _write_direct(self) -> None:
-        """Greenlet: catch up, hand over to the pacer, sleep until the end or until the client lags."""
-        connection = self._connection
-        assert connection is not None
-        while not self._gone:
-            self._bell.clear()
-            data, self._unsent = self._unsent, b""
-            if not data and self._pending and (rendered := self._slice()):
-                data = self._framed(rendered)
-            if data:
-                try:
-                    self.bytes_sent += len(data)
-                    connection.send_all(data, self._write_timeout_s)
-                except OSError:
-                    connection.shut()
-                    self.leave()
-            elif self._pending:
-                continue
-            elif self._unfinished:
-                self._direct = True
-                self._bell.wait()
-                self._direct = False
-            else:
-                if connection.ended is not None:
-                    connection.ended()
-                return
 
-    def _written(self) -> Iterator[bytes]:
-        """Greenlet: wait for events and give them to the server, until the end."""
-        while not self._gone:
-            self._bell.clear()
-            if self._pending:
-                yield self._slice()
-            elif self._unfinished:
-                self._bell.wait()
-            else:
-                return
-
-    def _slice(self) -> bytes:
-        """The next events that wait, rendered; with the last one of all, the end of the stream."""
-        taken = tokens = 0
-        while taken < len(self._pending) and tokens < SLICE_TOKENS:
-            event = self._pending[taken]
-            tokens += len(event.ids) if type(event) is Tokens else 0
-            taken += 1
-        events, self._pending = self._pending[:taken], self._pending[taken:]
-        chunks = [self._answer.chunk(event) for event in events]
-        if not self._pending and not self._unfinished:
-            chunks.append(self._answer.closing())
-        return b"".join(chunks)
+def _weight(output: EngineOutput) -> int:
+    """What rendering an output costs, in tokens."""
+    return len(output.ids) if type(output) is Tokens else 1

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, request
-
 from app.api.chat.prompt import chat_options
 from app.api.models import ServedModels
 from app.http.body import BodyLimits
-from app.http.response import Reply, json_reply
+from app.http.context import RequestContext
+from app.http.response import Response, json_response
+from app.http.route import Route, post
 from app.protocol.decoding import decode, decode_first
 from app.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
 from app.tokenization import Tokenizer
 
 
-def blueprint(body: BodyLimits, models: ServedModels, tokenizer: Tokenizer) -> Blueprint:
-    routes = Blueprint("tokens", __name__)
+def routes(body: BodyLimits, models: ServedModels, tokenizer: Tokenizer) -> list[Route]:
 
-    @routes.post("/tokenize")
-    def tokenize() -> Reply:
+    def tokenize(context: RequestContext) -> Response:
         """The token ids of a text or of a conversation."""
-        asked = decode_first(body.read(request.environ), request.content_type, TOKENIZE_REQUESTS)
+        asked = decode_first(body.read(context), context.content_type, TOKENIZE_REQUESTS)
         models.resolve(asked.model)
         if isinstance(asked, TokenizeChatRequest):
             ids = tokenizer.encode_chat(asked.messages, chat_options(asked))
         else:
             ids = tokenizer.encode(asked.prompt, asked.add_special_tokens)
-        return json_reply(
+        return json_response(
             {
                 "count": len(ids),
                 "max_model_len": models.max_model_len,
@@ -34,11 +32,13 @@ def blueprint(body: BodyLimits, models: ServedModels, tokenizer: Tokenizer) -> B
             }
         )
 
-    @routes.post("/detokenize")
-    def detokenize() -> Reply:
+    def detokenize(context: RequestContext) -> Response:
         """The text of token ids."""
-        asked = decode(body.read(request.environ), request.content_type, DetokenizeRequest)
+        asked = decode(body.read(context), context.content_type, DetokenizeRequest)
         models.resolve(asked.model)
-        return json_reply({"prompt": tokenizer.decode(asked.tokens, False)})
+        return json_response({"prompt": tokenizer.decode(asked.tokens, False)})
 
-    return routes
+    return [
+        post("/tokenize", tokenize),
+        post("/detokenize", detokenize),
+    ]

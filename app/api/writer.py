@@ -11,8 +11,7 @@ from msgspec import Raw, Struct
 from app.api.choice import ChoiceState, split
 from app.api.logprobs import SomeEntries, width
 from app.api.pieces import SLICE, Holes, blocks
-from app.engine.outputs import Event as EngineOutput
-from app.engine.outputs import Failed, Started, Tokens
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.protocol.encoding import encode
 
 T = TypeVar("T", bound=Struct)

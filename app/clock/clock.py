@@ -1,9 +1,28 @@
-"""Time, as everything that waits sees it."""
+"""Time, as everything that waits sees it: the real clock, and one that is moved by hand.
+
+The real alarm is a kernel timer that wakes the gevent hub. libev's own timers are 0.3-0.7 ms coarse; a
+timerfd is 0.02-0.1 ms (docs/benchmarks.md). Python offers timerfd from 3.13 on, so it is reached through
+ctypes. Elsewhere a libev timer serves.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
+
+import gevent
+
+_CLOCK_MONOTONIC = 1
+_TFD_FLAGS = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+_TFD_TIMER_ABSTIME = 1
+_READ = 1
+
+Alarm = Callable[[], None]
 
 
 class Clock(Protocol):
@@ -12,7 +31,7 @@ class Clock(Protocol):
     def now(self) -> float:
         """Seconds since an arbitrary start; never goes back."""
 
-    def ring_at(self, moment_s: float, alarm: Callable[[], None]) -> None:
+    def ring_at(self, moment_s: float, alarm: Alarm) -> None:
         """Call `alarm` once, when `moment_s` has come. A later call replaces an earlier one."""
 
 
@@ -22,12 +41,12 @@ class VirtualClock:
     def __init__(self, start_s: float = 0.0) -> None:
         self._now = start_s
         self._moment: float | None = None
-        self._alarm: Callable[[], None] = lambda: None
+        self._alarm: Alarm = lambda: None
 
     def now(self) -> float:
         return self._now
 
-    def ring_at(self, moment_s: float, alarm: Callable[[], None]) -> None:
+    def ring_at(self, moment_s: float, alarm: Alarm) -> None:
         self._moment, self._alarm = moment_s, alarm
 
     def advance(self, seconds: float) -> None:
@@ -38,3 +57,82 @@ class VirtualClock:
             self._moment = None
             self._alarm()
         self._now = end
+
+
+class LiveClock:
+    """CLOCK_MONOTONIC; the alarm rings in the gevent hub of the thread that first sets it.
+
+    Nothing is opened before the first alarm, so a clock may be built before a worker forks.
+    """
+
+    now = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        self._timer: TimerFd | LoopTimer | None = None
+
+    def ring_at(self, moment_s: float, alarm: Alarm) -> None:
+        if self._timer is None:
+            self._timer = TimerFd() if sys.platform == "linux" else LoopTimer()
+        self._timer.set(moment_s, alarm)
+
+
+class Watcher(Protocol):
+    """What is needed of a watcher of the hub's loop."""
+
+    def start(self, callback: Alarm) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class TimerSpec(ctypes.Structure):
+    """struct itimerspec of timerfd_settime(2); times in seconds and nanoseconds."""
+
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "value_s", "value_ns")]
+
+
+class TimerFd:
+    """One kernel timer with a persistent watcher in the hub."""
+
+    def __init__(self) -> None:
+        libc = ctypes.PyDLL(None)  # the calls return at once, so they keep the interpreter's lock
+        fd = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
+        if fd < 0:
+            raise OSError("timerfd_create failed")
+        self._fd = fd
+        self._spec = TimerSpec()
+        self._settime = libc.timerfd_settime
+        # Arguments that ctypes need not convert: the timer is set thousands of times a second.
+        self._args = (ctypes.c_int(fd), ctypes.c_int(_TFD_TIMER_ABSTIME), ctypes.byref(self._spec), None)
+        self._alarm: Alarm = lambda: None
+        self._pending = False
+        self._watcher: Watcher = gevent.get_hub().loop.io(fd, _READ)
+        self._watcher.start(self._ring)
+
+    def set(self, moment_s: float, alarm: Alarm) -> None:
+        self._alarm, self._pending = alarm, True
+        seconds = int(moment_s)
+        self._spec.value_s = seconds
+        # All zeros would disarm the timer, hence the one nanosecond.
+        self._spec.value_ns = int((moment_s - seconds) * 1e9) or 1
+        self._settime(*self._args)
+
+    def _ring(self) -> None:
+        self._pending = False
+        self._alarm()
+        if not self._pending:  # setting the timer anew makes it unreadable; else reading does
+            with suppress(BlockingIOError):
+                os.read(self._fd, 8)
+
+
+class LoopTimer:
+    """The portable alarm: a libev timer, about half a millisecond coarse."""
+
+    def __init__(self) -> None:
+        self._watcher: Watcher | None = None
+
+    def set(self, moment_s: float, alarm: Alarm) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
+        watcher: Watcher = gevent.get_hub().loop.timer(max(0.0, moment_s - time.monotonic()))
+        self._watcher = watcher
+        watcher.start(alarm)

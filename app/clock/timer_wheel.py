@@ -1,7 +1,7 @@
-"""One pacer per process: everything that is due at a moment, done at that moment.
+"""One timer wheel per process: everything that is due at a moment, done at that moment.
 
 A wheel of slots, each a quarter of a millisecond wide, keyed by slot number, and a heap of the
-slots in use. One alarm is set for the first slot; a turn takes what is due, slot by slot. Due
+slots in use. One alarm is set for the first slot; a ring takes what is due, slot by slot. Due
 moments are absolute, so a stream never drifts, however long it is (performance notes in
 docs/benchmarks.md).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -18,10 +19,12 @@ from app.clock.clock import Clock
 SLOTS_PER_S = 4000
 ROUNDING = 1e-3
 """Part of a slot by which a moment counted in floating point may seem to lie before its slot."""
+LONGEST_RING_S = 0.005
+"""A ring that takes longer leaves the rest to the next one, so that sockets are served in between."""
 log = logging.getLogger(__name__)
 
 
-class Paced(Protocol):
+class Timed(Protocol):
     """Something with due moments."""
 
     def turn(self, now_s: float) -> float | None:
@@ -32,7 +35,7 @@ class Paced(Protocol):
 
 
 class TimerWheel:
-    """Calls each `Paced` at its due moments, never early.
+    """Calls each `Timed` at its due moments, never early.
 
     `most_per_ring` bounds what one ring does before the hub may serve sockets again.
     """
@@ -40,7 +43,7 @@ class TimerWheel:
     def __init__(self, clock: Clock, most_per_ring: int = 256) -> None:
         self._clock = clock
         self._most = most_per_ring
-        self._wheel: dict[int, list[Paced]] = {}
+        self._wheel: dict[int, list[Timed]] = {}
         self._slots: list[int] = []
         self._armed: int | None = None
         self._ringing = False
@@ -49,17 +52,21 @@ class TimerWheel:
         """How many things wait for their moment."""
         return sum(len(slot) for slot in self._wheel.values())
 
-    def add(self, due_s: float, paced: Paced) -> None:
-        """Have `paced` take its turn at `due_s` (monotonic seconds) or as soon after as can be."""
+    def add(self, due_s: float, timed: Timed) -> None:
+        """Have `timed` take its turn at `due_s` (monotonic seconds) or as soon after as can be."""
         slot = int(due_s * SLOTS_PER_S) + 1
         waiting = self._wheel.get(slot)
         if waiting is not None:
-            waiting.append(paced)
+            waiting.append(timed)
             return
-        self._wheel[slot] = [paced]
+        self._wheel[slot] = [timed]
         heapq.heappush(self._slots, slot)
         if not self._ringing and (self._armed is None or slot < self._armed):
             self._arm(slot)
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Have `work` done in a later turn of the event loop."""
+        self.add(self._clock.now(), Once(work))
 
     def _arm(self, slot: int) -> None:
         self._armed = slot
@@ -68,29 +75,58 @@ class TimerWheel:
     def ring(self) -> None:
         """Give a turn to all that is due, then set the alarm for the next slot."""
         self._ringing = True
-        budget, now = self._most, self._clock.now
-        while self._slots and budget > 0 and self._slots[0] <= now() * SLOTS_PER_S + ROUNDING:
-            slot = self._slots[0]
-            waiting = self._wheel[slot]
-            taken = waiting[:budget]
-            if len(taken) == len(waiting):
-                heapq.heappop(self._slots)
-                del self._wheel[slot]
-            else:
-                del waiting[:budget]
-            budget -= len(taken)
-            for paced in taken:
-                try:
-                    due_s = paced.turn(now())
-                except Exception as error:
-                    # One broken stream must not stop the others.
-                    log.exception("a paced turn failed")
-                    with suppress(Exception):
-                        paced.fail(error)
-                else:
-                    if due_s is not None:
-                        self.add(due_s, paced)
+        budget, now, slots = self._most, self._clock.now, self._slots
+        now_s = now()
+        last_s = now_s + LONGEST_RING_S
+        while slots and budget > 0 and now_s < last_s and slots[0] <= now_s * SLOTS_PER_S + ROUNDING:
+            now_s, budget = self._take(slots[0], now_s, last_s, budget)
         self._ringing = False
         self._armed = None
-        if self._slots:
-            self._arm(self._slots[0])
+        if slots:
+            self._arm(slots[0])
+
+    def _take(self, slot: int, now_s: float, last_s: float, budget: int) -> tuple[float, int]:
+        """Give a turn to what is in `slot`, until `last_s` or for `budget` turns; the time and turns left."""
+        now = self._clock.now
+        heapq.heappop(self._slots)
+        waiting = self._wheel.pop(slot)
+        for done, timed in enumerate(waiting):
+            if not budget or now_s >= last_s:
+                self._put_back(slot, waiting[done:])
+                break
+            budget -= 1
+            try:
+                due_s = timed.turn(now_s)
+            except Exception as error:
+                # One broken stream must not stop the others.
+                log.exception("a paced turn failed")
+                with suppress(Exception):
+                    timed.fail(error)
+            else:
+                if due_s is not None:
+                    self.add(due_s, timed)
+            now_s = now()
+        return now_s, budget
+
+    def _put_back(self, slot: int, rest: list[Timed]) -> None:
+        """Have `rest` take its turns first in the next ring."""
+        if slot in self._wheel:
+            self._wheel[slot][:0] = rest
+            return
+        self._wheel[slot] = rest
+        heapq.heappush(self._slots, slot)
+
+
+class Once:
+    """A function that is called once."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def turn(self, now_s: float) -> None:
+        self._work()
+
+    def fail(self, error: Exception) -> None:
+        """The wheel has written it down."""

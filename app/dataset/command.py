@@ -14,13 +14,13 @@ from typing import Any, BinaryIO
 from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
-from app.cli import Parser, whole_number
 from app.dataset.build import Counts, Recorder, all_or_none, write_sqlite, written_as_json
 from app.dataset.card import card
 from app.dataset.errors import DatasetError
 from app.dataset.sharegpt import conversations
 from app.tokenization import Tokenizer, TokenizerError
 from config import ConfigError, Settings
+from config.flags import Parser, whole_number
 from config.loader import load
 
 ABOUT = """\
@@ -66,7 +66,7 @@ def _build(options: argparse.Namespace, settings: Settings, tokenizer: Tokenizer
         targets.append(output.with_suffix(".json"))
     _check_targets(targets)
     recorder = Recorder(tokenizer)
-    with _told(options.input), _opened(options.input) as file:
+    with _naming_files(options.input), _opened(options.input) as file:
         output.parent.mkdir(parents=True, exist_ok=True)
         with all_or_none(targets) as (sqlite, page, *debug):
             records = recorder.records(islice(conversations(file), options.max_records))
@@ -116,7 +116,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _told(source: Path) -> Iterator[None]:
+def _naming_files(source: Path) -> Iterator[None]:
     """What is wrong with the files, as DatasetError that names them."""
     try:
         yield

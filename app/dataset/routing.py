@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.dataset.errors import DatasetError
 from app.tokenization import Tokenizer
-from config.sections.dataset import ALL_MODELS, DatasetSettings
+from config.sections.reply import ALL_MODELS, DatasetSettings
 
 if TYPE_CHECKING:
     from app.dataset.dataset import Dataset

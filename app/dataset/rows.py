@@ -13,10 +13,10 @@ from gevent import monkey
 from sqlalchemy import Connection, NullPool, Select, StaticPool, bindparam, create_engine, select
 from sqlalchemy.exc import DBAPIError
 
+from app.clock.offload import call_off_hub
 from app.dataset.catalogue import Catalogue
 from app.dataset.errors import DatasetError
 from app.dataset.schema import checked_key, replies_table
-from app.tokenization.offload import call_off_hub
 
 BUSY_S = 0.25
 """How long to wait for another process that writes to the file."""

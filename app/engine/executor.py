@@ -1,82 +1,197 @@
-"""The executor that requests wait on: `max-num-seqs` places and a waiting list.
+"""The executor that sequences wait on: `max-num-seqs` slots and a waiting queue.
 
-It keeps the contract of `concurrent.futures.Executor`, with places instead of threads. A thread per
-running sequence would only sleep (the pacer does the waiting), and a hop to it would cost more than
-a short reply does. So a callable runs in the turn that gives it a place: the submitter's own turn
-when a place is free, else the turn in which another sequence leaves.
+It keeps the contract of `concurrent.futures.Executor`, with slots instead of threads. A thread per
+running sequence would only sleep (the timer wheel does the waiting), and a hop to it would cost more than
+a short reply does. So a task starts in the turn that gives it a slot: the submitter's own turn when a slot
+is free, else the turn in which another task leaves.
 """
 
 from __future__ import annotations
 
+import heapq
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any
+from typing import ParamSpec, Protocol, TypeVar, cast
 
-from app.engine.waiting import ANY_TIME, Line, Turn
 from app.lora.slots import LoRASlots
 
-NO_ADAPTERS = LoRASlots(0, lambda adapter: False)
-"""For tasks that need none: it never holds any."""
+P = ParamSpec("P")
+T = TypeVar("T")
+MOST_AT_ONCE = 128
+"""Tasks that start in one turn of the event loop, when many slots become free together."""
+SLACK = 64
+"""Tasks that have left the queue, and are still in its heaps, before they are looked for."""
+log = logging.getLogger(__name__)
+
+
+class Task(Protocol):
+    """What waits for a slot, and holds it. Tasks are told apart by identity."""
+
+    @property
+    def adapter(self) -> str | None:
+        """The LoRA adapter that must be in memory while this runs."""
+
+    @property
+    def priority(self) -> int:
+        """Lower is earlier, where the scheduling policy looks at it."""
+
+    def fits(self) -> bool:
+        """Whether it could start now. If not, whoever is behind it waits, too."""
+
+    def start(self) -> bool:
+        """A slot is free. True keeps it until `SlotExecutor.leave`, False gives it back at once."""
+
+
+class WaitingQueue:
+    """First come, first served, or by priority; but adapters decide first.
+
+    Whose adapter is in memory goes before whose adapter would have to be loaded; a task whose adapter
+    cannot be loaded now holds up no other (simulator.md 10.2).
+    """
+
+    def __init__(self, lora: LoRASlots, by_priority: bool = False) -> None:
+        self._lora = lora
+        self._by_priority = by_priority
+        self._heaps: dict[str | None, list[tuple[int, int, Task]]] = {}
+        """By adapter: priority, number in order of arrival, and the task."""
+        self.tasks: set[Task] = set()
+        """All that wait."""
+        self._arrivals = 0
+        self._removed = 0
+        """Tasks in heaps that wait no more."""
+
+    def add(self, task: Task) -> None:
+        """Wait from now on."""
+        self._arrivals += 1
+        priority = task.priority if self._by_priority else 0
+        self.tasks.add(task)
+        heapq.heappush(self._heaps.setdefault(task.adapter, []), (priority, self._arrivals, task))
+
+    def remove(self, task: Task) -> bool:
+        """Wait no more; False when it did not."""
+        if task not in self.tasks:
+            return False
+        self.tasks.remove(task)
+        self._removed += 1
+        if self._removed > len(self.tasks) + SLACK:
+            self._compact()
+        return True
+
+    def pop(self) -> Task | None:
+        """Take out who is next; None when there is none that may start."""
+        heads = [heap[0] for adapter in list(self._heaps) if (heap := self._live(adapter))]
+        ready = [head for head in heads if self._lora.is_ready(head[2].adapter)]
+        if not ready and self._lora.has_room():
+            ready = heads
+        if not ready:
+            return None
+        task = min(ready)[2]
+        if not task.fits():
+            return None
+        heapq.heappop(self._heaps[task.adapter])
+        self.tasks.remove(task)
+        return task
+
+    def _compact(self) -> None:
+        """Let go of those that were removed, so that they are never more than those that wait."""
+        for adapter, heap in list(self._heaps.items()):
+            self._heaps[adapter] = kept = [entry for entry in heap if entry[2] in self.tasks]
+            heapq.heapify(kept)
+        self._removed = 0
+
+    def _live(self, adapter: str | None) -> list[tuple[int, int, Task]]:
+        """The heap of `adapter` without those at its head that wait no more."""
+        heap = self._heaps[adapter]
+        while heap and heap[0][2] not in self.tasks:
+            heapq.heappop(heap)
+            self._removed -= 1
+        if not heap:
+            del self._heaps[adapter]
+        return heap
 
 
 class SlotExecutor(Executor):
-    """Runs at most `places` tasks at a time; `Line` says who is next.
+    """Runs at most `slots` tasks at a time; `WaitingQueue` says who is next.
 
-    A task that returns a `Future` keeps its place until that future is done, and resolves to its
-    result; any other task gives its place back when it returns. One greenlet hub owns the state,
-    so there is no lock. Nothing is started here that a fork could lose.
+    One greenlet hub owns the state, so there is no lock. Nothing is started here that a fork could lose.
+    `later`, if given, calls what it gets in a later turn of the event loop.
     """
 
-    def __init__(self, places: int, residents: LoRASlots = NO_ADAPTERS, by_priority: bool = False) -> None:
-        self.places = places
+    def __init__(
+        self,
+        slots: int,
+        lora: LoRASlots | None = None,
+        by_priority: bool = False,
+        later: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        self.slots = slots
         self.running = 0
         self.paused = False
-        self._residents = residents
-        self._line = Line(residents, by_priority)
-        self._tasks: dict[Future[Any], Callable[[], Any]] = {}
+        self._lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
+        self._queue = WaitingQueue(self._lora, by_priority)
+        self._adapters: dict[Task, str] = {}
+        """Which adapter a running task holds, if any: it may be unloaded before the task leaves."""
+        self._later = later
         self._closed = False
 
     @property
     def waiting(self) -> int:
-        """Tasks that have no place yet."""
-        return len(self._line)
+        """Tasks that have no slot yet."""
+        return len(self._queue.tasks)
 
-    def free(self, turn: Turn = ANY_TIME) -> int:
-        """Places that tasks of this turn submitted now would get at once."""
-        return self.places - self.running if not self.paused and self._line.may_run(turn) else 0
+    def free(self, adapter: str | None = None) -> int:
+        """Slots that tasks with this adapter would get at once."""
+        if self.paused:
+            return 0
+        if adapter is not None and not (self._lora.is_ready(adapter) or self._lora.has_room()):
+            return 0
+        return self.slots - self.running
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run `fn` as soon as a place is free; `forget` the future to leave the waiting line.
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call `fn` as soon as a slot is free. RuntimeError after `shutdown`.
 
-        Raises RuntimeError after `shutdown`.
+        If it returns a `Future`, that one's result is the result, and the slot is kept until it is done.
         """
-        return self.take_turn(ANY_TIME, partial(fn, *args, **kwargs))
+        call: Call[T] = Call(partial(fn, *args, **kwargs), self)
+        self.enter(call)
+        return call
 
-    def take_turn(self, turn: Turn, task: Callable[[], Any]) -> Future[Any]:
-        """`submit` for a task that needs an adapter, or has a priority."""
+    def enter(self, task: Task) -> bool:
+        """Start `task` as soon as a slot is free; True when that was now. RuntimeError after `shutdown`."""
         if self._closed:
             raise RuntimeError("no new tasks after shutdown")
-        future: Future[Any] = Future()
-        if not self.waiting and self.free(turn) > 0:
-            self._run(future, turn, task)
-        else:
-            self._tasks[future] = task
-            self._line.join(future, turn)
-        self._fill()  # also for those who came while it ran, and found no place
-        return future
+        tasks = self._queue.tasks
+        if not tasks and self.free(task.adapter) > 0 and task.fits():
+            self._run(task)
+            if tasks:  # somebody came while it ran, and found no slot
+                self._fill()
+            return True
+        self._queue.add(task)
+        self._fill()
+        return task not in tasks
 
-    def forget(self, future: Future[Any]) -> bool:
-        """Take a task that still waits off the line; False when it has a place already."""
-        self._tasks.pop(future, None)
-        return self._line.forget(future) and future.cancel()
+    def forget(self, task: Task | Future[T]) -> bool:
+        """Take a task, or a future of `submit`, out of the queue; False when it does not wait."""
+        if not self._queue.remove(cast(Task, task)):
+            return False
+        if isinstance(task, Future):
+            task.cancel()
+        return True
+
+    def leave(self, task: Task) -> None:
+        """A task that has kept its slot is over."""
+        self._give_back(task)
+        if self._queue.tasks:
+            self._fill()
 
     def pause(self) -> None:
-        """Give no more places away; who has one keeps it."""
+        """Give no more slots away; who has one keeps it."""
         self.paused = True
 
     def resume(self) -> None:
-        """Give places away again."""
+        """Give slots away again."""
         self.paused = False
         self._fill()
 
@@ -84,44 +199,78 @@ class SlotExecutor(Executor):
         """Take no more tasks; with `cancel_futures` drop those that wait."""
         self._closed = True
         if cancel_futures:
-            for future in list(self._tasks):
-                self.forget(future)
+            for task in list(self._queue.tasks):
+                self.forget(task)
 
     def _fill(self) -> None:
-        while not self.paused and self.running < self.places and (found := self._line.next()) is not None:
-            future, turn = found
-            self._run(future, turn, self._tasks.pop(future))
+        started = 0
+        while not self.paused and self.running < self.slots:
+            if started == MOST_AT_ONCE and self._later is not None:
+                self._later(self._fill)
+                return
+            task = self._queue.pop()
+            if task is None:
+                return
+            started += 1
+            self._run(task)
 
-    def _run(self, future: Future[Any], turn: Turn, task: Callable[[], Any]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
+    def _run(self, task: Task) -> None:
         self.running += 1
-        adapter = turn.adapter if self._residents.enter(turn.adapter) else None
+        adapter = task.adapter
+        if adapter is not None and self._lora.enter(adapter):
+            self._adapters[task] = adapter
+        keeps = False
         try:
-            result = task()
-            if isinstance(result, Future):
-                if not result.done():
-                    result.add_done_callback(lambda done: self._leave(done, future, adapter))
-                    return
-                result = result.result()
-        except Exception as error:
-            self._give_back(adapter)
-            future.set_exception(error)
-        else:
-            self._give_back(adapter)
-            future.set_result(result)
+            keeps = task.start()
+        except Exception:
+            log.exception("a task could not be started")
+        if not keeps:
+            self._give_back(task)
 
-    def _give_back(self, adapter: str | None) -> None:
+    def _give_back(self, task: Task) -> None:
         self.running -= 1
-        if adapter is not None:
-            self._residents.leave(adapter)
+        if self._adapters and (adapter := self._adapters.pop(task, None)) is not None:
+            self._lora.leave(adapter)
 
-    def _leave(self, done: Future[Any], future: Future[Any], adapter: str | None) -> None:
-        self._give_back(adapter)
+
+class Call(Future[T]):
+    """A function call as a task: its own future."""
+
+    adapter: str | None = None
+    priority = 0
+
+    def __init__(self, call: Callable[[], T | Future[T]], executor: SlotExecutor) -> None:
+        super().__init__()
+        self._call = call
+        self._executor = executor
+
+    def fits(self) -> bool:
+        return True
+
+    def start(self) -> bool:
+        if not self.set_running_or_notify_cancel():
+            return False
         try:
-            result = done.result()
+            result = self._call()
+            if not isinstance(result, Future):
+                self.set_result(result)
+                return False
+            if not result.done():
+                result.add_done_callback(self._left)
+                return True
         except Exception as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-        self._fill()
+            self.set_exception(error)
+            return False
+        self._settle(result)
+        return False
+
+    def _left(self, done: Future[T]) -> None:
+        # The slot is free before the result is there: who waits for it may submit again.
+        self._executor.leave(self)
+        self._settle(done)
+
+    def _settle(self, done: Future[T]) -> None:
+        try:
+            self.set_result(done.result())
+        except Exception as error:
+            self.set_exception(error)

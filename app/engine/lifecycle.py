@@ -7,8 +7,8 @@ from typing import Literal, Protocol
 
 import gevent
 
-from app.engine.client import Service
-from app.http.errors import bad_request
+from app.engine.engine import Engine
+from app.engine.errors import InvalidSleepLevel, UnknownWakeTags
 from app.metrics.recorder import Recorder
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -18,7 +18,7 @@ LOOK_AGAIN_S = 0.01
 TAGS = frozenset(("weights", "kv_cache", "scheduling"))
 
 
-class Forgetful(Protocol):
+class ResettableCache(Protocol):
     """A cache, as an operator sees it."""
 
     def reset(self) -> bool:
@@ -38,11 +38,11 @@ class Lifecycle:
     miss (simulator.md 2.13). While it is paused they wait.
     """
 
-    def __init__(self, service: Service, recorder: Recorder, cache: Forgetful | None = None) -> None:
+    def __init__(self, engine: Engine, recorder: Recorder, cache: ResettableCache | None = None) -> None:
         self.paused = False
         self._cache = cache
         self._asleep: set[str] = set()
-        self._service = service
+        self._engine = engine
         self._recorder = recorder
 
     @property
@@ -51,9 +51,9 @@ class Lifecycle:
         return bool(self._asleep)
 
     def sleep(self, level: int, mode: PauseMode) -> None:
-        """Fall asleep; running requests are treated as by `pause`. ApiError 400 for another level."""
+        """Fall asleep; running requests are treated as by `pause`. InvalidSleepLevel for another level."""
         if not 0 <= level <= DEEPEST:
-            raise bad_request(f"level must be 0, 1 or 2, got {level}", "level")
+            raise InvalidSleepLevel(level)
         self._settle(mode)
         if level == 0:
             self.pause("keep")
@@ -64,9 +64,9 @@ class Lifecycle:
         self._recorder.slept("sleep", 0.0)
 
     def wake_up(self, tags: Collection[str] | None) -> None:
-        """Wake up, or bring back only what `tags` name. ApiError 400 for an unknown tag."""
+        """Wake up, or bring back only what `tags` name. UnknownWakeTags for an unknown one."""
         if tags is not None and not TAGS.issuperset(tags):
-            raise bad_request(f"tags are {', '.join(sorted(TAGS))}", "tags")
+            raise UnknownWakeTags(TAGS)
         if self._cache is not None and (tags is None or "kv_cache" in tags):
             self._cache.wake()
         was_paused_by_sleep = self._asleep == {"scheduling"}
@@ -82,13 +82,13 @@ class Lifecycle:
     def pause(self, mode: PauseMode) -> None:
         """Begin no more requests. Running ones are aborted, or (`wait`) awaited, or (`keep`) go on."""
         self.paused = True
-        self._service.executor.pause()
+        self._engine.pause()
         self._settle(mode)
 
     def resume(self) -> None:
         """Begin requests again, those that waited first."""
         self.paused = False
-        self._service.executor.resume()
+        self._engine.resume()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all that is cached; False while requests run."""
@@ -96,11 +96,11 @@ class Lifecycle:
 
     def drain(self) -> None:
         """Admit nothing more; what was admitted goes on to its end."""
-        self._service.drain()
+        self._engine.drain()
 
     def _settle(self, mode: PauseMode) -> None:
         if mode == "abort":
-            self._service.interrupt()
+            self._engine.interrupt()
         elif mode == "wait":
-            while self._service.running:
+            while self._engine.running:
                 gevent.sleep(LOOK_AGAIN_S)

@@ -1,4 +1,4 @@
-"""What others may learn of a sequence, without serving knowing who they are (traces, quotas)."""
+"""What others may learn of a sequence, without the engine knowing who they are (traces, rate limits)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from app.engine.request import Generation
+from app.engine.request import EngineRequest
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False):
     """How a sequence went.
 
     Moments are seconds of the monotonic clock, None where it did not come to that: without `scheduled_s` it
-    never got a place, without `first_token_s` it ended before its first token.
+    never got a slot, without `first_token_s` it ended before its first token.
     """
 
     reason: str
@@ -33,12 +33,12 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False):
 Watch = Callable[[Outcome], None]
 """Called once, when a sequence is over, by whoever ended it, perhaps the hub: it must not wait."""
 
-Observer = Callable[[Generation], Watch | None]
+Observer = Callable[[EngineRequest], Watch | None]
 """Called in the request's greenlet for each sequence that is submitted; None when it is of no interest."""
 
 
-def tell(watches: Iterable[Watch], outcome: Outcome) -> None:
-    """Tell everybody. One who fails keeps nothing else from being told, or done."""
+def notify(watches: Iterable[Watch], outcome: Outcome) -> None:
+    """Call all of them. One that fails keeps nothing else from being called, or done."""
     for watch in watches:
         try:
             watch(outcome)

@@ -1,7 +1,7 @@
-"""What happens to a generation. The performer emits events; answers write them down.
+"""What comes out of the engine. It emits outputs; the writers of the API families write them down.
 
-An event belongs to one choice (`index`). A choice emits one `Started`, then `Tokens` until one of
-them carries a `Finish`; or `Failed` at any point, and nothing after it.
+An output belongs to one choice (`index`). A choice emits one `Started`, then `Tokens` until one of them
+carries a `Finish`; or `Failed` at any point, and nothing after it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
+
+StopCause = Literal["stop", "length", "abort", "cache_threshold"]
 
 
 class TokenLogprob(Struct, gc=False, frozen=True):
@@ -23,9 +25,9 @@ class TokenLogprob(Struct, gc=False, frozen=True):
 
 
 class Finish(Struct, gc=False, frozen=True):
-    """Why a choice ended: `reason` is `stop`, `length` or `abort`; `stop_reason` what matched."""
+    """Why a choice ended; `stop_reason` is the stop string or the token id that matched."""
 
-    reason: str
+    reason: StopCause
     stop_reason: str | int | None = None
 
 
@@ -48,6 +50,7 @@ class Started(Struct, gc=False):
     at_s: float
     cached_tokens: int = 0
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+    """One entry per prompt token, made when it is looked at: take slices of a long prompt."""
 
 
 class Tokens(Struct, gc=False):
@@ -62,16 +65,40 @@ class Tokens(Struct, gc=False):
     ids: Sequence[int]
     at_s: float
     logprobs: Sequence[TokenLogprob] | None = None
+    """One entry per token, made when it is looked at."""
     finish: Finish | None = None
     part: Part | None = None
     """What all these tokens belong to; None is the reply's own text."""
 
+    def split(self, count: int) -> tuple[Tokens, Tokens]:
+        """The first `count` tokens (>= 1, fewer than there are), and the rest with the end."""
+        texts, ids, logprobs = self.texts, self.ids, self.logprobs
+        first = Tokens(
+            self.index,
+            texts[:count],
+            ids[:count],
+            self.at_s,
+            None if logprobs is None else logprobs[:count],
+            None,
+            self.part,
+        )
+        rest = Tokens(
+            self.index,
+            texts[count:],
+            ids[count:],
+            self.at_s,
+            None if logprobs is None else logprobs[count:],
+            self.finish,
+            self.part,
+        )
+        return first, rest
+
 
 class Failed(Struct, gc=False):
-    """The generation broke; `error` is what the client is told."""
+    """The choice broke; `error` is what the client is told."""
 
     index: int
     error: Exception
 
 
-Event = Started | Tokens | Failed
+EngineOutput = Started | Tokens | Failed

@@ -1,20 +1,21 @@
-"""What a reply will be, decided before its first token is due."""
+"""A whole reply, decided before its first token is due."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
-from app.engine.outputs import Finish, Part
+from msgspec import Struct
+from msgspec.structs import replace
+
+from app.engine.outputs import Finish, Part, TokenLogprob
 
 STOP = Finish("stop")
 LENGTH = Finish("length")
 Span = tuple[int, Part | None]
 
 
-@dataclass(slots=True)
-class Script:
-    """A whole reply: `texts[i]` is what token `ids[i]` adds, `finish` how it ends.
+class Reply(Struct, gc=False):
+    """`texts[i]` is what token `ids[i]` adds, `finish` how the reply ends.
 
     An item of `texts` beyond the last id is no token: an image, for one. `spans` says what the tokens
     belong to, each span as its end (the number of its last token + 1) and its part; a reply that is all
@@ -25,12 +26,16 @@ class Script:
     ids: Sequence[int]
     finish: Finish
     spans: Sequence[Span] = ()
+    logprobs: Sequence[TokenLogprob] | None = None
+    """One entry per token, if they are wanted. A slice costs nothing until it is read."""
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+    """The same for the prompt; its first entry is None."""
 
     def all_spans(self) -> Sequence[Span]:
         """The spans, also of a reply that is all text."""
         return self.spans or [(len(self.texts), None)]
 
-    def cut(self, most: int) -> Script:
+    def cut(self, most: int) -> Reply:
         """The first `most` tokens; a reply that has more of them ends for its length."""
         if len(self.ids) <= most:
             return self
@@ -45,8 +50,8 @@ def distinct(spans: Sequence[Span]) -> list[Span]:
     return [span for start, span in zip(starts, spans, strict=False) if span[0] > start]
 
 
-def joined(first: Script, second: Script) -> Script:
+def joined(first: Reply, second: Reply) -> Reply:
     """Both, one after the other; it ends as the second does."""
     shift = len(first.texts)
     spans = [*first.all_spans(), *((end + shift, part) for end, part in second.all_spans())]
-    return Script([*first.texts, *second.texts], [*first.ids, *second.ids], second.finish, distinct(spans))
+    return Reply([*first.texts, *second.texts], [*first.ids, *second.ids], second.finish, distinct(spans))

@@ -1,21 +1,22 @@
-"""What one choice was asked for, in the house's own words."""
+"""What one choice is asked for, in the same words for all API families."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
+
+JsonSchema = Mapping[str, object] | bool
 
 
 class Tool(Struct, frozen=True):
     """A function that may be called; `schema` is that of its arguments."""
 
     name: str
-    schema: Mapping[str, Any] | bool = True
+    schema: JsonSchema = True
 
 
-class Calls(Struct, frozen=True, kw_only=True):
+class ToolCalls(Struct, frozen=True, kw_only=True):
     """The tool calls that a reply may consist of: at least `least`, at most `most`, of `tools`."""
 
     tools: tuple[Tool, ...]
@@ -30,13 +31,13 @@ class Calls(Struct, frozen=True, kw_only=True):
 class Constraint(Struct, frozen=True, kw_only=True):
     """What the text must be: JSON that satisfies `schema`, a match of `regex`, or one of `choices`."""
 
-    schema: Mapping[str, Any] | bool | None = None
+    schema: JsonSchema | None = None
     regex: str | None = None
     choices: tuple[str, ...] = ()
 
 
-class Generation(Struct, frozen=True, kw_only=True):
-    """One choice of one request. Every API family translates into this once, at its door.
+class EngineRequest(Struct, frozen=True, kw_only=True):
+    """One choice of one request. Every API family translates into this once.
 
     Token counts are in tokens, `arrival_s` in seconds of the monotonic clock.
     """
@@ -66,7 +67,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """Alternatives wanted per generated token; None when no log probabilities are wanted."""
     prompt_logprobs: int | None = None
-    calls: Calls | None = None
+    tool_calls: ToolCalls | None = None
     constraint: Constraint | None = None
     reasoning: bool = False
     """The model thinks aloud before it replies."""
@@ -94,3 +95,5 @@ class Generation(Struct, frozen=True, kw_only=True):
     """Choices that this prompt was asked for (metrics only)."""
     together: int = 1
     """Choices of the whole request. Several take turns token by token, as in the steps of an engine."""
+    observers: Sequence[Callable[..., Callable[..., None] | None]] = ()
+    """Asked about this sequence when it is admitted (`app.engine.observer`)."""

@@ -4,63 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Protocol
+
+from config.settings import LatencySettings, Settings
 
 LOWEST, HIGHEST = 0.3, 1.7
 """Jitter never leaves ±70 % of the mean."""
 
 
-class Durations(Protocol):
-    """The latency settings, in seconds (calculator: "", "constant" or "per-token")."""
+class PerRequestTiming:
+    """Every sequence alone on its own timeline: samples its waits, in seconds, from the latency settings.
 
-    @property
-    def latency_calculator(self) -> str: ...
-    @property
-    def time_to_first_token(self) -> float: ...
-    @property
-    def time_to_first_token_std_dev(self) -> float: ...
-    @property
-    def inter_token_latency(self) -> float: ...
-    @property
-    def inter_token_latency_std_dev(self) -> float: ...
-    @property
-    def prefill_overhead(self) -> float: ...
-    @property
-    def prefill_time_per_token(self) -> float: ...
-    @property
-    def prefill_time_std_dev(self) -> float: ...
-    @property
-    def time_factor_under_load(self) -> float: ...
-    @property
-    def kv_cache_transfer_latency(self) -> float: ...
-    @property
-    def kv_cache_transfer_latency_std_dev(self) -> float: ...
-    @property
-    def kv_cache_transfer_time_per_token(self) -> float: ...
-    @property
-    def kv_cache_transfer_time_std_dev(self) -> float: ...
-    @property
-    def time_to_generate_image(self) -> float: ...
-    @property
-    def time_to_generate_image_std_dev(self) -> float: ...
-
-
-class Latency:
-    """Samples the two waits of a generation, in seconds.
-
-    `running` tells how many sequences hold a place now, of `places`; under load every mean is
-    stretched by 1 at one sequence, up to `time-factor-under-load` when all places are taken.
+    `running` tells how many sequences hold one of `slots` now; under load every mean is stretched, by 1 at
+    one sequence up to `time-factor-under-load` when all slots are taken.
     """
 
-    def __init__(self, durations: Durations, places: int, running: Callable[[], int], rng: Random) -> None:
-        self.durations = durations
-        self._places = places
+    def __init__(self, latency: LatencySettings, slots: int, running: Callable[[], int], rng: Random) -> None:
+        self._slots = slots
         self._running = running
         self._rng = rng
+        self._use(latency)
 
-    def change(self, durations: Durations) -> None:
+    def on_settings(self, settings: Settings) -> None:
         """Sample from other settings from now on."""
-        self.durations = durations
+        self._use(settings.latency)
+
+    def _use(self, latency: LatencySettings) -> None:
+        self._latency = latency
+        varies = latency.inter_token_latency_std_dev != 0 or latency.time_factor_under_load != 1.0
+        gap_s = latency.inter_token_latency
+        self.constant_gap_s: float | None = None if varies and gap_s else gap_s
+        """What `inter_token` gives, where that is always the same."""
+        self._per_token = latency.latency_calculator == "per-token" or (
+            not latency.latency_calculator
+            and latency.time_to_first_token == 0
+            and latency.time_to_first_token_std_dev == 0
+        )
+        means = (
+            (latency.prefill_overhead, latency.prefill_time_per_token)
+            if self._per_token
+            else (latency.time_to_first_token,)
+        )
+        self._prefills = any(means)
+        self.instant = self.constant_gap_s == 0 and not self._prefills
+        """Whether a prompt that is prefilled here, and its reply, take no time."""
 
     def time_to_first_token(self, prompt_tokens: int, cached_tokens: int = 0, remote: bool = False) -> float:
         """Seconds of prefill for `prompt_tokens`, of which `cached_tokens` cost nothing.
@@ -69,49 +55,44 @@ class Latency:
         """
         if remote:
             return self._transfer(prompt_tokens)
-        at = self.durations
+        if not self._prefills:
+            return 0.0
+        at = self._latency
         factor = self.load_factor()
-        if self._per_token():
+        if self._per_token:
             computed = max(0, prompt_tokens - cached_tokens)
             mean = factor * (at.prefill_overhead + computed * at.prefill_time_per_token)
             return self._sample(mean, at.prefill_time_std_dev)
         return self._sample(factor * at.time_to_first_token, at.time_to_first_token_std_dev)
 
+    def inter_token(self) -> float:
+        """Seconds between one token and the next."""
+        if self.constant_gap_s is not None:
+            return self.constant_gap_s
+        at = self._latency
+        return self._sample(at.inter_token_latency * self.load_factor(), at.inter_token_latency_std_dev)
+
+    def image(self) -> float:
+        """Seconds that an image takes; load does not stretch them (9.5)."""
+        at = self._latency
+        return self._sample(at.time_to_generate_image, at.time_to_generate_image_std_dev)
+
+    def load_factor(self) -> float:
+        """1 when alone, `time-factor-under-load` when full, linear in between (9.2)."""
+        if self._slots <= 1:
+            return 1.0
+        others = max(self._running(), 1) - 1
+        return 1.0 + (self._latency.time_factor_under_load - 1.0) * others / (self._slots - 1)
+
     def _transfer(self, prompt_tokens: int) -> float:
         """Seconds until the cache of a remote prefill has come; load does not stretch them."""
-        at = self.durations
+        at = self._latency
         constant = at.kv_cache_transfer_latency, at.kv_cache_transfer_latency_std_dev
         if at.latency_calculator == "constant" or (not at.latency_calculator and any(constant)):
             return self._sample(*constant)
         return self._sample(
             prompt_tokens * at.kv_cache_transfer_time_per_token, at.kv_cache_transfer_time_std_dev
         )
-
-    def image(self) -> float:
-        """Seconds that an image takes; load does not stretch them (9.5)."""
-        at = self.durations
-        return self._sample(at.time_to_generate_image, at.time_to_generate_image_std_dev)
-
-    def inter_token(self) -> float:
-        """Seconds between one token and the next."""
-        at = self.durations
-        mean, std_dev = at.inter_token_latency, at.inter_token_latency_std_dev
-        if at.time_factor_under_load != 1.0:
-            mean *= self.load_factor()
-        return mean if std_dev == 0 else self._sample(mean, std_dev)
-
-    def load_factor(self) -> float:
-        """1 when alone, `time-factor-under-load` when full, linear in between (9.2)."""
-        if self._places <= 1:
-            return 1.0
-        others = max(self._running(), 1) - 1
-        return 1.0 + (self.durations.time_factor_under_load - 1.0) * others / (self._places - 1)
-
-    def _per_token(self) -> bool:
-        at = self.durations
-        if at.latency_calculator:
-            return at.latency_calculator == "per-token"
-        return at.time_to_first_token == 0 and at.time_to_first_token_std_dev == 0
 
     def _sample(self, mean_s: float, std_dev_s: float) -> float:
         if std_dev_s == 0 or mean_s == 0:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TypedDict, TypeVar
 
-from cachetools import LRUCache
 from msgspec import Struct
-
-from app.faults.findings import Findings
 
 MOST_PATHS, MOST_FAILED = 16, 64
 """Remembered per client: endpoints that said Retry-After, and bodies that failed."""
@@ -24,6 +24,11 @@ STORM_RETRIES, STORM_S = 5, 2.0
 """So many retries of one body within so many seconds are a storm."""
 RETRY_WINDOW_S = 30.0
 """A client that noticed that its stream was cut off is expected to be back within this time."""
+AUDIT_BYTES, FAILED_BYTES, PATH_BYTES, COUNT_BYTES, FINDING_BYTES = 1536, 1024, 320, 512, 1536
+"""Most memory of an audit that has seen nothing yet, and of each thing that it remembers."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Exchange(Struct, frozen=True):
@@ -41,118 +46,206 @@ class Exchange(Struct, frozen=True):
     """Name of the fault that was served."""
 
 
-class _Failed:
-    """A body that failed the last time it came."""
+class FindingReport(TypedDict):
+    """A finding as JSON has it; `first` and `last` are ISO 8601 in UTC."""
 
-    __slots__ = ("at_s", "request_id", "retries", "truncated", "waits")
+    kind: str
+    count: int
+    first: str
+    last: str
+    example_request_id: str
+    what: str
 
-    def __init__(self) -> None:
-        self.at_s = 0.0
-        self.request_id = ""
-        self.truncated = False
-        self.waits: deque[float] = deque(maxlen=BACK_OFF_RETRIES)
-        self.retries: deque[float] = deque(maxlen=STORM_RETRIES)
+
+class ClientReport(TypedDict):
+    """A client's audit as JSON has it."""
+
+    requests: int
+    errors: dict[str, int]
+    faults: dict[str, int]
+    disconnects: int
+    awaiting_retry: int
+    findings: list[FindingReport]
+
+
+class _Finding(Struct):
+    """One kind of misconduct; `first_s` and `last_s` are Unix seconds, the rest is of the last time."""
+
+    kind: str
+    first_s: float
+    last_s: float
+    request_id: str
+    sentence: str
+    count: int = 1
+
+    def report(self) -> FindingReport:
+        return {
+            "kind": self.kind,
+            "count": self.count,
+            "first": timestamp(self.first_s),
+            "last": timestamp(self.last_s),
+            "example_request_id": self.request_id,
+            "what": self.sentence,
+        }
+
+
+class _Failed(Struct):
+    """A body that failed the last time it came; `waits` and `retries` are of the last few retries."""
+
+    at_s: float = 0.0
+    request_id: str = ""
+    truncated: bool = False
+    waits: tuple[float, ...] = ()
+    retries: tuple[float, ...] = ()
 
 
 class ClientAudit:
-    """What one client asked and got since its first error or fault, and what was found wrong with it."""
+    """What one client asked and got since its first error or fault, and what was found wrong with it.
 
-    def __init__(self, findings: Findings) -> None:
-        self.findings = findings
+    `client` is its name, `now` gives Unix seconds. Request ids of at most 128 characters are expected, and
+    names of faults of at most 64.
+    """
+
+    def __init__(self, client: str, now: Callable[[], float]) -> None:
+        self.client = client
         self.requests = 0
         self.disconnects = 0
         self.errors: Counter[int] = Counter()
         self.faults: Counter[str] = Counter()
-        self._not_before: LRUCache[str, tuple[float, float]] = LRUCache(MOST_PATHS)
+        self._now = now
+        self._not_before: dict[str, tuple[float, float]] = {}
         """Endpoint to when it first said Retry-After, and when the last one is over."""
-        self._failed: LRUCache[tuple[str, int | None], _Failed] = LRUCache(MOST_FAILED)
+        self._failed: dict[tuple[str, int | None], _Failed] = {}
+        """By endpoint and body, the one that failed last at the end."""
+        self._findings: dict[str, _Finding] = {}
+        """At most one of each kind."""
 
     @property
-    def awaiting_retry(self) -> int:
-        """Streams that were cut off and may still be asked for again."""
-        return sum(failed.truncated for failed in self._failed.values())
+    def size_bytes(self) -> int:
+        """Memory of it, rather too much than too little."""
+        return (
+            AUDIT_BYTES
+            + FAILED_BYTES * len(self._failed)
+            + PATH_BYTES * len(self._not_before)
+            + COUNT_BYTES * (len(self.errors) + len(self.faults))
+            + FINDING_BYTES * len(self._findings)
+        )
 
-    def asked(self, exchange: Exchange) -> None:
+    def begin(self, exchange: Exchange) -> None:
         """A request came, and its answer begins."""
         self.requests += 1
         failed = self._failed.get((exchange.path, exchange.body)) if exchange.body is not None else None
         again = failed is not None and exchange.arrived_s >= failed.at_s
-        self._look_at_patience(exchange, again)
+        self._check_patience(exchange, again)
         if failed is not None and again:
-            self._look_at_retry(exchange, failed)
+            self._check_retry(exchange, failed)
         if exchange.status >= 400:
             self.errors[exchange.status] += 1
         if exchange.fault:
             known = exchange.fault in self.faults or len(self.faults) < MOST_NAMES
             self.faults[exchange.fault if known else OTHERS] += 1
         if exchange.retry_after_s is not None:
-            self._tell_to_wait(exchange.path, exchange.answered_s, exchange.retry_after_s)
+            self._ask_to_wait(exchange.path, exchange.answered_s, exchange.retry_after_s)
 
-    def got(self, exchange: Exchange, at_s: float, failed: bool, truncated: bool = False) -> None:
-        """The answer has ended at `at_s`; `truncated` tells that it was a stream and was cut off."""
+    def end(self, exchange: Exchange, at_s: float, failed: bool, truncated: bool = False) -> None:
+        """The answer has ended at `at_s`; `truncated`: it was a stream and was cut off."""
         key = exchange.path, exchange.body
         if not failed:
             self._failed.pop(key, None)
         elif exchange.body is not None:
-            known = self._failed.setdefault(key, _Failed())
+            known = self._failed.get(key) or _Failed()
             known.at_s, known.request_id, known.truncated = at_s, exchange.request_id, truncated
+            _put_last(self._failed, key, known, MOST_FAILED)
 
     def settle(self, now_s: float, window_s: float = RETRY_WINDOW_S) -> None:
         """Streams that were cut off `window_s` ago or longer will not be asked for again."""
-        for (path, _), failed in list(self._failed.items()):
+        for (path, _), failed in self._failed.items():
             if failed.truncated and now_s - failed.at_s >= window_s:
-                self._not_retried(path, failed)
+                self._find_not_retried(path, failed)
 
-    def _tell_to_wait(self, path: str, now_s: float, retry_after_s: float) -> None:
+    def report(self) -> ClientReport:
+        """All that is known; `awaiting_retry` counts streams that were cut off and may be asked for again."""
+        return {
+            "requests": self.requests,
+            "errors": {str(status): count for status, count in sorted(self.errors.items())},
+            "faults": dict(sorted(self.faults.items())),
+            "disconnects": self.disconnects,
+            "awaiting_retry": sum(failed.truncated for failed in self._failed.values()),
+            "findings": [finding.report() for finding in self._findings.values()],
+        }
+
+    def _ask_to_wait(self, path: str, now_s: float, retry_after_s: float) -> None:
         said_s, over_s = self._not_before.get(path, (now_s, now_s))
-        self._not_before[path] = said_s if over_s > now_s else now_s, now_s + retry_after_s
+        wait = said_s if over_s > now_s else now_s, now_s + retry_after_s
+        _put_last(self._not_before, path, wait, MOST_PATHS)
 
-    def _look_at_patience(self, exchange: Exchange, again: bool) -> None:
+    def _check_patience(self, exchange: Exchange, again: bool) -> None:
         said_s, over_s = self._not_before.get(exchange.path, (0.0, 0.0))
         early_s = over_s - exchange.arrived_s
-        told = again or exchange.arrived_s - said_s > ON_ITS_WAY_S
-        if early_s > EARLY_S and told and exchange.arrived_s >= said_s:
-            self.findings.add(
+        knew = again or exchange.arrived_s - said_s > ON_ITS_WAY_S
+        if early_s > EARLY_S and knew and exchange.arrived_s >= said_s:
+            self._find(
                 "retry_after_ignored",
                 exchange.request_id,
                 f"It asked {exchange.path} {early_s:.2f} s before the Retry-After that it was told was over.",
             )
 
-    def _look_at_retry(self, exchange: Exchange, failed: _Failed) -> None:
+    def _check_retry(self, exchange: Exchange, failed: _Failed) -> None:
         if failed.truncated:
             if exchange.arrived_s - failed.at_s >= RETRY_WINDOW_S:
-                self._not_retried(exchange.path, failed)
+                self._find_not_retried(exchange.path, failed)
             failed.truncated = False
-        waits, retries = failed.waits, failed.retries
-        waits.append(exchange.arrived_s - failed.at_s)
-        retries.append(exchange.arrived_s)
+        waits = failed.waits = (*failed.waits, exchange.arrived_s - failed.at_s)[-BACK_OFF_RETRIES:]
+        retries = failed.retries = (*failed.retries, exchange.arrived_s)[-STORM_RETRIES:]
         if len(waits) == BACK_OFF_RETRIES and sum(waits) < BACK_OFF_S and not _grows(waits):
-            self.findings.add(
+            self._find(
                 "no_backoff",
                 exchange.request_id,
                 f"It sent a body that had failed to {exchange.path} again {BACK_OFF_RETRIES} times "
                 f"within {sum(waits):.2f} s, without waiting longer from time to time.",
             )
-            waits.clear()
+            failed.waits = ()
         span_s = retries[-1] - retries[0]
         if len(retries) == STORM_RETRIES and span_s < STORM_S:
-            self.findings.add(
+            self._find(
                 "retry_storm",
                 exchange.request_id,
                 f"It retried one body at {exchange.path} {STORM_RETRIES} times within {span_s:.2f} s.",
             )
-            retries.clear()
+            failed.retries = ()
 
-    def _not_retried(self, path: str, failed: _Failed) -> None:
+    def _find_not_retried(self, path: str, failed: _Failed) -> None:
         failed.truncated = False
-        self.findings.add(
+        self._find(
             "truncated_stream_not_retried",
             failed.request_id,
             f"A stream of {path} was cut off and not asked for again in time; "
             "whether the client noticed cannot be seen from here.",
         )
 
+    def _find(self, kind: str, request_id: str, sentence: str) -> None:
+        now_s = self._now()
+        finding = self._findings.get(kind)
+        if finding is None:
+            self._findings[kind] = _Finding(kind, now_s, now_s, request_id, sentence)
+            return
+        finding.count += 1
+        finding.last_s, finding.request_id, finding.sentence = now_s, request_id, sentence
 
-def _grows(waits: deque[float]) -> bool:
+
+def timestamp(unix_s: float) -> str:
+    """ISO 8601 in UTC with milliseconds."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _grows(waits: tuple[float, ...]) -> bool:
     """The last wait is a real one and clearly longer than the one before."""
     return waits[-1] > max(NO_WAIT_S, BACK_OFF_GROWTH * waits[-2])
+
+
+def _put_last(kept: dict[K, V], key: K, value: V, most: int) -> None:
+    """Put an entry at the end of `kept`, which drops its first ones beyond `most`."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > most:
+        del kept[next(iter(kept))]

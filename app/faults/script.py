@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from random import Random
+from sys import getsizeof
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
-from app.faults.fault import DAMAGE, Fault
-from app.faults.injection import error_type
-from app.faults.quota import Quota
+from app.clock.token_bucket import TokenBucket
+from app.faults.fault import DAMAGE, Fault, error_type
 from app.http.errors import ApiError
+from config.durations import format_duration
 from config.fault_rules import ErrorRule, FaultRule, RateLimitRule, SlowFirstTokenRule, StallRule
 
 PATHS = {
@@ -21,9 +23,11 @@ PATHS = {
     "messages": "/v1/messages",
     "generate": "/inference/v1/generate",
 }
+RULE_BYTES = 1024
+"""Memory of a rule at work, without the values that it was given."""
 
 
-class Asking(Struct, frozen=True):
+class RequestFacts(Struct, frozen=True):
     """A request, as far as a rule looks at it; `tokens` is an estimate of what it will use."""
 
     path: str
@@ -33,22 +37,24 @@ class Asking(Struct, frozen=True):
     tokens: float = 0.0
 
 
-class Script:
-    """Rules in order. Each counts the requests that fit it; the first that strikes decides."""
+class FaultScript:
+    """Rules in order. Each counts the requests that fit it; the first that applies decides."""
 
     def __init__(self, rules: Sequence[FaultRule], now_s: float) -> None:
         self._rules = [_Rule(rule, now_s) for rule in rules]
+        self.size_bytes = sum(map(_rule_bytes, rules))
+        """Memory that the rules take, rather too much than too little."""
 
-    def strike(self, asking: Asking, rng: Random, now_s: float) -> Fault | None:
+    def fault_for(self, request: RequestFacts, rng: Random, now_s: float) -> Fault | None:
         """The fault of this request; None when no rule has anything to say."""
-        struck, headers = Fault(), dict[str, str]()
+        decided, headers = Fault(), dict[str, str]()
         for rule in self._rules:
-            if not (rule.fits(asking) and rule.is_turn()) or struck.name:
+            if not (rule.fits(request) and rule.is_turn()) or decided.name:
                 continue
-            if rule.strikes(rng):
-                struck = rule.fault(asking, now_s)
-                headers |= struck.headers  # of a quota that still allows it
-        return struck.with_headers(headers) if struck.name or headers else None
+            if rule.applies(rng):
+                decided = rule.fault(request, now_s)
+                headers |= decided.headers  # of a quota that still allows it
+        return decided.with_headers(headers) if decided.name or headers else None
 
 
 class _Rule:
@@ -58,43 +64,42 @@ class _Rule:
         self._rule = rule
         self._path = PATHS[rule.api] if rule.api else None
         self._quota = Quota(rule, now_s) if isinstance(rule, RateLimitRule) else None
-        self._met = self._struck = 0
+        self._met = self._applied = 0
 
-    def fits(self, asking: Asking) -> bool:
+    def fits(self, request: RequestFacts) -> bool:
         rule = self._rule
         return (
-            (rule.model is None or rule.model == asking.model)
-            and (self._path is None or self._path == asking.path)
-            and (rule.path is None or fnmatchcase(asking.path, rule.path))
-            and all(_has(asking.header(name), value) for name, value in rule.headers.items())
+            (rule.model is None or rule.model == request.model)
+            and (self._path is None or self._path == request.path)
+            and (rule.path is None or path_matches(rule.path, request.path))
+            and all(_has(request.header(name), value) for name, value in rule.headers.items())
         )
 
     def is_turn(self) -> bool:
-        """Count a request that fits; True when it is one of those that may be struck."""
+        """Count a request that fits; True when it is one of those that the rule is for."""
         self._met += 1
         rule = self._rule
         return (rule.nth is None or self._met == rule.nth) and (
             rule.every is None or self._met % rule.every == 0
         )
 
-    def strikes(self, rng: Random) -> bool:
-        """Chance, and how often it has struck, allow it."""
+    def applies(self, rng: Random) -> bool:
+        """Chance, and how often it has been applied, allow it."""
         rule = self._rule
-        if rule.times is not None and self._struck >= rule.times:
+        if rule.times is not None and self._applied >= rule.times:
             return False
         return rule.probability >= 1 or rng.random() < rule.probability
 
-    def fault(self, asking: Asking, now_s: float) -> Fault:
+    def fault(self, request: RequestFacts, now_s: float) -> Fault:
         """What happens to the request now; without a name when a quota still allows it."""
-        rule = self._rule
-        fault = self._fault(rule, asking, now_s)
-        self._struck += bool(fault.name)
+        fault = self._fault(self._rule, request, now_s)
+        self._applied += bool(fault.name)
         return fault
 
-    def _fault(self, rule: FaultRule, asking: Asking, now_s: float) -> Fault:
+    def _fault(self, rule: FaultRule, request: RequestFacts, now_s: float) -> Fault:
         name = rule.name or rule.action
         if self._quota is not None:
-            error = self._quota.ask(asking.tokens, now_s)
+            error = self._quota.take(request.tokens, now_s)
             return Fault(name=name if error else "", error=error, headers=self._quota.headers(now_s))
         if isinstance(rule, ErrorRule):
             return Fault(name=name, error=_error(rule))
@@ -106,6 +111,97 @@ class _Rule:
         return Fault(name=name, damage=rule)
 
 
+class Quota:
+    """The quota of a `rate-limit` rule: requests and, if the rule has them, tokens; both are real buckets."""
+
+    def __init__(self, rule: RateLimitRule, now_s: float) -> None:
+        self._requests = TokenBucket(rule.rate, max(rule.burst or rule.rate, 1.0), now_s)
+        self._tokens = TokenBucket(rule.token_rate, rule.token_burst, now_s) if rule.token_rate else None
+
+    def take(self, tokens: float, now_s: float) -> ApiError | None:
+        """Take a request of so many tokens; or the 429 that says when it could be had, and nothing is taken.
+
+        A request of more tokens than there can ever be takes them all.
+        """
+        tokens = min(tokens, self._tokens.burst) if self._tokens else 0.0
+        wait_s = self._requests.wait(1.0, now_s)
+        if self._tokens:
+            wait_s = max(wait_s, self._tokens.wait(tokens, now_s))
+        if not wait_s:
+            self._requests.spend(1.0, now_s)
+            if self._tokens:
+                self._tokens.spend(tokens, now_s)
+            return None
+        retry_after_s = math.ceil(wait_s)
+        return ApiError(
+            429,
+            "RateLimitError",
+            f"The quota of {self._requests.per_minute:g} requests per minute is used up; "
+            f"try again in {retry_after_s} s.",
+            headers={"Retry-After": str(retry_after_s)},
+        )
+
+    def headers(self, now_s: float) -> dict[str, str]:
+        """What is left, and how long until all is there again, in the headers that OpenAI's clients know."""
+        requests = _quota_headers("requests", self._requests, now_s)
+        return requests | _quota_headers("tokens", self._tokens, now_s) if self._tokens else requests
+
+
+def _quota_headers(unit: str, bucket: TokenBucket, now_s: float) -> dict[str, str]:
+    return {
+        f"x-ratelimit-limit-{unit}": f"{int(bucket.burst)}",
+        f"x-ratelimit-remaining-{unit}": f"{int(bucket.remaining(now_s))}",
+        f"x-ratelimit-reset-{unit}": format_duration(math.ceil(bucket.full_in(now_s) * 1000) / 1000),
+    }
+
+
+def path_matches(pattern: str, path: str) -> bool:
+    """As `fnmatch.fnmatchcase`, in time len(pattern) * len(path) at most, and without its process-wide cache.
+
+    Patterns come from clients, too: a cache of their regular expressions would be bounded in entries only.
+    """
+    at = place = 0
+    star, retry = -1, 0
+    while place < len(path):
+        if pattern[at : at + 1] == "*":
+            star, retry, at = at, place, at + 1
+        elif width := _fits_one(pattern, at, path[place]):
+            at, place = at + width, place + 1
+        elif star >= 0:  # the last star takes one character more
+            retry += 1
+            at, place = star + 1, retry
+        else:
+            return False
+    return not pattern[at:].strip("*")
+
+
+def _fits_one(pattern: str, at: int, character: str) -> int:
+    """How many characters of `pattern`, from `at` on, stand for this one character of a path; 0: none do."""
+    first = pattern[at : at + 1]
+    if first == "[":
+        begin = at + 2 if pattern[at + 1 : at + 2] == "!" else at + 1
+        end = pattern.find("]", begin + 1)
+        if end > 0:
+            inverted = begin == at + 2
+            return end + 1 - at if _in_set(pattern[begin:end], character) != inverted else 0
+    return int(first in (character, "?") and first != "")
+
+
+def _in_set(members: str, character: str) -> bool:
+    """`members` is what stands in brackets: characters, and ranges such as `a-z`."""
+    at = 0
+    while at < len(members):
+        if members[at + 1 : at + 2] == "-" and at + 2 < len(members):
+            if members[at] <= character <= members[at + 2]:
+                return True
+            at += 3
+        elif members[at] == character:
+            return True
+        else:
+            at += 1
+    return False
+
+
 def _has(found: str | None, wanted: str | None) -> bool:
     return found is not None if wanted is None else found == wanted
 
@@ -114,3 +210,8 @@ def _error(rule: ErrorRule) -> ApiError:
     message = rule.message or f"A scripted fault: status {rule.status}."
     headers = {} if rule.retry_after is None else {"Retry-After": str(rule.retry_after)}
     return ApiError(rule.status, rule.type or error_type(rule.status), message, rule.param, headers)
+
+
+def _rule_bytes(rule: FaultRule) -> int:
+    texts = [text for pair in rule.headers.items() for text in pair]
+    return RULE_BYTES + sum(map(getsizeof, (*astuple(rule), *texts)))

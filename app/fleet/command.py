@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import gevent
 import msgspec
+from tqdm import tqdm
 
-from app.fleet import chart
-from app.fleet.demonstration import demonstrate, proxied, urls
-from app.fleet.errors import FleetError
-from app.fleet.fleet import Fleet, running_fleet
+from app.fleet import report
+from app.fleet.fleet import REPLY_TOKENS, Fleet, check_flags, make_plan, running_fleet
 from app.fleet.options import Options, read
-from app.fleet.plan import check_flags, make_plan
-from app.fleet.progress import Progress
-from app.fleet.summary import Summary
-from app.fleet.table import notes, table
-from app.load.workload import Compose, Workload, make_workload
+from app.fleet.processes import HOST, FleetError
+from app.fleet.proxy import Proxy, server_of
+from app.fleet.report import Summary, summarize
+from app.fleet.routing import policy_of
+from app.load.client import LoadClient
+from app.load.workload import Compose, Workload, arrivals, make_workload
 from app.simulated.corpus import Corpus, sample_sentences
 from app.tokenization import Tokenizer, TokenizerError
 from config import ConfigError, Settings
@@ -77,26 +77,76 @@ def _serve(fleet: Fleet, options: Options) -> NoReturn:
             (policy, ends.enter_context(proxied(fleet, policy, options.seed))[0])
             for policy in options.policies
         ]
-        print("\n".join(urls(addresses, fleet)), flush=True)
+        print("\n".join(_urls(addresses, fleet)), flush=True)
         while True:
             gevent.sleep(CHECK_EVERY_S)
             fleet.processes.check()
 
 
+def demonstrate(
+    fleet: Fleet, workload: Workload, options: Options, now: Callable[[], float], progress: Progress
+) -> list[Summary]:
+    """The figures of every policy, in turns, each with empty caches. FleetError when a process ends."""
+    summaries = []
+    for name in options.policies:
+        fleet.forget()
+        with progress.phase(name, len(workload.requests)) as step:
+            summaries.append(_run_policy(fleet, workload, options, name, now, step))
+        fleet.processes.check()
+    return summaries
+
+
+@contextmanager
+def proxied(fleet: Fleet, policy: str, seed: int) -> Iterator[tuple[str, Proxy]]:
+    """Address (host:port) of a proxy that routes by `policy`, and the proxy, while the block lasts."""
+    proxy = Proxy(fleet.pods, policy_of(policy, fleet.indexer.scores, Random(f"{seed}/{policy}")))
+    server = server_of(proxy)
+    server.start()
+    try:
+        yield f"{HOST}:{server.server_port}", proxy
+    finally:
+        server.stop(timeout=1)
+
+
+def _run_policy(
+    fleet: Fleet,
+    workload: Workload,
+    options: Options,
+    policy: str,
+    now: Callable[[], float],
+    step: Callable[[], None],
+) -> Summary:
+    gaps_s = arrivals(options.rate, Random(f"{options.seed}/arrivals")) if options.rate else None
+    with proxied(fleet, policy, options.seed) as (address, proxy):
+        client = LoadClient(address, fleet.model, REPLY_TOKENS, now)
+        begun_s = now()
+        samples = client.run(workload, options.concurrency, gaps_s, lambda sample: step())
+        return summarize(policy, samples, now() - begun_s, fleet.pods, proxy.policy.fallbacks)
+
+
+def _urls(addresses: Sequence[tuple[str, str]], fleet: Fleet) -> list[str]:
+    """Where everything can be reached, a line each. `addresses`: of proxies, each after its policy."""
+    lines = [f"proxy, {policy}: http://{address}" for policy, address in addresses]
+    lines += [f"pod {number}: http://{pod}" for number, pod in enumerate(fleet.pods)]
+    return [*lines, f"indexer: http://{fleet.indexer.address}"]
+
+
 def _show(summaries: Sequence[Summary], options: Options, workload: Workload) -> None:
-    print(table(summaries))
-    for line in notes(summaries):
+    print(report.table(summaries))
+    for line in report.notes(summaries):
         print(line)
     if options.json is not None:
         _write_json(summaries, options, options.json)
     if options.png is None:
         return
-    if not chart.can_draw():
-        print(chart.HOW_TO_GET)
+    if not report.can_draw():
+        print(report.HOW_TO_GET)
         return
-    load_told = f"{options.rate:g} requests/s" if options.rate else f"{options.concurrency} at once"
-    title = f"{options.pods} pods, {len(workload.asks)} requests, {load_told}, "
-    chart.draw(summaries, title + f"{options.groups} prefixes of {options.prefix_tokens} tokens", options.png)
+    load_text = f"{options.rate:g} requests/s" if options.rate else f"{options.concurrency} at once"
+    title = f"{options.pods} pods, {len(workload.requests)} requests, {load_text}, "
+    report.draw(
+        summaries, title + f"{options.groups} prefixes of {options.prefix_tokens} tokens", options.png
+    )
     print(f"picture: {options.png}")
 
 
@@ -131,3 +181,35 @@ def _ended_by_signals() -> Iterator[None]:
         for watcher, number, handler in zip(watchers, numbers, before, strict=True):
             watcher.cancel()
             signal.signal(number, handler)
+
+
+class Progress:
+    """Says on `stream` what is going on: a bar on a terminal, a line for each phase elsewhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    @contextmanager
+    def phase(self, name: str, steps: int) -> Iterator[Callable[[], None]]:
+        """A phase of so many steps; what is given is to be called after each of them."""
+        is_terminal = self._stream.isatty()
+        if not is_terminal:
+            self.note(f"{name} ...")
+        form = "{desc} {bar:30} {n_fmt}/{total_fmt} {elapsed}"
+        with tqdm(
+            total=steps,
+            desc=name,
+            file=self._stream,
+            bar_format=form,
+            leave=False,
+            disable=not is_terminal,
+        ) as bar:
+
+            def step() -> None:
+                bar.update()
+
+            yield step
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        print(text, file=self._stream, flush=True)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.cli import Parser, whole_number
-from app.fleet.policies import POLICIES
+from app.fleet.routing import POLICIES
 from config import ConfigError
+from config.flags import Parser, whole_number
 
 ABOUT = """\
 Start pods, an indexer and a proxy on this machine, play a workload of shared prefixes, and show the time to

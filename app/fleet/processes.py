@@ -1,10 +1,12 @@
-"""Server processes on loopback: started together, ended together."""
+"""Server processes on loopback ports of their own: started together, ended together."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,11 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from app.fleet.errors import FleetError
-from app.fleet.ports import HOST, Ports
-from app.load.connection import exchange
-from config.table import TABLE
+from app.load.client import exchange
+from config.settings import TABLE
 
+HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[2]
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 4.0
@@ -32,6 +33,40 @@ STRANGE = ("SIM_", "GUNICORN_", "VLLM_", "POD_", "OTEL_", "UNDERSTUDY_", "WEB_CO
 
 Command = Callable[[int], Sequence[str]]
 """The command line of a server that is to answer on a port."""
+
+
+class FleetError(Exception):
+    """A process that does not start or has ended, or an index that hears nothing; the text is one line."""
+
+
+class Ports:
+    """Ports that no one listened on when they were taken; `close` gives all of them back.
+
+    On Linux each stays reserved: a socket is bound to it that never listens. The kernel then does not give
+    the port to anybody who asks for any, but to a server that asks for this one and sets SO_REUSEADDR, as
+    gunicorn and ZMQ do. Elsewhere another process may be faster.
+    """
+
+    def __init__(self) -> None:
+        self._reserved: list[socket.socket] = []
+
+    def take(self) -> int:
+        """A port that this object has not given before."""
+        reserved = socket.socket()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((HOST, 0))
+        port = int(reserved.getsockname()[1])
+        if sys.platform == "linux":
+            self._reserved.append(reserved)
+        else:
+            reserved.close()
+        return port
+
+    def close(self) -> None:
+        """Give the ports back."""
+        for reserved in self._reserved:
+            reserved.close()
+        self._reserved.clear()
 
 
 class ServerProcess:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
-from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+import gevent
 import msgspec
+from gevent.pywsgi import WSGIHandler, WSGIServer
+from gevent.socket import wait_read
 
-from app.fleet.indexer import GENERATING, Incoming
-from app.fleet.policies import Policy
-from app.fleet.relay import Relay
-from app.fleet.watch import CLIENT, watched
-from app.load.connection import Connection
+from app.fleet.processes import HOST
+from app.fleet.routing import GENERATING, Incoming, Policy
+from app.load.client import ROUTED_TO, Connection
 
-ROUTED_TO = "x-routed-to"
 READ_TIMEOUT_S = 300.0
 """How long a pod may say nothing, at the start of an answer or within it."""
 HOP_BY_HOP = frozenset(
@@ -23,15 +26,17 @@ HOP_BY_HOP = frozenset(
 ) | {"transfer-encoding"}
 NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
 
-Environ = dict[str, Any]
-StartResponse = Callable[[str, list[tuple[str, str]]], object]
 Choose = Callable[[Incoming, Sequence[str], Mapping[str, int]], str]
+PIECE = 65536
+"""Most bytes that are passed on at once; a piece is never waited for to become full."""
+CLIENT = "fleet.client_socket"
+"""Key of the WSGI environ: the socket of the client."""
 
 
 class Proxy:
     """Forwards POST /v1/completions and /v1/chat/completions, and GET /v1/models to the least loaded pod.
 
-    GET /health answers for the proxy itself, GET /routing tells what it has done. A pod that cannot be
+    GET /health answers for the proxy itself, GET /routing answers with what it has done. A pod that cannot be
     connected to is passed over; without any pod the answer has status 502.
     """
 
@@ -43,8 +48,8 @@ class Proxy:
         self.routed = Counter(dict.fromkeys(pods, 0))
         self.unreachable: Counter[str] = Counter()
 
-    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """WSGI. The client's socket in `environ` (app.fleet.watch) is what tells that a client has left."""
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """WSGI. The client's socket in `environ` is what says that a client has left."""
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         incoming = Incoming(path, environ["wsgi.input"].read())
         if method == "POST" and path in GENERATING:
@@ -52,10 +57,10 @@ class Proxy:
         if method == "GET" and path == "/v1/models":
             return self._forward(incoming, environ, start_response, _least_loaded)
         if method == "GET" and path in ("/health", "/routing"):
-            return _reply(start_response, "200 OK", self.told())
+            return _reply(start_response, "200 OK", self.statistics())
         return _refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
 
-    def told(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, object]:
         """What has been done so far, for GET /routing."""
         return {
             "routed": dict(self.routed),
@@ -65,7 +70,7 @@ class Proxy:
         }
 
     def _forward(
-        self, incoming: Incoming, environ: Environ, start_response: StartResponse, choose: Choose
+        self, incoming: Incoming, environ: WSGIEnvironment, start_response: StartResponse, choose: Choose
     ) -> Iterable[bytes]:
         left = list(self.pods)
         while left:
@@ -87,7 +92,7 @@ class Proxy:
         pod: str,
         connection: Connection,
         incoming: Incoming,
-        environ: Environ,
+        environ: WSGIEnvironment,
         start_response: StartResponse,
     ) -> Iterable[bytes]:
         """The pod's answer. It holds its place until it is closed, whatever comes before that."""
@@ -110,17 +115,99 @@ class Proxy:
         self.in_flight[pod] -= 1
 
 
+class Relay:
+    """The body of an answer, for WSGI. It owns the connection to the pod; `close` may come at any time."""
+
+    def __init__(self, connection: Connection, unwatch: Callable[[], None], done: Callable[[], None]) -> None:
+        """`done` is called once, when it is over."""
+        self._connection = connection
+        self._unwatch = unwatch
+        self._done = done
+        self._over = False
+        self._response: HTTPResponse | None = None
+
+    def of(self, response: HTTPResponse) -> Relay:
+        """The relay of this answer."""
+        self._response = response
+        return self
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The pieces. ConnectionResetError when the answer breaks off: the client's is to break off, too."""
+        response = self._response
+        assert response is not None
+        try:
+            while piece := response.read1(PIECE):
+                yield piece
+        except (OSError, HTTPException, ValueError) as error:
+            raise _broken(repr(error)) from error
+        if response.length:
+            raise _broken(f"{response.length} bytes are missing")
+
+    def close(self) -> None:
+        """Let go of the pod, which ends what it still does for this request."""
+        if self._over:
+            return
+        self._over = True
+        self._unwatch()
+        self._connection.close()
+        if self._response is not None:
+            self._response.close()
+        self._done()
+
+
+def _broken(why: str) -> ConnectionResetError:
+    # The server closes the connection without a word for this one errno, and without the end of the body.
+    return ConnectionResetError(errno.ECONNRESET, f"the pod's answer broke off: {why}")
+
+
+class _Handler(WSGIHandler):  # type: ignore[misc]
+    """gevent's, which also hands the client's socket to the application."""
+
+    def get_environ(self) -> WSGIEnvironment:
+        """The WSGI environment."""
+        environ: WSGIEnvironment = super().get_environ()
+        # A token must not wait for the acknowledgement of the one before.
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        environ[CLIENT] = self.socket
+        return environ
+
+
+def server_of(application: WSGIApplication, port: int = 0) -> WSGIServer:
+    """A server on loopback that is not started yet; port 0 is any free one. It writes no log."""
+    return WSGIServer((HOST, port), application, handler_class=_Handler, log=None, error_log=None)
+
+
+def watched(client: socket.socket | None, left: Callable[[], None]) -> Callable[[], None]:
+    """Call `left` when the client closes its side, also while nothing can be written to it.
+
+    What is returned ends the watch.
+    """
+    if client is None:
+        return lambda: None
+    greenlet = gevent.spawn(_watch, client, left)
+    return lambda: greenlet.kill(block=False)
+
+
+def _watch(client: socket.socket, left: Callable[[], None]) -> None:
+    with suppress(OSError):
+        wait_read(client.fileno())
+        # More bytes than the request: the next one, so the client is there.
+        if client.recv(1, socket.MSG_PEEK):
+            return
+    left()
+
+
 def _least_loaded(incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
     return min(pods, key=in_flight.__getitem__)
 
 
-def _target(environ: Environ) -> str:
+def _target(environ: WSGIEnvironment) -> str:
     query = environ.get("QUERY_STRING")
     path: str = environ["PATH_INFO"]
     return f"{path}?{query}" if query else path
 
 
-def _request_headers(environ: Environ) -> dict[str, str]:
+def _request_headers(environ: WSGIEnvironment) -> dict[str, str]:
     """The client's headers, as far as they concern the pod."""
     headers = {
         name.removeprefix("HTTP_").replace("_", "-").lower(): value

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import gevent
 from gunicorn.http.errors import ParseException
 
+from app.clock.pause import pause
+from app.http.context import Readable, RequestContext
 from app.http.errors import ApiError, malformed, too_large
 from config.settings import ServerSettings
+
+STEP = 1 << 18
+"""Bytes that are read at once; others have their turn in between."""
+CHUNKED_STEP = 1 << 11
+"""The same for a chunked body, whose every byte may be a chunk of its own, to be taken apart in Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +30,59 @@ class BodyLimits:
         """As the settings say."""
         return cls(server.max_request_body_size_mb << 20, server.read_timeout)
 
-    def read(self, environ: Mapping[str, Any]) -> bytes:
+    def read(self, context: RequestContext) -> bytes:
         """The whole body. ApiError 413: too large, 408: it does not come, 400: it is cut short."""
-        declared = environ.get("CONTENT_LENGTH") or "0"
+        if context.body is not None:
+            return context.body
+        context.body = body = self._whole(context)
+        return body
+
+    def _whole(self, context: RequestContext) -> bytes:
+        declared = context.headers.get("content-length") or "0"
         if declared.isdecimal() and int(declared) > self.most_bytes:
             raise self._too_large()
-        body: bytes | None = None
-        try:
-            with gevent.Timeout(self.timeout_s, False):
-                body = environ["wsgi.input"].read(self.most_bytes + 1)
-        except (OSError, ParseException) as error:
-            raise malformed(f"body: it broke off: {error}", "body") from error
-        if body is None:
-            raise self._too_slow()
+        body = self._receive(context)
         if declared.isdecimal() and len(body) < int(declared):
             raise malformed(f"body: {len(body)} of {declared} bytes arrived", "body")
         if len(body) > self.most_bytes:
             raise self._too_large()
         return body
 
+    def _receive(self, context: RequestContext) -> bytes:
+        """At most one byte more than allowed; the beginning that arrived stays in the context."""
+        source = context.source
+        if source is None:
+            return b""
+        step = STEP if "content-length" in context.headers else CHUNKED_STEP
+        parts: list[bytes] = []
+        received, ended = 0, False
+        try:
+            with gevent.Timeout(self.timeout_s, False):
+                while not ended and received <= self.most_bytes:
+                    wanted = min(max(step, _held(source)), self.most_bytes + 1 - received)
+                    parts.append(source.read(wanted))
+                    received += len(parts[-1])
+                    ended = len(parts[-1]) < wanted
+                    if not ended:
+                        pause()
+        except (OSError, ParseException) as error:
+            raise malformed(f"body: it broke off: {error}", "body") from error
+        finally:
+            context.body_read = b"".join(parts)
+        if not ended and received <= self.most_bytes:
+            raise ApiError(
+                408, "Request Timeout", f"The request body did not arrive within {self.timeout_s:g} s."
+            )
+        return context.body_read
+
     def _too_large(self) -> ApiError:
         return too_large(f"The request body is larger than {self.most_bytes >> 20} MiB.")
 
-    def _too_slow(self) -> ApiError:
-        return ApiError(
-            408, "Request Timeout", f"The request body did not arrive within {self.timeout_s:g} s."
-        )
+
+def _held(source: Readable) -> int:
+    """Bytes that gunicorn has read and taken apart already, which cost nothing any more.
+
+    It copies what it still holds at every call: a chunk of a MiB would be copied hundreds of times.
+    """
+    buffer = getattr(getattr(source, "reader", None), "buf", None)
+    return 0 if buffer is None else buffer.tell()

@@ -1,19 +1,17 @@
-"""The client's socket underneath a WSGI request.
+"""The client's socket underneath a request.
 
-gunicorn shows it as `environ["gunicorn.socket"]`. It serves two ends: noticing that a client has gone
-while nothing is being written, and writing due bytes from the hub without waking a greenlet.
+It serves two ends: noticing that a client has gone while nothing is being written, and writing due bytes from
+the hub without waking a greenlet.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Protocol
 
 import gevent
-
-from app.http.environ import ENDED
 
 READ = 1
 LOOK_AGAIN_S = 0.05
@@ -22,29 +20,47 @@ ESTABLISHED = b"\x01"
 """First byte of Linux' tcp_info while neither side has closed."""
 
 
+class Watcher(Protocol):
+    """A watcher of gevent's loop, which ships no types."""
+
+    def start(self, callback: Callable[..., None], *args: object) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class GeventSocket(Protocol):
+    """What is needed of a socket of gevent: itself, and the bare one inside."""
+
+    _sock: socket.socket
+
+    def sendall(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Connection:
-    """One client's socket (TCP or Unix, owned by gevent). Not `plain` is TLS, where only `send_all` sends.
+    """One client's socket (TCP or Unix, owned by gevent). `plain` is not TLS: bytes may be written past the
+    server.
 
     `ended` tells the server that a chunked body has been written to its very end; None under a server that
     cannot be told, and ends it itself.
     """
 
-    def __init__(self, sock: Any, ended: Callable[[], None] | None = None, plain: bool = True) -> None:
+    def __init__(
+        self, sock: GeventSocket, ended: Callable[[], None] | None = None, plain: bool = True
+    ) -> None:
         self.ended = ended
         self.plain = plain
-        self._sock = sock
         self._raw: socket.socket = sock._sock
         self.send_now: Callable[[bytes], int] = self._raw.send
         """Sends what fits without waiting. BlockingIOError: nothing; other OSError: the client is gone."""
-        self._watcher: Any = None
+        self._watcher: Watcher | None = None
 
-    @classmethod
-    def of(cls, environ: Mapping[str, Any]) -> Connection | None:
-        """The connection of a request; None without a gevent socket (test clients)."""
-        sock = environ.get("gunicorn.socket")
-        if sock is None or not hasattr(sock, "_sock"):
-            return None
-        return cls(sock, environ.get(ENDED), environ.get("wsgi.url_scheme") == "http")
+    def fileno(self) -> int:
+        """The socket's file descriptor."""
+        return self._raw.fileno()
 
     def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` in the hub as soon as the client closes or resets the connection."""
@@ -79,11 +95,6 @@ class Connection:
             if self._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED:
                 self.unwatch()
                 gone()
-
-    def send_all(self, data: bytes, timeout_s: float) -> None:
-        """Send everything, letting others run meanwhile. OSError: gone, or stalled for `timeout_s`."""
-        with gevent.Timeout(timeout_s, OSError("the client takes no more data")):
-            self._sock.sendall(data)
 
     def shut(self) -> None:
         """Break the connection, so that whoever still writes to it stops at once."""

@@ -1,37 +1,218 @@
-"""Responses that cost little: the headers as given, the body as it is."""
+"""An HTTP response, whoever sends it: Flask under any worker, or the fast path.
+
+A `Response` is a WSGI callable, so Flask returns it as it is. Werkzeug's own copies and completes the headers
+at every call, at a tenth of the cost of a short chat; ours are complete when they are made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import msgspec
-from flask import Response
-from werkzeug.wsgi import ClosingIterator
+from werkzeug.http import HTTP_STATUS_CODES
+
+from app.http.stream import StreamTransport
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+STATUS_LINES = {status: f"{status} {phrase.upper()}" for status, phrase in HTTP_STATUS_CODES.items()}
+"""Code and reason phrase; those of Python's own table change with its version."""
+CLIENT_GONE = 499
+"""Status, for the logs only, of an answer that nobody waits for any more."""
 
 
-class Reply(Response):
-    """A response that is sent as it was made.
+class StreamingBody:
+    """A body that comes piece by piece. It is either iterated or attached, once; `close` always."""
 
-    Werkzeug's own way copies and completes the headers (Location, Content-Length of 204 ...) at
-    every call, at a tenth of the cost of a short chat; ours are complete when they are made.
+    __slots__ = ("bytes_sent", "gone")
+
+    def __init__(self) -> None:
+        self.bytes_sent = 0
+        """Bytes of content that have gone to the server or the socket; who left may have got fewer."""
+        self.gone = False
+        """The client left before the end."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise NotImplementedError
+
+    def complete(self) -> bytes | None:
+        """The whole body, if it is all there and little: then it is sent at once, and not attached."""
+        return None
+
+    def attach(self, transport: StreamTransport) -> None:
+        """Have the pieces written to `transport` from the hub, as they come."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The server is done with it."""
+
+
+class CountedBody:
+    """A body of pieces that counts its bytes; closing it closes the pieces."""
+
+    __slots__ = ("_next", "_pieces", "bytes_sent", "gone")
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = pieces
+        self._next = iter(pieces).__next__
+        self.bytes_sent = 0
+        self.gone = False
+
+    def __iter__(self) -> CountedBody:
+        return self
+
+    def __next__(self) -> bytes:
+        piece = self._next()
+        self.bytes_sent += len(piece)
+        return piece
+
+    def close(self) -> None:
+        if (close := getattr(self._pieces, "close", None)) is not None:
+            close()
+
+
+class Response:
+    """Status, headers and body; every body that is bytes has its `Content-Length`.
+
+    `body` is bytes, or any iterable of bytes that is sent on as it comes. The names of `headers` differ in
+    more than case; they leave in the order in which they were set.
     """
 
-    default_mimetype = None  # a body that says nothing has no media type
+    __slots__ = ("_on_close", "body", "headers", "status")
+
+    def __init__(
+        self,
+        body: bytes | Iterable[bytes] = b"",
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+    ) -> None:
+        self.status = status
+        self.headers = dict(headers) if headers else {}
+        if content_type is not None:
+            self.headers["Content-Type"] = content_type
+        if isinstance(body, bytes):
+            self.headers["Content-Length"] = str(len(body))
+        self.body = body
+        self._on_close: list[Callable[[], None]] | None = None
+
+    @property
+    def status_line(self) -> str:
+        """Code and reason phrase."""
+        return STATUS_LINES.get(self.status) or f"{self.status} UNKNOWN"
+
+    def header_items(self) -> list[tuple[str, str]]:
+        """All headers, in order."""
+        return list(self.headers.items())
+
+    def replace_body(self, body: bytes) -> None:
+        """Send `body` instead, and its length."""
+        self.body = body
+        self.headers["Content-Length"] = str(len(body))
+
+    def header_lines(self) -> str:
+        """The headers as lines of HTTP/1.1, with the empty line that ends a head."""
+        lines = ""
+        for name, value in self.headers.items():
+            lines += f"{name}: {value}\r\n"
+        if isinstance(self.body, bytes) and "Content-Length" not in self.headers:
+            return f"{lines}Content-Length: {len(self.body)}\r\n\r\n"
+        return lines + "\r\n"
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, when the answer has been sent, or nobody waits for it any more."""
+        if self._on_close is None:
+            self._on_close = []
+        self._on_close.append(callback)
+
+    def close(self) -> None:
+        """The server is done with the response: close the body, then call back, whatever of it fails."""
+        callbacks, self._on_close = self._on_close, None
+        with ExitStack() as last_first:
+            for callback in reversed(callbacks or ()):
+                last_first.callback(callback)
+            if not isinstance(self.body, bytes) and (close := getattr(self.body, "close", None)) is not None:
+                close()
+
+    def without_body(self) -> None:
+        """As a HEAD request has it: the length is that of what is not sent."""
+        self.body = b""
+
+    def vary(self, *names: str) -> None:
+        """Add request headers that the answer depends on."""
+        present = [name.strip() for name in self.headers.get("Vary", "").split(",") if name.strip()]
+        known = {name.lower() for name in present}
+        self.headers["Vary"] = ", ".join([*present, *(name for name in names if name.lower() not in known)])
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        start_response(self.status, self.headers.to_wsgi_list())
-        if type(self.response) is list and not self._on_close:
-            return self.response
-        return ClosingIterator(self.response, self.close)  # type: ignore[arg-type]  # bytes, never str
+        start_response(self.status_line, self.header_items())
+        if isinstance(self.body, bytes):
+            if self._on_close is None:
+                return [self.body]
+            return ClosingBody([self.body], self)
+        return ClosingBody(self.body, self)
 
 
-def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+class ClosingBody:
+    """A body as WSGI wants it: its `close` is the response's."""
+
+    __slots__ = ("_body", "_response")
+
+    def __init__(self, body: Iterable[bytes], response: Response) -> None:
+        self._body = iter(body)
+        self._response = response
+
+    def __iter__(self) -> ClosingBody:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._body)
+
+    def close(self) -> None:
+        self._response.close()
+
+
+class PendingResponse:
+    """A response that is still to come, without a greenlet that waits for it.
+
+    `on_abort` is called when the client leaves before it has come.
+    """
+
+    __slots__ = ("_on_abort", "_then", "outcome")
+
+    def __init__(self, on_abort: Callable[[], None]) -> None:
+        self._on_abort: Callable[[], None] | None = on_abort
+        self.outcome: Response | Exception | None = None
+        self._then: Callable[[Response | Exception], None] | None = None
+
+    def then(self, callback: Callable[[Response | Exception], None]) -> None:
+        """Call `callback` once with the response, or the error in its place; now if it is there already."""
+        if self.outcome is not None:
+            callback(self.outcome)
+        else:
+            self._then = callback
+
+    def resolve(self, outcome: Response | Exception) -> None:
+        """The response is there, or there will be none."""
+        self.outcome = outcome
+        self._on_abort = None
+        callback, self._then = self._then, None
+        if callback is not None:
+            callback(outcome)
+
+    def abort(self) -> None:
+        """The client has gone: nobody is called any more. Nothing happens when the response is there."""
+        on_abort, self._on_abort, self._then = self._on_abort, None, None
+        if on_abort is not None:
+            on_abort()
+
+
+def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON answer; `body` is encoded unless it is bytes already."""
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    return Reply(data, status, headers, content_type=JSON)
+    return Response(data, status, headers, JSON)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from app.http.errors import ApiError, internal
+from app.http.errors import ApiError
 
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
@@ -17,7 +17,6 @@ def event_of(item: Any) -> bytes:
     return b"data: " + msgspec.json.encode(item) + b"\n\n"
 
 
-def error_event(error: Exception) -> bytes:
+def error_event(error: ApiError) -> bytes:
     """The event of an error that came after the stream had begun."""
-    known = error if isinstance(error, ApiError) else internal("The generation failed.")
-    return b"data: " + known.body() + b"\n\n"
+    return b"data: " + error.body() + b"\n\n"

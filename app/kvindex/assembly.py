@@ -17,9 +17,11 @@ from app.kvcache.endpoints import port_of
 from app.kvcache.events import EventBatch
 from app.kvcache.publisher import Listener
 from app.kvcache.wire import encoder
+from app.kvindex.discovery import Discovery
 from app.kvindex.feed import Message
 from app.kvindex.generations import GENERATIONS, GenerationName
 from app.kvindex.index import IndexSettings
+from app.kvindex.library import TokenizerLibrary
 from app.kvindex.pool import PoolSettings
 from app.kvindex.redis_settings import RedisSettings
 from app.kvindex.scorer import Weights
@@ -27,13 +29,10 @@ from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.subscriber import SubscriberSettings
 from app.kvindex.tokenizers import TokenizationSettings
 from app.kvindex.topics import parse
-from app.lora.modules import adapters_of
-from app.tokenization import LocalTokenizer, Tokenizer, load_tokenizer
-from app.tokenization.discovery import Discovery
-from app.tokenization.library import TokenizerLibrary
+from app.lora.registry import adapters_of
+from app.tokenization import Tokenizer, load_tokenizer
 from config import ConfigError, Settings
-from config.kv_index_values import tier_weights, tokenizer_sources
-from config.settings import KVIndexSettings
+from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sources
 
 DEFAULT_BIND = "tcp://*:5557"
 """Where an indexer listens that is told nothing: the port of llm-d's manager."""
@@ -66,10 +65,7 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
 
 
 def _load(source: str, hf_token: str | None) -> Tokenizer:
-    tokenizer = load_tokenizer(model=source, tokenizer=source, explicit=True, hf_token=hf_token)
-    if isinstance(tokenizer, LocalTokenizer):
-        _ = tokenizer.cutter  # found out here, beside the event loop
-    return tokenizer
+    return load_tokenizer(model=source, tokenizer=source, explicit=True, hf_token=hf_token)
 
 
 def aliases(settings: Settings) -> Mapping[str, str]:

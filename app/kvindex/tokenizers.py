@@ -9,9 +9,9 @@ from typing import TypeVar
 from msgspec import Struct
 
 from app.kvindex.metrics import IndexMetrics
+from app.kvindex.prefix_store import MAX_TOKENS, PrefixStore
 from app.kvindex.workers import Workers, WorkersBusy
 from app.tokenization.base import PLAIN_CHAT, ChatOptions, Message, Tokenizer
-from app.tokenization.prefix_store import MAX_TOKENS, PrefixStore
 
 T = TypeVar("T")
 Find = Callable[[str], Tokenizer]

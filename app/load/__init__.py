@@ -1,1 +1,1 @@
-"""Load on a server: clients and workloads that fleet and benchmarks share."""
+"""Load on a server: the client and the workloads that fleet and benchmarks share."""

@@ -1,23 +1,25 @@
-"""The client: sends the workload's requests and measures what comes back."""
+"""The load client: connections that let other greenlets run while they wait; how a workload is sent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from itertools import repeat
-from typing import Any
 
 import gevent
+import gevent.socket
 import msgspec
 from gevent.pool import Pool
+from msgspec import UNSET, Struct
 
-from app.fleet.indexer import COMPLETIONS
-from app.fleet.proxy import ROUTED_TO
-from app.load.connection import JSON, Connection
 from app.load.workload import Workload
 
+COMPLETIONS = "/v1/completions"
+JSON = {"Content-Type": "application/json"}
+ROUTED_TO = "x-routed-to"
+"""Header in which a proxy says which pod has answered."""
 PATIENCE_S = 120.0
 """How long an answer may pause before the request counts as failed."""
 DATA = b"data: "
@@ -26,8 +28,63 @@ DONE = b"[DONE]"
 Now = Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Connection(HTTPConnection):
+    """One connection to `address` (host:port). What waits longer than `timeout_s` gets a TimeoutError."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        host, _, port = address.rpartition(":")
+        super().__init__(host, int(port))
+        self._timeout_s = timeout_s
+        self._open: socket.socket | None = None
+
+    def connect(self) -> None:
+        """Open the connection. OSError when no one listens."""
+        self._open = self.sock = gevent.socket.create_connection((self.host, self.port), self._timeout_s)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def cut(self) -> None:
+        """End it under the hands of whoever reads from it, who sees the end of the stream."""
+        if self._open is not None:
+            with suppress(OSError):
+                self._open.shutdown(socket.SHUT_RDWR)
+
+
+def exchange(
+    address: str, method: str, path: str, body: bytes | None = None, timeout_s: float = 5.0
+) -> tuple[int, bytes]:
+    """Status and body of one request. OSError for whatever keeps it from being answered."""
+    headers = {} if body is None else JSON
+    with closing(Connection(address, timeout_s)) as connection:
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except HTTPException as error:
+            raise ConnectionError(f"{address}: {error!r}") from error
+
+
+class _Choice(Struct):
+    text: str | None = None
+
+
+class _PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Chunk(Struct):
+    """An event of a stream, as far as the client looks at it."""
+
+    choices: Sequence[_Choice] = ()
+    usage: _Usage | None = None
+    error: object = UNSET
+
+
+class Sample(Struct, frozen=True):
     """What became of one request. `ttft_s`: from sending to the first token; `error`: empty if none."""
 
     pod: str
@@ -37,7 +94,7 @@ class Sample:
     error: str = ""
 
 
-class Client:
+class LoadClient:
     """Streams completions of `tokens` tokens from the server at `address`."""
 
     def __init__(self, address: str, model: str, tokens: int, now: Now) -> None:
@@ -45,7 +102,7 @@ class Client:
         self._body = {"model": model, "max_tokens": tokens, "stream": True, "ignore_eos": True}
         self._now = now
 
-    def play(
+    def run(
         self,
         workload: Workload,
         concurrency: int | None,
@@ -66,17 +123,17 @@ class Client:
         due_s = self._now()
         try:
             # Due times are absolute: what a spawn takes does not make the rate lower.
-            for ask, gap_s in zip(workload.asks, gaps_s or repeat(0.0), strict=False):
+            for request, gap_s in zip(workload.requests, gaps_s or repeat(0.0), strict=False):
                 due_s += gap_s
                 gevent.sleep(max(0.0, due_s - self._now()))
-                running.spawn(one, ask.prompt)
+                running.spawn(one, request.prompt)
             running.join(raise_error=True)
         finally:
             running.kill()
         return samples
 
     def sample(self, prompt: str) -> Sample:
-        """Send one request and read its answer to the end. Whatever goes wrong is told in the sample."""
+        """Send one request and read its answer to the end. Whatever goes wrong is in the sample."""
         body = {**self._body, "prompt": prompt, "stream_options": {"include_usage": True}}
         with closing(Connection(self._address, PATIENCE_S)) as connection:
             sent_s = self._now()
@@ -93,26 +150,26 @@ class Client:
 
     def _read(self, response: HTTPResponse, pod: str, sent_s: float) -> Sample:
         ttft_s: float | None = None
-        usage: dict[str, Any] | None = None
+        usage: _Usage | None = None
         for chunk in _chunks(response):
-            if "error" in chunk:
-                return Sample(pod, 0.0, 0, 0, f"the stream has an error: {chunk['error']}")
-            if ttft_s is None and any(choice.get("text") for choice in chunk.get("choices", ())):
+            if chunk.error is not UNSET:
+                return Sample(pod, 0.0, 0, 0, f"the stream has an error: {chunk.error}")
+            if ttft_s is None and any(choice.text for choice in chunk.choices):
                 ttft_s = self._now() - sent_s
-            usage = chunk.get("usage") or usage
+            usage = chunk.usage or usage
         if ttft_s is None or usage is None:
             return Sample(pod, 0.0, 0, 0, "the stream ended without a token or without its usage")
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return Sample(pod, ttft_s, usage["prompt_tokens"], cached)
+        details = usage.prompt_tokens_details or _PromptDetails()
+        return Sample(pod, ttft_s, usage.prompt_tokens, details.cached_tokens or 0)
 
 
-def _chunks(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+def _chunks(response: HTTPResponse) -> Iterator[_Chunk]:
     """The events of a stream. HTTPException when it ends before it says so."""
     for line in response:
         if line.startswith(DATA):
             if line.removeprefix(DATA).strip() == DONE:
                 return
-            yield msgspec.json.decode(line.removeprefix(DATA))
+            yield msgspec.json.decode(line.removeprefix(DATA), type=_Chunk)
     raise HTTPException("the stream broke off")
 
 

@@ -21,7 +21,7 @@ Compose = Callable[[int, Random], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class WorkloadRequest:
     """One request: the `turn`-th of a `user` of a `group`, all counted from 0."""
 
     group: int
@@ -34,7 +34,7 @@ class Ask:
 class Workload:
     """Requests in the order in which they are sent, and about how many tokens they have."""
 
-    asks: tuple[Ask, ...]
+    requests: tuple[WorkloadRequest, ...]
     longest_tokens: int
     """Of the longest prompt."""
     distinct_tokens: int
@@ -46,18 +46,18 @@ def make_workload(requests: int, groups: int, prefix_tokens: int, seed: int, com
 
     The same arguments make the same workload; another number of requests has the same system prompts.
     """
-    talks = {(group, user): turns for group, user, turns in _talks(requests, groups)}
+    conversations = {(group, user): turns for group, user, turns in _conversations(requests, groups)}
     prefixes = [_prefix(group, prefix_tokens, seed, compose) for group in range(groups)]
     prompts = {
         (group, user): _prompts(prefixes[group], turns, Random(f"{seed}/{group}/{user}"), compose)
-        for (group, user), turns in talks.items()
+        for (group, user), turns in conversations.items()
     }
-    asks = tuple(
-        Ask(group, user, turn, prompts[group, user][turn])
-        for group, user, turn in _shuffled(talks, Random(f"{seed}/order"))
+    sequence = tuple(
+        WorkloadRequest(group, user, turn, prompts[group, user][turn])
+        for group, user, turn in _shuffled(conversations, Random(f"{seed}/order"))
     )
-    own = [_own_tokens(turns) for turns in talks.values()]
-    return Workload(asks, prefix_tokens + max(own), min(groups, requests) * prefix_tokens + sum(own))
+    own = [_own_tokens(turns) for turns in conversations.values()]
+    return Workload(sequence, prefix_tokens + max(own), min(groups, requests) * prefix_tokens + sum(own))
 
 
 def arrivals(rate: float, rng: Random) -> Iterator[float]:
@@ -66,7 +66,7 @@ def arrivals(rate: float, rng: Random) -> Iterator[float]:
         yield rng.expovariate(rate)
 
 
-def _talks(requests: int, groups: int) -> Iterator[tuple[int, int, int]]:
+def _conversations(requests: int, groups: int) -> Iterator[tuple[int, int, int]]:
     """Group, user and number of turns of each conversation."""
     for group in range(groups):
         left = requests // groups + (group < requests % groups)
@@ -74,9 +74,9 @@ def _talks(requests: int, groups: int) -> Iterator[tuple[int, int, int]]:
             yield group, user, min(TURNS, left - user * TURNS)
 
 
-def _shuffled(talks: dict[tuple[int, int], int], rng: Random) -> Iterator[tuple[int, int, int]]:
+def _shuffled(conversations: dict[tuple[int, int], int], rng: Random) -> Iterator[tuple[int, int, int]]:
     """Group, user and turn of each request."""
-    places = [talk for talk, turns in talks.items() for _ in range(turns)]
+    places = [conversation for conversation, turns in conversations.items() for _ in range(turns)]
     rng.shuffle(places)
     begun: Counter[tuple[int, int]] = Counter()
     for group, user in places:

@@ -1,18 +1,37 @@
-"""The LoRA adapters that are loaded, and what loading and unloading refuses (vllm-api.md section 10)."""
+"""The LoRA adapters that are loaded, from `lora-modules` or at runtime (vllm-api.md section 10)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from sys import getsizeof
 
+import msgspec
 from msgspec import Struct
 
-from app.http.errors import ApiError, not_found
+from config import ConfigError
+from config.settings import LoraSettings, ModelSettings
 
 Watch = Callable[[str], None]
+RUNTIME_BYTES = 2**20
+"""Memory of the adapters that may be loaded at runtime: about 3,000 with paths of usual length."""
+ENTRY_BYTES = 128
+"""Most bytes of one entry of a dictionary, its share of the free ones included."""
 
 
-def nobody(name: str) -> None:
-    """Nobody watches."""
+class AdapterError(Exception):
+    """An adapter that cannot be loaded or unloaded; the text is one sentence for the client."""
+
+
+class AdapterAlreadyLoaded(AdapterError):
+    """The name is loaded already, and was not to be replaced."""
+
+
+class AdapterTooLarge(AdapterError):
+    """Name and path are longer than all adapters together may be."""
+
+
+class AdapterNotFound(AdapterError):
+    """No adapter has this name."""
 
 
 class Adapter(Struct, frozen=True):
@@ -21,18 +40,30 @@ class Adapter(Struct, frozen=True):
     name: str
     path: str
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes in a registry."""
+        return ENTRY_BYTES + getsizeof(self) + getsizeof(self.name) + getsizeof(self.path)
+
 
 class LoRARegistry:
-    """Loaded adapters by name, in order of loading. At most `most` of them, if that is given."""
+    """Loaded adapters by name, in order of loading.
+
+    At most `most` of them, if that is given, and never more than `limit_bytes` of memory: what the adapters
+    of the start take, and `RUNTIME_BYTES`. When there are too many, the one that was loaded first is dropped,
+    as from a cache.
+    """
 
     def __init__(self, adapters: Iterable[Adapter] = (), most: int | None = None) -> None:
         self._adapters = {adapter.name: adapter for adapter in adapters}
         self._most = most
-        self._loaded: Watch = nobody
-        self._unloaded: Watch = nobody
+        self.size_bytes = sum(adapter.size_bytes for adapter in self._adapters.values())
+        self.limit_bytes = self.size_bytes + RUNTIME_BYTES
+        self._loaded: Watch = _ignore
+        self._unloaded: Watch = _ignore
 
     def watch(self, loaded: Watch, unloaded: Watch) -> None:
-        """Tell `loaded` and `unloaded` the names of adapters that come and go."""
+        """Call `loaded` and `unloaded` with the names of adapters that come and go."""
         self._loaded, self._unloaded = loaded, unloaded
 
     def path(self, name: str) -> str:
@@ -50,23 +81,72 @@ class LoRARegistry:
         return len(self._adapters)
 
     def load(self, name: str, path: str, in_place: bool = False) -> None:
-        """Add an adapter. ApiError 400 when it is there already and not to be replaced.
+        """Add an adapter; with `in_place` it may replace one of that name, whose turn to be dropped it keeps.
 
-        When there are too many, the one that was loaded first is dropped, as from a cache.
+        AdapterAlreadyLoaded when it is there and not to be replaced, AdapterTooLarge when it can never fit.
         """
-        if name in self._adapters and not in_place:
-            raise ApiError(400, "InvalidUserInput", f"The adapter {name!r} is loaded already.")
-        self._adapters[name] = Adapter(name, path)
+        before = self._adapters.get(name)
+        if before is not None and not in_place:
+            raise AdapterAlreadyLoaded(f"The adapter {name!r} is loaded already.")
+        adapter = Adapter(name, path)
+        if adapter.size_bytes > RUNTIME_BYTES:
+            raise AdapterTooLarge(f"Name and path of an adapter must take less than {RUNTIME_BYTES} bytes.")
+        self._adapters[name] = adapter
+        self.size_bytes += adapter.size_bytes - (before.size_bytes if before is not None else 0)
         self._loaded(name)
-        while self._most is not None and len(self._adapters) > self._most:
-            self._drop(next(iter(self._adapters)))
+        while self._is_too_full():
+            self._drop(next(other for other in self._adapters if other != name))
 
     def unload(self, name: str) -> None:
-        """Remove an adapter; its running requests go on. ApiError 404 for one that is not there."""
+        """Remove an adapter; its running requests go on. AdapterNotFound for one that is not there."""
         if name not in self._adapters:
-            raise not_found(f"No adapter {name!r} is loaded.")
+            raise AdapterNotFound(f"No adapter {name!r} is loaded.")
         self._drop(name)
 
+    def _is_too_full(self) -> bool:
+        too_many = self._most is not None and len(self._adapters) > self._most
+        return too_many or self.size_bytes > self.limit_bytes
+
     def _drop(self, name: str) -> None:
-        del self._adapters[name]
+        self.size_bytes -= self._adapters.pop(name).size_bytes
         self._unloaded(name)
+
+
+class _Module(Struct):
+    """One item of `lora-modules`."""
+
+    name: str
+    path: str = ""
+    base_model_name: str = ""
+
+
+def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
+    """The adapters of `lora-modules`. ConfigError for an item that is none, or of another base model."""
+    modules = [_module(item) for item in lora.lora_modules]
+    for module in modules:
+        if module.base_model_name not in ("", model.model, *model.served_names):
+            other = module.base_model_name
+            raise ConfigError(f"setting lora-modules: {module.name!r} is for another model, {other!r}")
+        if module.name in model.served_names:
+            raise ConfigError(f"setting lora-modules: {module.name!r} is a name of the base model")
+    adapters = [Adapter(module.name, module.path or module.name) for module in modules]
+    return LoRARegistry(adapters, lora.max_cpu_loras)
+
+
+def _module(item: str) -> _Module:
+    """A JSON object, or `name=path`."""
+    try:
+        if item.lstrip().startswith("{"):
+            module = msgspec.json.decode(item, type=_Module)
+        else:
+            name, _, path = item.partition("=")
+            module = _Module(name.strip(), path.strip())
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"setting lora-modules: {item!r} is no adapter: {error}") from None
+    if not module.name:
+        raise ConfigError(f"setting lora-modules: {item!r} has no name")
+    return module
+
+
+def _ignore(name: str) -> None:
+    """What is called as long as no one watches."""

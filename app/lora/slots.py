@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 class LoRASlots:
     """At most `most` adapters at a time; an idle one makes room for another, the longest idle first.
 
-    `known` tells whether an adapter is (still) loaded; one that is not counts as the base model.
+    `known` says whether an adapter is (still) loaded; one that is not counts as the base model. Their names
+    are those of the registry, which bounds them.
     """
 
     def __init__(self, most: int, known: Callable[[str], bool]) -> None:
         self.most = most
         self._known = known
         self._running: dict[str, int] = {}
-        """Requests that run with each resident adapter; who became idle last stands last."""
+        """Requests that run with each resident adapter; the one that became idle last stands last."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._running)
@@ -31,7 +32,7 @@ class LoRASlots:
     def enter(self, adapter: str | None) -> bool:
         """A request begins to run; its adapter is loaded if it is not here. False when it needs none.
 
-        What this returned is what `leave` wants to know: an adapter may be unloaded in between.
+        `leave` is to be called only when this was True: an adapter may be unloaded in between.
         """
         if adapter is None or adapter not in self._running and not self._known(adapter):
             return False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from app.metrics.fake import FakeFamilies
 from app.metrics.recorder import Recorder
-from app.middleware.http_metrics import HttpMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -18,13 +18,23 @@ Families = Callable[[], str]
 """Gives the text of some families, as they are now."""
 
 
-def played(recorder: Recorder, fakes: FakeFamilies | None = None) -> Families:
+class ServerMetrics(Protocol):
+    """What counts the exchanges over HTTP, and looks at the process."""
+
+    def text(self) -> str:
+        """The text of the `http_` families."""
+
+    def process_text(self) -> str:
+        """The text of the families of Python and of the process."""
+
+
+def engine_families(recorder: Recorder, fakes: FakeFamilies | None = None) -> Families:
     """vLLM's families: what `recorder` counted, or `fakes` while those are active."""
     return lambda: (fakes if fakes and fakes.active else recorder).render()
 
 
 class Exposition:
-    """Renders a scrape of `families`.
+    """Renders a scrape of `families`, and of those of `server`.
 
     The process families are read at most once per `process_age_s` seconds of `clock`: they take files of
     /proc and a list of all open connections, and a router may scrape every 50 ms.
@@ -33,11 +43,11 @@ class Exposition:
     def __init__(
         self,
         families: Sequence[Families],
-        http: HttpMetrics,
+        server: ServerMetrics,
         clock: Callable[[], float] = time.monotonic,
         process_age_s: float = 5.0,
     ) -> None:
-        self._families, self._http = families, http
+        self._families, self._server = families, server
         self._clock, self._process_age_s = clock, process_age_s
         self._process_text = ""
         self._process_due = float("-inf")
@@ -46,7 +56,7 @@ class Exposition:
         """The text of all families, UTF-8, to be sent as `CONTENT_TYPE`."""
         now = self._clock()
         if now >= self._process_due:
-            self._process_text = self._http.process_text()
+            self._process_text = self._server.process_text()
             self._process_due = now + self._process_age_s
-        told = [families() for families in self._families]
-        return "".join((self._process_text, *told, self._http.families.render())).encode()
+        texts = [families() for families in self._families]
+        return "".join((self._process_text, *texts, self._server.text())).encode()

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
-from app.metrics.cache_config import info_labels
-from app.metrics.instruments import Counter, Gauge, Histogram
+from app.metrics.instruments import Counter, Gauge, Histogram, Instrument
 from app.metrics.text import Family
 
+InstrumentT = TypeVar("InstrumentT", bound=Instrument)
 Kind = Literal["counter", "gauge", "histogram"]
 Bounds = tuple[float, ...]
 Values = tuple[str, ...]
@@ -154,9 +154,54 @@ BLOCK_TIMES = {
 }
 """Families that are there with `kv-cache-metrics` only."""
 
+# vLLM's labels and defaults; "None" is how it prints a value that is not set.
+CACHE_CONFIG: Mapping[str, str] = {
+    "_block_size_resolved": "True",
+    "block_size": "16",
+    "cache_dtype": "auto",
+    "cache_hit_alignment_tokens": "None",
+    "effective_attention_block_size": "None",
+    "enable_mamba_shared_prefix_checkpoint": "False",
+    "enable_prefix_caching": "True",
+    "gpu_memory_utilization": "0.92",
+    "hash_block_size": "None",
+    "is_attention_free": "False",
+    "kv_cache_dtype_skip_layers": "[]",
+    "kv_cache_layout": "None",
+    "kv_cache_max_concurrency": "None",
+    "kv_cache_memory_bytes": "None",
+    "kv_cache_size_tokens": "None",
+    "kv_offloading_backend": "native",
+    "kv_offloading_size": "None",
+    "kv_sharing_fast_prefill": "False",
+    "mamba_block_size": "None",
+    "mamba_cache_dtype": "auto",
+    "mamba_cache_mode": "none",
+    "mamba_page_size_padded": "None",
+    "mamba_ssm_cache_dtype": "auto",
+    "num_cpu_blocks": "None",
+    "num_gpu_blocks": "None",
+    "num_gpu_blocks_override": "None",
+    "prefix_cache_retention_interval": "0",
+    "prefix_caching_hash_algo": "sha256",
+    "prefix_match_unit": "None",
+    "replayssm_buffer_len": "16",
+    "skip_page_size_padded": "None",
+    "sliding_window": "None",
+    "swa_bounded_replay": "True",
+    "use_kda_recoverssm": "False",
+    "use_replayssm": "False",
+    "user_specified_block_size": "False",
+}
+
 
 def _histogram_of(name: str, help: str) -> Spec:
     return Spec(f"vllm:{name}", "histogram", help, BLOCK_LIFE)
+
+
+_BLOCK_TABLE = tuple(_histogram_of(name, help) for name, help in BLOCK_TIMES.items())
+_BASES = {spec.name: spec.base for spec in (*TABLE, *_BLOCK_TABLE)}
+"""The labels of each family that say which server it is."""
 
 
 def token_bounds(max_model_len: int) -> Bounds:
@@ -165,7 +210,7 @@ def token_bounds(max_model_len: int) -> Bounds:
     return tuple(float(step) for step in steps if step <= max_model_len)
 
 
-def _create(spec: Spec, max_model_len: int) -> Callable[[], Any]:
+def _create(spec: Spec, max_model_len: int) -> Callable[[], Instrument]:
     if spec.kind == "histogram":
         bounds = token_bounds(max_model_len) if spec.bounds is None else spec.bounds
         return partial(Histogram, bounds)
@@ -178,27 +223,36 @@ def _label_sets(spec: Spec, server: Mapping[str, str]) -> Iterator[dict[str, str
         yield {**base, **dict(zip(spec.extra, values, strict=True))}
 
 
+def _info_labels(cache_config: Mapping[str, str]) -> dict[str, str]:
+    """Every label of the gauge but `engine`: vLLM's defaults with `cache_config` over them.
+
+    Raises ValueError for a label that vLLM does not have.
+    """
+    if unknown := cache_config.keys() - CACHE_CONFIG.keys():
+        raise ValueError(f"not a label of vllm:cache_config_info: {', '.join(sorted(unknown))}")
+    return {**CACHE_CONFIG, **cache_config}
+
+
 def _info(cache_config: Mapping[str, str]) -> Spec:
-    labels = {label: (value,) for label, value in info_labels(cache_config).items()}
+    labels = {label: (value,) for label, value in _info_labels(cache_config).items()}
     help = "Always 1; its labels are the settings of the KV cache."
     return _gauge("cache_config_info", help, ("engine",), **labels)
 
 
-def build(
+def build_families(
     server: Mapping[str, str],
     max_model_len: int,
     cache_config: Mapping[str, str],
     now: Callable[[], float],
     block_times: bool = False,
-) -> dict[str, Family[Any]]:
+) -> dict[str, Family[Instrument]]:
     """All families by name, with their series at zero; those of `BLOCK_TIMES` only on demand.
 
     `server` gives the values of the labels `model_name` and `engine`; `cache_config` overrides labels of
     vllm:cache_config_info (ValueError for one that vLLM does not have); `now` gives Unix seconds.
     """
-    families: dict[str, Family[Any]] = {}
-    times = [_histogram_of(name, help) for name, help in BLOCK_TIMES.items()] if block_times else []
-    for spec in (*TABLE, *times, _info(cache_config)):
+    families: dict[str, Family[Instrument]] = {}
+    for spec in (*TABLE, *(_BLOCK_TABLE if block_times else ()), _info(cache_config)):
         create = _create(spec, max_model_len)
         family = families[spec.name] = Family(spec.name, spec.help, create, spec.kind, now)
         if spec.alias_of:
@@ -208,3 +262,33 @@ def build(
             for labels in _label_sets(spec, server):
                 family.labels(**labels)
     return families
+
+
+class EngineFamilies:
+    """The families of one engine, found by name and labels; arguments as for `build_families`."""
+
+    def __init__(
+        self,
+        server: Mapping[str, str],
+        max_model_len: int,
+        cache_config: Mapping[str, str],
+        now: Callable[[], float],
+        block_times: bool = False,
+    ) -> None:
+        self._server = server
+        self._families = build_families(server, max_model_len, cache_config, now, block_times)
+        for _, info in self._families["vllm:cache_config_info"].children():
+            assert isinstance(info, Gauge)
+            info.set(1)
+
+    def one(self, kind: type[InstrumentT], name: str, **labels: str) -> InstrumentT:
+        """The instrument of `vllm:{name}` with the labels that its family has of the server, and `labels`."""
+        family = self._families[f"vllm:{name}"]
+        own = {label: self._server[label] for label in _BASES[family.name]}
+        instrument = family.labels(**own, **labels)
+        assert isinstance(instrument, kind)
+        return instrument
+
+    def render(self) -> str:
+        """Their text."""
+        return "".join(family.render() for family in self._families.values())

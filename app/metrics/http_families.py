@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
-from app.metrics.instruments import Counter, Histogram, Summary
+from app.metrics.instruments import Counter, Histogram, Instrument, Summary
 from app.metrics.text import Family
 
 HIGH_RESOLUTION = (
@@ -16,6 +16,8 @@ HIGH_RESOLUTION = (
     *(1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60),
 )
 LOW_RESOLUTION = (0.1, 0.5, 1)
+
+InstrumentT = TypeVar("InstrumentT", bound=Instrument)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class HttpFamilies:
     """`http_*` families; series appear with the first exchange that they count. `now` gives Unix seconds."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        def family(name: str, help: str, create: Callable[[], Any], kind: str) -> Family[Any]:
+        def family(name: str, help: str, create: Callable[[], InstrumentT], kind: str) -> Family[InstrumentT]:
             return Family(name, help, create, kind, now)
 
         low, high = partial(Histogram, LOW_RESOLUTION), partial(Histogram, HIGH_RESOLUTION)
@@ -65,6 +67,10 @@ class HttpFamilies:
             low,
             "histogram",
         )
+        self._served = family(
+            "understudy_requests_total", "Requests by the way that served them.", Counter, "counter"
+        )
+        self.by_way = self._served.labels(way="flask"), self._served.labels(way="fast")
         self._seconds_high.labels()  # it has no labels, so it is there before the first request
 
     def exchange(self, method: str, handler: str, status: int) -> Exchange:
@@ -78,7 +84,7 @@ class HttpFamilies:
         )
 
     def render(self) -> str:
-        """The text of the five families."""
+        """The text of all families."""
         sizes = self._request_bytes, self._response_bytes
-        families = self._requests, *sizes, self._seconds_high, self._seconds
+        families = self._requests, *sizes, self._seconds_high, self._seconds, self._served
         return "".join(family.render() for family in families)

@@ -77,15 +77,6 @@ class Family(Generic[InstrumentT]):
         child = self._children.get(tuple(sorted(labels.items())))
         return child.instrument if child else self.add(self._create(), labels)
 
-    def latest(self, most: int, **labels: str) -> InstrumentT:
-        """As `labels`, for a gauge: the child becomes the last one, and only the `most` last ones stay."""
-        key = tuple(sorted(labels.items()))
-        child = self._children.pop(key, None)
-        instrument = self.add(child.instrument if child else self._create(), labels)
-        while len(self._children) > most:
-            del self._children[next(iter(self._children))]
-        return instrument
-
     def add(self, instrument: InstrumentT, labels: Mapping[str, str]) -> InstrumentT:
         """Print `instrument` under these labels; an instrument may stand in several families."""
         self._children[tuple(sorted(labels.items()))] = _Child(self._base, labels, instrument)

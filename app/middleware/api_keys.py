@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
-from typing import Any
 
-from flask import Flask, request
-
-from app.http.response import Reply, json_reply
-from config.live import LiveSettings
+from app.http.context import RequestContext
+from app.http.credentials import bearer
+from app.http.response import Response, json_response
+from app.middleware.stack import Middleware
 from config.settings import Settings
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
@@ -19,38 +18,31 @@ ADMIN = ("/admin", "/fake_metrics")
 UNAUTHORIZED = b'{"error":"Unauthorized"}'
 
 
-def init_access(app: Flask, live: LiveSettings) -> None:
-    """Answer 401 to requests of `app` that need a key and do not bear it. Changed keys hold at once."""
-    guard = Guard()
-    live.subscribe(guard.follow)
-    app.before_request(guard.check)
+class ApiKeys(Middleware):
+    """Answers 401 to requests that need a key and do not bear it. Changed keys hold at once.
 
-
-class Guard:
-    """The keys of now, as hashes: equal in length, so that comparing them takes equally long."""
+    The keys are kept as hashes: equal in length, so that comparing them takes equally long.
+    """
 
     def __init__(self) -> None:
         self._api: tuple[bytes, ...] = ()
         self._admin: tuple[bytes, ...] = ()
 
-    def follow(self, settings: Settings) -> None:
+    def on_settings(self, settings: Settings) -> None:
         """Take over the keys. Without an admin key, /admin asks for what the API asks for."""
         access = settings.access
         self._api = tuple(_digest(key.encode()) for key in access.api_key)
         self._admin = (_digest(access.admin_key.encode()),) if access.admin_key else self._api
+        self.active = bool(self._admin)
 
-    def check(self) -> Reply | None:
-        """The 401 of the current request, or None when it may go on."""
-        if not self._admin:  # and so no API key
+    def begin(self, context: RequestContext) -> Response | None:
+        keys = self._keys_for(context.path)
+        if not keys or context.method == "OPTIONS" or _is_among(_presented(context), keys):
             return None
-        environ = request.environ
-        keys = self._keys_for(environ["PATH_INFO"])
-        if not keys or request.method == "OPTIONS" or _is_among(_presented(environ), keys):
-            return None
-        reply = json_reply(UNAUTHORIZED, 401)
-        if request.method == "HEAD":
-            reply.response = ()
-        return reply
+        response = json_response(UNAUTHORIZED, 401)
+        if context.method == "HEAD":
+            response.without_body()
+        return response
 
     def _keys_for(self, path: str) -> tuple[bytes, ...]:
         if path.startswith(ADMIN):
@@ -58,17 +50,11 @@ class Guard:
         return self._api if path.startswith(GUARDED) else ()
 
 
-def bearer(environ: Mapping[str, Any]) -> bytes | None:
-    """The key in the Authorization header of a request, as it was sent."""
-    scheme, _, key = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-    return key.encode("latin-1", "replace") if scheme.lower() == "bearer" else None
-
-
-def _presented(environ: Mapping[str, Any]) -> list[bytes]:
+def _presented(context: RequestContext) -> list[bytes]:
     """What a request offers: its bearer key, and below /admin also its X-Admin-Key."""
-    offered = [key] if (key := bearer(environ)) is not None else []
-    admin_key = environ.get("HTTP_X_ADMIN_KEY")
-    if admin_key is not None and environ["PATH_INFO"].startswith(ADMIN):
+    offered = [key] if (key := bearer(context.headers)) is not None else []
+    admin_key = context.headers.get("x-admin-key")
+    if admin_key is not None and context.path.startswith(ADMIN):
         offered.append(admin_key.encode("latin-1", "replace"))
     return offered
 

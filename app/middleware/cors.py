@@ -7,12 +7,14 @@ flask-cors writes the headers. Ours are the preflight, which no route of this ap
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 
-from flask import Flask, request
-from flask_cors import CORS
 from werkzeug.datastructures import Headers
 
-from app.http.response import Reply
+from app.http.context import RequestContext
+from app.http.response import TEXT, Response
+from app.middleware.stack import Middleware
 from config.settings import AccessSettings
 
 ANY = "*"
@@ -23,66 +25,61 @@ SAFE_HEADERS = ("accept", "accept-language", "content-language", "content-type")
 MAX_AGE_S = 600
 """How long a browser may remember a preflight."""
 PREFLIGHT_VARY = ("Access-Control-Request-Method", "Access-Control-Request-Headers")
+REQUEST_METHOD, REQUEST_HEADERS = (name.lower() for name in PREFLIGHT_VARY)
 
 
-def init_cors(app: Flask, access: AccessSettings) -> None:
-    """Let web pages of `allowed_origins` use `app`. Without any, no header of CORS is ever sent."""
-    if not access.allowed_origins:
-        return
-    policy = Policy(access)
-    CORS(
-        app,
-        origins=ANY if policy.any_origin else [_exactly(origin) for origin in access.allowed_origins],
-        methods=policy.methods,
-        allow_headers=ANY if policy.any_header else [_exactly(name, re.I) for name in policy.headers],
-        supports_credentials=access.allow_credentials,
-        send_wildcard=policy.any_origin and not access.allow_credentials,
-        max_age=MAX_AGE_S,
-        vary_header=False,
-        allow_private_network=False,
-        intercept_exceptions=False,
-    )
-    app.before_request(policy.preflight)
-    app.after_request(_vary)
-
-
-class Policy:
-    """What is allowed, as the settings say."""
+class Cors(Middleware):
+    """Lets web pages of `allowed_origins` use the server. Without any, no header of CORS is ever sent."""
 
     def __init__(self, access: AccessSettings) -> None:
-        self.any_origin = ANY in access.allowed_origins
-        self.any_header = ANY in access.allowed_headers
-        self.methods = METHODS if ANY in access.allowed_methods else access.allowed_methods
-        self.headers = {*SAFE_HEADERS, *(name.lower() for name in access.allowed_headers)}
+        self.active = bool(access.allowed_origins)
+        self._any_origin = ANY in access.allowed_origins
+        self._any_header = ANY in access.allowed_headers
+        self._methods = METHODS if ANY in access.allowed_methods else access.allowed_methods
+        self._headers = {*SAFE_HEADERS, *(name.lower() for name in access.allowed_headers)}
         self._origins = frozenset(access.allowed_origins)
+        self._credentials = access.allow_credentials
 
-    def preflight(self) -> Reply | None:
-        """The answer to a browser that asks whether it may ask: 200, or 400 and what is not allowed.
+    @cached_property
+    def _headers_of(self) -> Callable[[Headers, str], Mapping[str, object]]:
+        """The headers of CORS for a request with these headers and this method."""
+        from flask_cors.core import get_cors_headers, serialize_options  # which most servers never need
 
-        None for every other request.
-        """
-        headers = request.headers
-        if request.method != "OPTIONS" or "Origin" not in headers or PREFLIGHT_VARY[0] not in headers:
+        options = {
+            "origins": ANY if self._any_origin else [_exactly(origin) for origin in self._origins],
+            "methods": self._methods,
+            "allow_headers": ANY if self._any_header else [_exactly(name, re.I) for name in self._headers],
+            "supports_credentials": self._credentials,
+            "send_wildcard": self._any_origin and not self._credentials,
+            "always_send": True,
+            "max_age": MAX_AGE_S,
+        }
+        return partial(get_cors_headers, serialize_options(options))
+
+    def begin(self, context: RequestContext) -> Response | None:
+        """The answer to a browser that asks whether it may ask: 200, or 400 and what is not allowed."""
+        headers = context.headers
+        if context.method != "OPTIONS" or "origin" not in headers or REQUEST_METHOD not in headers:
             return None
         refused = self._refused(headers)
         text = f"Not allowed by CORS: {', '.join(refused)}" if refused else "OK"
-        reply = Reply(text, 400 if refused else 200, content_type="text/plain; charset=utf-8")
-        reply.vary.update(("Origin", *PREFLIGHT_VARY))
-        return reply
+        response = Response(text.encode(), 400 if refused else 200, content_type=TEXT)
+        response.vary("Origin", *PREFLIGHT_VARY)
+        return response
 
-    def _refused(self, headers: Headers) -> list[str]:
-        asked = {name.strip().lower() for name in headers.get(PREFLIGHT_VARY[1], "").split(",")} - {""}
+    def end(self, context: RequestContext, response: Response) -> None:
+        response.vary("Origin")
+        for name, value in self._headers_of(Headers([*context.headers.items()]), context.method).items():
+            response.headers[name] = str(value)
+
+    def _refused(self, headers: Mapping[str, str]) -> list[str]:
+        wanted = {name.strip().lower() for name in headers.get(REQUEST_HEADERS, "").split(",")} - {""}
         allowed = {
-            "origin": self.any_origin or headers["Origin"] in self._origins,
-            "method": headers[PREFLIGHT_VARY[0]] in self.methods,
-            "headers": self.any_header or asked <= self.headers,
+            "origin": self._any_origin or headers["origin"] in self._origins,
+            "method": headers[REQUEST_METHOD] in self._methods,
+            "headers": self._any_header or wanted <= self._headers,
         }
         return [what for what, is_allowed in allowed.items() if not is_allowed]
-
-
-def _vary(reply: Reply) -> Reply:
-    reply.vary.add("Origin")
-    return reply
 
 
 def _exactly(text: str, flags: int = 0) -> re.Pattern[str]:

@@ -4,92 +4,51 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
-from typing import Any
 
-from flask import Flask, request
-
-from app.http.response import Reply
+from app.http.context import RequestContext
+from app.http.response import Response
 from app.middleware.masking import mask_headers, mask_query, mask_text
-from config.live import LiveSettings
+from app.middleware.stack import Middleware
 from config.settings import Settings
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 512 << 10
 """So much of a body is logged; the rest is cut off."""
-INPUT = "wsgi.input"
 
 
-def init_http_log(app: Flask, live: LiveSettings) -> None:
-    """Log the exchanges of `app` while the setting is on.
+class HttpLog(Middleware):
+    """Logs exchanges while the setting is on."""
 
-    Call it before hooks that change responses are registered: Flask runs those in reverse.
-    """
-    http_log = HttpLog()
-    live.subscribe(http_log.follow)
-    app.before_request(http_log.listen)
-    app.after_request(http_log.write)
+    active = False
 
+    def on_settings(self, settings: Settings) -> None:
+        self.active = settings.log.log_http
 
-class HttpLog:
-    """Keeps what is read of a request's body until its response is there."""
-
-    def __init__(self) -> None:
-        self._on = False
-
-    def follow(self, settings: Settings) -> None:
-        self._on = settings.log.log_http
-
-    def listen(self) -> None:
-        """Before the request: whoever reads its body lets us hear."""
-        if self._on:
-            request.environ[INPUT] = Overheard(request.environ[INPUT])
-
-    def write(self, reply: Reply) -> Reply:
-        """After the request: the line. What nobody read of its body is not in it."""
-        heard = request.environ.get(INPUT)
-        if isinstance(heard, Overheard) and log.isEnabledFor(logging.INFO):
-            log.info("%s", json.dumps({**_asked(heard), **_answered(reply)}))
-        return reply
+    def end(self, context: RequestContext, response: Response) -> None:
+        """Write the line. What was not read of the request's body is not in it."""
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s", json.dumps({**_request(context), **_response(response)}))
 
 
-class Overheard:
-    """A request's body that remembers the beginning of what was read of it."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-        self.kept = b""
-        self.bytes_read = 0
-
-    def read(self, size: int = -1) -> bytes:
-        data: bytes = self._source.read(size)
-        self.bytes_read += len(data)
-        self.kept += data[: MOST_BYTES - len(self.kept)]
-        return data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-
-def _asked(heard: Overheard) -> dict[str, Any]:
-    environ = request.environ
+def _request(context: RequestContext) -> dict[str, object]:
+    body = context.body_read
     return {
-        "method": request.method,
-        "path": mask_query(environ.get("RAW_URI") or request.full_path.rstrip("?")),
-        "client": environ.get("REMOTE_ADDR"),
-        "headers": mask_headers(request.headers),
-        "body": _text(heard.kept, heard.bytes_read),
+        "method": context.method,
+        "path": mask_query(context.target),
+        "client": context.client,
+        "headers": mask_headers((name.title(), value) for name, value in context.headers.items()),
+        "body": _text(body[:MOST_BYTES], len(body)),
     }
 
 
-def _answered(reply: Reply) -> dict[str, Any]:
-    body: Iterable[Any] = reply.response
-    whole = b"".join(body) if isinstance(body, list | tuple) else None
+def _response(response: Response) -> dict[str, object]:
+    body = response.body
+    whole = b"".join(body) if isinstance(body, list | tuple) else body
     return {
-        "status": reply.status_code,
-        "response_headers": mask_headers(reply.headers),
-        "response": "(stream)" if whole is None else _text(whole[:MOST_BYTES], len(whole)),
+        "status": response.status,
+        "response_headers": mask_headers(response.header_items()),
+        "response": _text(whole[:MOST_BYTES], len(whole)) if isinstance(whole, bytes) else "(stream)",
     }
 
 

@@ -7,25 +7,22 @@ that clients of OpenAI know (docs/access.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from typing import Any
 
 from cachetools import LRUCache
-from flask import Flask, after_this_request, has_request_context, request
 
 from app.clock.clock import Clock
 from app.clock.token_bucket import ROUNDING_S, TokenBucket
-from app.engine.client import Service
 from app.engine.observer import Outcome, Watch
-from app.engine.request import Generation
+from app.engine.request import EngineRequest
+from app.http.context import RequestContext
+from app.http.credentials import bearer
 from app.http.errors import too_many
-from app.http.response import Reply
-from app.middleware.api_keys import bearer
+from app.http.response import Response
+from app.middleware.stack import Middleware
 from config.durations import format_duration
-from config.live import LiveSettings
 from config.settings import AccessSettings, Settings
 
 LIMITED = frozenset(
@@ -43,20 +40,9 @@ LIMITED = frozenset(
 """Paths whose POST requests count."""
 MOST_CALLERS = 10_000
 """Of so many callers the use is remembered; of the one who was away longest it is forgotten first."""
-CALLER = "understudy.rate_limited_caller"
-"""Key of the WSGI environ: who uses up limits with this request."""
 MINUTE_S = 60.0
 ROUNDING_TOKENS = 1e-6
 """More than sums of floats are ever off."""
-
-
-def init_rate_limits(app: Flask, live: LiveSettings, service: Service, clock: Clock) -> RateLimits:
-    """Limit the generating requests of `app`. While no limit is set nothing is counted."""
-    limits = RateLimits(clock)
-    live.subscribe(limits.follow)
-    app.before_request(limits.enter)
-    service.observers.append(limits.observe)
-    return limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,36 +63,44 @@ class Usage:
         return told
 
 
-class RateLimits:
+@dataclass(frozen=True, slots=True)
+class LimitedRequest:
+    """Kept in the context of a request that counts: who uses up limits with it, and since when."""
+
+    caller: bytes
+    usage: Usage
+    asked_s: float
+
+
+class RateLimits(Middleware):
     """Counts what callers use. One greenlet hub owns it; moments are those of `clock`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._limits: tuple[int | None, int | None] = (None, None)
         self._usage: LRUCache[bytes, Usage] = LRUCache(MOST_CALLERS)
+        self.active = False
 
     def __len__(self) -> int:
         """Callers whose use is remembered."""
         return len(self._usage)
 
-    @property
-    def on(self) -> bool:
-        return self._limits != (None, None)
-
-    def follow(self, settings: Settings) -> None:
+    def on_settings(self, settings: Settings) -> None:
         """Take over the limits; changed ones begin with full buckets."""
         limits = _limits(settings.access)
         if limits != self._limits:
             self._limits = limits
             self._usage.clear()
+        self.active = limits != (None, None)
 
-    def enter(self) -> None:
-        """Count the current request. ApiError 429 when its caller has used up a limit."""
-        if not self.on or request.method != "POST" or request.environ["PATH_INFO"] not in LIMITED:
+    def begin(self, context: RequestContext) -> None:
+        """Count the request. ApiError 429 when its caller has used up a limit."""
+        if context.method != "POST" or context.path not in LIMITED:
             return
-        caller = request.environ[CALLER] = caller_of(request.environ)
+        caller = caller_of(context)
         usage, now_s = self._of(caller), self._clock.now()
-        after_this_request(partial(_tell, usage, now_s))
+        context.keep(LimitedRequest(caller, usage, now_s))
+        context.observers = (*context.observers, partial(self._observe, caller))
         wait_s = _debt_s(usage.tokens, now_s)
         if wait_s > ROUNDING_S:
             raise _exceeded(self._limits[1], "tokens", wait_s)
@@ -114,8 +108,14 @@ class RateLimits:
         if wait_s > 0:
             raise _exceeded(self._limits[0], "requests", wait_s)
 
+    def end(self, context: RequestContext, response: Response) -> None:
+        """Tell the caller what is left."""
+        limited = context.kept(LimitedRequest)
+        if limited is not None:
+            response.headers.update(limited.usage.headers(limited.asked_s))
+
     def charge(self, caller: bytes | None, tokens: int) -> None:
-        """Count tokens that `caller` (the CALLER of a request; None is nobody) has used.
+        """Count tokens that `caller` (None is nobody) has used.
 
         It may owe them: then it waits until they are earned.
         """
@@ -123,13 +123,10 @@ class RateLimits:
         if bucket is not None:
             bucket.spend(tokens, self._clock.now())
 
-    def observe(self, generation: Generation) -> Watch | None:
-        """Charge what a sequence of the current request uses: the prompt once, each choice at its end."""
-        caller = request.environ.get(CALLER) if self.on and has_request_context() else None
-        if caller is None:
-            return None
-        if generation.index % generation.n == 0:
-            self.charge(caller, len(generation.prompt_ids))
+    def _observe(self, caller: bytes, request: EngineRequest) -> Watch:
+        """Charge what a sequence uses: the prompt once, each choice at its end."""
+        if request.index % request.n == 0:
+            self.charge(caller, len(request.prompt_ids))
         return partial(self._ended, caller)
 
     def _ended(self, caller: bytes, outcome: Outcome) -> None:
@@ -144,10 +141,10 @@ class RateLimits:
         return usage
 
 
-def caller_of(environ: Mapping[str, Any]) -> bytes:
+def caller_of(context: RequestContext) -> bytes:
     """Who asks: a hash of the bearer key, or the address."""
-    key = bearer(environ)
-    return sha256(key).digest() if key is not None else environ.get("REMOTE_ADDR", "").encode()
+    key = bearer(context.headers)
+    return sha256(key).digest() if key is not None else context.client.encode()
 
 
 def _limits(access: AccessSettings) -> tuple[int | None, int | None]:
@@ -166,8 +163,3 @@ def _exceeded(limit: int | None, what: str, wait_s: float) -> Exception:
     return too_many(
         f"The limit of {limit} {what} per minute is used up; retry in {retry_after_s} s.", retry_after_s
     )
-
-
-def _tell(usage: Usage, now_s: float, reply: Reply) -> Reply:
-    reply.headers.update(usage.headers(now_s))
-    return reply

@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_
 from opentelemetry.util.types import AttributeValue
 
 from app.engine.observer import Outcome, Watch
-from app.engine.request import Generation
+from app.engine.request import EngineRequest
 from app.tracing import attributes as names
 
 NAME = "llm_request"
@@ -50,7 +50,7 @@ class RequestTrace:
         self._latency: dict[str, float] = {}
         self._reasons: list[str] = []
 
-    def watch(self, generation: Generation) -> Watch:
+    def watch(self, generation: EngineRequest) -> Watch:
         """What a sequence of this request is to tell its outcome to."""
         if generation.index == 0:
             self.span.update_name(NAME)
@@ -67,7 +67,7 @@ class RequestTrace:
             self.span.set_status(Status(StatusCode.ERROR, reason))
         self.span.end(self._ns(now_s))
 
-    def _ended(self, generation: Generation, outcome: Outcome) -> None:
+    def _ended(self, generation: EngineRequest, outcome: Outcome) -> None:
         """A sequence is over: sum it up, and add its phases."""
         self._reasons.append(outcome.reason)
         self._tokens[names.COMPLETION_TOKENS] += outcome.tokens
@@ -115,7 +115,7 @@ def latencies(arrival_s: float, outcome: Outcome) -> dict[str, float]:
     return told
 
 
-def _asked(generation: Generation) -> dict[str, AttributeValue]:
+def _asked(generation: EngineRequest) -> dict[str, AttributeValue]:
     return {
         names.REQUEST_ID: generation.request_id,
         names.REQUEST_MODEL: generation.model,
@@ -126,7 +126,7 @@ def _asked(generation: Generation) -> dict[str, AttributeValue]:
     }
 
 
-def _told(phase: str, generation: Generation, outcome: Outcome) -> dict[str, AttributeValue]:
+def _told(phase: str, generation: EngineRequest, outcome: Outcome) -> dict[str, AttributeValue]:
     if phase == PREFILL:
         return {
             names.PROMPT_TOKENS: len(generation.prompt_ids),

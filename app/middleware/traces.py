@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
 
-from flask import Flask, has_request_context, request
 from opentelemetry.context import Context
 from opentelemetry.trace import Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from app.clock.clock import Clock
-from app.engine.client import Service
-from app.engine.observer import Watch
-from app.engine.request import Generation
-from app.http.environ import ARRIVAL
-from app.http.response import Reply
+from app.http.context import RequestContext
+from app.http.response import Response
 from app.middleware.http_metrics import METHODS
 from app.middleware.request_trace import NANOSECONDS, RequestTrace
+from app.middleware.stack import Middleware
 from app.tracing import attributes as names
 
 UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
 """What probes and scrapers ask many times a minute."""
-TRACE = "understudy.trace"
-"""Key of the WSGI environ: the trace of the request."""
 OTHER = "_OTHER"
 """What OpenTelemetry's conventions call a method that nobody knows."""
 
 
-class RequestTracing:
-    """Flask extension. `make_tracer` is called by the first traced request, so in the worker.
+class Traces(Middleware):
+    """Traces requests and what the engine does for them. `make_tracer` is called by the first one, so in the
+    worker.
 
     `clock` is the one that stamps arrivals, `unix_ns` the Unix time in nanoseconds.
     """
@@ -44,52 +39,44 @@ class RequestTracing:
         self._unix_ns = unix_ns
         self._propagator = TraceContextTextMapPropagator()
 
-    def init_app(self, app: Flask, service: Service) -> None:
-        """Trace the requests of `app`, and what `service` does for them."""
-        app.before_request(self.begin)
-        app.after_request(self.follow)
-        service.observers.append(self.observe)
-
     @cached_property
     def _tracer(self) -> Tracer:
         return self._make_tracer()
 
-    def begin(self) -> None:
-        """Before the request: its span."""
-        environ = request.environ
-        if environ["PATH_INFO"] in UNTRACED:
+    def begin(self, context: RequestContext) -> None:
+        """Begin the span of the request."""
+        if context.path in UNTRACED:
             return
-        method = request.method if request.method in METHODS else OTHER
-        name = f"{method} {request.url_rule.rule}" if request.url_rule else method
+        method = context.method if context.method in METHODS else OTHER
+        route = context.route
+        name = f"{method} {route.path}" if route else method
         zero_ns = self._unix_ns() - int(self._clock.now() * NANOSECONDS)
-        told = {names.HTTP_METHOD: method, names.URL_PATH: request.path}
-        if request.url_rule:
-            told[names.HTTP_ROUTE] = request.url_rule.rule
-        trace = RequestTrace(self._tracer, name, told, self._parent(environ), environ[ARRIVAL], zero_ns)
+        attributes = {names.HTTP_METHOD: method, names.URL_PATH: context.path}
+        if route:
+            attributes[names.HTTP_ROUTE] = route.path
+        trace = RequestTrace(
+            self._tracer, name, attributes, self._parent(context), context.arrival_s, zero_ns
+        )
         if trace.span.is_recording():
-            environ[TRACE] = trace
+            context.keep(trace)
+            context.observers = (*context.observers, trace.watch)
 
-    def observe(self, generation: Generation) -> Watch | None:
-        """What a sequence of the current request, if that is traced, tells its outcome to."""
-        trace = request.environ.get(TRACE) if has_request_context() else None
-        return trace.watch(generation) if trace is not None else None
-
-    def follow(self, reply: Reply) -> Reply:
-        """After the request: its span ends when the response does."""
-        trace = request.environ.get(TRACE)
+    def end(self, context: RequestContext, response: Response) -> None:
+        """The span ends when the response does."""
+        trace = context.kept(RequestTrace)
         if trace is not None:
-            trace.span.set_attribute(names.HTTP_STATUS, reply.status_code)
-            if reply.status_code >= 500:
+            trace.span.set_attribute(names.HTTP_STATUS, response.status)
+            if response.status >= 500:
                 trace.span.set_status(Status(StatusCode.ERROR))
-            reply.call_on_close(partial(self._end, trace))
-        return reply
+            response.on_close(partial(self._end, trace))
 
     def _end(self, trace: RequestTrace) -> None:
         trace.end(self._clock.now())
 
-    def _parent(self, environ: Mapping[str, Any]) -> Context:
+    def _parent(self, context: RequestContext) -> Context:
         """The client's span (W3C trace context), or nothing."""
-        if "HTTP_TRACEPARENT" not in environ:
+        headers = context.headers
+        if "traceparent" not in headers:
             return Context()
-        told = {name: environ.get(f"HTTP_{name.upper()}", "") for name in ("traceparent", "tracestate")}
-        return self._propagator.extract(told, Context())
+        given = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
+        return self._propagator.extract(given, Context())

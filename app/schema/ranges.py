@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from config.sections.tools import ToolSettings
+    from config.settings import ToolSettings
 
 
 @dataclass(frozen=True, slots=True)

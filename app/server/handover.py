@@ -9,25 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, MutableMapping
 
+import msgspec
+
 from config import Settings
-from config.flags import Flags
-from config.loader import resolve
-from config.table import TABLE
 
 SETTINGS = "UNDERSTUDY_SETTINGS"
 
 
 def hand_over(settings: Settings, environ: MutableMapping[str, str]) -> None:
-    """Write down, as JSON, the settings that differ from their defaults: name to text."""
-    texts = {}
-    for row in TABLE:
-        value = getattr(getattr(settings, row.group), row.attribute)
-        if value != row.default:
-            texts[row.name] = row.kind.write(value)
-    environ[SETTINGS] = json.dumps(texts)
+    """Write down, as JSON, the settings that differ from their defaults."""
+    environ[SETTINGS] = json.dumps(msgspec.to_builtins(settings))
 
 
 def handed_over(environ: Mapping[str, str]) -> Settings | None:
     """The settings that `hand_over` wrote, or None where nobody did."""
     text = environ.get(SETTINGS)
-    return None if text is None else resolve(Flags(values=json.loads(text)), {}, warn=lambda told: None)
+    return None if text is None else msgspec.convert(json.loads(text), Settings)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from gevent.socket import socket
+from gunicorn import SERVER
 from gunicorn.http.wsgi import Response
 
 
@@ -37,14 +38,8 @@ class JoinedResponse(Response):  # type: ignore[misc]
 
     def default_headers(self) -> list[str]:
         major, minor = self.req.version
-        lines = [
-            f"HTTP/{major}.{minor} {self.status}\r\n",
-            f"Server: {self.version}\r\nDate: {http_date(int(time.time()))}\r\n",
-            "Connection: close\r\n" if self.should_close() else "Connection: keep-alive\r\n",
-        ]
-        if self.chunked:
-            lines.append("Transfer-Encoding: chunked\r\n")
-        return lines
+        closes = self.should_close()
+        return [default_head(self.status, int(time.time()), closes, self.chunked, f"HTTP/{major}.{minor}")]
 
     def _emit_body(self, data: bytes) -> None:
         if self._head:
@@ -72,6 +67,16 @@ class JoinedResponse(Response):  # type: ignore[misc]
         if self._head:
             self._send(self._head)
             self._head = b""
+
+
+@lru_cache(maxsize=16)
+def default_head(status: str, second: int, closes: bool, chunked: bool, version: str = "HTTP/1.1") -> str:
+    """What gunicorn sends before an application's own headers, at a Unix second."""
+    connection = "close" if closes else "keep-alive"
+    lines = (
+        f"{version} {status}\r\nServer: {SERVER}\r\nDate: {http_date(second)}\r\nConnection: {connection}\r\n"
+    )
+    return lines + "Transfer-Encoding: chunked\r\n" if chunked else lines
 
 
 @lru_cache(maxsize=2)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from app.server import stages
 from config.settings import ServerSettings, Settings

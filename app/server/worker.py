@@ -1,10 +1,14 @@
-"""gunicorn's gevent worker, with an end that comes in time and a fair turn for every connection.
+"""gunicorn's gevent worker, with a fast path, an end that comes in time and a fair turn for every connection.
 
 What it changes, and why (figures in docs/benchmarks.md):
 
+* plain requests for generation are answered from the hub (`app.server.fast`); all others by gunicorn's parser
+and
+  Flask, in a greenlet that lasts as long as the answer;
 * the stock worker waits for idle keep-alive connections until it is killed, so exit hooks never run;
 * the stock worker serves one busy connection on and on, while others starve;
 * the stock worker sends head and body of an answer in two system calls;
+* the stock worker reads a body that nobody wanted to its end, however long it is;
 * a full collection of a loaded process takes tens of milliseconds, and every stream stumbles over it.
 """
 
@@ -14,6 +18,7 @@ import errno
 import gc
 import resource
 import socket
+import ssl
 import sys
 import time
 from contextlib import suppress
@@ -25,18 +30,24 @@ from typing import Any
 import gevent
 from gevent.event import Event
 from gevent.pool import Pool
-from gevent.server import StreamServer
+from gunicorn import http, util
 from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
-from app.http.environ import ARRIVAL, ENDED
+from app.http.response import StreamingBody
+from app.http.wsgi import CONTEXT, context_of
 from app.server import stages
 from app.server.certificates import CertificateError, ServerCertificate
+from app.server.fast.connection import FastConnection, FastPath
 from app.server.joined_response import JoinedResponse
+from app.server.listener import ClientServer
+from app.server.unread import discard_body, has_much_unread, linger
 
 TICK_S = 1.0
 """How often the arbiter hears that we live."""
+SWEEP_S = 0.2
+"""How often idle connections are looked at."""
 CUT_S = 0.5
 """Before the arbiter's own patience ends, what still runs is cut, so that exit hooks run."""
 COLLECT_AFTER = (1_000_000, 10, 10)
@@ -50,6 +61,7 @@ FIRST_REQUEST_S = 0.3
 """How long a draining worker waits for the first request of a connection, which may be on its way."""
 HANDSHAKE_S = 10.0
 """How long a client may take to agree on TLS."""
+GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 
 
 class Worker(GeventWorker):  # type: ignore[misc]
@@ -61,11 +73,15 @@ class Worker(GeventWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.certificate: ServerCertificate | None = None
         self.write_timeout_s = inf
-        """How long a client may take no bytes of an answer over TLS."""
+        """How long a client may take no bytes of an answer."""
+        self.head_timeout_s = inf
+        """How long the head of a request may take where connections are not kept."""
+        self._fast: FastPath | None = None
+        self._greenlets = Pool(self.worker_connections)
         self._stopping = Event()
         self._busy: set[Any] = set()
         self._idle_at: dict[Any, float] = {}
-        """Open connections: from when on each may be told that there is no next request."""
+        """Connections that have greenlets: from when on each may be told that there is no next request."""
 
     def init_process(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -89,28 +105,54 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         if self.certificate is None and self.cfg.is_ssl:  # under an arbiter that is not ours
             self.certificate = ServerCertificate(self.cfg)
-        servers = [self._serve(listener) for listener in self.sockets]
+        if self.certificate is None and self.cfg.keepalive and hasattr(self.wsgi, "middleware"):
+            self._fast = FastPath(
+                self.wsgi, self.log, self.cfg.keepalive, self.write_timeout_s, self._serve_general
+            )
+        servers = [self._listen(listener) for listener in self.sockets]
         # Looked at, too, because a signal that comes before a young worker listens to signals is lost.
         while self.alive and not stages.is_ending(self):
             self.notify()
             if self.certificate is not None:
                 with suppress(CertificateError):  # the arbiter, which looks, too, tells of it
                     self.certificate.refresh()
-            if not self._busy:
+            if not self._runs:
                 gc.collect(YOUNG)
-            self._stopping.wait(TICK_S)
+            self._sweep_until(time.monotonic() + TICK_S)
         self.alive = False
+        if self._fast is not None:
+            self._fast.is_open = False
         self._drain(servers)
 
-    def _serve(self, listener: Any) -> StreamServer:
+    def _sweep_until(self, end_s: float) -> None:
+        while not self._stopping.is_set() and (now_s := time.monotonic()) < end_s:
+            if self._fast is not None:
+                self._fast.sweep(now_s)
+            self._stopping.wait(min(SWEEP_S, end_s - now_s))
+
+    def _listen(self, listener: Any) -> ClientServer:
         listener.setblocking(1)
-        server = StreamServer(
-            listener, handle=partial(self.handle, listener), spawn=Pool(self.worker_connections)
-        )
+        server = ClientServer(listener, partial(self._accept, listener), self._is_full)
         server.start()
         return server
 
-    def _drain(self, servers: list[StreamServer]) -> None:
+    def _is_full(self) -> bool:
+        fast = 0 if self._fast is None else len(self._fast.connections)
+        return bool(fast + len(self._idle_at) >= self.worker_connections)
+
+    def _accept(self, listener: Any, client: Any, addr: Any) -> None:
+        """Hub: a new connection. Where there is a fast path it waits without a greenlet."""
+        if self._fast is not None and isinstance(addr, tuple):
+            self._fast.add(FastConnection(self._fast, client, addr, listener))
+        else:
+            self._greenlets.spawn(self.handle, listener, client, addr)
+
+    @property
+    def _runs(self) -> bool:
+        """True while a request is being answered."""
+        return bool(self._busy) or (self._fast is not None and self._fast.is_busy)
+
+    def _drain(self, servers: list[ClientServer]) -> None:
         """Wait until nothing runs; new work goes to the successor or, if there is none, is refused.
 
         Who connected to us before there was a successor is served; probes of a server that ends see 503.
@@ -133,12 +175,13 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._release_idle()
         for server in servers:
             server.close()
-        if self._busy:
-            self.log.warning(
-                "Worker %s cuts %d requests: the graceful timeout is over", self.pid, len(self._busy)
-            )
-        for server in servers:
-            server.stop(timeout=CUT_S / 2)
+        if self._runs:
+            running = len(self._busy) + (0 if self._fast is None else self._fast.count_busy())
+            self.log.warning("Worker %s cuts %d requests: the graceful timeout is over", self.pid, running)
+        self._greenlets.join(timeout=CUT_S / 2)
+        self._greenlets.kill(timeout=CUT_S / 2)
+        if self._fast is not None:
+            self._fast.close_all()
 
     def _cut_at(self) -> float:
         """When a graceful end that begins now is over (monotonic seconds)."""
@@ -147,12 +190,16 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
     def _is_awaited(self) -> bool:
         """True while a request runs, or may be on its way through a new connection."""
-        return bool(self._busy) or any(moment > time.monotonic() for moment in self._idle_at.values())
+        now_s = time.monotonic()
+        is_new = self._fast is not None and self._fast.is_expecting(now_s, FIRST_REQUEST_S)
+        return self._runs or is_new or any(moment > now_s for moment in self._idle_at.values())
 
     def _release_idle(self) -> None:
         """Tell connections that wait for a next request that there will be none."""
-        now = time.monotonic()
-        idle = [sock for sock, moment in self._idle_at.items() if moment <= now and sock not in self._busy]
+        now_s = time.monotonic()
+        if self._fast is not None:
+            self._fast.close_idle(now_s, FIRST_REQUEST_S)
+        idle = [sock for sock, moment in self._idle_at.items() if moment <= now_s and sock not in self._busy]
         for sock in idle:
             with suppress(OSError):
                 # The bare socket's: gevent's own would raise in the greenlet that reads, and log an error.
@@ -162,30 +209,82 @@ class Worker(GeventWorker):  # type: ignore[misc]
         super().handle_exit(sig, frame)
         self._stopping.set()
 
-    def _try_h2c_upgrade(self, *args: Any) -> bool:
-        return False  # HTTP/1.1 only, as vLLM
-
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
+        """Greenlet: all requests of one connection, which is TLS or none of the fast path's."""
         if self.certificate is not None:
             try:
                 client = self.certificate.wrap(client)
             except OSError:  # the client has gone already
+                client.close()
                 return
         self._idle_at[client] = time.monotonic() + FIRST_REQUEST_S
         try:
             if self.certificate is None or self._agree(client, addr):
-                super().handle(listener, client, addr)
+                self._serve(listener, client, addr, b"", keeps=True)
         finally:
             self._idle_at.pop(client, None)
+            util.close(client)
+
+    def _serve_general(self, connection: FastConnection, data: bytes) -> None:
+        """Hub: have a greenlet answer one request of a connection of the fast path."""
+        self._greenlets.spawn(self._answer_one, connection, data)
+
+    def _answer_one(self, connection: FastConnection, data: bytes) -> None:
+        client = connection.client
+        rest = None
+        try:
+            rest = self._serve(connection.listener, client, connection.address, data, keeps=False)
+        finally:
+            if rest is None or not self.alive:
+                connection.close()
+            else:
+                connection.take_back(rest)
+
+    def _serve(self, listener: Any, client: Any, addr: Any, data: bytes, keeps: bool) -> bytes | None:
+        """Requests of one connection, beginning with `data`, until it is to be closed: then None.
+
+        Unless it `keeps` the connection, a single one; then what was read beyond it is returned.
+        """
+        req = None
+        try:
+            parser = http.get_parser(self.cfg, client, addr)
+            parser.unreader.unread(data)
+            name = listener.getsockname()
+            while True:
+                req = None
+                with gevent.Timeout(self.cfg.keepalive or self.head_timeout_s, False):
+                    req = next(parser)
+                if not req:
+                    return None
+                self.handle_request(name, req, client, addr)
+                if not discard_body(parser):
+                    linger(client)
+                    return None
+                if not keeps:
+                    rest: bytes = parser.unreader.take_buffered()
+                    return rest
+        except (http.errors.NoMoreData, StopIteration) as error:
+            self.log.debug("Closing connection. %s", error)
+            if req is not None and has_much_unread(req):
+                linger(client)
+        except ssl.SSLError as error:
+            if error.args[0] != ssl.SSL_ERROR_EOF:
+                self.handle_error(req, client, addr, error)
+        except OSError as error:
+            if error.errno not in GONE:
+                self.log.exception("Socket error processing request.")
+        except BaseException as error:
+            self.handle_error(req, client, addr, error)
+            linger(client)
+        return None
 
     def _agree(self, client: Any, addr: Any) -> bool:
-        """The TLS handshake; False, and the connection closed, when it comes to nothing."""
+        """The TLS handshake; False when it comes to nothing."""
         try:
             with gevent.Timeout(HANDSHAKE_S, TimeoutError("it takes too long")):
                 client.do_handshake()
         except OSError as error:
             self.log.debug("TLS handshake with %s: %s", addr, error)
-            client.close()
             return False
         return True
 
@@ -198,16 +297,16 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 req, sock, addr, listener_name, self.cfg, response_class=JoinedResponse
             )
             environ["wsgi.multithread"] = True
-            environ[ARRIVAL] = arrived
-            environ[ENDED] = response.ended
-            if not self.alive:
+            environ[CONTEXT] = context_of(environ, arrived, response.ended)
+            if not self.alive or not self.cfg.keepalive:
                 response.force_close()
             self._respond(req, response, environ, arrived)
         except gevent.GreenletExit:
             raise StopIteration from None
         finally:
             self._busy.discard(sock)
-            self._idle_at[sock] = arrived
+            if sock in self._idle_at:
+                self._idle_at[sock] = arrived
         if not self.alive or response.should_close():
             raise StopIteration
         # A client that always has its next request ready would never let go of the loop.
@@ -215,6 +314,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
     def _respond(self, req: Any, response: JoinedResponse, environ: dict[str, Any], arrived: float) -> None:
         body = self.wsgi(environ, response.start_response)
+        if has_much_unread(req):
+            response.force_close()
         try:
             for item in body:
                 self._write(response, item)
@@ -227,12 +328,15 @@ class Worker(GeventWorker):  # type: ignore[misc]
             raise StopIteration from None
         finally:
             if self.log.access_log_enabled:
+                stream = getattr(body, "body", None)
+                if isinstance(stream, StreamingBody):  # whose bytes may have left past the server
+                    response.sent = stream.bytes_sent
                 self.log.access(response, req, environ, timedelta(seconds=time.monotonic() - arrived))
             if hasattr(body, "close"):
                 body.close()
 
     def _write(self, response: JoinedResponse, item: bytes) -> None:
-        """Streams over TLS pass here token by token (others are timed by `EventStream`)."""
+        """Streams over TLS pass here token by token (others are timed by `StreamTransport`)."""
         if self.certificate is None or self.write_timeout_s == inf:
             response.write(item)
             return

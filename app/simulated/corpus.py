@@ -2,7 +2,7 @@
 
 Every reply, encoded again, gives exactly the ids that were counted (the clients that measure us do
 encode it again). Two things could break that, and both are settled beforehand: the seam between two
-sentences, checked for each sentence when the phrasebook is made, and a cut inside a sentence, checked
+sentences, checked for each sentence when the corpus is made, and a cut inside a sentence, checked
 when it is first needed.
 """
 
@@ -91,19 +91,29 @@ class Corpus:
         """Ids and texts of a reply of exactly `count` tokens (>= 0)."""
         ids: list[int] = []
         texts: list[str] = []
-        choices = self._openings
-        while len(ids) < count:
-            room = count - len(ids)
+        room, choices = count, self._openings
+        while room > 0:
             phrase = self._fitting(room, choices, rng)
-            ids += phrase.ids[:room]
-            texts += phrase.texts[:room]
+            if len(phrase.ids) <= room:
+                ids += phrase.ids
+                texts += phrase.texts
+            else:
+                ids += phrase.ids[:room]
+                texts += phrase.texts[:room]
+            room = count - len(ids)
             choices = self._followers
         return ids, texts
 
     def _fitting(self, room: int, choices: Sequence[Phrase], rng: Random) -> Phrase:
         """A phrase that has at most `room` tokens, or may be cut after so many."""
+        # As rng.choice does it, in a third of its time.
+        draw, size = rng.getrandbits, len(choices)
+        bits = size.bit_length()
         for _ in range(TRIES):
-            phrase = rng.choice(choices)
+            number = draw(bits)
+            while number >= size:
+                number = draw(bits)
+            phrase = choices[number]
             if len(phrase.ids) <= room or phrase.ends_cleanly(room):
                 return phrase
         for phrase in choices:

@@ -2,15 +2,18 @@
 
 A token's own log probability is -1, -1.1 or -1.2 by its position; each alternative is 0.5 less than
 the one before it. Alternatives are real tokens of the vocabulary, so that clients can look them up.
+
+An entry is made when it is looked at, and not kept: a large request may have millions of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, overload
 
 from app.engine.outputs import TokenLogprob
 
+T = TypeVar("T", covariant=True)
 STEP = 0.5
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 STRIDE = 101
@@ -28,34 +31,70 @@ class Vocabulary(Protocol):
     def token_texts(self, ids: Sequence[int]) -> list[str]: ...
 
 
+class LazySequence(Sequence[T]):
+    """Items of `positions`, each made by `make` whenever it is looked at; a slice is another such view."""
+
+    __slots__ = ("_make", "_positions")
+
+    def __init__(self, make: Callable[[int], T], positions: range) -> None:
+        self._make, self._positions = make, positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> LazySequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | LazySequence[T]:
+        if isinstance(index, slice):
+            return LazySequence(self._make, self._positions[index])
+        return self._make(self._positions[index])
+
+
+class Entries:
+    """Makes the entries of `ids`, each with as many `alternatives` besides the token itself.
+
+    A token that ends inside a character is called "", and the one that completes it by the character,
+    as in vLLM.
+    """
+
+    __slots__ = ("_alternatives", "_ids", "_names", "_size", "_vocabulary")
+
+    def __init__(self, vocabulary: Vocabulary, ids: Sequence[int], alternatives: int) -> None:
+        self._vocabulary, self._ids, self._alternatives = vocabulary, ids, alternatives
+        self._size = vocabulary.vocab_size or max(ids, default=0) + 1
+        self._names: Sequence[str] = ()
+
+    def entry(self, position: int) -> TokenLogprob:
+        """The entry of the token at `position`."""
+        self._names = self._names or self._vocabulary.pieces(self._ids, False)
+        token_id, text, own = self._ids[position], self._names[position], own_logprob(position)
+        others = [(token_id + rank * STRIDE) % self._size for rank in range(1, self._alternatives + 1)]
+        top = [(token_id, text, own)]
+        for rank, (other, name) in enumerate(
+            zip(others, self._vocabulary.token_texts(others), strict=True), 1
+        ):
+            top.append((other, "" if BROKEN in name else name, own - STEP * rank))
+        return TokenLogprob(token_id, text, own, top)
+
+    def prompt_entry(self, position: int) -> TokenLogprob | None:
+        """The same for a token of a prompt: None for the first, as nothing comes before it."""
+        return self.entry(position) if position else None
+
+
 def own_logprob(position: int) -> float:
     """Natural-log probability of the token at `position` (0-based) in its reply."""
     return -1.0 - (position % 3) / 10
 
 
-def reply_logprobs(vocabulary: Vocabulary, ids: Sequence[int], alternatives: int) -> list[TokenLogprob]:
-    """One entry per token of a reply, each with as many `alternatives` besides itself.
-
-    A token that ends inside a character is called "", and the one that completes it by the character,
-    as in vLLM.
-    """
-    size = vocabulary.vocab_size or max(ids, default=0) + 1
-    entries = []
-    for position, (token_id, text) in enumerate(zip(ids, vocabulary.pieces(ids, False), strict=True)):
-        own = own_logprob(position)
-        others = [(token_id + rank * STRIDE) % size for rank in range(1, alternatives + 1)]
-        top = [(token_id, text, own)]
-        for rank, (other, name) in enumerate(zip(others, vocabulary.token_texts(others), strict=True), 1):
-            top.append((other, "" if BROKEN in name else name, own - STEP * rank))
-        entries.append(TokenLogprob(token_id, text, own, top))
-    return entries
+def reply_logprobs(vocabulary: Vocabulary, ids: Sequence[int], alternatives: int) -> Sequence[TokenLogprob]:
+    """One entry per token of a reply."""
+    return LazySequence(Entries(vocabulary, ids, alternatives).entry, range(len(ids)))
 
 
 def prompt_logprobs(
     vocabulary: Vocabulary, ids: Sequence[int], alternatives: int
-) -> list[TokenLogprob | None]:
-    """One entry per prompt token; the first is None, for nothing comes before it."""
-    entries: list[TokenLogprob | None] = list(reply_logprobs(vocabulary, ids, alternatives))
-    if entries:
-        entries[0] = None
-    return entries
+) -> Sequence[TokenLogprob | None]:
+    """One entry per prompt token; the first is None."""
+    return LazySequence(Entries(vocabulary, ids, alternatives).prompt_entry, range(len(ids)))

@@ -9,15 +9,15 @@ import msgspec
 from msgspec.structs import replace
 
 from app.dataset import Datasets
+from app.engine.errors import SchemaUnsatisfiable
 from app.engine.outputs import Part
-from app.engine.reply import LENGTH, STOP, Script, joined
-from app.engine.request import Generation
-from app.schema import Ranges, Schemas
+from app.engine.reply import LENGTH, STOP, Reply, joined
+from app.engine.request import EngineRequest
+from app.schema import SchemaError, Schemas
 from app.simulated.corpus import Corpus
-from app.simulated.lengths import reply_length
-from app.simulated.stops import stopped
-from app.simulated.structured import constrained
-from app.simulated.tool_calls import Caller
+from app.simulated.endings import reply_length, stopped
+from app.simulated.logprobs import prompt_logprobs, reply_logprobs
+from app.simulated.structured import StructuredReplies
 from app.tokenization import Tokenizer
 from config.settings import Settings
 
@@ -43,7 +43,7 @@ class SimulatedModel:
         self,
         settings: Settings,
         tokenizer: Tokenizer,
-        phrasebook: Corpus,
+        corpus: Corpus,
         datasets: Datasets,
         schemas: Schemas,
         text_rng: Random,
@@ -51,100 +51,106 @@ class SimulatedModel:
     ) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
-        self._phrasebook = phrasebook
+        self._corpus = corpus
         self._datasets = datasets
-        self._schemas = schemas
-        self._caller = Caller(tokenizer, phrasebook, schemas, settings.tools)
+        self._structured = StructuredReplies(tokenizer, corpus, schemas, settings.tools)
         self._text_rng, self._call_rng = text_rng, call_rng
 
-    def change(self, settings: Settings) -> None:
+    def on_settings(self, settings: Settings) -> None:
         """Live settings have changed."""
         self._settings = settings
-        self._caller.settings = settings.tools
+        self._structured.use(settings.tools)
 
-    def write(self, generation: Generation) -> Script:
-        """The whole reply. SchemaError when it should satisfy a schema that nothing satisfies."""
+    def reply(self, request: EngineRequest) -> Reply:
+        """The whole reply. SchemaUnsatisfiable when it should satisfy a schema that nothing satisfies."""
+        try:
+            reply = self._whole(request)
+        except SchemaError as error:
+            raise SchemaUnsatisfiable(error) from None
+        if request.logprobs is not None:
+            reply.logprobs = reply_logprobs(self._tokenizer, reply.ids, request.logprobs)
+        if request.prompt_logprobs is not None:
+            reply.prompt_logprobs = prompt_logprobs(
+                self._tokenizer, request.prompt_ids, request.prompt_logprobs
+            )
+        return reply
+
+    def _whole(self, request: EngineRequest) -> Reply:
+        """Thoughts, if it thinks, then what it says, then an image, if one is wanted."""
         if self._settings.model.mm_encoder_only:
-            return self._encoded(generation)
-        own = self._own_stream(generation)
+            return self._encoded(request)
+        own = self._own_stream(request)
         rng = own or self._text_rng
-        if not generation.reasoning:
-            script = self._reply(generation, rng, own)
+        if not request.reasoning:
+            reply = self._said(request, rng, own)
         else:
-            thoughts = self._thoughts(generation, rng)
-            room = generation.max_tokens - len(thoughts.ids)
+            thoughts = self._thoughts(request, rng)
+            room = request.max_tokens - len(thoughts.ids)
             if room <= 0:
                 return thoughts
-            script = joined(thoughts, self._reply(replace(generation, max_tokens=room), rng, own))
-        if generation.image:
-            return joined(script, Script([PIXEL], [], script.finish, [(1, IMAGE)]))
-        return script
+            reply = joined(thoughts, self._said(replace(request, max_tokens=room), rng, own))
+        if request.image:
+            return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
+        return reply
 
-    def _reply(self, generation: Generation, rng: Random, own: Random | None) -> Script:
-        if generation.calls is not None:
-            calls = self._caller.script(generation, generation.calls, own or self._call_rng)
+    def _said(self, request: EngineRequest, rng: Random, own: Random | None) -> Reply:
+        if request.tool_calls is not None:
+            calls = self._structured.tool_calls(request, request.tool_calls, own or self._call_rng)
             if calls is not None:
                 return calls
-        if generation.constraint is not None:
-            said = constrained(
-                generation.constraint,
-                generation.max_tokens,
-                self._tokenizer,
-                self._schemas,
-                Ranges.of(self._settings.tools),
-                own or self._call_rng,
-            )
+        if request.constraint is not None:
+            said = self._structured.constrained(request.constraint, request.max_tokens, own or self._call_rng)
         elif self._settings.reply.mode == "echo":
-            said = self._echoed(generation)
+            said = self._echoed(request)
         else:
-            said = self._recalled(generation, rng) or self._composed(generation, rng)
-        return stopped(said, generation)
+            said = self._recorded(request, rng) or self._composed(request, rng)
+        return stopped(said, request)
 
-    def _recalled(self, generation: Generation, rng: Random) -> Script | None:
+    def _recorded(self, request: EngineRequest, rng: Random) -> Reply | None:
         """A recorded reply (5.10); None without a dataset for the model, and when it fails."""
-        dataset = self._datasets.of(generation.model)
+        dataset = self._datasets.of(request.model)
         if dataset is None:
             return None
-        most = generation.max_tokens
-        least = most if generation.ignore_eos else max(1, generation.min_tokens)
-        found = dataset.reply(generation.prompt_ids, generation.turns, least, most, rng)
+        most = request.max_tokens
+        least = most if request.ignore_eos else max(1, request.min_tokens)
+        found = dataset.reply(request.prompt_ids, request.turns, least, most, rng)
         if found is None:
             return None
-        ids, texts = self._phrasebook.compose(found.missing, rng)
-        return Script([*found.texts, *texts], [*found.ids, *ids], LENGTH if found.reached_limit else STOP)
+        ids, texts = self._corpus.compose(found.missing, rng)
+        return Reply([*found.texts, *texts], [*found.ids, *ids], LENGTH if found.reached_limit else STOP)
 
-    def _composed(self, generation: Generation, rng: Random) -> Script:
-        most = generation.max_tokens
-        count = most if generation.ignore_eos else reply_length(most, generation.limited, rng)
-        count = max(count, generation.min_tokens)
-        ids, texts = self._phrasebook.compose(count, rng)
-        return Script(texts, ids, LENGTH if count >= most else STOP)
+    def _composed(self, request: EngineRequest, rng: Random) -> Reply:
+        most = request.max_tokens
+        count = most if request.ignore_eos else reply_length(most, request.limited, rng)
+        count = max(count, request.min_tokens)
+        ids, texts = self._corpus.compose(count, rng)
+        return Reply(texts, ids, LENGTH if count >= most else STOP)
 
-    def _echoed(self, generation: Generation) -> Script:
+    def _echoed(self, request: EngineRequest) -> Reply:
         """The text as it came, whatever the limit; `length` tells that the limit was reached (5.2)."""
-        ids = self._tokenizer.encode(generation.echo_text)
-        reached = generation.limited and len(ids) >= generation.max_tokens
-        return Script(self._tokenizer.pieces(ids), ids, LENGTH if reached else STOP)
+        ids = self._tokenizer.encode(request.echo_text)
+        reached = request.limited and len(ids) >= request.max_tokens
+        return Reply(self._tokenizer.pieces(ids), ids, LENGTH if reached else STOP)
 
-    def _encoded(self, generation: Generation) -> Script:
+    def _encoded(self, request: EngineRequest) -> Reply:
         """Exclamation marks, as many as were allowed or else one (section 18)."""
-        count = generation.max_tokens if generation.limited else 1
+        count = request.max_tokens if request.limited else 1
         ids = self._tokenizer.encode(ENCODER_TEXT)[:1] * count
-        return Script([ENCODER_TEXT] * count, ids, LENGTH)
+        return Reply([ENCODER_TEXT] * count, ids, LENGTH)
 
-    def _thoughts(self, generation: Generation, rng: Random) -> Script:
+    def _thoughts(self, request: EngineRequest, rng: Random) -> Reply:
         """What a reasoning model thinks aloud; it may use up the whole limit."""
         mean = self._settings.reply.reasoning_tokens
-        most = generation.max_tokens
-        if generation.thinking_budget is not None:
-            most = min(most, generation.thinking_budget)
+        most = request.max_tokens
+        if request.thinking_budget is not None:
+            most = min(most, request.thinking_budget)
         count = min(rng.randint((mean + 1) // 2, mean + mean // 2), most)
-        ids, texts = self._phrasebook.compose(count, rng)
-        return Script(texts, ids, LENGTH, [(count, REASONING)])
+        ids, texts = self._corpus.compose(count, rng)
+        return Reply(texts, ids, LENGTH, [(count, REASONING)])
 
-    def _own_stream(self, generation: Generation) -> Random | None:
+    def _own_stream(self, request: EngineRequest) -> Random | None:
         """The randomness of a reply that request and prompt determine; None for any other."""
-        if generation.seed is None and not generation.greedy:
+        if request.seed is None and not request.greedy:
             return None
-        prompt = crc32(msgspec.json.encode(generation.prompt_ids))
-        return Random((generation.seed or 0) * 2**32 + prompt)
+        prompt = crc32(msgspec.json.encode(request.prompt_ids))
+        return Random((request.seed or 0) * 2**32 + prompt)

@@ -11,6 +11,7 @@ import tokenizers
 from cachetools import LRUCache
 from tokenizers import decoders
 
+from app.clock.offload import call_off_hub
 from app.tokenization.base import (
     PLAIN_CHAT,
     ChatOptions,
@@ -20,10 +21,8 @@ from app.tokenization.base import (
     TokenizerLoadError,
 )
 from app.tokenization.chat_template import ChatTemplates
-from app.tokenization.cuts import Cutter
 from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, check_id_range
 from app.tokenization.folder import DEFAULT_TEMPLATE, TokenizerFolder, read_folder
-from app.tokenization.offload import call_off_hub
 
 LONG_TEXT = 2_000
 """Characters from which a text is encoded beside the event loop (about 0.5 ms of work)."""
@@ -97,10 +96,10 @@ class LocalTokenizer:
         """See `Tokenizer.longest_token`. Counted when a text is first long enough to ask."""
         return max(map(len, self._backend.get_vocab()), default=1)
 
-    @cached_property
-    def cutter(self) -> Cutter | None:
-        """Encodes with places where ids may be cut; None where parts may have other ids than the whole."""
-        return Cutter.of(self._backend)
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's own object: shared, and not to be changed."""
+        return self._backend
 
     def _detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
         if self._byte_level:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import cached_property
 from itertools import islice
+from sys import getsizeof
 
 import gevent
 from gevent.event import Event
@@ -36,9 +37,11 @@ BATCH = 64
 DELAY_S = 1.0
 """How long a span waits for others to go with."""
 SOON = 512
-"""With so many waiting, nobody waits any longer."""
-MOST_WAITING = 8192
-"""Spans that wait for a collector; further ones are lost."""
+"""With so many waiting, none waits any longer."""
+LIMIT_BYTES = 32 * 2**20
+"""Memory of the spans that wait for a collector, about 10,000; further ones are lost."""
+SPAN_BYTES, ATTRIBUTE_BYTES = 3072, 96
+"""Memory of an ended span without its attributes, and of each attribute without its value."""
 FLUSH_S = 2.0
 """What an exit waits for the last spans."""
 SWITCH_S = 0.0005
@@ -60,19 +63,19 @@ def tracer_to(exporter: SpanExporter, service_name: str) -> Tracer:
     sys.setswitchinterval(SWITCH_S)
     resource = Resource.create({SERVICE_NAME: service_name, SERVICE_VERSION: VERSION})
     provider = TracerProvider(resource=resource)
-    provider.add_span_processor(Outlet(exporter, Reason.of(trace_exporter.__name__)))
+    provider.add_span_processor(SpanSender(exporter, FailureReason.of(trace_exporter.__name__)))
     return provider.get_tracer("understudy", VERSION)
 
 
-class Reason(logging.Handler):
-    """Keeps the first line that a library logs, instead of logging them all, until somebody takes it."""
+class FailureReason(logging.Handler):
+    """Keeps the first line that a library logs, instead of logging them all, until it is taken."""
 
     def __init__(self) -> None:
         super().__init__()
         self._text = ""
 
     @classmethod
-    def of(cls, logger_name: str) -> Reason:
+    def of(cls, logger_name: str) -> FailureReason:
         """Take over the logger of that name."""
         logger, reason = logging.getLogger(logger_name), cls()
         logger.handlers, logger.propagate = [reason], False
@@ -91,21 +94,25 @@ class Reason(logging.Handler):
         self._text = self._text or record.getMessage()
 
 
-class Outlet(SpanProcessor):
+class SpanSender(SpanProcessor):
     """Hands ended spans to `exporter`. A collector that is slow or gone costs spans and nothing else.
 
     One greenlet at a time empties the list, and a native thread does its work. It ends with the list, so
-    nothing runs while there is nothing to send. `reason` tells why the exporter failed, `now` monotonic
-    seconds.
+    nothing runs while there is nothing to send. Spans for which `limit_bytes` leaves no room are lost.
+    `reason` knows why the exporter failed; `now` gives monotonic seconds.
     """
 
     def __init__(
-        self, exporter: SpanExporter, reason: Reason, now: Callable[[], float] = time.monotonic
+        self, exporter: SpanExporter, reason: FailureReason, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._exporter = exporter
         self._reason = reason
         self._now = now
-        self._ended: deque[ReadableSpan] = deque()
+        self.size_bytes = 0
+        """What the spans that wait take."""
+        self.limit_bytes = LIMIT_BYTES
+        self._ended: deque[tuple[ReadableSpan, int]] = deque()
+        """Spans that wait, and the memory of each."""
         self._sender: gevent.Greenlet | None = None
         self._hurry = Event()
         self._ending = False
@@ -122,10 +129,12 @@ class Outlet(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         if span.context is None or not span.context.trace_flags.sampled:
             return
-        if len(self._ended) >= MOST_WAITING:
+        size = span_bytes(span)
+        if self.size_bytes + size > self.limit_bytes:
             self._lost += 1
             return
-        self._ended.append(span)
+        self.size_bytes += size
+        self._ended.append((span, size))
         if self._sender is None:
             self._sender = gevent.spawn(self._send)
         elif len(self._ended) == SOON:
@@ -145,7 +154,7 @@ class Outlet(SpanProcessor):
             self._exporter.shutdown()
         else:
             self._lost += len(self._ended)
-            self._complain()
+            self._report_losses()
 
     def _send(self) -> None:
         """Greenlet: send all that ended, and end."""
@@ -154,11 +163,11 @@ class Outlet(SpanProcessor):
                 self._hurry.wait(DELAY_S)
                 self._hurry.clear()
                 while self._ended:
-                    batch = list(islice(self._ended, BATCH))
+                    batch = [span for span, _ in islice(self._ended, BATCH)]
                     self._deliver(batch)
                     for _ in batch:
-                        self._ended.popleft()
-                    self._complain()
+                        self.size_bytes -= self._ended.popleft()[1]
+                    self._report_losses()
         finally:
             self._sender = None
 
@@ -181,8 +190,16 @@ class Outlet(SpanProcessor):
         if not sent:
             self._lost += len(batch)
 
-    def _complain(self) -> None:
+    def _report_losses(self) -> None:
         if self._lost and self._now() >= self._quiet_until_s:
             log.warning("%d spans are lost: %s", self._lost, self._reason.take())
             self._lost = 0
             self._quiet_until_s = self._now() + QUIET_S
+
+
+def span_bytes(span: ReadableSpan) -> int:
+    """Memory of an ended span, rather too much than too little."""
+    values = list((span.attributes or {}).values())
+    state = span.context.trace_state if span.context is not None else {}
+    inherited = sum(getsizeof(text) for item in state.items() for text in item)
+    return SPAN_BYTES + ATTRIBUTE_BYTES * (len(values) + len(state)) + sum(map(getsizeof, values)) + inherited

@@ -1,18 +1,27 @@
-"""The Flask application: our kind of responses, routes and nothing that nobody uses."""
+"""The Flask application: routes as blueprints, middleware around them, and nothing that nobody uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
+from random import Random
 from typing import Any, Protocol
 
-from flask import Flask, Request, Response
+from flask import Flask, Request
 from flask.globals import request_ctx
-from flask.sessions import NullSession, SessionInterface, SessionMixin
+from flask.sessions import NullSession, SessionInterface
+from flask.wrappers import Response as FlaskResponse
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import MapAdapter, Rule
 
-from app.api.admin.health import Drains
-from app.http.response import Reply
+from app.api.errors import forget_frames, respond_to_error
+from app.http.context import RequestContext
+from app.http.response import Response, json_response
+from app.http.route import Route
+from app.http.wsgi import CONTEXT, context_of
+from app.logs import current_request
+from app.middleware.stack import MiddlewareStack
+from app.web.blueprints import RouteTable, label_of
 from app.web.routing import DirectAdapter, ExactRule, StaticRules, static_rules
 
 
@@ -22,7 +31,7 @@ class NoSessions(SessionInterface):
     def open_session(self, app: Flask, request: Request) -> NullSession:
         return NO_SESSION
 
-    def save_session(self, app: Flask, session: SessionMixin, response: Response) -> None:
+    def save_session(self, app: Flask, session: object, response: FlaskResponse) -> None:
         """There is nothing to save."""
 
 
@@ -39,65 +48,151 @@ class BackgroundService(Protocol):
         """Finish what is under way, within a second or so, and close them."""
 
 
+class Drains(Protocol):
+    """What answers requests, until it is told to take no more."""
+
+    def drain(self) -> None:
+        """Admit no more requests; running ones go on."""
+
+
 class Understudy(Flask):
     """The Flask application, with what the worker needs to know of it."""
 
-    response_class = Reply
     url_rule_class: type[Rule] = ExactRule
     session_interface = NoSessions()
 
-    def __init__(self, service: Drains) -> None:
+    def __init__(self, engine: Drains, middleware: MiddlewareStack, ids: Random | None = None) -> None:
         super().__init__("app", static_folder=None)
         self.url_map.merge_slashes = False
-        self._service = service
+        self._engine = engine
+        self.middleware = middleware
+        self._ids = ids or Random()
+        self.routes = RouteTable()
         self.services: list[BackgroundService] = []
         """What lives as long as the worker does."""
+        self.register_error_handler(HTTPException, self._http_error)
+        self.register_error_handler(Exception, self._error)
+
+    def new_request_id(self) -> str:
+        """32 random hex digits, for a request without an X-Request-Id."""
+        return f"{self._ids.getrandbits(128):032x}"
+
+    def add_routes(self, name: str, routes: Iterable[Route]) -> None:
+        """Serve `routes` as a blueprint of this name."""
+        self.register_blueprint(self.routes.blueprint(name, routes))
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Routes depend on path and method only, so nothing else of the environment is looked at."""
         if request is None:  # nobody asks for the URL of a route
             return None
-        scheme = request.environ["wsgi.url_scheme"]
-        path = request.environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
-        return DirectAdapter(self.url_map, self._static_rules, scheme, path, request.method)
+        context = request.environ.get(CONTEXT)
+        if context is None:
+            context = request.environ[CONTEXT] = context_of(request.environ)
+        context.new_id = self.new_request_id
+        return DirectAdapter(self.url_map, self._static_rules, context.scheme, context.path, context.method)
 
     @cached_property
     def _static_rules(self) -> StaticRules:
         return static_rules(self.url_map)
 
     def preprocess_request(self) -> Any:
-        """The hooks of the application; blueprints have none of their own, here and below."""
-        for hook in self.before_request_funcs.get(None, ()):
-            if (answer := hook()) is not None:
-                return answer
-        return None
+        """The middleware, once it is known which route is meant."""
+        context = current_context()
+        current_request.set(context)
+        request = request_ctx.request
+        if request.url_rule is not None:
+            context.route = self.routes.of(request.url_rule)
+            context.label = context.route.path if context.route else label_of(request.url_rule)
+            context.params = request.view_args or {}
+        else:
+            context.label = self._label_of_other_method(request.routing_exception)
+        response = self.middleware.begin(context)
+        if response is None and self.before_request_funcs:  # of whoever embeds the application
+            return super().preprocess_request()
+        return response
 
-    def process_response(self, response: Response) -> Response:
-        own: list[Any] = request_ctx._after_request_functions
-        for hook in (*own, *reversed(self.after_request_funcs.get(None, ()))):
-            response = hook(response)
+    def _label_of_other_method(self, error: HTTPException | None) -> str:
+        """Path of the route that a request would have met with a method that it takes."""
+        adapter = request_ctx.url_adapter
+        if isinstance(error, MethodNotAllowed) and error.valid_methods and adapter is not None:
+            rule, _ = adapter.match(method=next(iter(error.valid_methods)), return_rule=True)
+            return label_of(rule)
+        return ""
+
+    def make_response(self, rv: Any) -> Response:  # type: ignore[override]  # a WSGI callable, as Flask's own
+        """Our routes return responses; views and hooks of who embeds the application, what Flask allows."""
+        if isinstance(rv, Response):
+            return rv
+        made = super().make_response(rv)
+        body = made.get_data() if made.is_sequence else made.iter_encoded()
+        response = Response(body, made.status_code, dict(made.headers))
+        response.on_close(made.close)
+        return response
+
+    def process_response(self, response: Any) -> Any:
+        if self.after_request_funcs:
+            response = super().process_response(response)
+        self.middleware.end(current_context(), response)
         return response
 
     def do_teardown_request(self, *error: BaseException | None) -> None:
-        """Nothing is left to tear down: who has something to close is told by `call_on_close`."""
+        """Nothing is left to tear down: who has something to close is told by `Response.on_close`."""
 
     def do_teardown_appcontext(self, *error: BaseException | None) -> None:
         """As for a request."""
 
     def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """No view and no hook here is a coroutine; Flask would look at each, for every request."""
+        """No view here is a coroutine; Flask would look at each, for every request."""
         return func
+
+    def _error(self, error: Exception) -> Response:
+        return respond_to_error(error, current_context())
+
+    def _http_error(self, error: HTTPException) -> Response:
+        """What routing refuses keeps the web framework's own body (vllm-api.md section 4)."""
+        forget_frames(error)
+        if isinstance(error, NotFound) and (moved := _without_slash()):
+            return Response(b"", 307, {"Location": moved})
+        response = json_response({"detail": error.name}, error.code or 500)
+        if isinstance(error, MethodNotAllowed) and error.valid_methods:
+            response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
+        if current_context().method == "HEAD":
+            response.without_body()
+        return response
 
     def begin(self) -> None:
         """The worker is about to accept connections."""
-        for companion in self.services:
-            companion.start()
+        for service in self.services:
+            service.start()
 
     def end(self) -> None:
         """The worker has served its last request."""
-        for companion in reversed(self.services):
-            companion.close()
+        for service in reversed(self.services):
+            service.close()
 
     def drain(self) -> None:
         """Admit no more requests; running ones go on (SIGTERM)."""
-        self._service.drain()
+        self._engine.drain()
+
+
+def current_context() -> RequestContext:
+    """The context of the request that Flask serves now."""
+    context = request_ctx.request.environ[CONTEXT]
+    assert isinstance(context, RequestContext)
+    return context
+
+
+def _without_slash() -> str | None:
+    """Where a path with a slash too many should have gone; None when there is no such route."""
+    request, adapter = request_ctx.request, request_ctx.url_adapter
+    path = request.path.rstrip("/")
+    if not path or path == request.path or adapter is None:
+        return None
+    try:
+        adapter.match(path, method=request.method)
+    except MethodNotAllowed:
+        pass
+    except HTTPException:
+        return None
+    query = request.query_string.decode("latin-1")
+    return request.host_url.rstrip("/") + path + (f"?{query}" if query else "")

@@ -1,29 +1,29 @@
-"""The routes of the index, and the application that has nothing else."""
+"""The application of an indexer: the routes of the index and of probes, and nothing else."""
 
 from __future__ import annotations
 
 from app.api.admin import health, metrics
-from app.api.errors import init_errors
 from app.api.kv import index as kv_index
 from app.api.kv import pod_scores
 from app.api.responder import ServerLoad
-from app.clock.live import LiveClock
+from app.clock.clock import LiveClock
 from app.http.body import BodyLimits
 from app.kvcache.publisher import Publisher
 from app.kvindex.assembly import Listening, aliases, fed, index_of
 from app.metrics.exposition import Exposition, Families
-from app.middleware.api_keys import init_access
-from app.middleware.cors import init_cors
-from app.middleware.http_log import init_http_log
+from app.middleware.api_keys import ApiKeys
+from app.middleware.cors import Cors
+from app.middleware.http_log import HttpLog
 from app.middleware.http_metrics import HttpMetrics
+from app.middleware.stack import MiddlewareStack
 from app.tokenization import Tokenizer
 from app.web.application import Understudy
 from config import Settings
 from config.live import LiveSettings
 
 
-class Doors:
-    """Of an indexer: nothing runs that would have to end, so draining only says that it is not ready."""
+class NoEngine:
+    """Nothing runs that would have to end, so draining only says that the indexer is not ready."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -34,17 +34,17 @@ class Doors:
 
 def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     """An application that keeps an index and answers with scores. ConfigError as `index_of`."""
-    live, clock, http, doors = LiveSettings(settings), LiveClock(), HttpMetrics(), Doors()
-    app = Understudy(doors)
+    live, clock, http, engine = LiveSettings(settings), LiveClock(), HttpMetrics(), NoEngine()
+    http_log, keys = HttpLog(), ApiKeys()
+    for one in (http_log, keys):
+        live.subscribe(one.on_settings)
+    middleware = MiddlewareStack([http, http_log, Cors(settings.access), keys])
+    live.subscribe(middleware.on_settings)
+    app = Understudy(engine, middleware)
     families = add_index(app, live, tokenizer)
-    http.init_app(app)
-    init_http_log(app, live)
-    init_errors(app)
-    init_cors(app, settings.access)
-    init_access(app, live)
-    ready = health.readiness(doors, clock, settings.server.startup_duration)
-    app.register_blueprint(health.blueprint(ready, ServerLoad(False), settings.model.vllm_version))
-    app.register_blueprint(metrics.blueprint(Exposition([families], http)))
+    ready = health.readiness(engine, clock, settings.server.startup_duration)
+    app.add_routes("health", health.routes(ready, ServerLoad(False), settings.model.vllm_version))
+    app.add_routes("metrics", metrics.routes(Exposition([families], http)))
     return app
 
 
@@ -59,8 +59,7 @@ def add_index(
         publisher.listen(fed(index, model))
     app.services.append(Listening(index))
     body = BodyLimits.of(server)
-    app.register_blueprint(
-        pod_scores.blueprint(index, body, aliases(settings), model, at.kv_index_chat_answer)
-    )
-    app.register_blueprint(kv_index.blueprint(index, at.kv_index_backend))
+    scores = pod_scores.routes(index, body, aliases(settings), model, at.kv_index_chat_answer)
+    app.add_routes("pod_scores", scores)
+    app.add_routes("kv_index", kv_index.routes(index, at.kv_index_backend))
     return index.metrics_text

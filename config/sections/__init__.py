@@ -1,1 +1,1 @@
-"""The settings, room by room; `config.settings` puts them together."""
+"""The settings, section by section; `config.settings` puts them together."""

@@ -1,44 +1,104 @@
-"""The model that is played."""
+"""The model that is played, its adapters and its tokenizer."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from config.fields import setting
-from config.rules import at_least, between, no_empty_items, not_empty
+from msgspec import Meta
+
+from config.declaration import (
+    About,
+    Count,
+    NonEmpty,
+    NonEmptyItems,
+    Objects,
+    Percent,
+    PositiveDuration,
+    Section,
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSettings:
+class ModelSettings(Section, frozen=True, kw_only=True):
     """The model that is played."""
 
-    model: str = setting("understudy-tiny", help="Name of the base model.", rule=not_empty())
-    served_model_name: tuple[str, ...] = setting(
-        (),
-        help="Names that requests may use, the first is shown in replies; the model's own name when empty.",
-        rule=no_empty_items(),
-    )
-    max_model_len: int = setting(
-        4096, unit="tokens", help="Length of the context: prompt and completion together.", rule=at_least(1)
-    )
-    task: Literal["generate", "embed", "pooling", "score", "classify"] = setting(
-        "generate",
-        help="What the model is for. Other tasks than generate serve pooling routes instead of chat and "
-        "completions: embed has embeddings, score and rerank, score has classify, score and rerank, classify "
-        "has classify, each of them has pooling, and pooling has them all.",
-    )
-    default_embedding_dimensions: int = setting(
-        384, help="Length of a vector whose request does not say.", rule=between(1, 65536)
-    )
-    mm_encoder_only: bool = setting(
-        False, help="Play the encoder of a disaggregated multimodal model: replies are exclamation marks."
-    )
-    omni: bool = setting(False, help="Play a model that can answer with images.")
-    image_emission_rate: int = setting(
-        0, unit="%", live=True, help="Chance of an image in a reply of an omni model.", rule=between(0, 100)
-    )
-    vllm_version: str = setting("0.32.0", help="What GET /version answers.", rule=not_empty())
+    model: Annotated[NonEmpty, About("Name of the base model.")] = "understudy-tiny"
+    served_model_name: Annotated[
+        NonEmptyItems,
+        About("Names that requests may use, the first is shown in replies; the model's own name when empty."),
+    ] = ()
+    max_model_len: Annotated[
+        Count, About("Length of the context: prompt and completion together.", unit="tokens")
+    ] = 4096
+    task: Annotated[
+        Literal["generate", "embed", "pooling", "score", "classify"],
+        About(
+            "What the model is for. Other tasks than generate serve pooling routes instead of chat and "
+            "completions: embed has embeddings, score and rerank, score has classify, score and rerank, "
+            "classify has classify, each of them has pooling, and pooling has them all."
+        ),
+    ] = "generate"
+    default_embedding_dimensions: Annotated[
+        int, Meta(ge=1, le=65536), About("Length of a vector whose request does not say.")
+    ] = 384
+    mm_encoder_only: Annotated[
+        bool, About("Play the encoder of a disaggregated multimodal model: replies are exclamation marks.")
+    ] = False
+    omni: Annotated[bool, About("Play a model that can answer with images.")] = False
+    image_emission_rate: Annotated[
+        Percent, About("Chance of an image in a reply of an omni model.", unit="%", live=True)
+    ] = 0
+    vllm_version: Annotated[NonEmpty, About("What GET /version answers.")] = "0.32.0"
 
     @property
     def served_names(self) -> tuple[str, ...]:
         """Names that requests may use, never empty; the first is the one in replies."""
         return self.served_model_name or (self.model,)
+
+
+class LoraSettings(Section, frozen=True, kw_only=True):
+    """Adapters that are served beside the base model."""
+
+    lora_modules: Annotated[
+        Objects,
+        About(
+            "Adapters from the start, each as name=path or as a JSON object with name, path and "
+            "base_model_name."
+        ),
+    ] = ()
+    max_loras: Annotated[Count, About("Adapters that may run at the same time.", unit="adapters")] = 1
+    max_cpu_loras: Annotated[
+        Count | None,
+        About("Adapters that may be kept loaded; at least max-loras. Empty is no limit.", unit="adapters"),
+    ] = None
+    enable_lora: Annotated[
+        bool, About("Tell of adapters in the metrics even when none is there at the start.")
+    ] = False
+    allow_runtime_lora_updating: Annotated[
+        bool,
+        About("Serve the routes that load and unload adapters.", env=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",)),
+    ] = False
+
+
+class TokenizerSettings(Section, frozen=True, kw_only=True):
+    """How text becomes tokens."""
+
+    tokenizer: Annotated[
+        str | None,
+        About(
+            "Folder, tokenizer.json file or Hugging Face name; the embedded tokenizer when empty.", path=True
+        ),
+    ] = None
+    render_url: Annotated[
+        str | None, About("Base URL of a vLLM render service that tokenizes instead of this process.")
+    ] = None
+    render_timeout: Annotated[
+        PositiveDuration, About("Longest wait for an answer of the render service.")
+    ] = 30.0
+    force_dummy_tokenizer: Annotated[
+        bool, About("Use the embedded tokenizer even when the model's own could be found.")
+    ] = False
+    hf_token: Annotated[
+        str | None, About("Access token for the Hugging Face hub.", env=("HF_TOKEN",), secret=True)
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        About("Jinja chat template, as a file or as its text; the tokenizer's own when empty.", path=True),
+    ] = None

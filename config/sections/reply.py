@@ -1,30 +1,132 @@
-"""What is said."""
+"""What is said: replies, tool calls, and recorded conversations."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from config.fields import setting
-from config.rules import at_least
+from msgspec import Meta
+
+from config.declaration import About, Count, NotNegative, Percent, Rule, Section, not_below
+
+ALL_MODELS = ""
+"""Stands for the model in an item of dataset-path that names none."""
+
+DatasetUrl = Annotated[
+    str, Meta(pattern="^(?i:https?)://", description="must begin with http:// or https://")
+]
+Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-fA-F]{64}\Z", description="must be 64 hexadecimal digits")]
+Identifier = Annotated[
+    str, Meta(pattern=r"\A[^\W\d]\w*\Z", description="must be a name of letters, digits and underscores")
+]
+"""A name that needs no quotes in SQL."""
+DatasetFiles = Annotated[
+    tuple[Annotated[str, Meta(pattern=r"\A(?!\s*\Z|[^=]*=\s*\Z)")], ...],
+    Meta(description="must name a file in every item"),
+]
+"""Each item a path, or a model's name, `=` and a path: not blank, nor blank behind its first `=`."""
+ONE_A_MODEL = "must not name two files for the same model"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplySettings:
+def _route(item: str) -> tuple[str, str]:
+    """Model and path of an item of dataset-path."""
+    model, equals, path = item.partition("=")
+    return (model.strip(), path.strip()) if equals else (ALL_MODELS, item.strip())
+
+
+class ReplySettings(Section, frozen=True, kw_only=True):
     """What is said."""
 
-    mode: Literal["random", "echo"] = setting(
-        "random", help="Sample sentences of random length, or the text of the last message."
+    mode: Annotated[
+        Literal["random", "echo"],
+        About("Sample sentences of random length, or the text of the last message."),
+    ] = "random"
+    seed: Annotated[
+        int | None, About("Seed of everything that is random; different at every start when empty.")
+    ] = None
+    reasoning_parser: Annotated[
+        str,
+        About("Any name makes the model think aloud first; the thoughts are in `reasoning`. Empty is off."),
+    ] = ""
+    reasoning_tokens: Annotated[
+        Count, About("Mean length of the thoughts of a reasoning model.", unit="tokens", live=True)
+    ] = 24
+
+
+class ToolSettings(Section, frozen=True, kw_only=True):
+    """Tool calls and structured output: which values are drawn where the schema leaves a choice."""
+
+    min_tool_call_integer_param: Annotated[
+        int, About("Smallest integer drawn where the schema gives no range.", live=True)
+    ] = 0
+    max_tool_call_integer_param: Annotated[
+        int,
+        About("Largest integer drawn where the schema gives no range.", live=True),
+        not_below("min_tool_call_integer_param"),
+    ] = 100
+    min_tool_call_number_param: Annotated[
+        float, About("Smallest number drawn where the schema gives no range.", live=True)
+    ] = 0.0
+    max_tool_call_number_param: Annotated[
+        float,
+        About("Largest number drawn where the schema gives no range.", live=True),
+        not_below("min_tool_call_number_param"),
+    ] = 100.0
+    min_tool_call_array_param_length: Annotated[
+        NotNegative, About("Fewest items of an array whose schema does not say.", live=True)
+    ] = 1
+    max_tool_call_array_param_length: Annotated[
+        int,
+        About("Most items of an array whose schema does not say.", live=True),
+        not_below("min_tool_call_array_param_length"),
+    ] = 5
+    tool_call_not_required_param_probability: Annotated[
+        Percent, About("Chance of a parameter that is not required.", unit="%", live=True)
+    ] = 50
+    object_tool_call_not_required_field_probability: Annotated[
+        Percent, About("Chance of a field of a nested object that is not required.", unit="%", live=True)
+    ] = 50
+    tool_call_extra_call_probability: Annotated[
+        Percent,
+        About("Chance of one more call, asked again after each, up to one call a tool.", unit="%", live=True),
+    ] = 45
+    skip_tool_validation: Annotated[
+        bool, About("Take tools whose schema is wrong; what cannot be understood is left out.", live=True)
+    ] = False
+    strict_tool_schemas: Annotated[
+        bool,
+        About("Refuse tools whose schema uses keywords beyond those of the reference simulator.", live=True),
+    ] = False
+    tool_call_room: Annotated[
+        NotNegative,
+        About(
+            "A required call under a smaller limit of tokens is cut off before it is a call, and one "
+            "that is only allowed is not begun; 0 lets every call be made whole.",
+            unit="tokens",
+            live=True,
+        ),
+    ] = 96
+
+
+class DatasetSettings(Section, frozen=True, kw_only=True):
+    """Recorded conversations as replies."""
+
+    dataset_path: Annotated[
+        DatasetFiles,
+        About(
+            "SQLite files with replies, each as path, or as model=path for the requests of one model.",
+            path=True,
+        ),
+        Rule(ONE_A_MODEL, lambda items, _: ONE_A_MODEL if len(dict(map(_route, items))) < len(items) else ""),
+    ] = ()
+    dataset_url: Annotated[
+        DatasetUrl | None,
+        About("Where the first file is downloaded from when it does not exist yet."),
+    ] = None
+    dataset_sha256: Annotated[Sha256 | None, About("SHA-256 (hex) that the downloaded file must have.")] = (
+        None
     )
-    seed: int | None = setting(
-        None, help="Seed of everything that is random; different at every start when empty."
-    )
-    reasoning_parser: str = setting(
-        "",
-        help="Any name makes the model think aloud first; the thoughts are in `reasoning`. Empty is off.",
-    )
-    reasoning_tokens: int = setting(
-        24,
-        unit="tokens",
-        live=True,
-        help="Mean length of the thoughts of a reasoning model.",
-        rule=at_least(1),
-    )
+    dataset_in_memory: Annotated[bool, About("Copy the files into memory at the start.")] = False
+    dataset_table_name: Annotated[Identifier, About("Table that holds the replies.")] = "llmd"
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Model (`ALL_MODELS` for every other one) to path, in the order of dataset-path."""
+        return dict(map(_route, self.dataset_path))

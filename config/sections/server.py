@@ -1,70 +1,85 @@
-"""The listening socket and the life of the process."""
+"""The listening socket and the life of the process, HTTPS, and who may ask."""
 
-from dataclasses import dataclass
+from typing import Annotated
 
-from config.fields import setting
-from config.kinds import Duration
-from config.rules import at_least, at_most, between, not_empty, not_negative, positive
+from msgspec import Meta
+
+from config.declaration import (
+    About,
+    Count,
+    Duration,
+    NonEmpty,
+    NonEmptyItems,
+    Port,
+    PositiveDuration,
+    Section,
+)
+
+Rank = Annotated[int, Meta(le=7)]
+HostNames = Annotated[
+    tuple[Annotated[str, Meta(pattern=r"(?a)\A[\w.*:-]{1,253}\Z")], ...],
+    Meta(description="must only have ASCII host names and addresses"),
+]
+"""As certificates have them: names beyond ASCII in their xn-- form, addresses without brackets."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
+class ServerSettings(Section, frozen=True, kw_only=True):
     """The listening socket and the life of the process."""
 
-    host: str = setting("0.0.0.0", help="Address to listen on.", rule=not_empty())
-    port: int = setting(8000, help="TCP port to listen on.", rule=between(1, 65535))
-    max_request_body_size_mb: int = setting(
-        4, unit="MiB", help="Larger request bodies are answered with 413.", rule=between(1, 512)
+    host: Annotated[NonEmpty, About("Address to listen on.")] = "0.0.0.0"
+    port: Annotated[Port, About("TCP port to listen on.")] = 8000
+    max_request_body_size_mb: Annotated[
+        int, Meta(ge=1, le=512), About("Larger request bodies are answered with 413.", unit="MiB")
+    ] = 4
+    startup_duration: Annotated[
+        Duration, About("How long the server answers that it is not ready after its start.")
+    ] = 0.0
+    graceful_timeout: Annotated[Duration, About("How long running streams may go on after SIGTERM.")] = 30.0
+    read_timeout: Annotated[PositiveDuration, About("Time that a client has to deliver a whole request.")] = (
+        60.0
     )
-    startup_duration: Duration = setting(
-        0.0, help="How long the server answers that it is not ready after its start.", rule=not_negative()
-    )
-    graceful_timeout: Duration = setting(
-        30.0, help="How long running streams may go on after SIGTERM.", rule=not_negative()
-    )
-    read_timeout: Duration = setting(
-        60.0, help="Time that a client has to deliver a whole request.", rule=positive()
-    )
-    write_timeout: Duration = setting(
-        60.0, help="Time that a client may take no bytes before its stream is dropped.", rule=positive()
-    )
-    keep_alive_timeout: Duration = setting(
-        75.0, help="How long an idle connection is kept open.", rule=not_negative()
-    )
-    worker_connections: int = setting(
-        16384, unit="connections", help="Connections served at the same time.", rule=at_least(1)
-    )
-    data_parallel_size: int = setting(
-        1,
-        unit="ranks",
-        help="Ranks of this server: each is a process of its own, on port + rank.",
-        rule=between(1, 8),
-    )
-    data_parallel_rank: int | None = setting(
-        None,
-        help="Rank that this server plays alone, on its port as it is; data-parallel-size then only tells "
-        "how many there are. Empty, or negative, plays all ranks.",
-        rule=at_most(7),
-    )
-    pod_name: str = setting(
-        "", env=("POD_NAME",), help="Sent as x-inference-pod, together with x-inference-port, when not empty."
-    )
-    pod_ip: str = setting(
-        "",
-        env=("POD_IP",),
-        help="Address under which other servers reach this one; the host's name when empty.",
-    )
-    pod_namespace: str = setting(
-        "", env=("POD_NAMESPACE",), help="Sent as x-inference-namespace when not empty."
-    )
-    server_dev_mode: bool = setting(
-        False,
-        env=("VLLM_SERVER_DEV_MODE",),
-        help="Serve the development routes: sleep, wake_up, reset_prefix_cache, server_info and others.",
-    )
-    profiling: bool = setting(
-        False, help="Serve start_profile and stop_profile, which do nothing and say that they did."
-    )
+    write_timeout: Annotated[
+        PositiveDuration, About("Time that a client may take no bytes before its stream is dropped.")
+    ] = 60.0
+    keep_alive_timeout: Annotated[Duration, About("How long an idle connection is kept open.")] = 75.0
+    worker_connections: Annotated[
+        Count, About("Connections served at the same time.", unit="connections")
+    ] = 16384
+    data_parallel_size: Annotated[
+        int,
+        Meta(ge=1, le=8),
+        About("Ranks of this server: each is a process of its own, on port + rank.", unit="ranks"),
+    ] = 1
+    data_parallel_rank: Annotated[
+        Rank | None,
+        About(
+            "Rank that this server plays alone, on its port as it is; data-parallel-size then only "
+            "tells how many there are. Empty, or negative, plays all ranks."
+        ),
+    ] = None
+    pod_name: Annotated[
+        str,
+        About("Sent as x-inference-pod, together with x-inference-port, when not empty.", env=("POD_NAME",)),
+    ] = ""
+    pod_ip: Annotated[
+        str,
+        About(
+            "Address under which other servers reach this one; the host's name when empty.", env=("POD_IP",)
+        ),
+    ] = ""
+    pod_namespace: Annotated[
+        str, About("Sent as x-inference-namespace when not empty.", env=("POD_NAMESPACE",))
+    ] = ""
+    server_dev_mode: Annotated[
+        bool,
+        About(
+            "Serve the development routes: sleep, wake_up, reset_prefix_cache, server_info and others.",
+            env=("VLLM_SERVER_DEV_MODE",),
+        ),
+    ] = False
+    profiling: Annotated[
+        bool, About("Serve start_profile and stop_profile, which do nothing and say that they did.")
+    ] = False
 
     @property
     def rank(self) -> int | None:
@@ -76,3 +91,70 @@ class ServerSettings:
     def ranks(self) -> range:
         """The ranks that this server plays, a process each."""
         return range(self.data_parallel_size) if self.rank is None else range(self.rank, self.rank + 1)
+
+
+class TlsSettings(Section, frozen=True, kw_only=True):
+    """HTTPS."""
+
+    ssl_certfile: Annotated[
+        str | None, About("PEM certificate chain, read again when it changes; needs ssl-keyfile.", path=True)
+    ] = None
+    ssl_keyfile: Annotated[str | None, About("PEM private key; needs ssl-certfile.", path=True)] = None
+    self_signed_certs: Annotated[bool, About("Make a certificate at the start and serve with it.")] = False
+    self_signed_names: Annotated[
+        HostNames,
+        About(
+            "Further host names and addresses of the self-signed certificate; localhost, this host's "
+            "name and the pod's are always there."
+        ),
+    ] = ()
+
+    @property
+    def enabled(self) -> bool:
+        """The server speaks HTTPS."""
+        return bool(self.ssl_certfile or self.self_signed_certs)
+
+
+class AccessSettings(Section, frozen=True, kw_only=True):
+    """Who may ask, from where, and how often."""
+
+    api_key: Annotated[
+        NonEmptyItems,
+        About(
+            "Keys of which a request below /v1, /v2, /inference and /cohere must bear one; none when empty.",
+            env=("VLLM_API_KEY",),
+            live=True,
+            secret=True,
+        ),
+    ] = ()
+    admin_key: Annotated[
+        NonEmpty | None,
+        About(
+            "Key that requests below /admin must bear. When empty they bear an API key, if there are any.",
+            live=True,
+            secret=True,
+        ),
+    ] = None
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        About("Origins that browsers may ask from (CORS); * is every one. Empty switches CORS off."),
+    ] = ()
+    allowed_methods: Annotated[tuple[str, ...], About("Methods that CORS allows.")] = ("*",)
+    allowed_headers: Annotated[tuple[str, ...], About("Headers that CORS allows.")] = ("*",)
+    allow_credentials: Annotated[bool, About("Let CORS requests carry credentials.")] = False
+    requests_per_minute: Annotated[
+        Count | None,
+        About(
+            "Generating requests that each key (or, without one, each address) may make; empty is no limit.",
+            unit="requests",
+            live=True,
+        ),
+    ] = None
+    tokens_per_minute: Annotated[
+        Count | None,
+        About(
+            "Prompt and reply tokens that each key (or address) may use; empty is no limit.",
+            unit="tokens",
+            live=True,
+        ),
+    ] = None

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import cast
 
 import gevent
 
 from app.api.stream import EventStream
-from app.engine.outputs import Event, Failed, Finish, Tokens
+from app.api.writer import ResponseWriter
+from app.engine.client import Handle
+from app.engine.outputs import EngineOutput, Failed, Finish, Tokens
+from app.http.connection import Connection
+from app.http.stream import StreamTransport
 from app.http.write_batcher import WriteBatcher
 
 END = b"[end]"
 
 
 class Plain:
-    """An answer that writes the texts of tokens, and nothing else."""
+    """Writes the texts of tokens, and nothing else."""
 
     def __init__(self) -> None:
         self.most_at_once = 0
 
-    def chunk(self, event: Event) -> bytes:
+    def chunk(self, event: EngineOutput) -> bytes:
         if isinstance(event, Tokens):
             self.most_at_once = max(self.most_at_once, len(event.ids))
             return "".join(event.texts).encode()
@@ -29,33 +34,36 @@ class Plain:
     def closing(self) -> bytes:
         return END
 
-    def body(self, events: Iterable[Event]) -> bytes:
+    def body(self, events: Iterable[EngineOutput]) -> bytes:
         raise NotImplementedError
 
 
 class Socket:
-    """A connection that takes as many bytes at once as it was told; everything when it was not told."""
+    """A connection that takes as many bytes at once as it was told; everything when it was not told.
 
-    def __init__(self, *takes: int | OSError) -> None:
+    With `stalls` it takes nothing then. Its descriptor is that of a socket that has always room.
+    """
+
+    def __init__(self, *takes: int | OSError, stalls: bool = False) -> None:
         self.takes = list(takes)
+        self.stalls = stalls
         self.received = b""
         self.ended: Callable[[], None] | None = None
-        self.breaks: OSError | None = None
         self.watching: Callable[[], None] | None = None
         self.watched = self.is_shut = False
+        self._pair = socket.socketpair()
 
     def send_now(self, data: bytes) -> int:
+        if not self.takes and self.stalls:
+            raise BlockingIOError
         take = self.takes.pop(0) if self.takes else len(data)
         if isinstance(take, OSError):
             raise take
         self.received += data[:take]
         return min(take, len(data))
 
-    def send_all(self, data: bytes, timeout_s: float) -> None:
-        gevent.sleep(0)
-        if self.breaks is not None:
-            raise self.breaks
-        self.received += data
+    def fileno(self) -> int:
+        return self._pair[0].fileno()
 
     def watch(self, gone: Callable[[], None]) -> None:
         self.watching, self.watched = gone, True
@@ -66,8 +74,14 @@ class Socket:
     def shut(self) -> None:
         self.is_shut = True
 
+    def close(self) -> None:
+        for end in self._pair:
+            end.close()
 
-class Group:
+
+class Running:
+    """The sequences behind a stream."""
+
     def __init__(self) -> None:
         self.aborted = False
 
@@ -76,24 +90,33 @@ class Group:
 
 
 class Served:
-    """An EventStream in the hands of a server: headers sent, iterated in a greenlet, closed at the end."""
+    """An EventStream in the hands of a server: headers sent, iterated in a greenlet, closed at the end.
+
+    With `direct`, the socket is taken over.
+    """
 
     def __init__(
-        self, socket: Socket | None, choices: int = 1, direct: bool = True, answer: Any = None
+        self,
+        socket: Socket | None,
+        choices: int = 1,
+        direct: bool = True,
+        writer: ResponseWriter | None = None,
+        write_timeout_s: float = 1.0,
     ) -> None:
         self.socket = socket
-        self.answer = answer or Plain()
+        self.plain = Plain()
+        self._write_timeout_s = write_timeout_s
+        connection = cast("Connection | None", socket)
         self.stream = EventStream(
-            self.answer,
-            choices,
-            socket,  # type: ignore[arg-type]
-            direct,
-            WriteBatcher(),
-            1.0,
+            writer or self.plain, choices, connection, self._take_over if direct else None
         )
-        self.group = Group()
-        self.stream.group = self.group  # type: ignore[assignment]
+        self.running = Running()
+        self.stream.handle = cast("Handle", self.running)
         self.yielded: list[bytes] = []
+
+    def _take_over(self, connection: Connection, finished: Callable[[], None]) -> StreamTransport:
+        ends_body = connection.ended is not None
+        return StreamTransport(connection, WriteBatcher(), self._write_timeout_s, finished, ends_body)
 
     def serve(self) -> None:
         self.greenlet = gevent.spawn(self._iterate)
@@ -106,6 +129,8 @@ class Served:
 
     def ended(self) -> bool:
         self.greenlet.join(5)
+        if self.socket is not None:
+            self.socket.close()
         return bool(self.greenlet.successful())
 
 

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from flask import Flask
 from flask.testing import FlaskClient
 
-from app.api.errors import init_errors
+from app.http.context import RequestContext
 from app.http.errors import ApiError, too_many
-from app.http.response import Reply, json_reply
+from app.http.response import Response, json_response
+from app.http.route import get, post
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
-from app.web.routing import ExactRule
-
-
-class House(Flask):
-    response_class = Reply
-    url_rule_class = ExactRule
-
+from tests.application import application
 
 RAISED: dict[str, Exception] = {
     "known": ApiError(404, "NotFoundError", "no such thing", "model"),
@@ -31,18 +25,21 @@ RAISED: dict[str, Exception] = {
 
 @pytest.fixture
 def client() -> Iterator[FlaskClient]:
-    app = House("house", static_folder=None)
-    init_errors(app)
+    def raise_named(context: RequestContext) -> Response:
+        raise RAISED[context.params["name"]]
 
-    @app.post("/raise/<name>")
-    def raise_named(name: str) -> Reply:
-        raise RAISED[name]
+    def things(context: RequestContext) -> Response:
+        return json_response({"ok": True})
 
-    @app.get("/v1/things")
-    def things() -> Reply:
-        return json_reply({"ok": True})
+    def own_form(error: Exception) -> Response:
+        return json_response({"failed": str(error)}, 418)
 
-    with app.test_client() as client:
+    routes = [
+        post("/raise/{name}", raise_named),
+        post("/family/{name}", raise_named, own_form),
+        get("/v1/things", things),
+    ]
+    with application(routes).test_client() as client:
         yield client
 
 
@@ -69,6 +66,22 @@ def test_every_error_has_the_same_four_fields(
 def test_a_bug_is_logged_and_not_told(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
     assert b"secret" not in client.post("/raise/bug").data
     assert "secret detail" in caplog.text
+
+
+def test_a_family_has_its_own_form(client: FlaskClient) -> None:
+    answer = client.post("/family/known")
+    assert (answer.status_code, answer.get_json()) == (418, {"failed": "no such thing"})
+    assert client.post("/raise/known").status_code == 404
+
+
+def test_an_error_lets_go_of_the_frames_that_it_came_through(client: FlaskClient) -> None:
+    try:
+        raise LookupError from RAISED["bug"]
+    except LookupError as error:
+        RAISED["chained"] = error
+    client.post("/raise/chained")
+    client.post("/raise/busy")
+    assert RAISED["chained"].__traceback__ is None and RAISED["busy"].__traceback__ is None
 
 
 def test_headers_of_an_error_are_sent(client: FlaskClient) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.stream import SLICE_TOKENS
-from app.engine.outputs import Event, Failed, Started, Tokens
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from tests.api.served_stream import END, Plain, Served, Socket, tokens, unframed
 
 
@@ -74,7 +74,7 @@ def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
 ) -> None:
     """`early` events come before the server begins to iterate."""
     served = Served(Socket(*takes))
-    events: list[Event] = [Started(0, 0.0)]
+    events: list[EngineOutput] = [Started(0, 0.0)]
     events += [tokens(f"<{k}>", last=k == count - 1) for k in range(count)]
     for event in events[:early]:
         served.stream.emit(event)
@@ -95,21 +95,21 @@ def test_a_broken_connection_ends_the_generation(error: OSError) -> None:
     served.serve()
     served.stream.emit(tokens("a"))
     gevent.sleep(0)
-    assert not served.group.aborted
+    assert not served.running.aborted
     served.stream.emit(tokens("b"))
     gevent.sleep(0)
-    assert served.group.aborted and served.ended()
+    assert served.running.aborted and served.ended()
     assert served.socket and unframed(served.socket.received) == b"a"
 
 
 def test_a_client_that_stalls_is_cut_off() -> None:
-    served = Served(Socket(3))
-    assert served.socket
-    served.socket.breaks = OSError("the client takes no more data")
+    served = Served(Socket(3, stalls=True), write_timeout_s=0.05)
     served.serve()
     served.stream.emit(tokens("a long text"))
-    assert served.ended()
-    assert served.socket.is_shut and served.group.aborted
+    gevent.sleep(0)
+    assert served.socket and not served.socket.is_shut
+    assert served.ended() and served.stream.gone
+    assert served.socket.is_shut and served.running.aborted
 
 
 def test_a_client_that_leaves_is_noticed_while_nothing_is_written() -> None:
@@ -117,7 +117,7 @@ def test_a_client_that_leaves_is_noticed_while_nothing_is_written() -> None:
     served.serve()
     assert served.socket and served.socket.watching
     served.socket.watching()
-    assert served.group.aborted and served.ended()
+    assert served.running.aborted and served.ended()
     served.stream.emit(tokens("nobody"))
     assert served.socket.received == b""
 
@@ -186,19 +186,19 @@ def test_the_failure_of_one_choice_ends_the_stream_and_the_others(direct: bool) 
     served.stream.emit(Failed(1, ValueError()))
     served.stream.emit(tokens("b", 0, last=True))
     served.stream.emit(tokens("c", 2, last=True))
-    assert served.ended() and served.group.aborted
+    assert served.ended() and served.running.aborted
     assert served.socket
     assert b"".join(served.yielded) + unframed(served.socket.received) == b"a[failed]" + END
 
 
 def test_a_last_token_that_cannot_be_rendered_still_ends_the_stream() -> None:
     class Unable(Plain):
-        def chunk(self, event: Event) -> bytes:
+        def chunk(self, event: EngineOutput) -> bytes:
             if isinstance(event, Tokens) and event.finish:
                 raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no")
             return super().chunk(event)
 
-    served = Served(Socket(), answer=Unable())
+    served = Served(Socket(), writer=Unable())
     served.serve()
     served.stream.emit(tokens("a"))
     with pytest.raises(UnicodeEncodeError):
@@ -218,5 +218,5 @@ def test_closing_a_stream_in_the_middle_aborts_it() -> None:
     served = Served(Socket())
     served.serve()
     served.stream.close()
-    assert served.group.aborted
+    assert served.running.aborted
     served.greenlet.kill()

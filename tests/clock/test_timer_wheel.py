@@ -1,4 +1,4 @@
-"""The pacer on a virtual clock: due moments are kept, whatever else happens."""
+"""The wheel on a virtual clock: due moments are kept, whatever else happens."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ class Broken(Metronome):
 @given(gaps=st.lists(st.floats(0.0005, 2.0), min_size=1, max_size=30))
 def test_every_turn_comes_at_its_moment_never_early_and_less_than_two_slots_late(gaps: list[float]) -> None:
     clock = VirtualClock()
-    pacer = TimerWheel(clock)
+    wheel = TimerWheel(clock)
     beats = [Metronome(clock, gap_s, 20) for gap_s in gaps]
     for beat in beats:
-        pacer.add(beat.due_s, beat)
+        wheel.add(beat.due_s, beat)
     clock.advance(60)
     for beat in beats:
         assert len(beat.turns) == 20
         assert all(-1e-9 <= now_s - due_s <= 2 * SLOT_S for due_s, now_s in beat.turns)
-    assert len(pacer) == 0
+    assert len(wheel) == 0
 
 
 def test_a_thousand_tokens_do_not_drift() -> None:
     clock = VirtualClock(start_s=123456.789)
-    pacer = TimerWheel(clock)
+    wheel = TimerWheel(clock)
     beat = Metronome(clock, 0.02, 1000)
-    pacer.add(beat.due_s, beat)
+    wheel.add(beat.due_s, beat)
     clock.advance(21)
     due_s, now_s = beat.turns[-1]
     assert abs(due_s - (123456.789 + 20)) < 1e-6
@@ -63,21 +63,21 @@ def test_a_thousand_tokens_do_not_drift() -> None:
 
 def test_an_hour_of_traffic_takes_no_hour() -> None:
     clock = VirtualClock()
-    pacer = TimerWheel(clock)
+    wheel = TimerWheel(clock)
     beat = Metronome(clock, 1.0, 3600)
-    pacer.add(beat.due_s, beat)
+    wheel.add(beat.due_s, beat)
     clock.advance(3600.5)
     assert len(beat.turns) == 3600
 
 
 def test_one_ring_serves_no_more_than_its_share_and_comes_back_for_the_rest() -> None:
     clock = VirtualClock()
-    pacer = TimerWheel(clock, most_per_ring=10)
+    wheel = TimerWheel(clock, most_per_ring=10)
     rings: list[int] = []
     beats = [Metronome(clock, 0.01, 1) for _ in range(25)]
     for beat in beats:
-        pacer.add(beat.due_s, beat)
-    ring = pacer.ring
+        wheel.add(beat.due_s, beat)
+    ring = wheel.ring
     clock.ring_at(0.02, lambda: None)
     clock.advance(0.02)
     for _ in range(3):
@@ -88,10 +88,10 @@ def test_one_ring_serves_no_more_than_its_share_and_comes_back_for_the_rest() ->
 
 def test_a_turn_that_fails_is_told_so_and_stops_nobody_else() -> None:
     clock = VirtualClock()
-    pacer = TimerWheel(clock)
+    wheel = TimerWheel(clock)
     broken, beat = Broken(clock, 0.01, 5), Metronome(clock, 0.01, 5)
-    pacer.add(broken.due_s, broken)
-    pacer.add(beat.due_s, beat)
+    wheel.add(broken.due_s, broken)
+    wheel.add(beat.due_s, beat)
     clock.advance(1)
     assert len(beat.turns) == 5
     assert [type(error) for error in broken.failures] == [ZeroDivisionError]
@@ -99,10 +99,10 @@ def test_a_turn_that_fails_is_told_so_and_stops_nobody_else() -> None:
 
 def test_an_earlier_moment_moves_the_alarm_forward() -> None:
     clock = VirtualClock()
-    pacer = TimerWheel(clock)
+    wheel = TimerWheel(clock)
     late, soon = Metronome(clock, 10, 1), Metronome(clock, 0.1, 1)
-    pacer.add(late.due_s, late)
-    pacer.add(soon.due_s, soon)
+    wheel.add(late.due_s, late)
+    wheel.add(soon.due_s, soon)
     clock.advance(1)
     assert len(soon.turns) == 1 and not late.turns
 
@@ -120,11 +120,11 @@ class Recording(VirtualClock):
 def test_at_the_moment_that_it_asked_for_there_is_something_to_do(due_s: float) -> None:
     """Were a slot not yet due at its own moment, because of rounding, the alarm would ring on and on."""
     clock = Recording()
-    pacer = TimerWheel(clock)
+    wheel = TimerWheel(clock)
     beat = Metronome(clock, 1.0, 1)
-    pacer.add(due_s, beat)
+    wheel.add(due_s, beat)
     clock.advance(clock.set_for)
-    pacer.ring()
+    wheel.ring()
     assert len(beat.turns) == 1
 
 
@@ -134,9 +134,9 @@ def test_a_failure_that_cannot_be_told_stops_nobody_either() -> None:
             raise error
 
     clock = VirtualClock()
-    pacer = TimerWheel(clock)
+    wheel = TimerWheel(clock)
     hopeless, beat = Hopeless(clock, 0.01, 5), Metronome(clock, 0.01, 5)
-    pacer.add(hopeless.due_s, hopeless)
-    pacer.add(beat.due_s, beat)
+    wheel.add(hopeless.due_s, hopeless)
+    wheel.add(beat.due_s, beat)
     clock.advance(1)
     assert len(beat.turns) == 5

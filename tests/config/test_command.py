@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import app.__main__ as command
+from app import cli as command
 from config import VERSION
 from config.loader import load
 
@@ -53,6 +53,25 @@ def test_help_and_version_end_with_status_0() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "--max-num-seqs NUMBER" in done.stdout
     assert run("--version").stdout == f"understudy {VERSION}\n"
+
+
+def test_the_help_names_the_other_commands() -> None:
+    told = run("--help").stdout.splitlines()[-2:]
+    assert told == ["  python -m app dataset --help", "  python -m app fleet --help"]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("argv", [["--help"], ["dataset", "--help"], ["fleet", "--help"]])
+def test_a_reader_that_goes_early_gets_no_traceback(argv: list[str], unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command_line = [sys.executable, "-m", "app", *argv]
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        command_line, cwd=ROOT, env=environ, stdout=writing, stderr=subprocess.PIPE, timeout=50
+    )
+    os.close(writing)
+    assert done.stderr == b""
 
 
 @pytest.fixture

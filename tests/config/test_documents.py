@@ -7,9 +7,9 @@ import pytest
 
 from config import VERSION
 from config.document import PAGE, render
+from config.flags import usage
 from config.loader import load
-from config.table import TABLE
-from config.usage import usage
+from config.settings import TABLE
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "config" / "examples").glob("*.yaml"))

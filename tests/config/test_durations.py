@@ -48,7 +48,7 @@ def test_what_is_no_duration_is_refused_with_the_rule(text: str) -> None:
 @pytest.mark.parametrize("value", [True, None, 0.5, [], {}])
 def test_other_types_are_refused(value: object) -> None:
     with pytest.raises(ValueError) as caught:
-        parse_duration(value)  # type: ignore[arg-type]
+        parse_duration(value)
     assert str(caught.value) == RULE
 
 

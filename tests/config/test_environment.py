@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.environment import environment
 from config.flags import parse
 from config.loader import load, resolve
-from config.table import BY_NAME
+from config.settings import BY_NAME
+from config.sources import as_environment
 
 
 def handed_over(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of the other process."""
     environ = environ or {}
     flags = parse(argv)
-    return environ | environment(flags, resolve(flags, environ, lambda text: None), environ)
+    return environ | as_environment(flags, resolve(flags, environ, lambda text: None), environ)
 
 
 @pytest.mark.parametrize(
@@ -67,19 +67,19 @@ def test_names_that_are_no_paths_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("served-model-name", st.lists(st.text()).map(tuple)),
+        ("allowed-headers", st.lists(st.text()).map(tuple)),
         ("access-log", st.booleans()),
-        ("port", st.integers(-(2**63), 2**63 - 1)),
-        ("time-factor-under-load", st.floats(allow_nan=False, allow_infinity=False)),
+        ("max-tool-call-integer-param", st.integers(-(2**63), 2**63 - 1)),
+        ("max-tool-call-number-param", st.floats(allow_nan=False, allow_infinity=False)),
         ("seed", st.none() | st.integers(-(2**63), 2**63 - 1)),
     ],
 )
-def test_what_a_kind_writes_it_reads(name: str, values: st.SearchStrategy[Any]) -> None:
-    kind = BY_NAME[name].kind
+def test_what_a_setting_writes_it_reads(name: str, values: st.SearchStrategy[Any]) -> None:
+    row = BY_NAME[name]
 
     @given(values)
     def round_trip(value: Any) -> None:
-        assert kind.read(kind.write(value)) == value
+        assert row.read(row.write(value)) == value
 
     round_trip()
 
@@ -92,7 +92,7 @@ def test_relative_paths_of_a_list_become_absolute_behind_their_names(
     flags = parse(["--dataset-path", "replies.sqlite3", "m=replies.sqlite3", "o=nowhere.sqlite3"])
     settings = resolve(flags, {}, lambda text: None)
     absolute = str(tmp_path / "replies.sqlite3")
-    handed = environment(flags, settings, {})["SIM_DATASET_PATH"]
+    handed = as_environment(flags, settings, {})["SIM_DATASET_PATH"]
     assert handed == f"{absolute},m={absolute},o=nowhere.sqlite3"
 
 
@@ -103,5 +103,5 @@ def test_tokenizers_of_the_index_are_found_from_another_folder(
     monkeypatch.chdir(tmp_path)
     flags = parse(["--kv-index-tokenizers", "m=./mine", "o=org/on-the-hub"])
     settings = resolve(flags, {}, lambda text: None)
-    handed = environment(flags, settings, {})["SIM_KV_INDEX_TOKENIZERS"]
+    handed = as_environment(flags, settings, {})["SIM_KV_INDEX_TOKENIZERS"]
     assert handed == f"m={tmp_path / 'mine'},o=org/on-the-hub"

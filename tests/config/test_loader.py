@@ -7,7 +7,7 @@ import pytest
 
 from config import Settings
 from config.loader import load
-from config.table import TABLE
+from config.settings import TABLE
 
 Write = Callable[[str], str]
 
@@ -76,6 +76,9 @@ def test_some_settings_have_a_variable_of_the_platform_too(environ: dict[str, st
         (["--seed", "-5"], "reply.seed", -5),
         (["--seed="], "reply.seed", None),
         (["--time-factor-under-load", "1.5"], "latency.time_factor_under_load", 1.5),
+        (["--global-cache-hit-threshold", ".5"], "kvcache.global_cache_hit_threshold", 0.5),
+        (["--chat-template", "-x y"], "tokenizer.chat_template", "-x y"),
+        (["--model", "-x"], "model.model", "-x"),
         (["--access-log"], "log.access_log", True),
         (["--access-log=false"], "log.access_log", False),
         (["--access-log", "false"], "log.access_log", False),
@@ -126,6 +129,7 @@ def test_environment_syntaxes(name: str, text: str, group: str, expected: Any) -
     [
         ("max_num_seqs: 5", "scheduling.max_num_seqs", 5),
         ("port: '5'", "server.port", 5),
+        ("port: 5.0", "server.port", 5),
         ("access-log: yes", "log.access_log", True),
         ("inter-token-latency: 20", "latency.inter_token_latency", 0.02),
         ("inter-token-latency: 1.5s", "latency.inter_token_latency", 1.5),
@@ -178,7 +182,7 @@ def test_every_setting_has_a_flag_a_variable_a_default_that_reads_back_and_a_hel
     for row in TABLE:
         assert row.name == row.attribute.replace("_", "-")
         assert row.env[0] == "SIM_" + row.attribute.upper()
-        assert row.kind.read(row.kind.write(row.default)) == row.default
+        assert row.read(row.write(row.default)) == row.default
         assert row.help.endswith(".")
     assert len({row.name for row in TABLE}) == len(TABLE)
 

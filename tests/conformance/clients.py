@@ -8,21 +8,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.running_server import ROOT, RunningServer
-
-PYTHON = Path(os.environ.get("CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
-"""Made by `make clients`; CLIENTS_PYTHON names another one."""
-
-with_clients = pytest.mark.skipif(not PYTHON.exists(), reason="the clients are not here: make clients")
+from tests.needs import CLIENTS_PYTHON
+from tests.running_server import RunningServer
 
 
 def told_by(program: str, server: RunningServer, *options: str) -> Any:
     """The JSON that `program` of this folder prints after it has asked `server` for model `tiny`."""
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     done = subprocess.run(
-        [str(PYTHON), *options, str(Path(__file__).with_name(program)), server.url, "tiny"],
+        [str(CLIENTS_PYTHON), *options, str(Path(__file__).with_name(program)), server.url, "tiny"],
         env={**os.environ, **quiet},
         capture_output=True,
         text=True,

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
-from tests.running_server import ROOT
-
-RECORDING = Path(os.environ.get("VLLM_RECORDING", ROOT.parent / "shared" / "golden"))
-"""Not part of the repository; VLLM_RECORDING names another place."""
+from tests.needs import RECORDING
 
 CASES = RECORDING / "vllm-0.32" / "cases.jsonl"
 REPLAY = RECORDING / "replay.py"

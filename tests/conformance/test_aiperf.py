@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.needs import AIPERF
 from tests.running_server import ROOT, running_server
 
-AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
 TOKENIZER = ROOT / "app" / "tokenization" / "data"
 REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS = 24, 512, 16
 ASKED = (
@@ -26,7 +24,7 @@ WARNINGS = ("Token Count Discrepancy", "Length Mismatch")
 LATENCY = ("--time-to-first-token", "50ms", "--inter-token-latency", "10ms")
 
 
-@pytest.mark.skipif(not AIPERF, reason="aiperf is not here; see README.md")
+@pytest.mark.aiperf
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_aiperf_completes_and_counts_as_we_do(endpoint: str, tmp_path: Path) -> None:
     with running_server("--enable-prompt-tokens-details", *LATENCY) as server:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from tests.conformance.clients import told_by, with_clients
+import pytest
+
+from tests.conformance.clients import told_by
 from tests.running_server import RunningServer
 
+pytestmark = pytest.mark.clients
 
-@with_clients
+
 def test_litellm_completes_streams_and_maps_errors(vllm: RunningServer) -> None:
     told = told_by("litellm_client.py", vllm, "-W", "error::UserWarning")
     assert told["content"] == told["streamed"] != ""
@@ -17,7 +20,6 @@ def test_litellm_completes_streams_and_maps_errors(vllm: RunningServer) -> None:
     assert (told["unknown_model"], told["wrong_value"]) == ("NotFoundError", "BadRequestError")
 
 
-@with_clients
 def test_instructor_gets_nested_objects_that_satisfy_their_schema(vllm: RunningServer) -> None:
     told = told_by("instructor_client.py", vllm)
     assert set(told) == {"TOOLS", "JSON_SCHEMA"}
@@ -25,7 +27,6 @@ def test_instructor_gets_nested_objects_that_satisfy_their_schema(vllm: RunningS
     assert all(2 <= len(recipe["ingredients"]) <= 4 for recipes in told.values() for recipe in recipes)
 
 
-@with_clients
 def test_langchain_streams_calls_tools_and_parses(vllm: RunningServer) -> None:
     told = told_by("langchain_client.py", vllm)
     assert told["whole"] == told["streamed"] != ""

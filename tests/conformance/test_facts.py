@@ -46,7 +46,7 @@ def test_a_request_id_of_the_client_comes_back(vllm: RunningServer) -> None:
     assert json.loads(got["body"])["id"] == "chatcmpl-my-req-1"
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="the recording is not here")
+@pytest.mark.shared
 def test_the_facts_are_those_of_the_recording() -> None:
     derived = derive(CASES.read_text().splitlines())
     assert derived == FACTS, "python -m scripts.derive_facts RECORDING.jsonl > tests/conformance/facts.json"

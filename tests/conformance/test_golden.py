@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from tests.conformance.recording import CASES, ENVIRONMENT, FLAGS, REPLAY, VARIABLES
+from tests.conformance.recording import ENVIRONMENT, FLAGS, REPLAY, VARIABLES
 from tests.running_server import RunningServer, running_gunicorn, running_server
 
-pytestmark = pytest.mark.skipif(not CASES.exists(), reason="the recording is not here")
+pytestmark = pytest.mark.shared
 
 
 def replayed(server: RunningServer) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.conformance.recording import CASES, disagreement
+from tests.conformance.recording import disagreement
 from tests.conformance.wire import MESSAGES, error_of, named_events, ok, post
 from tests.running_server import RunningServer
 
@@ -49,7 +49,7 @@ def refusal(got: requests.Response) -> tuple[int, str]:
     return got.status_code, body["error"]["type"]
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="the recording is not here")
+@pytest.mark.shared
 def test_every_recorded_exchange_agrees(vllm: RunningServer) -> None:
     assert disagreement(vllm.url, PATH) == ""
 

@@ -71,12 +71,12 @@ def text_of(response: dict[str, Any]) -> str:
     return text
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="the recording is not here")
+@pytest.mark.shared
 def test_every_recorded_exchange_agrees(vllm: RunningServer) -> None:
     assert disagreement(vllm.url, PATH) == ""
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="the recording is not here")
+@pytest.mark.shared
 @pytest.mark.parametrize("name", ["responses", "responses_stream"])
 def test_keys_are_in_the_order_of_the_recorded_ones(vllm: RunningServer, name: str) -> None:
     (case,) = (case for case in map(json.loads, CASES.read_text().splitlines()) if case["name"] == name)
@@ -275,7 +275,8 @@ def test_an_unfinished_message_is_continued(vllm: RunningServer) -> None:
             ],
             "Look\nimage: https://images.invalid/a.png",
         ),
-        ([{"type": "function_call_output", "call_id": "a", "output": "Rain."}], "Rain."),
+        # More tokens than the limit of three, whatever the tokenizer: the recorded one is not always here.
+        ([{"type": "function_call_output", "call_id": "a", "output": "Rain all day."}], "Rain all day."),
         ([{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}], "f({})"),
     ],
 )

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 import pytest
 
 from app.engine.outputs import Tokens
-from tests.engine.house import House
+from tests.engine.harness import Harness
 
 ALL = [f"l{number}" for number in range(1, 6)]
 NOTHING_YET = 0.0
 
 
-def house(places: int, max_loras: int, ttft: float = 0.5) -> House:
-    return House(places=places, max_waiting=2000, adapters=ALL, max_loras=max_loras, time_to_first_token=ttft)
+def harness(slots: int, max_loras: int, ttft: float = 0.5) -> Harness:
+    return Harness(slots=slots, max_waiting=2000, adapters=ALL, max_loras=max_loras, time_to_first_token=ttft)
 
 
-def finished(served: House) -> list[str]:
+def finished(served: Harness) -> list[str]:
     """Names of the requests in the order in which they ended."""
     return [name for name, event in served.events if isinstance(event, Tokens) and event.finish is not None]
 
 
-def play(served: House, arrivals: Sequence[tuple[float, str | None]]) -> list[str]:
+def play(served: Harness, arrivals: Sequence[tuple[float, str | None]]) -> list[str]:
     """Requests `0`, `1` ... at moments in seconds, each with its adapter; how they end."""
     now = NOTHING_YET
     for number, (at, adapter) in enumerate(arrivals):
@@ -38,35 +38,35 @@ def every(step: float, adapters: Sequence[str | None]) -> list[tuple[float, str 
     return [(number * step, adapter) for number, adapter in enumerate(adapters)]
 
 
-def test_one_place_and_one_adapter_serves_who_needs_the_resident_one_first() -> None:
+def test_one_slot_and_one_adapter_serves_who_needs_the_resident_one_first() -> None:
     adapters = ["l1", "l1", "l2", "l3", "l4", "l1", "l2", "l3", "l4"]
-    assert play(house(1, 1), every(0, adapters)) == list("015263748")
+    assert play(harness(1, 1), every(0, adapters)) == list("015263748")
 
 
-def test_two_places_share_the_one_adapter() -> None:
+def test_two_slots_share_the_one_adapter() -> None:
     arrivals = [
         *((0, "l1"), (0, "l1"), (0.1, "l2"), (0.2, "l3")),
         *((0.3, "l4"), (0.4, "l2"), (0.5, "l3"), (0.6, "l4")),
     ]
-    assert play(house(2, 1), arrivals) in (list("01253647"), list("10526374"))
+    assert play(harness(2, 1), arrivals) in (list("01253647"), list("10526374"))
 
 
-@pytest.mark.parametrize("places", [4, 5])
-def test_three_adapters_at_a_time(places: int) -> None:
+@pytest.mark.parametrize("slots", [4, 5])
+def test_three_adapters_at_a_time(slots: int) -> None:
     adapters = ["l1", "l1", "l2", "l3", "l4", "l5", "l1", "l2", "l3", "l4", "l5"]
-    order = play(house(places, 3, ttft=1.0), every(0.1, adapters))
+    order = play(harness(slots, 3, ttft=1.0), every(0.1, adapters))
     assert order[:7] == list("0123678")
     assert (set(order[7:9]), set(order[9:])) in (({"4", "9"}, {"5", "10"}), ({"5", "10"}, {"4", "9"}))
 
 
 def test_five_adapters_at_a_time() -> None:
     adapters = ["l1", "l1", "l2", "l3", "l4", "l5", "l1", "l2", "l3", "l4", "l5"]
-    order = play(house(5, 5, ttft=1.0), every(0.1, adapters))
+    order = play(harness(5, 5, ttft=1.0), every(0.1, adapters))
     assert order == ["0", "1", "2", "3", "4", "6", "7", "8", "9", "5", "10"]
 
 
 @pytest.mark.parametrize(
-    ("places", "max_loras", "order"),
+    ("slots", "max_loras", "order"),
     [
         (5, 1, ["0", "1", "2", "7", "3", "4", "5", "6"]),
         (1, 5, ["0", "1", "2", "7", "3", "4", "5", "6"]),
@@ -74,23 +74,23 @@ def test_five_adapters_at_a_time() -> None:
         (5, 5, ["0", "1", "2", "3", "4", "5", "6", "7"]),
     ],
 )
-def test_two_adapters_and_a_late_request_for_the_first(places: int, max_loras: int, order: list[str]) -> None:
+def test_two_adapters_and_a_late_request_for_the_first(slots: int, max_loras: int, order: list[str]) -> None:
     arrivals: list[tuple[float, str | None]] = [(0, "l1")] * 3 + [(0.1, "l2")] * 4 + [(0.5, "l1")]
-    assert play(house(places, max_loras, ttft=1.0), arrivals) == order
+    assert play(harness(slots, max_loras, ttft=1.0), arrivals) == order
 
 
 def test_one_adapter_is_served_to_its_end_before_the_other() -> None:
-    order = play(house(4, 1), every(0, ["l1", "l2", "l1", "l2"]))
+    order = play(harness(4, 1), every(0, ["l1", "l2", "l1", "l2"]))
     assert order == ["0", "2", "1", "3"]
 
 
 def test_the_base_model_overtakes_who_waits_for_an_adapter() -> None:
-    served = house(2, 1)
+    served = harness(2, 1)
     assert play(served, [(0, "l1"), (0, "l2"), (0.1, None)]) == ["0", "2", "1"]
 
 
 def test_an_adapter_that_is_unloaded_while_requests_wait_counts_as_the_base_model() -> None:
-    served = house(2, 1)
+    served = harness(2, 1)
     served.ask("0", max_tokens=1, adapter="l1")
     served.ask("1", max_tokens=1, adapter="l2")
     served.adapters.discard("l2")
@@ -98,20 +98,20 @@ def test_an_adapter_that_is_unloaded_while_requests_wait_counts_as_the_base_mode
     assert served.gauges() == (2, 1), "the one that waited took the place"
     served.clock.advance(10)
     assert sorted(finished(served)) == ["0", "1", "2"]
-    assert list(served.residents) == ["l1"]
+    assert list(served.lora) == ["l1"]
 
 
 def test_an_adapter_that_is_unloaded_while_it_runs_leaves_its_slot_when_it_is_over() -> None:
-    served = house(2, 1)
+    served = harness(2, 1)
     served.ask("0", max_tokens=1, adapter="l1")
     served.adapters.discard("l1")
     served.clock.advance(10)
-    assert list(served.residents) == []
+    assert list(served.lora) == []
     assert play(served, [(0, "l2")]) == ["0", "0"]
 
 
-def test_as_many_run_as_have_places_and_all_others_wait() -> None:
-    served = house(12, 2)
+def test_as_many_run_as_have_slots_and_all_others_wait() -> None:
+    served = harness(12, 2)
     for number in range(1000):
         served.ask(str(number), max_tokens=1, adapter=f"l{number % 2 + 1}")
     assert served.gauges() == (12, 988)
@@ -120,7 +120,7 @@ def test_as_many_run_as_have_places_and_all_others_wait() -> None:
 
 
 def test_the_lowest_priority_number_is_next_and_equals_keep_their_order() -> None:
-    served = House(places=1, by_priority=True, time_to_first_token=0.5)
+    served = Harness(slots=1, by_priority=True, time_to_first_token=0.5)
     for name, priority in (("first", 9), ("late", 5), ("soon", -1), ("later", 5)):
         served.ask(name, max_tokens=1, priority=priority)
     served.clock.advance(10)
@@ -128,14 +128,14 @@ def test_the_lowest_priority_number_is_next_and_equals_keep_their_order() -> Non
 
 
 def test_without_the_policy_priorities_do_not_matter() -> None:
-    served = House(places=1, time_to_first_token=0.5)
+    served = Harness(slots=1, time_to_first_token=0.5)
     for name, priority in (("first", 9), ("second", 5), ("third", -1)):
         served.ask(name, max_tokens=1, priority=priority)
     served.clock.advance(10)
     assert finished(served) == ["first", "second", "third"]
 
 
-def loras(served: House) -> list[tuple[str, str]]:
+def loras(served: Harness) -> list[tuple[str, str]]:
     """Running and waiting adapters of every series, the latest last."""
     lines = [
         line for line in served.recorder.render().splitlines() if line.startswith("vllm:lora_requests_info{")
@@ -148,7 +148,7 @@ def loras(served: House) -> list[tuple[str, str]]:
 
 
 def test_the_metric_tells_which_adapters_run_and_wait() -> None:
-    served = house(1, 1)
+    served = harness(1, 1)
     assert loras(served) == [("", "")]
     served.ask("0", max_tokens=1, adapter="l1")
     served.ask("1", max_tokens=1, adapter="l2")
@@ -161,7 +161,7 @@ def test_the_metric_tells_which_adapters_run_and_wait() -> None:
 
 
 def test_an_abort_of_a_waiting_request_leaves_the_line_in_order() -> None:
-    served = house(1, 1)
+    served = harness(1, 1)
     served.ask("0", max_tokens=1, adapter="l1")
     gone = served.ask("1", max_tokens=1, adapter="l1")
     served.ask("2", max_tokens=1, adapter="l1")

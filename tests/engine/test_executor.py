@@ -1,4 +1,4 @@
-"""Places keep the contract of `concurrent.futures`, and none is ever lost."""
+"""Slots keep the contract of `concurrent.futures`, and none is ever lost."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from app.engine.executor import SlotExecutor
 
 
 def test_it_is_an_executor_whose_futures_behave_as_usual() -> None:
-    places = SlotExecutor(2)
-    assert isinstance(places, Executor)
-    future = places.submit(divmod, 17, 5)
+    slots = SlotExecutor(2)
+    assert isinstance(slots, Executor)
+    future = slots.submit(divmod, 17, 5)
     assert (future.done(), future.result(0)) == (True, (3, 2))
-    assert places.submit(int, "ff", base=16).result(0) == 255
-    assert list(places.map(abs, [-1, 2, -3])) == [1, 2, 3]
+    assert slots.submit(int, "ff", base=16).result(0) == 255
+    assert list(slots.map(abs, [-1, 2, -3])) == [1, 2, 3]
     assert wait([future]).not_done == set()
-    assert (places.running, places.waiting, places.free()) == (0, 0, 2)
+    assert (slots.running, slots.waiting, slots.free()) == (0, 0, 2)
 
 
-def test_a_task_that_returns_a_future_keeps_its_place_until_that_one_is_done() -> None:
-    places = SlotExecutor(1)
+def test_a_task_that_returns_a_future_keeps_its_slot_until_that_one_is_done() -> None:
+    slots = SlotExecutor(1)
     over: Future[str] = Future()
-    first = places.submit(lambda: over)
-    assert first.running() and (places.running, places.free()) == (1, 0)
+    first = slots.submit(lambda: over)
+    assert first.running() and (slots.running, slots.free()) == (1, 0)
     over.set_result("the end")
     assert first.result(0) == "the end"
-    assert (places.running, places.free()) == (0, 1)
+    assert (slots.running, slots.free()) == (0, 1)
 
 
-def test_a_future_that_is_done_already_keeps_no_place() -> None:
-    places = SlotExecutor(1)
+def test_a_future_that_is_done_already_keeps_no_slot() -> None:
+    slots = SlotExecutor(1)
     over: Future[str] = Future()
     over.set_result("at once")
-    assert places.submit(lambda: over).result(0) == "at once"
-    assert places.running == 0
+    assert slots.submit(lambda: over).result(0) == "at once"
+    assert slots.running == 0
 
 
 def test_who_waits_is_served_in_order() -> None:
-    places = SlotExecutor(1)
+    slots = SlotExecutor(1)
     overs: list[Future[None]] = [Future() for _ in range(4)]
     begun: list[int] = []
 
@@ -51,8 +51,8 @@ def test_who_waits_is_served_in_order() -> None:
         begun.append(number)
         return overs[number]
 
-    futures = [places.submit(task, number) for number in range(4)]
-    assert (begun, places.waiting) == ([0], 3)
+    futures = [slots.submit(task, number) for number in range(4)]
+    assert (begun, slots.waiting) == ([0], 3)
     assert [future.running() for future in futures] == [True, False, False, False]
     for number in range(4):
         assert begun == list(range(number + 1))
@@ -60,23 +60,23 @@ def test_who_waits_is_served_in_order() -> None:
     assert all(future.done() for future in futures)
 
 
-def test_errors_reach_whoever_asks_and_free_the_place() -> None:
-    places = SlotExecutor(1)
+def test_errors_reach_whoever_asks_and_free_the_slot() -> None:
+    slots = SlotExecutor(1)
     with pytest.raises(ZeroDivisionError):
-        places.submit(lambda: 1 // 0).result(0)
+        slots.submit(lambda: 1 // 0).result(0)
     over: Future[None] = Future()
-    chained = places.submit(lambda: over)
-    behind = places.submit(lambda: "served")
+    chained = slots.submit(lambda: over)
+    behind = slots.submit(lambda: "served")
     over.set_exception(KeyError("lost"))
     assert isinstance(chained.exception(0), KeyError)
     assert behind.result(0) == "served"
-    assert places.running == 0
+    assert slots.running == 0
 
 
-def test_a_chained_future_that_is_cancelled_frees_the_place_too() -> None:
-    places = SlotExecutor(1)
+def test_a_chained_future_that_is_cancelled_frees_the_slot_too() -> None:
+    slots = SlotExecutor(1)
     over: Future[None] = Future()
-    chained, behind = places.submit(lambda: over), places.submit(lambda: "served")
+    chained, behind = slots.submit(lambda: over), slots.submit(lambda: "served")
     assert over.cancel()
     with pytest.raises(CancelledError):
         chained.result(0)
@@ -84,23 +84,23 @@ def test_a_chained_future_that_is_cancelled_frees_the_place_too() -> None:
 
 
 def test_an_error_of_one_that_waited_stops_nobody_behind() -> None:
-    places = SlotExecutor(1)
+    slots = SlotExecutor(1)
     over: Future[None] = Future()
-    places.submit(lambda: over)
-    broken, behind = places.submit(lambda: 1 // 0), places.submit(lambda: "served")
+    slots.submit(lambda: over)
+    broken, behind = slots.submit(lambda: 1 // 0), slots.submit(lambda: "served")
     over.set_result(None)
     assert isinstance(broken.exception(0), ZeroDivisionError)
     assert behind.result(0) == "served"
 
 
 def test_whoever_is_forgotten_never_runs_and_leaves_its_seat() -> None:
-    places = SlotExecutor(1)
+    slots = SlotExecutor(1)
     over: Future[None] = Future()
-    running = places.submit(lambda: over)
-    gone, behind = places.submit(pytest.fail), places.submit(lambda: "served")
-    assert places.forget(gone) and places.waiting == 1
-    assert not places.forget(gone)
-    assert not places.forget(running)
+    running = slots.submit(lambda: over)
+    gone, behind = slots.submit(pytest.fail), slots.submit(lambda: "served")
+    assert slots.forget(gone) and slots.waiting == 1
+    assert not slots.forget(gone)
+    assert not slots.forget(running)
     over.set_result(None)
     assert gone.cancelled() and behind.result(0) == "served"
     with pytest.raises(CancelledError):
@@ -108,61 +108,61 @@ def test_whoever_is_forgotten_never_runs_and_leaves_its_seat() -> None:
 
 
 def test_a_future_cancelled_the_usual_way_never_runs_either() -> None:
-    places = SlotExecutor(1)
+    slots = SlotExecutor(1)
     over: Future[None] = Future()
-    places.submit(lambda: over)
-    gone, behind = places.submit(pytest.fail), places.submit(lambda: "served")
+    slots.submit(lambda: over)
+    gone, behind = slots.submit(pytest.fail), slots.submit(lambda: "served")
     assert gone.cancel()
     over.set_result(None)
     assert behind.result(0) == "served"
-    assert (places.running, places.waiting) == (0, 0)
+    assert (slots.running, slots.waiting) == (0, 0)
 
 
-def test_a_task_may_submit_another_while_it_holds_the_only_place() -> None:
-    places = SlotExecutor(1)
+def test_a_task_may_submit_another_while_it_holds_the_only_slot() -> None:
+    slots = SlotExecutor(1)
     inner: list[Future[str]] = []
-    outer = places.submit(lambda: inner.append(places.submit(lambda: "inner")))
+    outer = slots.submit(lambda: inner.append(slots.submit(lambda: "inner")))
     assert outer.done()
     assert inner[0].result(0) == "inner"
-    assert (places.running, places.waiting, places.free()) == (0, 0, 1)
+    assert (slots.running, slots.waiting, slots.free()) == (0, 0, 1)
 
 
 def test_after_shutdown_nothing_is_taken_but_what_runs_goes_on() -> None:
-    places = SlotExecutor(1)
+    slots = SlotExecutor(1)
     over: Future[str] = Future()
-    running, waiting = places.submit(lambda: over), places.submit(lambda: "later")
-    places.shutdown(wait=False)
+    running, waiting = slots.submit(lambda: over), slots.submit(lambda: "later")
+    slots.shutdown(wait=False)
     with pytest.raises(RuntimeError):
-        places.submit(print)
+        slots.submit(print)
     over.set_result("done")
     assert (running.result(0), waiting.result(0)) == ("done", "later")
 
 
 def test_shutdown_may_drop_those_that_wait() -> None:
-    places = SlotExecutor(1)
+    slots = SlotExecutor(1)
     over: Future[str] = Future()
-    running, waiting = places.submit(lambda: over), places.submit(pytest.fail)
-    places.shutdown(wait=False, cancel_futures=True)
-    assert waiting.cancelled() and places.waiting == 0
+    running, waiting = slots.submit(lambda: over), slots.submit(pytest.fail)
+    slots.shutdown(wait=False, cancel_futures=True)
+    assert waiting.cancelled() and slots.waiting == 0
     over.set_result("done")
     assert running.result(0) == "done"
 
 
 def test_a_thousand_short_tasks_behind_a_long_one_need_no_deep_stack() -> None:
-    places = SlotExecutor(1)
+    slots = SlotExecutor(1)
     over: Future[None] = Future()
-    places.submit(lambda: over)
-    futures = [places.submit(lambda n=n: n) for n in range(5000)]  # type: ignore[misc]
+    slots.submit(lambda: over)
+    futures = [slots.submit(lambda n=n: n) for n in range(5000)]  # type: ignore[misc]
     over.set_result(None)
     assert [future.result(0) for future in futures] == list(range(5000))
 
 
-class Places(RuleBasedStateMachine):
+class Slots(RuleBasedStateMachine):
     """Any order of coming, ending, failing and leaving, against a plain list of who runs and who waits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.places = SlotExecutor(3)
+        self.slots = SlotExecutor(3)
         self.futures: dict[int, Future[Any]] = {}
         self.overs: dict[int, Future[Any]] = {}
         self.waiting: list[int] = []
@@ -181,7 +181,7 @@ class Places(RuleBasedStateMachine):
         self.overs[number] = Future()
         self.waiting.append(number)
         self._expect_fill()
-        self.futures[number] = self.places.submit(self._begin, number)
+        self.futures[number] = self.slots.submit(self._begin, number)
 
     def _begin(self, number: int) -> Future[Any]:
         self.begun.append(number)
@@ -199,7 +199,7 @@ class Places(RuleBasedStateMachine):
         if self.waiting or len(self.running) == 3:
             return
         self.expected.append(number)
-        self.futures[number] = self.places.submit(self._begin, number)
+        self.futures[number] = self.slots.submit(self._begin, number)
         assert self.futures[number].done()
 
     @precondition(lambda self: self.running)
@@ -217,15 +217,15 @@ class Places(RuleBasedStateMachine):
     @rule(which=st.integers(0, 20))
     def leaves(self, which: int) -> None:
         number = self.waiting.pop(which % len(self.waiting))
-        assert self.places.forget(self.futures[number])
+        assert self.slots.forget(self.futures[number])
 
     @invariant()
     def nobody_is_lost(self) -> None:
-        assert self.places.running == len(self.running) <= 3
-        assert self.places.waiting == len(self.waiting)
+        assert self.slots.running == len(self.running) <= 3
+        assert self.slots.waiting == len(self.waiting)
         assert self.begun == self.expected
-        assert self.places.free() == (0 if self.waiting else 3 - len(self.running))
+        assert self.slots.free() == (0 if self.waiting else 3 - len(self.running))
 
 
-TestPlaces = Places.TestCase
-TestPlaces.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSlots = Slots.TestCase
+TestSlots.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

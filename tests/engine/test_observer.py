@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from app.engine.observer import Outcome, Watch
-from app.engine.outputs import Event
-from app.engine.request import Generation
-from tests.engine.house import START_S, House, generation
+from app.engine.outputs import EngineOutput
+from app.engine.request import EngineRequest
+from tests.engine.harness import START_S, Harness, engine_request
 
 
-class Observed(House):
+class Observed(Harness):
     """Tokens come a second apart, the first after two; outcomes are kept by request and choice."""
 
     def __init__(self, **limits: int) -> None:
         super().__init__(**limits, inter_token_latency=1.0, time_to_first_token=2.0)
         self.outcomes: dict[tuple[str, int], Outcome] = {}
-        self.service.observers.append(self.observe)
+        self.observers.append(self.observe)
 
-    def observe(self, generation: Generation) -> Watch | None:
+    def observe(self, generation: EngineRequest) -> Watch | None:
         key = (generation.request_id, generation.index)
 
         def watch(outcome: Outcome) -> None:
@@ -36,83 +36,83 @@ def moments(outcome: Outcome) -> tuple[float | None, ...]:
 
 
 def test_a_sequence_tells_when_it_was_where() -> None:
-    house = Observed()
-    house.ask(max_tokens=5)
-    house.clock.advance(10)
-    told = house.outcome()
+    harness = Observed()
+    harness.ask(max_tokens=5)
+    harness.clock.advance(10)
+    told = harness.outcome()
     assert (told.reason, told.tokens, told.cached_tokens) == ("length", 5, 0)
     assert moments(told) == (0, 2, 6, 6)
 
 
 def test_each_choice_tells_of_itself() -> None:
-    house = Observed(places=1)
-    house.ask(choices=2, max_tokens=2)
-    house.clock.advance(10)
-    assert moments(house.outcome(index=0))[0] == 0
-    assert moments(house.outcome(index=1))[0] == 3  # it waited for the place
+    harness = Observed(slots=1)
+    harness.ask(choices=2, max_tokens=2)
+    harness.clock.advance(10)
+    assert moments(harness.outcome(index=0))[0] == 0
+    assert moments(harness.outcome(index=1))[0] == 3  # it waited for the place
 
 
-def test_who_never_got_a_place_says_so() -> None:
-    house = Observed(places=1)
-    house.ask("first")
-    waiting = house.ask("second")
-    house.clock.advance(1.5)
+def test_who_never_got_a_slot_says_so() -> None:
+    harness = Observed(slots=1)
+    harness.ask("first")
+    waiting = harness.ask("second")
+    harness.clock.advance(1.5)
     waiting.abort()
-    told = house.outcome("second")
+    told = harness.outcome("second")
     assert (told.reason, told.tokens) == ("abort", 0)
     assert moments(told) == (None, None, None, 1.5)
 
 
 def test_who_left_during_the_prefill_has_no_first_token() -> None:
-    house = Observed()
-    group = house.ask()
-    house.clock.advance(1)
+    harness = Observed()
+    group = harness.ask()
+    harness.clock.advance(1)
     group.abort()
-    assert moments(house.outcome()) == (0, None, None, 1)
+    assert moments(harness.outcome()) == (0, None, None, 1)
 
 
 def test_who_left_later_tells_how_far_it_came() -> None:
-    house = Observed()
-    group = house.ask(max_tokens=50)
-    house.clock.advance(4.5)
+    harness = Observed()
+    group = harness.ask(max_tokens=50)
+    harness.clock.advance(4.5)
     group.abort()
-    told = house.outcome()
+    told = harness.outcome()
     assert (told.reason, told.tokens) == ("abort", 3)
     assert moments(told) == (0, 2, 4, 4.5)
 
 
 def test_an_observer_that_fails_breaks_nothing() -> None:
-    house = Observed(places=1)
+    harness = Observed(slots=1)
 
-    def failing(generation: Generation) -> Watch:
+    def failing(generation: EngineRequest) -> Watch:
         def watch(outcome: Outcome) -> None:
             raise RuntimeError("broken")
 
         return watch
 
-    house.service.observers.insert(0, failing)
-    house.ask("first")
-    house.ask("second")
-    house.clock.advance(30)
-    assert house.finish("first") == house.finish("second") == "length"
-    assert set(house.outcomes) == {("first", 0), ("second", 0)}
-    assert house.is_idle()
+    harness.observers.insert(0, failing)
+    harness.ask("first")
+    harness.ask("second")
+    harness.clock.advance(30)
+    assert harness.finish("first") == harness.finish("second") == "length"
+    assert set(harness.outcomes) == {("first", 0), ("second", 0)}
+    assert harness.is_idle()
 
 
 def test_who_is_not_interested_is_not_told() -> None:
-    house = House()
+    harness = Harness()
     asked: list[int] = []
-    house.service.observers.append(lambda generation: asked.append(generation.index))  # type: ignore[func-returns-value]
-    house.ask(choices=3)
-    house.clock.advance(1)
+    harness.observers.append(lambda generation: asked.append(generation.index))  # type: ignore[func-returns-value]
+    harness.ask(choices=3)
+    harness.clock.advance(1)
     assert asked == [0, 1, 2]
 
 
 def test_the_outcome_comes_after_the_last_event() -> None:
-    house = Observed()
-    events: list[Event | Outcome] = []
-    house.service.observers.append(lambda generation: events.append)
-    house.service.submit([generation()], events.append)
-    house.clock.advance(30)
+    harness = Observed()
+    events: list[EngineOutput | Outcome] = []
+    harness.observers.append(lambda generation: events.append)
+    harness.engine.submit([engine_request(observers=harness.observers)], events.append)
+    harness.clock.advance(30)
     assert isinstance(events[-1], Outcome)
     assert sum(isinstance(event, Outcome) for event in events) == 1

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.timing import Latency
+from app.engine.timing import PerRequestTiming
 from config.settings import LatencySettings
 
 
-def latency(running: int = 1, places: int = 4, seed: int = 1, **settings: Any) -> Latency:
-    return Latency(LatencySettings(**settings), places, lambda: running, Random(seed))
+def latency(running: int = 1, slots: int = 4, seed: int = 1, **settings: Any) -> PerRequestTiming:
+    return PerRequestTiming(LatencySettings(**settings), slots, lambda: running, Random(seed))
 
 
 @pytest.mark.parametrize(
@@ -53,5 +53,5 @@ def test_load_stretches_both_waits_up_to_the_factor_when_full(running: int, fact
     assert waits.time_to_first_token(10) == pytest.approx(0.1 * factor)
 
 
-def test_a_single_place_knows_no_load() -> None:
-    assert latency(1, places=1, time_factor_under_load=4.0, inter_token_latency=0.01).inter_token() == 0.01
+def test_a_single_slot_knows_no_load() -> None:
+    assert latency(1, slots=1, time_factor_under_load=4.0, inter_token_latency=0.01).inter_token() == 0.01

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.faults.script import Asking
+from app.faults.script import RequestFacts
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -19,7 +19,7 @@ class Moment:
 
 def asking(
     path: str = CHAT, model: str | None = "m", client: str = "me", tokens: float = 0.0, **headers: str
-) -> Asking:
+) -> RequestFacts:
     """A request; `X_Fault=...` is its header X-Fault."""
     known = {name.replace("_", "-").lower(): value for name, value in headers.items()}
-    return Asking(path, model, lambda name: known.get(name.lower()), lambda: client, tokens)
+    return RequestFacts(path, model, lambda name: known.get(name.lower()), lambda: client, tokens)

@@ -8,7 +8,7 @@ from pathlib import Path
 from app.faults.script import PATHS
 from config.fault_rules import ACTIONS, FaultRule, parse_fault, parse_fault_rules
 from config.loader import load
-from config.sections.failures import FAILURE_TYPES
+from config.sections.api import FAILURE_TYPES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text("utf-8")
 

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from app.faults.injection import draw, error_type, failure, returned_error
-from config.sections.failures import FAILURE_TYPES
+from app.faults.fault import draw_failure, error_type, failure, returned_error
+from config.sections.api import FAILURE_TYPES
 
 
 @pytest.mark.parametrize(
@@ -35,28 +35,28 @@ def test_the_model_that_is_not_found_is_none_that_is_served() -> None:
 
 def test_a_rate_of_nothing_never_fails_and_one_of_hundred_always() -> None:
     rng = Random(1)
-    assert not any(draw(0, (), rng) for _ in range(1000))
-    assert all(draw(100, (), rng) for _ in range(1000))
+    assert not any(draw_failure(0, (), rng) for _ in range(1000))
+    assert all(draw_failure(100, (), rng) for _ in range(1000))
 
 
 def test_without_a_rate_no_random_number_is_drawn() -> None:
     rng, same = Random(1), Random(1)
-    draw(0, (), rng)
+    draw_failure(0, (), rng)
     assert rng.random() == same.random()
 
 
 @pytest.mark.parametrize("rate", [1, 30, 99])
 def test_so_many_percent_fail(rate: int) -> None:
     rng = Random(rate)
-    failed = sum(draw(rate, (), rng) is not None for _ in range(20_000))
+    failed = sum(draw_failure(rate, (), rng) is not None for _ in range(20_000))
     assert failed / 200 == pytest.approx(rate, abs=1.5)
 
 
 def test_all_types_come_when_none_is_named_and_else_only_the_named_ones() -> None:
     rng = Random(1)
-    assert {draw(100, (), rng) for _ in range(300)} == set(FAILURE_TYPES)
+    assert {draw_failure(100, (), rng) for _ in range(300)} == set(FAILURE_TYPES)
     named = ("rate_limit", "server_error")
-    assert {draw(100, named, rng) for _ in range(300)} == set(named)
+    assert {draw_failure(100, named, rng) for _ in range(300)} == set(named)
 
 
 @pytest.mark.parametrize("status", [400, 404, 418, 422, 429, 500, 503, 599])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import tracemalloc
 from random import Random
 from typing import Any
 
 import pytest
 
-from app.faults.plan import MOST_SCRIPTS, FaultPlan
+from app.faults.plan import FaultPlan
 from config.live import LiveSettings
 from config.loader import load
 from tests.faults.asking import Moment, asking
@@ -15,19 +18,19 @@ from tests.faults.asking import Moment, asking
 
 def planned(**values: Any) -> tuple[FaultPlan, LiveSettings]:
     live, plan = LiveSettings(load((), {})), FaultPlan(Random(1), Moment())
-    live.subscribe(plan.apply)
+    live.subscribe(plan.on_settings)
     live.change({name.replace("_", "-"): value for name, value in values.items()})
     return plan, live
 
 
 def status(plan: FaultPlan, **headers: str) -> int | None:
-    fault = plan.strike(asking(**headers))
+    fault = plan.fault_for(asking(**headers))
     return fault.error.status if fault and fault.error else None
 
 
 def test_nothing_goes_wrong_unless_it_is_asked_for() -> None:
     plan, _ = planned()
-    assert plan.is_quiet and plan.strike(asking()) is None
+    assert plan.is_quiet and plan.fault_for(asking()) is None
 
 
 def test_a_change_of_the_rate_holds_from_the_next_request_on() -> None:
@@ -74,20 +77,20 @@ def test_the_strongest_source_decides() -> None:
 def test_a_header_that_does_not_strike_leaves_it_to_the_others() -> None:
     plan, _ = planned(fault_rules=[{"action": "error", "status": 502}])
     assert status(plan, X_Fault="error;status=503;nth=5") == 502
-    fault = plan.strike(asking(X_Fault="rate-limit"))
+    fault = plan.fault_for(asking(X_Fault="rate-limit"))
     assert fault and fault.error and fault.error.status == 502
     assert "x-ratelimit-limit-requests" in fault.headers
 
 
 def test_empty_headers_say_nothing() -> None:
     plan, _ = planned()
-    assert plan.strike(asking(X_Fault="", X_Return_Error="")) is None
+    assert plan.fault_for(asking(X_Fault="", X_Return_Error="")) is None
 
 
 @pytest.mark.parametrize("header", [{"X_Fault": "explode"}, {"X_Return_Error": "soon"}])
 def test_a_header_that_makes_no_sense_is_a_bad_request(header: dict[str, str]) -> None:
     plan, _ = planned()
-    fault = plan.strike(asking(**header))
+    fault = plan.fault_for(asking(**header))
     assert fault and fault.error and fault.error.status == 400
     assert next(iter(header)).replace("_", "-") in fault.error.message
 
@@ -96,7 +99,7 @@ def test_requests_of_one_client_with_the_same_header_are_counted_together() -> N
     plan, _ = planned()
 
     def ask(client: str, text: str = "error;times=2") -> bool:
-        return plan.strike(asking(client=client, X_Fault=text)) is not None
+        return plan.fault_for(asking(client=client, X_Fault=text)) is not None
 
     assert [ask("a"), ask("a"), ask("a"), ask("b"), ask("a")] == [True, True, False, True, False]
     assert ask("a", "error;times=2;name=another test")
@@ -104,8 +107,36 @@ def test_requests_of_one_client_with_the_same_header_are_counted_together() -> N
     assert ask("a")
 
 
-def test_so_many_scripts_of_headers_are_remembered_and_no_more() -> None:
+def test_scripts_of_headers_are_remembered_up_to_a_limit_of_memory() -> None:
     plan, _ = planned()
-    for number in range(2 * MOST_SCRIPTS):
-        plan.strike(asking(X_Fault=f"error;times=1;name={number}"))
-    assert len(plan._asked) == MOST_SCRIPTS
+    for number in range(2000):
+        plan.fault_for(asking(X_Fault=f"error;times=1;name={number}"))
+        assert plan.size_bytes <= plan.limit_bytes
+    assert plan.fault_for(asking(X_Fault="error;times=1;name=1999")) is None
+    assert plan.fault_for(asking(X_Fault="error;times=1;name=0")) is not None
+
+
+def test_a_header_too_large_to_be_remembered_is_still_a_fault() -> None:
+    plan, _ = planned()
+    fault = plan.fault_for(asking(X_Fault=f"error;message={'m' * plan.limit_bytes}"))
+    assert fault and fault.name == "error" and plan.size_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"action": "rate-limit", "token_rate": 60},
+        {"action": "error", "message": "m" * 3000},
+        {"action": "error", "headers": {f"x{number}": None for number in range(300)}},
+    ],
+)
+def test_the_size_of_scripts_is_no_less_than_what_they_really_take(fields: dict[str, Any]) -> None:
+    plan, _ = planned()
+    gc.collect()
+    tracemalloc.start()
+    for number in range(10):
+        plan.fault_for(asking(X_Fault=json.dumps({**fields, "name": str(number)})))
+    gc.collect()
+    really, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert really <= plan.size_bytes <= 3 * really

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import json
+import time
+from fnmatch import fnmatchcase
 from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from app.faults.fault import Fault
-from app.faults.script import PATHS, Asking, Script
+from app.faults.script import PATHS, FaultScript, RequestFacts, path_matches
 from config.fault_rules import parse_fault_rules
 from tests.faults.asking import CHAT, TEXT, asking
 
 RNG = Random(7)
 
 
-def script(*rules: dict[str, Any]) -> Script:
-    return Script(parse_fault_rules(json.dumps(rules)), 0.0)
+def script(*rules: dict[str, Any]) -> FaultScript:
+    return FaultScript(parse_fault_rules(json.dumps(rules)), 0.0)
 
 
-def struck(at: Script, *requests: Asking, now_s: float = 0.0) -> list[bool]:
-    return [bool((fault := at.strike(request, RNG, now_s)) and fault.name) for request in requests]
+def struck(at: FaultScript, *requests: RequestFacts, now_s: float = 0.0) -> list[bool]:
+    return [bool((fault := at.fault_for(request, RNG, now_s)) and fault.name) for request in requests]
 
 
-def decided(*rules: dict[str, Any], request: Asking | None = None) -> Fault:
-    fault = script(*rules).strike(request or asking(), RNG, 0.0)
+def decided(*rules: dict[str, Any], request: RequestFacts | None = None) -> Fault:
+    fault = script(*rules).fault_for(request or asking(), RNG, 0.0)
     assert fault is not None
     return fault
 
@@ -47,8 +51,28 @@ def test_a_rule_without_matchers_strikes_everyone() -> None:
         ({"model": "m", "path": TEXT}, asking(TEXT), asking(CHAT)),
     ],
 )
-def test_a_matcher_lets_others_pass(matcher: dict[str, Any], hit: Asking, miss: Asking) -> None:
+def test_a_matcher_lets_others_pass(matcher: dict[str, Any], hit: RequestFacts, miss: RequestFacts) -> None:
     assert struck(script({"action": "empty", **matcher}), miss, hit) == [False, True]
+
+
+PATTERN = st.text(st.sampled_from("ab/*?[]!-"), max_size=12)
+
+
+@given(PATTERN, st.text(st.sampled_from("ab/-!]"), max_size=8))
+@example("[]a]", "]")
+@example("[!]-a]", "b")
+@example("[b-a]", "b")
+@example("[a-]*[!b]", "-/a")
+@settings(max_examples=2000)
+def test_a_path_matches_a_pattern_as_a_file_name_does(pattern: str, path: str) -> None:
+    assert path_matches(pattern, path) == fnmatchcase(path, pattern)
+
+
+@pytest.mark.parametrize("pattern", ["*" * 8000, "*a" * 4000, "[" * 8000, "[!" * 4000 + "]", "?" * 8000])
+def test_a_pattern_made_to_be_slow_is_not(pattern: str) -> None:
+    begun_s = time.process_time()
+    path_matches(pattern, "/v1/chat/completions" * 2)
+    assert time.process_time() - begun_s < 0.02
 
 
 @pytest.mark.parametrize(("family", "path"), PATHS.items())
@@ -78,7 +102,7 @@ def test_probability_is_a_share_of_the_requests() -> None:
 
 def test_the_first_rule_that_strikes_decides_and_all_of_them_count() -> None:
     rules = script({"action": "empty", "nth": 1}, {"action": "error", "every": 2, "name": "second"})
-    first, second = (rules.strike(asking(), RNG, 0.0) for _ in range(2))
+    first, second = (rules.fault_for(asking(), RNG, 0.0) for _ in range(2))
     assert first and first.name == "empty"
     assert second and second.name == "second" and second.error and second.error.status == 500
 
@@ -109,7 +133,7 @@ def test_a_quota_is_told_while_it_lasts_and_then_says_truly_when_to_come_back() 
     rules = script({"action": "rate-limit", "rate": 30, "burst": 2})
     headers = []
     for _ in range(2):
-        fault = rules.strike(asking(), RNG, 0.0)
+        fault = rules.fault_for(asking(), RNG, 0.0)
         assert fault and not fault.name and fault.error is None
         headers.append(fault.headers)
     assert headers[0] == {
@@ -118,7 +142,7 @@ def test_a_quota_is_told_while_it_lasts_and_then_says_truly_when_to_come_back() 
         "x-ratelimit-reset-requests": "2s",
     }
     assert headers[1]["x-ratelimit-remaining-requests"] == "0"
-    limited = rules.strike(asking(), RNG, 0.5)
+    limited = rules.fault_for(asking(), RNG, 0.5)
     assert limited and limited.name == "rate-limit" and limited.error
     assert (limited.error.status, limited.error.headers) == (429, {"Retry-After": "2"})
     assert limited.headers["x-ratelimit-reset-requests"] == "3.5s"
@@ -129,7 +153,7 @@ def test_a_quota_is_told_while_it_lasts_and_then_says_truly_when_to_come_back() 
 def test_a_quota_of_tokens_holds_a_big_request_back_and_takes_no_request_for_it() -> None:
     rules = script({"action": "rate-limit", "rate": 600, "token_rate": 60, "token_burst": 100})
     assert struck(rules, asking(tokens=80), asking(tokens=30)) == [False, True]
-    fault = rules.strike(asking(tokens=20), RNG, 0.0)
+    fault = rules.fault_for(asking(tokens=20), RNG, 0.0)
     assert fault and not fault.name
     assert fault.headers["x-ratelimit-remaining-requests"] == "598"
     assert fault.headers["x-ratelimit-remaining-tokens"] == "0"
@@ -144,7 +168,7 @@ def test_a_request_of_more_tokens_than_there_can_be_takes_them_all() -> None:
 def test_less_than_one_request_per_minute_is_a_quota_too() -> None:
     rules = script({"action": "rate-limit", "rate": 0.5})
     assert struck(rules, asking(), asking()) == [False, True]
-    limited = rules.strike(asking(), RNG, 0.0)
+    limited = rules.fault_for(asking(), RNG, 0.0)
     assert limited and limited.error and limited.error.headers["Retry-After"] == "120"
 
 

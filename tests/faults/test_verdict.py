@@ -1,15 +1,24 @@
-"""What a server can tell of a client's conduct, in virtual time."""
+"""What a server can tell of how a client behaves, in virtual time."""
 
 from __future__ import annotations
 
-from typing import Any
+import gc
+import tracemalloc
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.faults.client_audit import MOST_FAILED, MOST_NAMES, RETRY_WINDOW_S, ClientAudit, Exchange
-from app.faults.findings import Findings, moment
-from app.faults.verdict import MOST_CLIENTS, Verdict
+from app.faults.audit_trail import AuditTrail
+from app.faults.client_audit import (
+    MOST_FAILED,
+    MOST_NAMES,
+    MOST_PATHS,
+    RETRY_WINDOW_S,
+    ClientAudit,
+    Exchange,
+    FindingReport,
+    timestamp,
+)
 
 PATH = "/v1/chat/completions"
 
@@ -19,7 +28,7 @@ class Client:
 
     def __init__(self) -> None:
         self.at_s = 5000.0
-        self.conduct = ClientAudit(Findings(lambda: 1_700_000_000.0 + self.at_s))
+        self.audit = ClientAudit("me", lambda: 1_700_000_000.0 + self.at_s)
         self.sent = 0
 
     def ask(
@@ -33,16 +42,19 @@ class Client:
         self.sent += 1
         arrived_s, self.at_s = self.at_s, self.at_s + 0.01
         exchange = Exchange(path, body, f"r{self.sent}", arrived_s, self.at_s, status, retry_after_s, "f")
-        self.conduct.asked(exchange)
-        self.conduct.got(exchange, self.at_s, status >= 400 or cut_off, cut_off)
+        self.audit.begin(exchange)
+        self.audit.end(exchange, self.at_s, status >= 400 or cut_off, cut_off)
         return self
 
     def wait(self, seconds: float) -> Client:
         self.at_s += seconds
         return self
 
-    def found(self) -> dict[str, dict[str, Any]]:
-        return {finding["kind"]: finding for finding in self.conduct.findings.told()}
+    def found(self) -> dict[str, FindingReport]:
+        return {finding["kind"]: finding for finding in self.audit.report()["findings"]}
+
+    def awaited(self) -> int:
+        return self.audit.report()["awaiting_retry"]
 
 
 def test_who_waits_as_long_as_told_is_clean() -> None:
@@ -56,7 +68,7 @@ def test_who_comes_back_too_early_has_ignored_retry_after() -> None:
     client = Client().ask(status=429, retry_after_s=2.0).wait(0.5).ask(status=429, retry_after_s=2.0)
     found = client.found()["retry_after_ignored"]
     assert found["count"] == 1 and found["example_request_id"] == "r2"
-    assert found["first"] == found["last"] == moment(1_700_000_000.0 + client.at_s)
+    assert found["first"] == found["last"] == timestamp(1_700_000_000.0 + client.at_s)
     assert "1.50 s before" in found["what"] and PATH in found["what"]
 
 
@@ -135,31 +147,31 @@ def test_the_same_request_again_after_a_success_is_no_retry() -> None:
 
 
 def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
-    conduct = ClientAudit(Findings(lambda: 0.0))
+    audit = ClientAudit("me", lambda: 0.0)
     exchanges = [Exchange(PATH, 1, str(k), 10.0, 11.0, 429, 5.0) for k in range(20)]
     for exchange in exchanges:
-        conduct.asked(exchange)
-        conduct.got(exchange, exchange.answered_s, failed=True)
-    assert not conduct.findings
+        audit.begin(exchange)
+        audit.end(exchange, exchange.answered_s, failed=True)
+    assert audit.report()["findings"] == []
 
 
 def test_a_cut_stream_that_is_asked_for_again_is_clean() -> None:
     client = Client().ask(cut_off=True).wait(3.0)
-    assert client.conduct.awaiting_retry == 1
+    assert client.awaited() == 1
     client.ask()
-    client.conduct.settle(client.at_s + 10 * RETRY_WINDOW_S)
-    assert client.conduct.awaiting_retry == 0 and client.found() == {}
+    client.audit.settle(client.at_s + 10 * RETRY_WINDOW_S)
+    assert client.awaited() == 0 and client.found() == {}
 
 
 def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
     client = Client().ask(cut_off=True)
-    client.conduct.settle(client.at_s + RETRY_WINDOW_S - 0.1)
-    assert client.found() == {} and client.conduct.awaiting_retry == 1
-    client.conduct.settle(client.at_s + RETRY_WINDOW_S)
-    client.conduct.settle(client.at_s + RETRY_WINDOW_S)
+    client.audit.settle(client.at_s + RETRY_WINDOW_S - 0.1)
+    assert client.found() == {} and client.awaited() == 1
+    client.audit.settle(client.at_s + RETRY_WINDOW_S)
+    client.audit.settle(client.at_s + RETRY_WINDOW_S)
     found = client.found()["truncated_stream_not_retried"]
     assert found["count"] == 1 and found["example_request_id"] == "r1"
-    assert "cannot be seen from here" in found["what"] and client.conduct.awaiting_retry == 0
+    assert "cannot be seen from here" in found["what"] and client.awaited() == 0
 
 
 def test_who_comes_back_after_the_window_is_found_too() -> None:
@@ -167,19 +179,19 @@ def test_who_comes_back_after_the_window_is_found_too() -> None:
 
 
 def test_a_request_whose_body_nobody_read_is_only_counted() -> None:
-    conduct = ClientAudit(Findings(lambda: 0.0))
+    audit = ClientAudit("me", lambda: 0.0)
     for moment_s in (10.0, 20.0, 30.0):
-        conduct.asked(Exchange(PATH, None, "r", moment_s, moment_s, 429, 1.0))
-    assert conduct.requests == 3 and conduct.errors == {429: 3} and not conduct.findings
+        audit.begin(Exchange(PATH, None, "r", moment_s, moment_s, 429, 1.0))
+    assert audit.requests == 3 and audit.errors == {429: 3} and audit.report()["findings"] == []
 
 
 def test_a_client_is_known_from_its_first_error_or_fault_on() -> None:
-    verdict = Verdict(lambda: 0.0)
+    trail = AuditTrail(lambda: 0.0)
     fine = Exchange(PATH, 1, "r", 0.0, 0.0, 200)
-    assert verdict.asked("a", fine) is None and verdict.report(0.0)["clients"] == {}
-    assert verdict.asked("a", Exchange(PATH, 1, "r", 0.0, 0.0, 200, fault="stall"))
-    assert verdict.asked("a", fine) and verdict.asked("b", fine) is None
-    report = verdict.report(0.0)
+    assert trail.begin("a", fine) is None and trail.report(0.0)["clients"] == {}
+    assert trail.begin("a", Exchange(PATH, 1, "r", 0.0, 0.0, 200, fault="stall"))
+    assert trail.begin("a", fine) and trail.begin("b", fine) is None
+    report = trail.report(0.0)
     assert report["clean"] is True and list(report["clients"]) == ["a"]
     assert report["clients"]["a"] == {
         "requests": 2,
@@ -192,31 +204,81 @@ def test_a_client_is_known_from_its_first_error_or_fault_on() -> None:
 
 
 def test_a_report_may_be_the_last_one() -> None:
-    verdict = Verdict(lambda: 0.0)
+    trail = AuditTrail(lambda: 0.0)
     exchange = Exchange(PATH, 1, "r", 0.0, 0.0, 200, fault="truncate")
-    conduct = verdict.asked("a", exchange)
-    assert conduct
-    conduct.got(exchange, 1.0, failed=True, truncated=True)
-    assert verdict.report(2.0)["clean"] is True
-    assert verdict.report(2.0, over=True)["clean"] is False
-    verdict.restart()
-    assert verdict.report(3.0)["clients"] == {}
+    audit = trail.begin("a", exchange)
+    assert audit
+    trail.end(audit, exchange, 1.0, failed=True, truncated=True)
+    assert trail.report(2.0)["clean"] is True
+    assert trail.report(2.0, over=True)["clean"] is False
+    trail.restart()
+    assert trail.report(3.0)["clients"] == {}
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 200)), max_size=300))
-def test_memory_is_bounded_whoever_comes_with_whatever(asks: list[tuple[int, int]]) -> None:
-    verdict = Verdict(lambda: 0.0)
+def test_what_is_remembered_of_a_client_is_bounded_whatever_it_does(asks: list[tuple[int, int]]) -> None:
+    trail = AuditTrail(lambda: 0.0)
     for number, (client, body) in enumerate(asks):
-        conduct = verdict.asked(f"c{client}", Exchange(PATH, body, "r", number, number, 500, 1.0, f"f{body}"))
-        assert conduct
-        conduct.got(Exchange(PATH, body, "r", number, number, 500), number, failed=True)
-        assert len(conduct._failed) <= MOST_FAILED and len(conduct.faults) <= MOST_NAMES + 1
-    assert len(verdict.report(0.0)["clients"]) <= MOST_CLIENTS
+        exchange = Exchange(PATH, body, "r", number, number, 500, 1.0, f"f{body}")
+        audit = trail.begin(f"c{client}", exchange)
+        assert audit
+        trail.end(audit, exchange, number, failed=True)
+        assert len(audit._failed) <= MOST_FAILED and len(audit.faults) <= MOST_NAMES + 1
+    assert trail.size_bytes <= trail.limit_bytes
+
+
+def worst(client: str, clock: list[float]) -> ClientAudit:
+    """An audit that has seen all that there is: every finding, and all texts as long as they may be."""
+    audit = ClientAudit(client, lambda: clock[0])
+    for number in range(MOST_FAILED):
+        path, request_id = f"/v1/{number % MOST_PATHS}", f"{number}".ljust(128, "é")
+        for k in range(12):
+            clock[0] += 0.1 if number else 40
+            name = f"{min(number, MOST_NAMES)}".ljust(64, "€")
+            status = 400 + (12 * number + k) % 200
+            exchange = Exchange(path, 2**60 + number, request_id, clock[0], clock[0], status, 0.2, name)
+            audit.begin(exchange)
+            audit.end(exchange, clock[0], failed=True, truncated=not number)
+    return audit
+
+
+def test_the_size_of_an_audit_is_no_less_than_what_it_really_takes() -> None:
+    for make in (worst, lambda client, clock: ClientAudit(client, lambda: 0.0)):
+        clock = [1e9]
+        gc.collect()
+        tracemalloc.start()
+        audits = [make(f"address:10.0.0.{number}", clock) for number in range(10)]
+        really, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert really <= sum(audit.size_bytes for audit in audits) <= 3 * really
+    assert len(worst("me", [1e9]).report()["findings"]) == 4
 
 
 def test_only_the_clients_seen_last_are_remembered() -> None:
-    verdict = Verdict(lambda: 0.0)
-    for number in range(MOST_CLIENTS + 10):
-        verdict.asked(f"c{number}", Exchange(PATH, 1, "r", 0.0, 0.0, 500))
-    clients = verdict.report(0.0)["clients"]
-    assert len(clients) == MOST_CLIENTS and "c0" not in clients and f"c{MOST_CLIENTS + 9}" in clients
+    trail = AuditTrail(lambda: 0.0)
+    for number in range(5000):
+        trail.begin(f"c{number}", Exchange(PATH, 1, "r", 0.0, 0.0, 500))
+    clients = trail.report(0.0)["clients"]
+    assert trail.limit_bytes * 0.99 < trail.size_bytes <= trail.limit_bytes
+    assert 1000 < len(clients) < 5000 and "c0" not in clients and "c4999" in clients
+
+
+def test_an_audit_that_grows_after_its_beginning_pushes_others_out() -> None:
+    trail = AuditTrail(lambda: 0.0)
+    exchange = Exchange(PATH, 1, "r", 0.0, 0.0, 500)
+    audits = [trail.begin(f"c{number}", exchange) for number in range(1000)]
+    known = len(trail.report(0.0)["clients"])
+    for audit in audits:
+        assert audit
+        trail.end(audit, exchange, 0.0, failed=True)
+    assert len(trail.report(0.0)["clients"]) <= known and trail.size_bytes <= trail.limit_bytes
+
+
+def test_a_stream_from_before_a_restart_is_forgotten_with_it() -> None:
+    trail = AuditTrail(lambda: 0.0)
+    exchange = Exchange(PATH, 1, "r", 0.0, 0.0, 200, fault="truncate")
+    audit = trail.begin("a", exchange)
+    assert audit
+    trail.restart()
+    trail.end(audit, exchange, 1.0, failed=True, truncated=True)
+    assert trail.report(2.0)["clients"] == {} and trail.size_bytes == 0

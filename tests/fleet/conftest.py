@@ -10,9 +10,8 @@ import gevent
 import pytest
 
 from app.factory import tokenizer_of
-from app.fleet.fleet import Fleet, running_fleet
+from app.fleet.fleet import Fleet, make_plan, running_fleet
 from app.fleet.options import Options, read
-from app.fleet.plan import make_plan
 from app.load.workload import Workload, make_workload
 from app.simulated.corpus import Corpus, sample_sentences
 from config.loader import load

@@ -13,10 +13,9 @@ import gevent
 from gevent.event import Event
 from gevent.server import StreamServer
 
-from app.fleet.policies import Policy
-from app.fleet.proxy import Proxy
-from app.fleet.watch import server_of
-from app.load.connection import JSON, Connection
+from app.fleet.proxy import Proxy, server_of
+from app.fleet.routing import Policy
+from app.load.client import JSON, Connection
 from tests.running_server import free_port
 
 PATIENCE_S = 5.0

@@ -9,8 +9,8 @@ from typing import Any
 import gevent
 import pytest
 
-from app.load.client import Client, Sample
-from app.load.workload import Ask, Workload
+from app.load.client import LoadClient, Sample
+from app.load.workload import Workload, WorkloadRequest
 from tests.fleet import stubs
 
 USAGE = {"prompt_tokens": 32, "prompt_tokens_details": {"cached_tokens": 16}}
@@ -46,11 +46,11 @@ class Answers:
 def sampled(server: Callable[..., Any]) -> Sample:
     ticks = iter(range(100))
     with stubs.serving(server) as address:
-        return Client(address, "m", 4, lambda: float(next(ticks))).sample("Once")
+        return LoadClient(address, "m", 4, lambda: float(next(ticks))).sample("Once")
 
 
 def workload(count: int) -> Workload:
-    return Workload(tuple(Ask(0, 0, k, f"prompt {k}") for k in range(count)), 10, 10)
+    return Workload(tuple(WorkloadRequest(0, 0, k, f"prompt {k}") for k in range(count)), 10, 10)
 
 
 def test_a_sample_is_timed_from_the_sending_to_the_first_text() -> None:
@@ -76,7 +76,7 @@ def test_a_refusal_is_a_failure() -> None:
 
 
 def test_nobody_there_is_a_failure() -> None:
-    client = Client(stubs.unused_address(), "m", 4, lambda: 0.0)
+    client = LoadClient(stubs.unused_address(), "m", 4, lambda: 0.0)
     assert "refused" in client.sample("Once").error
 
 
@@ -84,8 +84,8 @@ def test_no_more_requests_run_than_allowed_and_all_are_sent() -> None:
     server = Answers(WHOLE, lasts_s=0.005)
     seen: list[Sample] = []
     with stubs.serving(server) as address:
-        client = Client(address, "m", 4, lambda: 0.0)
-        samples = client.play(workload(20), 3, None, seen.append)
+        client = LoadClient(address, "m", 4, lambda: 0.0)
+        samples = client.run(workload(20), 3, None, seen.append)
     assert server.most == 3
     assert sorted(server.prompts) == sorted(f"prompt {k}" for k in range(20))
     assert server.prompts.index("prompt 19") > 15
@@ -95,5 +95,5 @@ def test_no_more_requests_run_than_allowed_and_all_are_sent() -> None:
 def test_with_a_rate_requests_do_not_wait_for_each_other() -> None:
     server = Answers(WHOLE, together=8)
     with stubs.serving(server) as address:
-        Client(address, "m", 4, lambda: 0.0).play(workload(8), None, [0.0] * 8, lambda sample: None)
+        LoadClient(address, "m", 4, lambda: 0.0).run(workload(8), None, [0.0] * 8, lambda sample: None)
     assert server.most == 8

@@ -56,7 +56,11 @@ def are_gone(pids: Sequence[int]) -> bool:
         (["--podz", "1"], "unknown flag --podz"),
         (["--block-size", "0"], "flag --block-size"),
         (["--tokenizer", "/nowhere"], "/nowhere"),
-        ([*SMALL, "--pods", "1", "--dataset-path", "/nowhere.sqlite3"], "no file /nowhere.sqlite3"),
+        pytest.param(
+            [*SMALL, "--pods", "1", "--dataset-path", "/nowhere.sqlite3"],
+            "no file /nowhere.sqlite3",
+            marks=pytest.mark.server,
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(

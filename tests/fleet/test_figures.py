@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.fleet import chart
-from app.fleet.summary import Summary, quantile, summarize
-from app.fleet.table import notes, table
+from app.fleet.report import Summary, can_draw, draw, notes, quantile, summarize, table
 from app.load.client import Sample
 
 SAMPLES = [
@@ -81,9 +79,9 @@ def test_json_has_every_figure() -> None:
     assert set(told) == set(Summary.__slots__)
 
 
-@pytest.mark.skipif(not chart.can_draw(), reason="matplotlib is optional")
+@pytest.mark.skipif(not can_draw(), reason="matplotlib is optional")
 @pytest.mark.parametrize("policies", [["random"], ["random", "round-robin", "prefix-aware"]])
 def test_the_picture_is_a_png(policies: list[str], tmp_path: Path) -> None:
     path = tmp_path / "fleet.png"
-    chart.draw([summary(policy) for policy in policies], "title", path)
+    draw([summary(policy) for policy in policies], "title", path)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -6,12 +6,11 @@ import json
 import time
 from pathlib import Path
 
-from app.fleet.demonstration import demonstrate, proxied
+from app.fleet.command import Progress, demonstrate, proxied
 from app.fleet.fleet import Fleet
-from app.fleet.indexer import Incoming
 from app.fleet.options import Options
-from app.fleet.progress import Progress
-from app.load.connection import exchange
+from app.fleet.routing import Incoming
+from app.load.client import exchange
 from app.load.workload import Workload
 from tests.fleet import stubs
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.fleet.errors import IndexerError
-from app.fleet.indexer import CHAT, COMPLETIONS, Incoming, Indexer
+from app.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer, IndexerError
 from tests.fleet import stubs
 
 MESSAGES = [{"role": "user", "content": "Hello!"}]

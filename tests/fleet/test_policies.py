@@ -8,9 +8,15 @@ from random import Random
 
 import pytest
 
-from app.fleet.errors import IndexerError
-from app.fleet.indexer import Incoming
-from app.fleet.policies import POLICIES, PrefixAware, RandomChoice, RoundRobin, policy_of
+from app.fleet.routing import (
+    POLICIES,
+    Incoming,
+    IndexerError,
+    PrefixAware,
+    RandomChoice,
+    RoundRobin,
+    policy_of,
+)
 
 ANY = Incoming("/v1/completions", b"{}")
 PODS = ("a", "b", "c")

@@ -11,9 +11,7 @@ import time
 import gevent
 import pytest
 
-from app.fleet.errors import FleetError
-from app.fleet.ports import Ports
-from app.fleet.processes import ROOT, Processes, inherited
+from app.fleet.processes import ROOT, FleetError, Ports, Processes, inherited
 
 SERVE = """
 import sys

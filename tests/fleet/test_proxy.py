@@ -13,9 +13,8 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from app.fleet.indexer import Incoming, Indexer
-from app.fleet.policies import PrefixAware, RoundRobin
-from app.load.connection import JSON, Connection, exchange
+from app.fleet.routing import Incoming, Indexer, PrefixAware, RoundRobin
+from app.load.client import JSON, Connection, exchange
 from tests.fleet import stubs
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

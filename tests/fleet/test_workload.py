@@ -30,12 +30,14 @@ def test_the_same_seed_makes_the_same_workload(requests: int, groups: int, seed:
 
 def test_another_seed_makes_another_one() -> None:
     first, second = made(30, 3, 1), made(30, 3, 2)
-    assert not {ask.prompt for ask in first.asks} & {ask.prompt for ask in second.asks}
+    assert not {request.prompt for request in first.requests} & {
+        request.prompt for request in second.requests
+    }
 
 
 @given(*sizes)
 def test_groups_get_the_same_share(requests: int, groups: int, seed: int) -> None:
-    counts = Counter(ask.group for ask in made(requests, groups, seed).asks)
+    counts = Counter(request.group for request in made(requests, groups, seed).requests)
     assert counts.total() == requests
     assert len(counts) == min(groups, requests)
     assert max(counts.values()) - min(counts[group] for group in range(min(groups, requests))) <= 1
@@ -45,18 +47,18 @@ def test_groups_get_the_same_share(requests: int, groups: int, seed: int) -> Non
 def test_turns_follow_each_other_and_begin_with_the_one_before(requests: int, groups: int, seed: int) -> None:
     before: dict[tuple[int, int], str] = {}
     turns: Counter[tuple[int, int]] = Counter()
-    for ask in made(requests, groups, seed).asks:
-        talk = ask.group, ask.user
-        assert ask.turn == turns[talk] < TURNS
-        assert ask.prompt.startswith(before.get(talk, "")) and ask.prompt != before.get(talk)
-        turns[talk], before[talk] = ask.turn + 1, ask.prompt
+    for request in made(requests, groups, seed).requests:
+        talk = request.group, request.user
+        assert request.turn == turns[talk] < TURNS
+        assert request.prompt.startswith(before.get(talk, "")) and request.prompt != before.get(talk)
+        turns[talk], before[talk] = request.turn + 1, request.prompt
 
 
 @given(*sizes)
 def test_a_group_shares_its_prefix_and_nothing_with_others(requests: int, groups: int, seed: int) -> None:
     prefixes = defaultdict(set)
-    for ask in made(requests, groups, seed).asks:
-        prefixes[ask.group].add(" ".join(ask.prompt.split()[:22]))
+    for request in made(requests, groups, seed).requests:
+        prefixes[request.group].add(" ".join(request.prompt.split()[:22]))
     assert all(len(texts) == 1 for texts in prefixes.values())
     headings = {text.split(" w")[0] for texts in prefixes.values() for text in texts}
     assert len(headings) == len(prefixes)
@@ -65,15 +67,15 @@ def test_a_group_shares_its_prefix_and_nothing_with_others(requests: int, groups
 @given(*sizes)
 def test_tokens_are_about_those_that_are_told(requests: int, groups: int, seed: int) -> None:
     workload = made(requests, groups, seed)
-    longest = max(len(ask.prompt.split()) for ask in workload.asks)
+    longest = max(len(request.prompt.split()) for request in workload.requests)
     assert abs(workload.longest_tokens - longest) <= 2  # the heading's words
-    whole = {(ask.group, ask.user): len(ask.prompt.split()) - 22 for ask in workload.asks}
-    shared = 20 * len({ask.group for ask in workload.asks})
+    whole = {(request.group, request.user): len(request.prompt.split()) - 22 for request in workload.requests}
+    shared = 20 * len({request.group for request in workload.requests})
     assert workload.distinct_tokens == shared + sum(whole.values())
 
 
 def test_the_order_is_mixed() -> None:
-    groups = [ask.group for ask in made(60, 3, 1).asks]
+    groups = [request.group for request in made(60, 3, 1).requests]
     assert groups != sorted(groups)
     assert sum(a != b for a, b in zip(groups, groups[1:], strict=False)) > 20
 

@@ -103,6 +103,7 @@ def test_both_ways_to_start_it_speak_https(files: Files) -> None:
         assert posted(f"https://127.0.0.1:{server.port}", str(files.certificate)).status_code == 200
 
 
+@pytest.mark.openssl
 def test_the_protocol_is_http_1_over_tls_1_2_or_newer(files: Files) -> None:
     context = ssl.create_default_context(cafile=str(files.certificate))
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -232,7 +233,9 @@ def children(server: RunningServer) -> list[int]:
     return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
 
-@pytest.mark.parametrize("flaw", ["missing", "not a pair", "not PEM", "passphrase"])
+@pytest.mark.parametrize(
+    "flaw", ["missing", "not a pair", "not PEM", pytest.param("passphrase", marks=pytest.mark.openssl)]
+)
 def test_a_start_without_a_usable_pair_is_refused_in_one_line(files: Files, flaw: str) -> None:
     if flaw == "missing":
         files.key.unlink()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from types import SimpleNamespace
 
 import gevent
 import pytest
+from gunicorn.http.body import Body, ChunkedReader
+from gunicorn.http.errors import InvalidChunkSize
+from gunicorn.http.unreader import IterUnreader
 
-from app.http.body import BodyLimits
+from app.http.body import CHUNKED_STEP, STEP, BodyLimits
+from app.http.context import Readable, RequestContext
 from app.http.errors import ApiError
+from tests.application import request
 
 LIMITS = BodyLimits(most_bytes=100, timeout_s=0.05)
 
@@ -31,25 +36,25 @@ class Silent:
         return b""
 
 
-def environ(stream: Any, length: int | str | None = None) -> dict[str, Any]:
-    declared = {} if length is None else {"CONTENT_LENGTH": str(length)}
-    return {"wsgi.input": stream, **declared}
+def posted(stream: Readable, length: int | str | None = None) -> RequestContext:
+    declared = {} if length is None else {"content-length": str(length)}
+    return request("/", "POST", declared, stream)
 
 
-def refused(stream: Any, length: int | str | None = None) -> int:
+def refused(stream: Readable, length: int | str | None = None) -> int:
     with pytest.raises(ApiError) as caught:
-        LIMITS.read(environ(stream, length))
+        LIMITS.read(posted(stream, length))
     return caught.value.status
 
 
 def test_a_body_up_to_the_limit_is_read() -> None:
     for size in (0, 1, 99, 100):
-        assert LIMITS.read(environ(io.BytesIO(b"x" * size), size)) == b"x" * size
+        assert LIMITS.read(posted(io.BytesIO(b"x" * size), size)) == b"x" * size
 
 
 def test_a_body_without_a_length_is_read_to_its_end() -> None:
-    assert LIMITS.read(environ(io.BytesIO(b"abc"))) == b"abc"
-    assert LIMITS.read(environ(io.BytesIO(b""), "")) == b""
+    assert LIMITS.read(posted(io.BytesIO(b"abc"))) == b"abc"
+    assert LIMITS.read(posted(io.BytesIO(b""), "")) == b""
 
 
 def test_a_body_that_declares_too_much_is_not_read_at_all() -> None:
@@ -66,3 +71,99 @@ def test_a_body_that_does_not_end_is_read_just_far_enough_to_know() -> None:
 
 def test_a_body_that_does_not_come_is_waited_for_no_longer_than_allowed() -> None:
     assert refused(Silent(), 10) == 408
+
+
+class Steps:
+    """A client that sends `size` bytes; at each read it has a callback wait in the hub for its turn."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+        self.asked: list[int] = []
+        self.turns = 0
+
+    def read(self, size: int) -> bytes:
+        assert self.turns == len(self.asked), "nobody else ran since the last read"
+        self.asked.append(size)
+        gevent.get_hub().loop.run_callback(self.take_turn)
+        taken = min(size, self.left)
+        self.left -= taken
+        return b"x" * taken
+
+    def take_turn(self) -> None:
+        self.turns += 1
+
+
+@pytest.mark.parametrize(("size", "step"), [(4_000_000, CHUNKED_STEP), (40_000_000, STEP)])
+def test_a_long_body_is_read_in_steps_between_which_others_have_their_turn(size: int, step: int) -> None:
+    """As many bytes as four million chunks of one byte have; or more, of a length that is known."""
+    source = Steps(size)
+    declared = {"content-length": str(size)} if step == STEP else {}
+    body = BodyLimits(size, 20.0).read(request("/", "POST", declared, source))
+    assert len(body) == size and max(source.asked) == step
+
+
+def chunked(*chunks: bytes) -> Body:
+    """A chunked body as gunicorn takes it apart, read from a socket 8 KiB at a time."""
+    wire = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+    pieces = (wire[at : at + 8192] for at in range(0, len(wire), 8192))
+    return Body(ChunkedReader(SimpleNamespace(), IterUnreader(pieces)))
+
+
+def test_a_chunked_body_is_whole_however_it_is_cut() -> None:
+    for chunks in ([b"x"] * 10_000, [b"y" * 300_000], [b"z" * 70_000] * 3, [b"ab", b"c" * 5000, b"d"], []):
+        assert BodyLimits(1 << 20, 20.0).read(posted(chunked(*chunks))) == b"".join(chunks)
+    with pytest.raises(ApiError) as caught:
+        LIMITS.read(posted(chunked(*[b"x"] * 101)))
+    assert caught.value.status == 413
+
+
+def test_a_large_chunk_is_not_taken_in_small_steps() -> None:
+    class Counted(Body):
+        reads = 0
+
+        def read(self, size: int | None = None) -> bytes:
+            self.reads += 1
+            data: bytes = super().read(size)
+            return data
+
+    wire = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n0\r\n\r\n"
+    body = Counted(ChunkedReader(SimpleNamespace(), IterUnreader([wire])))
+    assert len(BodyLimits(1 << 21, 20.0).read(posted(body))) == 1 << 20
+    assert body.reads < 10
+
+
+class Breaking:
+    """A client that leaves after some bytes."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.reads = 0
+
+    def read(self, size: int) -> bytes:
+        self.reads += 1
+        if self.reads > 1:
+            raise self.error
+        return b"x" * size
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("gone"), InvalidChunkSize(b"zz")])
+def test_a_body_that_breaks_off_is_refused_and_its_beginning_known(error: Exception) -> None:
+    context = posted(Breaking(error))
+    with pytest.raises(ApiError) as caught:
+        BodyLimits(1 << 20, 20.0).read(context)
+    assert (caught.value.status, caught.value.param) == (400, "body")
+    assert context.body is None and context.body_read == b"x" * CHUNKED_STEP
+
+
+def test_a_body_that_is_cut_short_is_refused_and_known() -> None:
+    context = posted(io.BytesIO(b"abc"), 10)
+    with pytest.raises(ApiError, match="3 of 10 bytes"):
+        LIMITS.read(context)
+    assert context.body_read == b"abc"
+
+
+def test_a_body_is_read_once_and_kept() -> None:
+    context = posted(io.BytesIO(b"abc"), 3)
+    assert LIMITS.read(context) is LIMITS.read(context) is context.body
+    assert LIMITS.read(request(body=b"known")) == b"known"
+    assert LIMITS.read(request()) == b""

@@ -10,8 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.needs import RECORDING
+
 FACTS = Path(__file__).with_name("facts.json")
-RECORDED = Path(__file__).parents[3] / "shared" / "golden" / "vllm-0.32" / "kv-events.json"
+RECORDED = RECORDING / "vllm-0.32" / "kv-events.json"
 BLOCK_SIZE = 32
 
 

@@ -78,6 +78,6 @@ def test_batches_are_numbered_alike(ours: list[dict[str, Any]], number: int) -> 
     assert RECORDING[number]["sequence"] == list(range(first, first + count))
 
 
-@pytest.mark.skipif(not RECORDED.exists(), reason="the recording is not here")
+@pytest.mark.shared
 def test_the_facts_are_those_of_the_recording() -> None:
     assert facts(json.loads(RECORDED.read_text())) == RECORDING

@@ -12,19 +12,23 @@ from app.kvindex.cost import weigh_bytes
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.redis_settings import RedisSettings
+from app.tokenization import LocalTokenizer, default_tokenizer
 from tests.kvindex.publisher import Station, station
-from tests.kvindex.redis_server import BINARY, RedisServer, redis_server
+from tests.kvindex.redis_server import RedisServer, redis_server
 
-BACKENDS = ("memory", "cost-aware", "redis")
+BACKENDS = ("memory", "cost-aware", pytest.param("redis", marks=pytest.mark.redis))
 MakeBackend = Callable[[], Backend]
 _numbers = count()
 
 
 @pytest.fixture(scope="session")
+def embedded() -> LocalTokenizer:
+    return default_tokenizer()
+
+
+@pytest.fixture(scope="session")
 def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A Redis for all tests that leave it running; each uses a namespace of its own."""
-    if BINARY is None:
-        pytest.skip("no redis-server here")
     with redis_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import redis
 
+from tests.needs import REDIS_SERVER
 from tests.running_server import free_port
-
-BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
 class RedisServer:
@@ -28,7 +27,7 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        assert BINARY is not None
+        assert REDIS_SERVER is not None
         options = {
             "port": self.port,
             "bind": "127.0.0.1",
@@ -40,7 +39,7 @@ class RedisServer:
             "appenddirname": f"aof-{self.port}",
         }
         arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
-        self._process = subprocess.Popen([BINARY, *arguments], stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen([REDIS_SERVER, *arguments], stdout=subprocess.DEVNULL)
         self._wait()
 
     def kill(self) -> None:

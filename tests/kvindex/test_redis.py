@@ -18,9 +18,9 @@ from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.engines import PROMPT, block
 from tests.kvindex.held import content, holders_of, source, store
 from tests.kvindex.publisher import Station, station
-from tests.kvindex.redis_server import BINARY, RedisServer, redis_server
+from tests.kvindex.redis_server import RedisServer, redis_server
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
+pytestmark = pytest.mark.redis
 A, B = source("a"), source("b")
 _numbers = count()
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from app.clock.clock import VirtualClock
-from app.metrics.exposition import Exposition, played
+from app.metrics.exposition import Exposition, engine_families
 from app.metrics.fake import FakeFamilies
 from app.metrics.recorder import Recorder
 from app.middleware.http_metrics import HttpMetrics
@@ -28,8 +28,8 @@ class Faked:
         self.live = LiveSettings(load([*given, *flags], {}))
         self.recorder = Recorder("tiny", 1024, {})
         fakes = FakeFamilies("tiny", 1024, {}, 2, clock=self.clock.now, now=self._now)
-        self.live.subscribe(fakes.follow)
-        self._exposition = Exposition([played(self.recorder, fakes)], HttpMetrics(), self.clock.now)
+        self.live.subscribe(fakes.on_settings)
+        self._exposition = Exposition([engine_families(self.recorder, fakes)], HttpMetrics(), self.clock.now)
 
     def _now(self) -> float:
         return START + self.clock.now()

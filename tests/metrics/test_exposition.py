@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.metrics.exposition import CONTENT_TYPE, Exposition, played
+from app.http.response import Response
+from app.metrics.exposition import CONTENT_TYPE, Exposition, engine_families
 from app.metrics.recorder import Recorder
 from app.middleware.http_metrics import HttpMetrics
+from tests.application import request
 
 
 class Clock:
@@ -24,8 +26,8 @@ def clock() -> Clock:
 
 def test_a_scrape_parses_and_has_every_kind_of_family() -> None:
     http = HttpMetrics()
-    http.observe("POST", "/v1/completions", 200, 0.1, request_bytes=10, response_bytes=20)
-    text = Exposition([played(Recorder('mo"del\\\n%s', 2048, {}))], http).render().decode()
+    http.end(request("/v1/completions", "POST"), Response(b"{}"))
+    text = Exposition([engine_families(Recorder('mo"del\\\n%s', 2048, {}))], http).render().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert {
         "vllm:num_requests_running",
@@ -38,7 +40,7 @@ def test_a_scrape_parses_and_has_every_kind_of_family() -> None:
 
 
 def test_no_family_is_printed_twice() -> None:
-    text = Exposition([played(Recorder("tiny", 2048, {}))], HttpMetrics()).render().decode()
+    text = Exposition([engine_families(Recorder("tiny", 2048, {}))], HttpMetrics()).render().decode()
     types = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(types) == len(set(types))
 
@@ -52,7 +54,7 @@ def test_process_families_are_read_now_and_then_and_the_others_always(clock: Clo
             return super().process_text()
 
     recorder = Recorder("tiny", 2048, {})
-    exposition = Exposition([played(recorder)], Counted(), clock=clock, process_age_s=1.0)
+    exposition = Exposition([engine_families(recorder)], Counted(), clock=clock, process_age_s=1.0)
     for count, now in enumerate((0.0, 0.05, 0.95, 1.0, 1.5), start=1):
         clock.now = now
         recorder.decoded(1, 0.02, at_s=now)

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.metrics.fake.keys import HISTOGRAMS, total_tokens
+from app.metrics.fake import HISTOGRAMS, total_tokens
 from app.metrics.families import FINISHED, FIRST_TOKEN, INTER_TOKEN, token_bounds
-from config.fake_metrics import TPOT_BUCKETS, TTFT_BUCKETS
-from config.fake_values import FINISH_REASONS
+from config.fake_metrics import FINISH_REASONS, TPOT_BUCKETS, TTFT_BUCKETS
 from tests.metrics.faked import START, Faked
 
 ALWAYS = {"cache_config_info", "lora_requests_info"}

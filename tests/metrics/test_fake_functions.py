@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.metrics.fake.functions import value_at
-from config.fake_values import SHAPES, Function
+from app.metrics.fake import value_at
+from config.fake_metrics import SHAPES, Function
 from tests.metrics.faked import Faked
 
 LEVELS = st.floats(0, 1000)

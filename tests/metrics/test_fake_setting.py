@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 from prometheus_client.parser import text_string_to_metric_families
 
 from config import ConfigError
-from config.fake_metrics import FakeMetrics, parse
-from config.fake_values import FakeAdapters, FakeMetricsError, Function
+from config.fake_metrics import FakeAdapters, FakeMetrics, FakeMetricsError, Function, parse
 from config.loader import load
 from tests.metrics.faked import Faked
 
@@ -124,9 +124,7 @@ def test_the_dump_shows_it_as_it_was_written() -> None:
 
 LEVEL = "must be a number or a function such as ramp:0:10:30s (shape:start:end:period)"
 HISTOGRAM_KEYS = sorted(
-    field.replace("_", "-")
-    for field in FakeMetrics.__dataclass_fields__
-    if FakeMetrics.__dataclass_fields__[field].default == () and field != "loras"
+    field.encode_name for field in fields(FakeMetrics) if field.default == () and field.name != "loras"
 )
 
 
@@ -161,30 +159,30 @@ HISTOGRAM_KEYS = sorted(
         ({"kv-cache-usage": -0.1}, "kv-cache-usage must be between 0 and 1 at all times"),
         ({"kv-cache-usage": "ramp:0:1.1:5s"}, "kv-cache-usage must be between 0 and 1 at all times"),
         ({"kv-cache-usage": "ramp:-1:1:5s"}, "kv-cache-usage must be between 0 and 1 at all times"),
-        ({"ttft-buckets-values": [0] * 24}, "ttft-buckets-values must have at most 23 items"),
-        ({"tpot-buckets-values": [0] * 21}, "tpot-buckets-values must have at most 20 items"),
-        ({"e2erl-buckets-values": [0] * 1001}, "e2erl-buckets-values must have at most 1000 items"),
-        ({"request-success-total": [1]}, "request-success-total must be an object of finish reasons"),
-        ({"request-success-total": {"bored": 1}}, "request-success-total must not have 'bored', only stop, "),
-        ({"request-success-total": {"stop": -1}}, "request-success-total.stop must not be negative"),
-        ({"request-success-total": {"stop": 0.5}}, "request-success-total.stop must be a whole number"),
-        ({"total-prompt-tokens": -1}, "total-prompt-tokens must not be negative"),
-        ({"total-generation-tokens": 2**63}, "total-generation-tokens must be a whole number"),
-        ({"prefix-cache-hits": -1, "prefix-cache-queries": 2}, "prefix-cache-hits must not be negative"),
-        ({"prefix-cache-hits": 1, "prefix-cache-queries": -2}, "prefix-cache-queries must not be negative"),
+        ({"ttft-buckets-values": [0] * 24}, "ttft-buckets-values must be `array` of length <= 23"),
+        ({"tpot-buckets-values": [0] * 21}, "tpot-buckets-values must be `array` of length <= 20"),
+        ({"e2erl-buckets-values": [0] * 1001}, "e2erl-buckets-values must be `array` of length <= 1000"),
+        ({"request-success-total": [1]}, "request-success-total must be `object | null`, not `array`"),
+        ({"request-success-total": {"bored": 1}}, "request-success-total must not have 'bored'"),
+        ({"request-success-total": {"stop": -1}}, "request-success-total[...] must be `int` >= 0"),
+        ({"request-success-total": {"stop": 0.5}}, "request-success-total[...] must be `int`, not `float`"),
+        ({"total-prompt-tokens": -1}, "total-prompt-tokens must be `int` >= 0"),
+        ({"total-generation-tokens": 2**63}, "total-generation-tokens must be `int` <= 9223372036854775807"),
+        ({"prefix-cache-hits": -1, "prefix-cache-queries": 2}, "prefix-cache-hits must be `int` >= 0"),
+        ({"prefix-cache-hits": 1, "prefix-cache-queries": -2}, "prefix-cache-queries must be `int` >= 0"),
         ({"prefix-cache-hits": 1}, "prefix-cache-hits must be given together with prefix-cache-queries"),
         ({"prefix-cache-queries": 1}, "prefix-cache-hits must be given together with prefix-cache-queries"),
         (
             {"prefix-cache-hits": 3, "prefix-cache-queries": 2},
             "prefix-cache-hits must not be more than prefix-cache-queries",
         ),
-        ({"loras": {}}, "loras must be a list"),
-        ({"loras": [[]]}, "loras[0] must be an object with running, waiting and timestamp"),
-        ({"loras": ["lora1"]}, "loras[0] must be an object with running, waiting and timestamp"),
-        ({"loras": [{"runing": "a"}]}, "loras[0] must be an object with running, waiting and timestamp"),
-        ({"loras": [{}, {"running": ["a"]}]}, "loras[1].running must be text"),
-        ({"loras": [{"waiting": "\ud800"}]}, "loras[0].waiting must be text"),
-        ({"loras": [{"timestamp": "noon"}]}, "loras[0].timestamp must be a number"),
+        ({"loras": {}}, "loras must be `array`, not `object`"),
+        ({"loras": [[]]}, "loras[0] must be `object`, not `array`"),
+        ({"loras": ["lora1"]}, "loras[0] must be `object`, not `str`"),
+        ({"loras": [{"runing": "a"}]}, "loras[0] must not have `runing`"),
+        ({"loras": [{}, {"running": ["a"]}]}, "loras[1].running must be `str`, not `array`"),
+        ({"loras": [{"waiting": "\ud800"}]}, "loras[0].waiting must be `str` matching regex"),
+        ({"loras": [{"timestamp": "noon"}]}, "loras[0].timestamp must be `float`, not `str`"),
     ],
 )
 def test_a_wrong_value_stops_the_start_and_names_its_key(keys: Any, complaint: str) -> None:
@@ -198,10 +196,10 @@ def test_a_wrong_value_stops_the_start_and_names_its_key(keys: Any, complaint: s
 @pytest.mark.parametrize("key", HISTOGRAM_KEYS)
 def test_every_list_of_counts_refuses_what_is_no_count(key: str) -> None:
     for value, complaint in (
-        ([1, -2], f"{key}[1] must not be negative"),
-        ([1.5], f"{key}[0] must be a whole number"),
-        ([None], f"{key}[0] must be a whole number"),
-        (7, f"{key} must be a list"),
+        ([1, -2], f"{key}[1] must be `int` >= 0"),
+        ([1.5], f"{key}[0] must be `int`, not `float`"),
+        ([None], f"{key}[0] must be `int`, not `null`"),
+        (7, f"{key} must be `array`, not `int`"),
     ):
         with pytest.raises(FakeMetricsError) as caught:
             parse(json.dumps({key: value}))
@@ -226,7 +224,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-KEYS = st.sampled_from([name.replace("_", "-") for name in FakeMetrics.__dataclass_fields__])
+KEYS = st.sampled_from([field.encode_name for field in fields(FakeMetrics)])
 LIKELY = JSON | st.lists(st.integers(0, 9), max_size=5) | st.sampled_from(["ramp:0:1:1s", "squarewave:1:0:1"])
 
 

@@ -27,6 +27,17 @@ def test_a_histogram_counts_as_a_naive_one(limits: list[float], seen: list[tuple
     assert total == pytest.approx(sum(flat))
 
 
+@given(bounds, st.lists(st.one_of(finite, st.integers(0, 10)), max_size=40))
+def test_many_values_at_once_are_the_same_as_one_after_the_other(
+    limits: list[float], seen: list[float]
+) -> None:
+    together, one_by_one = Histogram(limits), Histogram(limits)
+    together.observe_all(iter(seen))
+    for value in seen:
+        one_by_one.observe(value)
+    assert together.values() == one_by_one.values()
+
+
 def test_a_value_on_a_bound_belongs_to_its_bucket() -> None:
     histogram = Histogram([1, 2])
     histogram.observe(1)

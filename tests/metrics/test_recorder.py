@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.metrics.families import FINISHED, REJECTIONS
 from app.metrics.recorder import Recorder
+from app.metrics.sequences import BLOCK, FinishedSequence
+from tests.metrics.direct import DirectRecorder
 
 SECONDS = st.floats(0, 1000)
 TOKENS = st.integers(0, 2000)
@@ -157,3 +159,75 @@ def test_two_engines_do_not_share_numbers() -> None:
     first.decoded(5, 0.02, at_s=1.0)
     assert samples(second)["vllm:generation_tokens_total"] == 0
     assert 'vllm:generation_tokens_total{engine="1",model_name="tiny"} 0.0' in second.render()
+
+
+MOMENTS = st.one_of(st.floats(0, 10), st.integers(0, 50).map(lambda ms: ms / 1000))
+ROWS = st.fixed_dictionaries(
+    {
+        **{name: TOKENS for name in ("prompt_tokens", "generation_tokens", "cached_tokens")},
+        **{name: SECONDS for name in ("queue_s", "prefill_s", "decode_s", "e2e_s")},
+        "max_tokens": st.none() | TOKENS,
+        "preemptions": st.integers(0, 30),
+    }
+)
+EVENTS = st.one_of(
+    st.tuples(st.just("decoded"), st.tuples(st.integers(1, 3), SECONDS, MOMENTS)),
+    st.tuples(
+        st.just("prefilled"), st.tuples(SECONDS, TOKENS, st.integers(0, 100), MOMENTS, st.integers(0, 1))
+    ),
+    st.tuples(st.just("finished"), st.tuples(st.sampled_from(FINISHED), ROWS)),
+    st.tuples(st.just("completed"), st.tuples(st.integers(1, 30), TOKENS)),
+)
+
+
+def tell(recorder: Recorder | DirectRecorder, event: tuple[str, tuple[Any, ...]]) -> None:
+    """Call the method that `event` names."""
+    name, arguments = event
+    if name == "finished":
+        recorder.finished(arguments[0], **arguments[1])
+    else:
+        getattr(recorder, name)(*arguments)
+
+
+@given(st.lists(EVENTS, max_size=30), st.integers(0, 30), st.lists(EVENTS, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_rows_that_are_counted_later_give_the_text_of_events_that_are_counted_at_once(
+    first: list[tuple[str, tuple[Any, ...]]], times: int, then: list[tuple[str, tuple[Any, ...]]]
+) -> None:
+    later = Recorder("tiny", 2048, {}, now=lambda: 1e9)
+    at_once = DirectRecorder(now=lambda: 1e9)
+    for events in (first * times, then):  # first often more than a block
+        for event in events:
+            tell(later, event)
+            tell(at_once, event)
+        assert later.render() == at_once.render()
+
+
+def test_a_row_with_its_prompt_counts_as_two_events() -> None:
+    one, two = (Recorder("tiny", 2048, {}, now=lambda: 1e9) for _ in range(2))
+    one.sequence_finished(FinishedSequence("stop", 10, 5, 0, 64, 0.0, 0.05, 0.4, 0.5, choices=3, longest=9))
+    finish(two)
+    two.completed(n=3, longest=9)
+    assert one.render() == two.render()
+
+
+def test_an_unknown_reason_is_refused_when_it_is_told(recorder: Recorder) -> None:
+    with pytest.raises(KeyError, match="tired"):
+        finish(recorder, "tired")
+    assert samples(recorder)["vllm:e2e_request_latency_seconds_count"] == 0
+
+
+def test_no_more_than_a_block_of_rows_waits_to_be_counted(recorder: Recorder) -> None:
+    for number in range(3 * BLOCK + 1):
+        recorder.prefilled(0.1, 10, 0, at_s=number)
+        recorder.decoded(1, 0.02, at_s=number)
+        finish(recorder)
+        recorder.completed(1, 5)
+        waiting = (
+            recorder._tokens,
+            recorder._prefills,
+            recorder._sequences._rows,
+            recorder._sequences._completed,
+        )
+        assert all(len(rows) < BLOCK for rows in waiting)
+    assert samples(recorder)["vllm:request_params_n_count"] == 3 * BLOCK + 1

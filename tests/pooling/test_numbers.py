@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.pooling.numbers import BYTES, packing, small_float
+from app.pooling.numbers import BYTES, SLICE, packing, small_floats
 
 NUMBERS = array("f", (1.0, -0.5, 0.0, 0.1))
 
@@ -24,6 +24,17 @@ PACKED = {
 """1, -1/2, 0 and 1/10, big end first."""
 
 SINGLES = st.floats(-100, 100, width=32)
+
+
+def small_float(number: float, exponent_bits: int, mantissa_bits: int) -> int:
+    (code,) = small_floats(array("f", (number,)), exponent_bits, mantissa_bits)
+    return code
+
+
+def brain_float(code: int) -> float:
+    """The number of a bfloat16, which is the upper half of a single."""
+    (number,) = struct.unpack(">f", struct.pack(">HH", code, 0))
+    return float(number)
 
 
 @pytest.mark.parametrize("dtype", PACKED)
@@ -43,9 +54,19 @@ def test_a_small_float_of_sixteen_bits_is_the_one_that_python_packs(number: floa
 
 
 @given(number=SINGLES)
-def test_a_small_float_of_thirty_two_bits_is_the_number_itself(number: float) -> None:
-    (wanted,) = struct.unpack("<I", struct.pack("<f", number))
-    assert small_float(number, 8, 23) == wanted
+def test_a_bfloat16_is_the_nearest_upper_half_of_a_single_and_even_on_a_tie(number: float) -> None:
+    code = small_float(number, 8, 7)
+    error = abs(brain_float(code) - number)
+    for neighbour in (code - 1, code + 1):
+        if 0 <= neighbour <= 0xFFFF and (neighbour ^ code) < 0x8000:
+            other = abs(brain_float(neighbour) - number)
+            assert error < other or error == other and code % 2 == 0
+
+
+def test_a_long_vector_is_packed_as_its_parts_are() -> None:
+    numbers = array("f", (number / 1000 for number in range(2 * SLICE + 7)))
+    pack = packing("bfloat16", "big")
+    assert pack(numbers) == b"".join(pack(numbers[place : place + 1]) for place in range(len(numbers)))
 
 
 @pytest.mark.parametrize(

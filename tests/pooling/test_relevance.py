@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.pooling.relevance import Bag, logit, sigmoid
+from app.pooling.model import Bag, logit, sigmoid
 
 IDS = st.lists(st.integers(0, 30), max_size=40)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.pooling.vectors import embedding, normalized
+from app.pooling.model import embedding, normalized
 
 IDS = st.lists(st.integers(0, 2**40), min_size=1, max_size=60)
 

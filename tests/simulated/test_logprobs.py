@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.simulated.logprobs import BROKEN, prompt_logprobs, reply_logprobs
-from tests.engine.house import embedded_tokenizer
+from tests.engine.harness import embedded_tokenizer
 
 SIZE = embedded_tokenizer().vocab_size or 0
 IDS = st.lists(st.integers(0, SIZE - 1), max_size=30)

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
+from app.engine.errors import KVCacheFull, PromptExceedsCache
 from app.engine.outputs import Started
-from app.http.errors import ApiError
 from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
-from tests.engine.house import BLOCK_TOKENS, House
+from tests.engine.harness import BLOCK_TOKENS, Harness
 
 PROMPT = list(range(100, 100 + 4 * BLOCK_TOKENS))
 """Four full blocks."""
 PER_TOKEN = {"prefill_time_per_token": 0.1}
 
 
-def house(blocks: int = 100, **fields: Any) -> House:
-    return House(**{"blocks": blocks, "places": 8, **fields})
+def harness(blocks: int = 100, **fields: Any) -> Harness:
+    return Harness(**{"blocks": blocks, "slots": 8, **fields})
 
 
-def asked(served: House, name: str, prompt: list[int], **fields: Any) -> float:
+def asked(served: Harness, name: str, prompt: list[int], **fields: Any) -> float:
     """Ask and wait for the end; seconds to the first token."""
     start_s = served.clock.now()
     served.ask(name, prompt_ids=prompt, **{"max_tokens": 1, **fields})
@@ -28,13 +28,13 @@ def asked(served: House, name: str, prompt: list[int], **fields: Any) -> float:
     return served.tokens(name)[0].at_s - start_s
 
 
-def cached(served: House, name: str) -> int:
+def cached(served: Harness, name: str) -> int:
     (started,) = [event for event in served.of(name) if isinstance(event, Started)]
     return started.cached_tokens
 
 
 def test_what_is_cached_is_not_prefilled_again() -> None:
-    served = house(**PER_TOKEN)
+    served = harness(**PER_TOKEN)
     assert asked(served, "first", PROMPT) == pytest.approx(3.2)
     assert asked(served, "same", PROMPT) == pytest.approx(0.8), "the last block is always computed"
     assert asked(served, "longer", [*PROMPT, 1, 2]) == pytest.approx(0.2)
@@ -46,7 +46,7 @@ def test_what_is_cached_is_not_prefilled_again() -> None:
 
 
 def test_salts_adapters_and_images_keep_prompts_apart() -> None:
-    served = house(adapters=["l1"], **PER_TOKEN)
+    served = harness(adapters=["l1"], **PER_TOKEN)
     kinds: list[dict[str, Any]] = [
         {},
         {"cache_salt": "mine"},
@@ -62,7 +62,7 @@ def test_salts_adapters_and_images_keep_prompts_apart() -> None:
 
 
 def test_a_reply_is_cached_too() -> None:
-    served = house()
+    served = harness()
     asked(served, "first", PROMPT, max_tokens=BLOCK_TOKENS + 1)
     reply = [token for event in served.tokens("first") for token in event.ids]
     asked(served, "next", [*PROMPT, *reply[:BLOCK_TOKENS], 5])
@@ -70,7 +70,7 @@ def test_a_reply_is_cached_too() -> None:
 
 
 def test_usage_follows_the_blocks_that_are_held() -> None:
-    served = house(blocks=17, time_to_first_token=1.0)
+    served = harness(blocks=17, time_to_first_token=1.0)
     served.ask("a", prompt_ids=PROMPT, max_tokens=1)
     assert served.metric("kv_cache_usage_perc") == 4 / 16
     served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
@@ -80,7 +80,7 @@ def test_usage_follows_the_blocks_that_are_held() -> None:
 
 
 def test_who_does_not_fit_waits_and_holds_up_who_comes_later() -> None:
-    served = house(blocks=6, time_to_first_token=1.0)
+    served = harness(blocks=6, time_to_first_token=1.0)
     served.ask("a", prompt_ids=PROMPT, max_tokens=1)
     served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
     served.ask("c", prompt_ids=[1], max_tokens=1)
@@ -93,25 +93,23 @@ def test_who_does_not_fit_waits_and_holds_up_who_comes_later() -> None:
 
 
 def test_what_does_not_fit_now_may_be_refused_instead() -> None:
-    served = house(blocks=6, refuses_full=True, time_to_first_token=1.0)
+    served = harness(blocks=6, refuses_full=True, time_to_first_token=1.0)
     served.ask("a", prompt_ids=PROMPT, max_tokens=1)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(KVCacheFull):
         served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
-    assert caught.value.status == 503
     served.clock.advance(10)
     assert served.is_idle()
 
 
 def test_what_never_fits_is_refused_always() -> None:
-    served = house(blocks=4)
-    with pytest.raises(ApiError) as caught:
+    served = harness(blocks=4)
+    with pytest.raises(PromptExceedsCache, match="32 tokens exceeds the KV cache of 24 tokens"):
         served.ask("a", prompt_ids=PROMPT, max_tokens=1)
-    assert caught.value.status == 400
     assert served.is_idle()
 
 
 def test_blocks_make_room_for_others_and_events_tell_of_it() -> None:
-    served = house(blocks=6)
+    served = harness(blocks=6)
     asked(served, "a", PROMPT)
     asked(served, "b", PROMPT[::-1])
     stored, *rest = served.kv_events
@@ -122,7 +120,7 @@ def test_blocks_make_room_for_others_and_events_tell_of_it() -> None:
 
 
 def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_same() -> None:
-    served = house(time_to_first_token=5.0)
+    served = harness(time_to_first_token=5.0)
     assert asked(served, "miss", PROMPT, least_hit_rate=0.9) == 0
     assert (served.finish("miss"), served.said("miss")) == ("cache_threshold", "")
     assert asked(served, "hit", PROMPT, least_hit_rate=0.7) == 5.0
@@ -132,7 +130,7 @@ def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_
 
 
 def test_an_abort_gives_blocks_back() -> None:
-    served = house(blocks=6, time_to_first_token=1.0)
+    served = harness(blocks=6, time_to_first_token=1.0)
     running = served.ask("a", prompt_ids=PROMPT, max_tokens=1)
     waiting = served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
     waiting.abort()
@@ -144,7 +142,7 @@ def test_an_abort_gives_blocks_back() -> None:
 
 
 def test_a_reset_waits_for_nobody() -> None:
-    served = house(time_to_first_token=1.0)
+    served = harness(time_to_first_token=1.0)
     assert served.cache is not None
     served.ask("a", prompt_ids=PROMPT, max_tokens=1)
     assert not served.cache.reset()
@@ -156,7 +154,7 @@ def test_a_reset_waits_for_nobody() -> None:
 
 
 def test_asleep_nothing_is_cached() -> None:
-    served = house()
+    served = harness()
     assert served.cache is not None
     asked(served, "a", PROMPT)
     served.cache.sleep()

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.outputs import Finish
-from app.engine.request import Generation
-from app.simulated.stops import Script, stopped
+from app.engine.request import EngineRequest
+from app.simulated.endings import Reply, stopped
 
 
-def generation(**fields: Any) -> Generation:
-    return Generation(
+def engine_request(**fields: Any) -> EngineRequest:
+    return EngineRequest(
         request_id="r",
         index=0,
         model="m",
@@ -26,8 +26,8 @@ def generation(**fields: Any) -> Generation:
     )
 
 
-def script(*texts: str) -> Script:
-    return Script(list(texts), list(range(len(texts))), Finish("length"))
+def script(*texts: str) -> Reply:
+    return Reply(list(texts), list(range(len(texts))), Finish("length"))
 
 
 def naive(texts: list[str], stops: list[str], min_tokens: int, include: bool) -> tuple[str, int, str | None]:
@@ -60,7 +60,9 @@ def naive(texts: list[str], stops: list[str], min_tokens: int, include: bool) ->
 def test_a_reply_ends_where_a_walk_token_by_token_would_end_it(
     texts: list[str], stops: list[str], min_tokens: int, include: bool
 ) -> None:
-    got = stopped(script(*texts), generation(stop=tuple(stops), min_tokens=min_tokens, include_stop=include))
+    got = stopped(
+        script(*texts), engine_request(stop=tuple(stops), min_tokens=min_tokens, include_stop=include)
+    )
     text, count, stop = naive(texts, stops, min_tokens, include)
     assert ("".join(got.texts), len(got.ids)) == (text, count)
     assert got.finish == (Finish("stop", stop) if stop else Finish("length"))
@@ -68,32 +70,32 @@ def test_a_reply_ends_where_a_walk_token_by_token_would_end_it(
 
 
 def test_what_might_begin_a_stop_is_held_back_until_it_is_known() -> None:
-    got = stopped(script("Hello", " wor", "ld", " END", "!"), generation(stop=("END",)))
+    got = stopped(script("Hello", " wor", "ld", " END", "!"), engine_request(stop=("END",)))
     assert got.texts == ["Hel", "lo w", "or", "ld "]
     assert got.finish == Finish("stop", "END")
 
 
 def test_a_held_back_end_leaves_with_the_last_token() -> None:
-    got = stopped(script("Hello", " world"), generation(stop=("XYZ",)))
+    got = stopped(script("Hello", " world"), engine_request(stop=("XYZ",)))
     assert got.texts == ["Hel", "lo world"]
     assert got.finish == Finish("length")
 
 
 def test_an_included_stop_needs_no_holding_back() -> None:
-    got = stopped(script("Hello", " world", " END now"), generation(stop=("END",), include_stop=True))
+    got = stopped(script("Hello", " world", " END now"), engine_request(stop=("END",), include_stop=True))
     assert got.texts == ["Hello", " world", " END"]
 
 
 def test_a_stop_token_is_counted_but_not_shown() -> None:
-    got = stopped(script("a", "b", "c"), generation(stop_token_ids=frozenset({1})))
+    got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({1})))
     assert (got.texts, got.ids, got.finish) == (["a", ""], [0, 1], Finish("stop", 1))
 
 
 def test_a_stop_token_before_min_tokens_does_not_count() -> None:
-    got = stopped(script("a", "b", "c"), generation(stop_token_ids=frozenset({0, 2}), min_tokens=1))
+    got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({0, 2}), min_tokens=1))
     assert got.finish == Finish("stop", 2)
 
 
 def test_an_included_stop_token_is_shown() -> None:
-    got = stopped(script("a", "b"), generation(stop_token_ids=frozenset({1}), include_stop=True))
+    got = stopped(script("a", "b"), engine_request(stop_token_ids=frozenset({1}), include_stop=True))
     assert got.texts == ["a", "b"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -12,9 +11,10 @@ from hypothesis import strategies as st
 
 from app.simulated.corpus import Corpus, sample_sentences
 from app.tokenization import Tokenizer, load_tokenizer
-from tests.engine.house import embedded_phrasebook, embedded_tokenizer
+from tests.engine.harness import embedded_corpus, embedded_tokenizer
+from tests.needs import RECORDING
 
-RECORDED = Path(__file__).parents[2].parent / "shared" / "golden" / "vllm-0.32" / "tiny"
+RECORDED = RECORDING / "vllm-0.32" / "tiny"
 
 
 @cache
@@ -31,7 +31,7 @@ def recorded_tokenizer() -> Tokenizer:
 
 
 @cache
-def recorded_phrasebook() -> Corpus:
+def recorded_corpus() -> Corpus:
     return Corpus(recorded_tokenizer(), sample_sentences())
 
 
@@ -47,39 +47,39 @@ def counts_exactly(tokenizer: Tokenizer, book: Corpus, count: int, seed: int) ->
 @given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
 @settings(max_examples=300, deadline=None)
 def test_a_reply_encoded_again_is_exactly_the_ids_that_were_counted(count: int, seed: int) -> None:
-    counts_exactly(embedded_tokenizer(), embedded_phrasebook(), count, seed)
+    counts_exactly(embedded_tokenizer(), embedded_corpus(), count, seed)
 
 
 @pytest.mark.parametrize("count", range(1, 41))
 def test_short_replies_are_exact_whatever_is_drawn(count: int) -> None:
     for seed in range(60):
-        counts_exactly(embedded_tokenizer(), embedded_phrasebook(), count, seed)
+        counts_exactly(embedded_tokenizer(), embedded_corpus(), count, seed)
 
 
-@pytest.mark.skipif(not RECORDED.is_dir(), reason="no recorded tokenizer beside the repository")
+@pytest.mark.shared
 @given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
 @settings(max_examples=200, deadline=None)
 def test_so_it_is_with_another_tokenizer(count: int, seed: int) -> None:
-    counts_exactly(recorded_tokenizer(), recorded_phrasebook(), count, seed)
+    counts_exactly(recorded_tokenizer(), recorded_corpus(), count, seed)
 
 
 def test_a_thousand_replies_do_not_look_alike() -> None:
     rng = Random(1)
-    replies = ["".join(embedded_phrasebook().compose(40, rng)[1]) for _ in range(1000)]
+    replies = ["".join(embedded_corpus().compose(40, rng)[1]) for _ in range(1000)]
     assert len(set(replies)) > 900
     assert len({reply[:20] for reply in replies}) > 150
 
 
 def test_replies_are_in_several_scripts() -> None:
     rng = Random(1)
-    text = "".join("".join(embedded_phrasebook().compose(40, rng)[1]) for _ in range(500))
+    text = "".join("".join(embedded_corpus().compose(40, rng)[1]) for _ in range(500))
     assert any("\u4e00" <= character <= "\u9fff" for character in text)
     assert any("\U0001f300" <= character <= "\U0001faff" for character in text)
     assert "def " in text or "import " in text or "return " in text
 
 
 def test_most_sentences_are_usable() -> None:
-    book = embedded_phrasebook()
+    book = embedded_corpus()
     assert len(book._openings) > 0.8 * len(sample_sentences())
     assert len(book._followers) > 0.8 * len(sample_sentences())
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from config.table import TABLE
+from config.settings import TABLE
 from tests.hostile.wire import Wire, ask
 from tests.surface.conftest import Client, served
 

@@ -1,14 +1,12 @@
 """Tokenizers that the tests share."""
 
 import json
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from app.tokenization import LocalTokenizer, default_tokenizer
-
-RECORDED = Path(__file__).parents[3] / "shared" / "golden" / "vllm-0.32" / "tiny"
+from tests.needs import RECORDING
 
 
 @pytest.fixture(scope="session")
@@ -18,9 +16,7 @@ def embedded() -> LocalTokenizer:
 
 @pytest.fixture(scope="session")
 def recorded() -> LocalTokenizer:
-    if not RECORDED.is_dir():
-        pytest.skip("the recorded tokenizer is not here")
-    return LocalTokenizer.from_path(RECORDED)
+    return LocalTokenizer.from_path(RECORDING / "vllm-0.32" / "tiny")
 
 
 @pytest.fixture(scope="session")

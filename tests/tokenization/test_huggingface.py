@@ -95,6 +95,7 @@ def test_half_a_surrogate_pair_is_an_input_error(embedded: LocalTokenizer) -> No
         embedded.encode("a\ud800b" * 1_000)
 
 
+@pytest.mark.shared
 def test_the_recorded_ids_are_reproduced(recorded: LocalTokenizer) -> None:
     assert recorded.encode("hello world") == [280, 76, 332, 1400, 1273]
     assert recorded.decode([338, 1402, 4025]) == "one two three"

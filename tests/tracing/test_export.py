@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
 
 import pytest
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from opentelemetry.trace import Tracer
+from opentelemetry.util.types import AttributeValue
 
 from app.tracing import export
-from app.tracing.export import BATCH, MOST_WAITING, QUIET_S, Outlet, Reason, exporter_to, tracer_to
+from app.tracing.export import (
+    BATCH,
+    QUIET_S,
+    FailureReason,
+    SpanSender,
+    exporter_to,
+    span_bytes,
+    tracer_to,
+)
 from config.settings import TracingSettings
 from tests.running_server import free_port
 from tests.tracing.collector import Collector, running_collector
@@ -37,9 +48,9 @@ class Kept(SpanExporter):
         self.closed = True
 
 
-def traced(outlet: Outlet, sampler: Sampler = ALWAYS_ON) -> Tracer:
+def traced(sender: SpanSender, sampler: Sampler = ALWAYS_ON) -> Tracer:
     provider = TracerProvider(sampler, shutdown_on_exit=False)
-    provider.add_span_processor(outlet)
+    provider.add_span_processor(sender)
     return provider.get_tracer("test")
 
 
@@ -57,10 +68,10 @@ def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_spans_leave_in_order_and_in_batches() -> None:
     kept = Kept()
-    outlet = Outlet(kept, Reason())
-    made = make(traced(outlet), 2 * BATCH + 1)
+    sender = SpanSender(kept, FailureReason())
+    made = make(traced(sender), 2 * BATCH + 1)
     assert not kept.batches
-    assert outlet.force_flush()
+    assert sender.force_flush()
     assert [len(batch) for batch in kept.batches] == [BATCH, BATCH, 1]
     assert sum(kept.batches, []) == made
 
@@ -87,17 +98,17 @@ def wait_in_the_hub(collector: Collector) -> None:
 
 def test_what_is_not_sampled_is_not_sent() -> None:
     kept = Kept()
-    outlet = Outlet(kept, Reason())
-    make(traced(outlet, ALWAYS_OFF), 3)
-    assert outlet.force_flush()
+    sender = SpanSender(kept, FailureReason())
+    make(traced(sender, ALWAYS_OFF), 3)
+    assert sender.force_flush()
     assert not kept.batches
 
 
 def test_an_end_sends_what_waits_and_closes() -> None:
     kept = Kept()
-    outlet = Outlet(kept, Reason())
-    made = make(traced(outlet), 3)
-    outlet.shutdown()
+    sender = SpanSender(kept, FailureReason())
+    made = make(traced(sender), 3)
+    sender.shutdown()
     assert (kept.batches, kept.closed) == ([made], True)
 
 
@@ -106,26 +117,58 @@ def test_spans_that_cannot_be_sent_are_told_of_once_a_minute(
     caplog: pytest.LogCaptureFixture, result: SpanExportResult | Exception
 ) -> None:
     kept, now_s = Kept(result), [0.0]
-    outlet = Outlet(kept, Reason(), lambda: now_s[0])
-    tracer = traced(outlet)
+    sender = SpanSender(kept, FailureReason(), lambda: now_s[0])
+    tracer = traced(sender)
     for moment_s in (0, 1, QUIET_S - 1, QUIET_S, QUIET_S + 1):
         now_s[0] = moment_s
         make(tracer, 10)
-        assert outlet.force_flush()
+        assert sender.force_flush()
     assert [line.partition(" ")[0] for line in lost(caplog)] == ["10", "30"]
 
 
 def test_more_spans_than_can_wait_are_lost(caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept()
-    outlet = Outlet(kept, Reason())
-    make(traced(outlet), MOST_WAITING + 7)
-    assert outlet.force_flush()
-    assert sum(map(len, kept.batches)) == MOST_WAITING
-    assert [line.partition(" ")[0] for line in lost(caplog)] == ["7"]
+    sender = SpanSender(kept, FailureReason())
+    sender.limit_bytes = 2**20
+    made = make(traced(sender), 1000)
+    assert 2**20 - 8192 < sender.size_bytes <= 2**20
+    assert sender.force_flush()
+    fitted = sum(kept.batches, [])
+    assert (fitted, sender.size_bytes) == (made[: len(fitted)], 0)
+    assert [line.partition(" ")[0] for line in lost(caplog)] == [str(len(made) - len(fitted))]
+
+
+@pytest.mark.parametrize(
+    "attributes_of",
+    [
+        lambda number: {},
+        lambda number: {f"a{place}": number + place * 0.5 for place in range(19)},
+        lambda number: {"url.path": f"{'/' * 8000}{number}", "reasons": (f"stop {number}",)},
+    ],
+)
+def test_the_size_of_a_span_is_no_less_than_what_it_really_takes(
+    attributes_of: Callable[[int], dict[str, AttributeValue]],
+) -> None:
+    kept: list[ReadableSpan] = []
+
+    class Keeper(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            kept.append(span)
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Keeper())
+    tracer = provider.get_tracer("test")
+    gc.collect()
+    tracemalloc.start()
+    for number in range(500):
+        tracer.start_span("a name", attributes=attributes_of(number)).end()
+    really, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert really <= sum(map(span_bytes, kept)) <= 2 * really
 
 
 def test_the_reason_is_the_first_that_the_library_gave(caplog: pytest.LogCaptureFixture) -> None:
-    reason = Reason.of("a.library")
+    reason = FailureReason.of("a.library")
     logger = logging.getLogger("a.library")
     for word in ("first", "second"):
         logger.warning("the %s", word)
@@ -137,8 +180,8 @@ def test_a_dead_collector_is_named(caplog: pytest.LogCaptureFixture, monkeypatch
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "2")
     port = free_port()
     exporter = exporter_to(TracingSettings(otlp_traces_endpoint=f"http://127.0.0.1:{port}/v1/traces"))
-    outlet = Outlet(exporter, Reason.of(trace_exporter.__name__))
-    make(traced(outlet), 1)
-    assert outlet.force_flush(20_000)
+    sender = SpanSender(exporter, FailureReason.of(trace_exporter.__name__))
+    make(traced(sender), 1)
+    assert sender.force_flush(20_000)
     (line,) = lost(caplog)
     assert line.startswith("1 spans are lost: ") and str(port) in line

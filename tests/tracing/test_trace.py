@@ -10,22 +10,22 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from app.middleware.request_trace import NANOSECONDS, RequestTrace
-from tests.engine.house import START_S, House
+from tests.engine.harness import START_S, Harness
 
 EPOCH_NS = 1_700_000_000 * NANOSECONDS
 
 
-class Traced(House):
+class Traced(Harness):
     """One request; tokens come a second apart, the first after two."""
 
-    def __init__(self, places: int = 2) -> None:
-        super().__init__(places=places, inter_token_latency=1.0, time_to_first_token=2.0)
+    def __init__(self, slots: int = 2) -> None:
+        super().__init__(slots=slots, inter_token_latency=1.0, time_to_first_token=2.0)
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = provider.get_tracer("test")
         self.trace = self.request()
-        self.service.observers.append(self.trace.watch)
+        self.observers.append(self.trace.watch)
 
     def request(self) -> RequestTrace:
         zero_ns = EPOCH_NS - int(START_S * NANOSECONDS)
@@ -63,10 +63,10 @@ def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
 
 
 def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
-    house = Traced(places=1)
-    house.service.observers.clear()
+    house = Traced(slots=1)
+    house.observers.clear()
     house.ask("other", max_tokens=2)
-    house.service.observers.append(house.trace.watch)
+    house.observers.append(house.trace.watch)
     house.ask(max_tokens=4)
     house.clock.advance(10)
     house.end()
@@ -107,7 +107,7 @@ def test_the_request_tells_vllms_attributes() -> None:
 
 
 def test_of_several_choices_the_worst_counts_but_for_the_first_token() -> None:
-    house = Traced(places=1)
+    house = Traced(slots=1)
     house.ask(choices=2, max_tokens=2)
     house.clock.advance(10)
     latency = told(house.end())
@@ -145,10 +145,10 @@ def test_the_phase_in_which_a_client_leaves_is_the_last_and_fails(
 
 
 def test_who_leaves_the_line_was_only_queued() -> None:
-    house = Traced(places=1)
+    house = Traced(slots=1)
     house.ask("other", max_tokens=50)
     house.exporter.clear()
-    house.service.observers[:] = [(second := house.request()).watch]
+    house.observers[:] = [(second := house.request()).watch]
     waiting = house.ask("second")
     house.clock.advance(7)
     waiting.abort()

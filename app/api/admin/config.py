@@ -6,55 +6,53 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from flask import Blueprint, request
 
 from app.api.admin.peer_ranks import PeerRanks
-from app.engine.client import Service
+from app.engine.client import EngineClient
 from app.engine.lifecycle import Lifecycle
 from app.http.body import BodyLimits
+from app.http.context import RequestContext
 from app.http.errors import bad_request, malformed
-from app.http.response import Reply, json_reply
+from app.http.response import Response, json_response
+from app.http.route import Route, get, post
 from config import ConfigError
-from config.fake_metrics import merged
-from config.fake_values import FakeMetricsError
+from config.fake_metrics import FakeMetricsError, merged
 from config.live import LiveSettings
-from config.table import TABLE
+from config.settings import TABLE
 
 FAKES = "fake-metrics"
 """The one setting of which only parts are given."""
 CHECK = "/admin/config?check=true"
 
 
-def blueprint(
-    live: LiveSettings, lifecycle: Lifecycle, service: Service, body: BodyLimits, siblings: PeerRanks
-) -> Blueprint:
+def routes(
+    live: LiveSettings, lifecycle: Lifecycle, service: EngineClient, body: BodyLimits, siblings: PeerRanks
+) -> list[Route]:
     """A request with `?ranks=all` concerns all ranks, and is answered by rank."""
-    routes = Blueprint("admin", __name__)
 
-    def for_all(own: Callable[[], Any], data: bytes = b"", check: str = "") -> Reply:
+    def for_all(
+        context: RequestContext, own: Callable[[], Any], data: bytes = b"", check: str = ""
+    ) -> Response:
         """Our own answer; or, for all ranks, everyone's. With `check`, all are asked to agree first."""
-        if request.args.get("ranks") != "all":
-            return json_reply(own())
+        if context.argument("ranks") != "all":
+            return json_response(own())
         if check:
-            siblings.ask(request.method, check, dict(request.headers), data)
+            siblings.ask(context.method, check, context.headers, data)
         mine = own()
-        others = siblings.ask(request.method, request.path, dict(request.headers), data)
-        return json_reply(dict(sorted({str(siblings.own): mine, **others}.items())))
+        others = siblings.ask(context.method, context.path, context.headers, data)
+        return json_response(dict(sorted({str(siblings.own): mine, **others}.items())))
 
-    @routes.get("/admin/config")
-    def config() -> Reply:
+    def config(context: RequestContext) -> Response:
         """All settings by name; secrets masked."""
-        return for_all(lambda: live.current.dump())
+        return for_all(context, lambda: live.current.dump())
 
-    @routes.get("/admin/config/live")
-    def live_names() -> Reply:
+    def live_names(context: RequestContext) -> Response:
         """The settings that may change, with their meaning."""
-        return json_reply({row.name: row.help for row in TABLE if row.live})
+        return json_response({row.name: row.help for row in TABLE if row.live})
 
-    @routes.post("/admin/config")
-    def change() -> Reply:
+    def change(context: RequestContext) -> Response:
         """Change some settings, all or none; answers with all of them. `?check=true` changes nothing."""
-        data = body.read(request.environ)
+        data = body.read(context)
         values = _object(data)
         try:
             if FAKES in values:
@@ -62,19 +60,22 @@ def blueprint(
             changed = live.changed(values)
         except (ConfigError, FakeMetricsError) as error:
             raise bad_request(f"{error}.") from None
-        if request.args.get("check") == "true":
-            return json_reply(changed.dump())
-        return for_all(lambda: live.change(values).dump(), data, CHECK)
+        if context.argument("check") == "true":
+            return json_response(changed.dump())
+        return for_all(context, lambda: live.change(values).dump(), data, CHECK)
 
-    @routes.post("/admin/drain")
-    def drain() -> Reply:
+    def drain(context: RequestContext) -> Response:
         """Take no more requests and be unready; what runs goes on."""
         lifecycle.drain()
-        executor = service.executor
-        told = {"status": "draining", "running": executor.running, "waiting": executor.waiting}
-        return for_all(lambda: told)
+        told = {"status": "draining", "running": service.running, "waiting": service.waiting}
+        return for_all(context, lambda: told)
 
-    return routes
+    return [
+        get("/admin/config", config),
+        get("/admin/config/live", live_names),
+        post("/admin/config", change),
+        post("/admin/drain", drain),
+    ]
 
 
 def _object(data: bytes) -> dict[str, Any]:

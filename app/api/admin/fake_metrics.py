@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, request
-
 from app.http.body import BodyLimits
+from app.http.context import RequestContext
 from app.http.errors import bad_request
-from app.http.response import Reply
+from app.http.response import Response
+from app.http.route import Route, post
 from config.fake_metrics import merged
 from config.live import LiveSettings
 
 SETTING = "fake-metrics"
 
 
-def blueprint(body: BodyLimits, live: LiveSettings) -> Blueprint:
-    routes = Blueprint("fake_metrics", __name__)
+def routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
 
-    @routes.post("/fake_metrics")
-    def change() -> Reply:
+    def change(context: RequestContext) -> Response:
         """Change some keys of the fake metrics: 204, or 400 and no change for anything that is wrong."""
-        update = body.read(request.environ)
+        update = body.read(context)
         try:
             live.change({SETTING: merged(live.current.metrics.fake_metrics, update)})
         except ValueError as error:
             raise bad_request(str(error), SETTING) from None
-        return Reply(b"", 204)
+        return Response(b"", 204)
 
-    return routes
+    return [
+        post("/fake_metrics", change),
+    ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from flask import Blueprint
-
 from app.api.responder import ServerLoad
 from app.clock.clock import Clock
-from app.http.response import Reply, json_reply
+from app.http.context import RequestContext
+from app.http.response import Response, json_response
+from app.http.route import Route, get
 
 
 class Drains(Protocol):
@@ -28,29 +28,29 @@ def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], b
     return lambda: clock.now() >= ready_at_s and not service.draining
 
 
-def blueprint(ready: Callable[[], bool], load: ServerLoad, vllm_version: str) -> Blueprint:
-    routes = Blueprint("health", __name__)
+def routes(ready: Callable[[], bool], load: ServerLoad, vllm_version: str) -> list[Route]:
 
-    @routes.get("/health")
-    @routes.route("/ping", methods=["GET", "POST"])
-    def health() -> Reply:
+    def health(context: RequestContext) -> Response:
         """200 as long as the process serves at all."""
-        return Reply(b"", 200)
+        return Response(b"", 200)
 
-    @routes.get("/health/ready")
-    @routes.get("/ready")
-    def health_ready() -> Reply:
+    def health_ready(context: RequestContext) -> Response:
         """200 when requests are welcome; 503 while starting up and while draining."""
-        return Reply(b"", 200 if ready() else 503)
+        return Response(b"", 200 if ready() else 503)
 
-    @routes.get("/version")
-    def version() -> Reply:
+    def version(context: RequestContext) -> Response:
         """The vLLM version that is played."""
-        return json_reply({"version": vllm_version})
+        return json_response({"version": vllm_version})
 
-    @routes.get("/load")
-    def server_load() -> Reply:
+    def server_load(context: RequestContext) -> Response:
         """Requests being answered now; always 0 unless tracking is on."""
-        return json_reply({"server_load": load.count})
+        return json_response({"server_load": load.count})
 
-    return routes
+    return [
+        get("/health", health),
+        Route(methods=("GET", "POST"), path="/ping", handle=health),
+        get("/health/ready", health_ready),
+        get("/ready", health_ready),
+        get("/version", version),
+        get("/load", server_load),
+    ]

@@ -5,94 +5,93 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from flask import Blueprint, request
-
 from app.engine.lifecycle import Lifecycle, PauseMode
+from app.http.context import RequestContext
 from app.http.errors import malformed
-from app.http.response import Reply, json_reply
+from app.http.response import Response, json_response
+from app.http.route import Route, get, post
 
 MODES = ("abort", "wait", "keep")
 
 
-def blueprint(lifecycle: Lifecycle, sleeps: bool, settings: Callable[[], dict[str, Any]]) -> Blueprint:
+def routes(lifecycle: Lifecycle, sleeps: bool, settings: Callable[[], dict[str, Any]]) -> list[Route]:
     """`sleeps` is `enable-sleep-mode`; `settings` gives all settings for people to read."""
-    routes = Blueprint("lifecycle", __name__)
 
-    @routes.post("/sleep")
-    def sleep() -> Reply:
+    def sleep(context: RequestContext) -> Response:
         """Put the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
-        level = _integer("level", 1)
+        level = _integer(context, "level", 1)
         if sleeps:
-            lifecycle.sleep(level, _mode())
-        return json_reply({"status": "sleeping", "level": level})
+            lifecycle.sleep(level, _mode(context))
+        return json_response({"status": "sleeping", "level": level})
 
-    @routes.post("/wake_up")
-    def wake_up() -> Reply:
+    def wake_up(context: RequestContext) -> Response:
         """Wake the model up, or only the parts that `tags` name."""
-        tags = request.args.getlist("tags") or None
+        tags = list(context.arguments("tags")) or None
         lifecycle.wake_up(tags)
-        return json_reply({"status": "awake", "tags": tags})
+        return json_response({"status": "awake", "tags": tags})
 
-    @routes.get("/is_sleeping")
-    def is_sleeping() -> Reply:
+    def is_sleeping(context: RequestContext) -> Response:
         """Whether the model sleeps."""
-        return json_reply({"is_sleeping": lifecycle.is_sleeping})
+        return json_response({"is_sleeping": lifecycle.is_sleeping})
 
-    @routes.post("/pause")
-    def pause() -> Reply:
+    def pause(context: RequestContext) -> Response:
         """Begin no more requests; mode says what becomes of those that run."""
-        lifecycle.pause("wait" if request.args.get("wait_for_inflight_requests") == "true" else _mode())
-        return json_reply({"status": "paused"})
+        lifecycle.pause(
+            "wait" if context.argument("wait_for_inflight_requests") == "true" else _mode(context)
+        )
+        return json_response({"status": "paused"})
 
-    @routes.post("/resume")
-    def resume() -> Reply:
+    def resume(context: RequestContext) -> Response:
         """Begin requests again."""
         lifecycle.resume()
-        return json_reply({"status": "resumed"})
+        return json_response({"status": "resumed"})
 
-    @routes.get("/is_paused")
-    def is_paused() -> Reply:
+    def is_paused(context: RequestContext) -> Response:
         """Whether requests wait."""
-        return json_reply({"is_paused": lifecycle.paused})
+        return json_response({"is_paused": lifecycle.paused})
 
-    @routes.post("/reset_prefix_cache")
-    def reset_prefix_cache() -> Reply:
+    def reset_prefix_cache(context: RequestContext) -> Response:
         """Forget what is cached."""
-        return json_reply({"success": lifecycle.reset_prefix_cache()})
+        return json_response({"success": lifecycle.reset_prefix_cache()})
 
-    @routes.post("/reset_mm_cache")
-    @routes.post("/reset_encoder_cache")
-    def reset_other_cache() -> Reply:
+    def reset_other_cache(context: RequestContext) -> Response:
         """Forget cached media, of which there are none."""
-        return Reply(b"", 200)
+        return Response(b"", 200)
 
-    @routes.get("/server_info")
-    def server_info() -> Reply:
+    def server_info(context: RequestContext) -> Response:
         """The settings, as text or as JSON."""
         told: Any = settings()
-        if request.args.get("config_format", "text") == "text":
+        if context.argument("config_format", "text") == "text":
             told = ", ".join(f"{name}={value!r}" for name, value in told.items())
-        return json_reply({"vllm_config": told, "vllm_env": {}, "system_env": {}})
+        return json_response({"vllm_config": told, "vllm_env": {}, "system_env": {}})
 
-    return routes
+    return [
+        post("/sleep", sleep),
+        post("/wake_up", wake_up),
+        get("/is_sleeping", is_sleeping),
+        post("/pause", pause),
+        post("/resume", resume),
+        get("/is_paused", is_paused),
+        post("/reset_prefix_cache", reset_prefix_cache),
+        post("/reset_mm_cache", reset_other_cache),
+        post("/reset_encoder_cache", reset_other_cache),
+        get("/server_info", server_info),
+    ]
 
 
-def profiler() -> Blueprint:
+def profiler() -> list[Route]:
     """The routes of a profiler that has nothing to profile."""
-    routes = Blueprint("profiler", __name__)
 
-    @routes.post("/start_profile")
-    @routes.post("/stop_profile")
-    def profile() -> Reply:
+    def profile(context: RequestContext) -> Response:
         """Succeed."""
-        return Reply(b"", 200)
+        return Response()
 
-    return routes
+    return [post("/start_profile", profile), post("/stop_profile", profile)]
 
 
-def _integer(name: str, default: int) -> int:
-    text = request.args.get(name)
-    if text is None:
+def _integer(context: RequestContext, name: str, default: int) -> int:
+    text = context.argument(name)
+    if not context.arguments(name):
         return default
     try:
         return int(text)
@@ -100,8 +99,8 @@ def _integer(name: str, default: int) -> int:
         raise malformed(f"query.{name}: expected an integer", f"query.{name}") from None
 
 
-def _mode() -> PauseMode:
-    mode = request.args.get("mode", "abort")
+def _mode(context: RequestContext) -> PauseMode:
+    mode = context.argument("mode", "abort")
     if mode not in MODES:
         raise malformed(f"query.mode: expected one of {', '.join(MODES)}", "query.mode")
     return cast(PauseMode, mode)

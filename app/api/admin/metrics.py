@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from flask import Blueprint
-
-from app.http.response import Reply
+from app.http.context import RequestContext
+from app.http.response import Response
+from app.http.route import Route, get
 from app.metrics.exposition import CONTENT_TYPE, Exposition
 
 
-def blueprint(exposition: Exposition) -> Blueprint:
-    routes = Blueprint("metrics", __name__)
+def routes(exposition: Exposition) -> list[Route]:
 
-    @routes.get("/metrics")
-    def metrics() -> Reply:
+    def metrics(context: RequestContext) -> Response:
         """All families in Prometheus' text format."""
-        return Reply(exposition.render(), 200, content_type=CONTENT_TYPE)
+        return Response(exposition.render(), 200, content_type=CONTENT_TYPE)
 
-    return routes
+    return [
+        get("/metrics", metrics),
+    ]

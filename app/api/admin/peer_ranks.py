@@ -10,7 +10,7 @@ import urllib3
 from app.http.errors import ApiError, unavailable
 
 TIMEOUT_S = 5.0
-PASSED_ON = ("Authorization", "X-Admin-Key", "Content-Type")
+PASSED_ON = ("authorization", "x-admin-key", "content-type")
 """Headers that a request for all ranks hands on."""
 
 

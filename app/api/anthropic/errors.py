@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
-from flask import Blueprint
-
-from app.api.errors import forget_frames
-from app.http.errors import ApiError, bad_request, internal
-from app.http.response import Reply, json_reply
+from app.api.errors import as_api_error, forget_frames
+from app.http.errors import ApiError, bad_request
+from app.http.response import Response, json_response
 from app.protocol.anthropic_response import ErrorDetail, ErrorResponse
 from app.protocol.encoding import encode
-from app.tokenization.base import TokenizerInputError, TokenizerServiceError
-
-log = logging.getLogger(__name__)
 
 TYPES = {
     400: "invalid_request_error",
@@ -30,11 +23,6 @@ SCHEMA = "Bad Request"
 """Type of what does not fit the schema: it is refused before this family begins, in OpenAI's shape."""
 
 
-def init_errors(routes: Blueprint) -> None:
-    """Have every error of `routes` leave in this family's form, except those of the schema."""
-    routes.register_error_handler(Exception, _reply)
-
-
 def error_body(error: ApiError) -> bytes:
     """The compact JSON body: ``{"type":"error","error":{"type","message"}}``."""
     kind = TYPES.get(error.status) or ("api_error" if error.status >= 500 else TYPES[400])
@@ -48,22 +36,15 @@ def error_event(error: Exception) -> bytes:
     return b"event: error\ndata: " + error_body(_known(error)) + b"\n\n"
 
 
-def _reply(error: Exception) -> Reply:
+def message_error(error: Exception) -> Response:
+    """The answer to a request of this family that raised `error`; the schema's errors keep OpenAI's shape."""
     known = _known(error)
     forget_frames(error)
     body = known.body() if known.type == SCHEMA else error_body(known)
-    return json_reply(body, known.status, known.headers)
+    return json_response(body, known.status, known.headers)
 
 
 def _known(error: Exception) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, TokenizerInputError):
-        return bad_request(str(error))
     if isinstance(error, RecursionError):  # the input of a tool, one level below what cannot be parsed
         return bad_request("The request is nested too deeply.")
-    if isinstance(error, TokenizerServiceError):
-        log.error("the tokenizer service failed: %s", error)
-        return internal(str(error))
-    log.error("a request failed unexpectedly", exc_info=error)
-    return internal("The server failed to handle the request.")
+    return as_api_error(error)

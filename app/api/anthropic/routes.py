@@ -2,51 +2,51 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, request
-
-from app.api.anthropic.errors import init_errors
+from app.api.anthropic.errors import message_error
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
 from app.api.builder import Prompt
 from app.api.chat.route import chat_prompt
-from app.api.door import Door
+from app.api.frontend import Frontend
 from app.api.kv_transfer import address_of
-from app.http.response import Reply, json_reply
+from app.http.context import RequestContext
+from app.http.response import Response, json_response
+from app.http.route import Route, post
 from app.protocol.anthropic import CountTokensRequest, MessagesRequest
 from app.protocol.anthropic_chat import chat_request
 from app.protocol.chat import ChatCompletionRequest
 
 
-def blueprint(door: Door) -> Blueprint:
-    routes = Blueprint("messages", __name__)
-    init_errors(routes)
+def routes(frontend: Frontend) -> list[Route]:
 
-    @routes.post("/v1/messages")
-    def create_message() -> Reply:
+    def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
-        environ = request.environ
-        asked = chat_request(door.decode(environ, MessagesRequest))
-        model = door.enter(asked, environ)
-        prompt = chat_prompt(door, asked, asked.messages)
-        head = door.identity.head("chatcmpl", environ, asked.request_id, model)
-        answer = MessageWriter(head, _shape(door, asked, prompt), door.identity.fresh_id)
-        return door.play(asked, head, [prompt], answer, environ)
+        asked = chat_request(frontend.decode(context, MessagesRequest))
+        model = frontend.accept(asked, context)
+        prompt = chat_prompt(frontend, asked, asked.messages)
+        head = frontend.identity.head("chatcmpl", context, asked.request_id, model)
+        answer = MessageWriter(head, _shape(frontend, asked, prompt), frontend.identity.fresh_id)
+        return frontend.generate(asked, head, [prompt], answer, context)
 
-    @routes.post("/v1/messages/count_tokens")
-    def count_tokens() -> Reply:
+    def count_tokens(context: RequestContext) -> Response:
         """How many tokens the prompt of a conversation has."""
-        asked = chat_request(door.decode(request.environ, CountTokensRequest))
-        door.models.resolve(asked.model)
-        counted = len(chat_prompt(door, asked, asked.messages).ids)
-        return json_reply({"input_tokens": counted, "context_management": {"original_input_tokens": counted}})
+        asked = chat_request(frontend.decode(context, CountTokensRequest))
+        frontend.models.resolve(asked.model)
+        counted = len(chat_prompt(frontend, asked, asked.messages).ids)
+        return json_response(
+            {"input_tokens": counted, "context_management": {"original_input_tokens": counted}}
+        )
 
-    return routes
+    return [
+        post("/v1/messages", create_message, message_error),
+        post("/v1/messages/count_tokens", count_tokens, message_error),
+    ]
 
 
-def _shape(door: Door, asked: ChatCompletionRequest, prompt: Prompt) -> MessageResponseOptions:
+def _shape(frontend: Frontend, asked: ChatCompletionRequest, prompt: Prompt) -> MessageResponseOptions:
     media = prompt.features
     return MessageResponseOptions(
         prompt_tokens=len(prompt.ids),
-        prompt_details=door.prompt_details,
-        transfer=address_of(asked, door.identity, len(prompt.ids)),
-        encoded_media=door.encoded_media(media and media["mm_hashes"]),
+        prompt_details=frontend.prompt_details,
+        transfer=address_of(asked, frontend.identity, len(prompt.ids)),
+        encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
     )

@@ -17,8 +17,7 @@ from app.api.choice import Segment
 from app.api.pieces import HOLE, Holes, template
 from app.api.response_meta import ResponseMeta
 from app.api.writer import ResponseWriter
-from app.engine.outputs import Event as EngineOutput
-from app.engine.outputs import Failed, Part, Started, Tokens
+from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.protocol import anthropic_response as wire
 from app.protocol.encoding import encode
 from app.protocol.transfer import ECTransferParams, KVTransferParams

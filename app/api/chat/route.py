@@ -1,92 +1,91 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions, and the same for several conversations at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from flask import Blueprint, request
-
 from app.api.builder import Prompt
 from app.api.chat.media import features, media_tokens
 from app.api.chat.prompt import chat_options, content_text, last_message_text
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.api.door import Door
+from app.api.frontend import Frontend
 from app.api.kv_transfer import address_of
-from app.http.response import Reply
+from app.http.context import RequestContext
+from app.http.response import Response
+from app.http.route import PlainHandler, Route, post
 from app.protocol.batch import BatchChatRequest
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.messages import Message
 from app.protocol.tools import NamedToolChoice
 
 
-def blueprint(door: Door) -> Blueprint:
-    routes = Blueprint("chat", __name__)
+def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
+    """The chat routes; `plain` answers plain chats on the fast path."""
 
-    @routes.post("/v1/chat/completions")
-    def chat_completions() -> Reply:
+    def chat_completions(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
-        environ = request.environ
-        asked = door.decode(environ, ChatCompletionRequest)
-        model = door.enter(asked, environ)
-        prompt = chat_prompt(door, asked, asked.messages)
-        head = door.identity.head("chatcmpl", environ, asked.request_id, model)
-        image = door.wants_image(environ)
-        shape = ChatResponseOptions(**chat_shape(door, asked, asked.messages, prompt), blocks=image)
-        return door.play(asked, head, [prompt], ChatWriter(head, shape), environ, image=image)
+        request = frontend.decode(context, ChatCompletionRequest)
+        model = frontend.accept(request, context)
+        prompt = chat_prompt(frontend, request, request.messages)
+        head = frontend.identity.head("chatcmpl", context, request.request_id, model)
+        image = frontend.wants_image(context)
+        shape = ChatResponseOptions(**chat_shape(frontend, request, request.messages, prompt), blocks=image)
+        return frontend.generate(request, head, [prompt], ChatWriter(head, shape), context, image=image)
 
-    @routes.post("/v1/chat/completions/batch")
-    def chat_batch() -> Reply:
+    def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
-        environ = request.environ
-        asked = door.decode(environ, BatchChatRequest)
-        model = door.enter(asked, environ)
-        prompts = [chat_prompt(door, asked, conversation) for conversation in asked.messages]
-        head = door.identity.head("chatcmpl", environ, asked.request_id, model)
+        request = frontend.decode(context, BatchChatRequest)
+        model = frontend.accept(request, context)
+        prompts = [chat_prompt(frontend, request, conversation) for conversation in request.messages]
+        head = frontend.identity.head("chatcmpl", context, request.request_id, model)
         all_ids = [token for prompt in prompts for token in prompt.ids]
-        last = asked.messages[-1]
-        shape = chat_shape(door, asked, last, Prompt(all_ids, "", features=features(last, all_ids)))
+        last = request.messages[-1]
+        shape = chat_shape(frontend, request, last, Prompt(all_ids, "", features=features(last, all_ids)))
         shape |= {"n": len(prompts)}
-        answer = ChatWriter(head, ChatResponseOptions(**shape | {"prompt_details": False}))
-        return door.play(asked, head, prompts, answer, environ)
+        writer = ChatWriter(head, ChatResponseOptions(**shape | {"prompt_details": False}))
+        return frontend.generate(request, head, prompts, writer, context)
 
-    return routes
+    return [
+        post("/v1/chat/completions", chat_completions, plain=plain),
+        post("/v1/chat/completions/batch", chat_batch),
+    ]
 
 
-def chat_prompt(door: Door, asked: ChatCompletionRequest, messages: Sequence[Message]) -> Prompt:
+def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message]) -> Prompt:
     """The conversation as tokens. ApiError 400 when it cannot be rendered, or exceeds the context."""
     for message in messages:
-        door.check_text(content_text(message.get("content")))
-    ids = door.fit(asked, door.tokenizer.encode_chat(messages, chat_options(asked)))
+        frontend.check_text(content_text(message.get("content")))
+    ids = frontend.fit(request, frontend.tokenizer.encode_chat(messages, chat_options(request)))
     echo_text, media = last_message_text(messages), features(messages, ids)
-    if not door.keeps_turns:
+    if not frontend.keeps_turns:
         return Prompt(ids, echo_text, (), media)
     turns = ((str(message["role"]), content_text(message.get("content"))) for message in messages)
     return Prompt(ids, echo_text, tuple(turns), media)
 
 
 def chat_shape(
-    door: Door, asked: ChatCompletionRequest, messages: Sequence[Message], prompt: Prompt
+    frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message], prompt: Prompt
 ) -> dict[str, Any]:
     """The fields of `ChatResponseOptions` that the request decides."""
-    last, ids, recorder = messages[-1], prompt.ids, door.delivery.service.recorder
-    role = "assistant" if asked.add_generation_prompt else last["role"]
-    named = isinstance(asked.tool_choice, NamedToolChoice) and asked.tool_choice.type == "function"
+    last, ids, recorder = messages[-1], prompt.ids, frontend.responder.engine.recorder
+    role = "assistant" if request.add_generation_prompt else last["role"]
+    named = isinstance(request.tool_choice, NamedToolChoice) and request.tool_choice.type == "function"
     media = prompt.features
     return {
-        **door.shape(asked),
+        **frontend.shape(request),
         "prompt_ids": ids,
         "role": role,
-        "echo": content_text(last.get("content")) if asked.echo and last["role"] == role else "",
-        "top_logprobs": asked.top_logprobs if asked.logprobs else None,
-        "prompt_text": door.tokenizer.decode(ids, False) if asked.return_prompt_text else None,
+        "echo": content_text(last.get("content")) if request.echo and last["role"] == role else "",
+        "top_logprobs": request.top_logprobs if request.logprobs else None,
+        "prompt_text": frontend.tokenizer.decode(ids, False) if request.return_prompt_text else None,
         "named_tool": named,
-        "forced_tool": named or asked.tool_choice == "required",
-        "new_call_id": lambda: f"chatcmpl-tool-{door.identity.fresh_id()}",
-        "parsed": recorder.parsed_tools if asked.tools and asked.tool_choice != "none" else None,
-        "reasons": door.limits.reasons,
-        "show_reasoning": asked.include_reasoning,
-        "transfer": address_of(asked, door.identity, len(ids)),
-        "encoded_media": door.encoded_media(media and media["mm_hashes"]),
+        "forced_tool": named or request.tool_choice == "required",
+        "new_call_id": lambda: f"chatcmpl-tool-{frontend.identity.fresh_id()}",
+        "parsed": recorder.parsed_tools if request.tools and request.tool_choice != "none" else None,
+        "reasons": frontend.limits.reasons,
+        "show_reasoning": request.include_reasoning,
+        "transfer": address_of(request, frontend.identity, len(ids)),
+        "encoded_media": frontend.encoded_media(media and media["mm_hashes"]),
         "media_tokens": media_tokens(media),
     }

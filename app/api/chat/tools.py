@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from app.engine.request import Calls, Constraint, Tool
+from app.engine.request import Constraint, Tool, ToolCalls
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.tools import NamedToolChoice
@@ -26,7 +26,7 @@ ANY_OBJECT: dict[str, Any] = {
 """What `json_object` is filled with, which asks for no more than an object."""
 
 
-def calls_of(asked: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas) -> Calls | None:
+def calls_of(asked: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas) -> ToolCalls | None:
     """The calls that `asked` allows; None when it allows none. ApiError 400 for a tool whose schema is wrong.
 
     A null `tool_choice` is `auto`.
@@ -41,10 +41,10 @@ def calls_of(asked: ChatCompletionRequest, settings: ToolSettings, schemas: Sche
     if isinstance(choice, NamedToolChoice):
         tools = tuple(tool for tool in tools if tool.name in choice.names())
         if choice.allowed_tools is None or choice.type == "function":
-            return Calls(tools=tools[:1], least=1, named=True, lenient=settings.skip_tool_validation)
+            return ToolCalls(tools=tools[:1], least=1, named=True, lenient=settings.skip_tool_validation)
         least = int(choice.allowed_tools.mode == "required")
     most = 1 if asked.parallel_tool_calls is False else len(tools)
-    return Calls(tools=tools, least=least, most=most, lenient=settings.skip_tool_validation)
+    return ToolCalls(tools=tools, least=least, most=most, lenient=settings.skip_tool_validation)
 
 
 def constraint_of(asked: GenerateRequest, schemas: Schemas) -> Constraint | None:

@@ -9,12 +9,12 @@ from msgspec import UNSET, UnsetType
 
 from app.api.choice import UNFINISHED, ChoiceState, Segment, places
 from app.api.chunks import PlainChoice, chunk_event, chunk_events, chunk_head, last_event
+from app.api.errors import as_stream_error
 from app.api.logprobs import ChatLogprobs, prompt_entries, rendered
 from app.api.pieces import HOLE, Holes, blocks
 from app.api.response_meta import ResponseMeta, ResponseOptions
 from app.api.writer import ResponseWriter
-from app.engine.outputs import Event as EngineOutput
-from app.engine.outputs import Failed, Part, Started, Tokens
+from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.http.sse import DONE, error_event
 from app.protocol.chat_response import (
     ChatChoice,
@@ -135,7 +135,7 @@ class ChatWriter(ResponseWriter):
             return b"".join(self._begin(output))
         assert type(output) is Failed
         self.has_failed = True
-        return error_event(output.error)
+        return error_event(as_stream_error(output.error))
 
     def chunks(self, output: EngineOutput) -> Iterator[bytes]:
         return blocks(self._begin(output)) if type(output) is Started else super().chunks(output)

@@ -2,58 +2,58 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, request
-
 from app.api.builder import Prompt
 from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
-from app.api.door import Door
+from app.api.frontend import Frontend
 from app.api.kv_transfer import address_of
+from app.http.context import RequestContext
 from app.http.errors import bad_request
-from app.http.response import Reply
+from app.http.response import Response
+from app.http.route import PlainHandler, Route, post
 from app.protocol.completions import CompletionRequest, TokenIds
 
 
-def blueprint(door: Door) -> Blueprint:
-    routes = Blueprint("completions", __name__)
+def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
+    """The route of text completions; `plain` answers plain ones on the fast path."""
 
-    @routes.post("/v1/completions")
-    def completions() -> Reply:
+    def completions(context: RequestContext) -> Response:
         """The continuations of one or several prompts, whole or as a stream."""
-        environ = request.environ
-        asked = door.decode(environ, CompletionRequest)
+        asked = frontend.decode(context, CompletionRequest)
         if asked.stream and asked.use_beam_search:
             raise bad_request("Beam search cannot be streamed.")
-        model = door.enter(asked, environ)
+        model = frontend.accept(asked, context)
         if asked.suffix is not None:
             raise bad_request("This model cannot fill in before a suffix.", "suffix")
         if asked.prompt_embeds:
             raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
-        prompts = [completion_prompt(door, asked, prompt) for prompt in asked.prompts()]
-        head = door.identity.head("cmpl", environ, asked.request_id, model)
+        prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
+        head = frontend.identity.head("cmpl", context, asked.request_id, model)
         shape = CompletionResponseOptions(
-            **door.shape(asked),
-            prompts=[_echoed(door, asked, prompt) for prompt in prompts],
+            **frontend.shape(asked),
+            prompts=[_echoed(frontend, asked, prompt) for prompt in prompts],
             echo=bool(asked.echo),
             prompt_only=asked.max_tokens == 0,
             logprobs=asked.logprobs is not None,
-            transfer=address_of(asked, door.identity, len(prompts[0].ids)) if prompts else None,
+            transfer=address_of(asked, frontend.identity, len(prompts[0].ids)) if prompts else None,
         )
-        return door.play(asked, head, prompts, CompletionWriter(head, shape), environ)
+        return frontend.generate(asked, head, prompts, CompletionWriter(head, shape), context)
 
-    return routes
+    return [
+        post("/v1/completions", completions, plain=plain),
+    ]
 
 
-def completion_prompt(door: Door, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
+def completion_prompt(frontend: Frontend, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
     """One of the prompts as tokens; one of ids is echoed as its decimal ids (simulator.md 5.2)."""
     if isinstance(prompt, str):
-        door.check_text(prompt)
-        ids = door.fit(asked, door.tokenizer.encode(prompt, asked.add_special_tokens))
-        return Prompt(ids, prompt, (("user", prompt),) if door.keeps_turns else ())
-    return Prompt(door.fit(asked, prompt), ",".join(map(str, prompt)))
+        frontend.check_text(prompt)
+        ids = frontend.fit(asked, frontend.tokenizer.encode(prompt, asked.add_special_tokens))
+        return Prompt(ids, prompt, (("user", prompt),) if frontend.keeps_turns else ())
+    return Prompt(frontend.fit(asked, prompt), ",".join(map(str, prompt)))
 
 
-def _echoed(door: Door, asked: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
+def _echoed(frontend: Frontend, asked: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
     """What the answer may repeat: the text only with `echo`, the tokens only with log probabilities, too."""
-    text = door.tokenizer.decode(prompt.ids) if asked.echo else ""
-    texts = door.tokenizer.token_texts(prompt.ids) if asked.echo and asked.logprobs is not None else ()
+    text = frontend.tokenizer.decode(prompt.ids) if asked.echo else ""
+    texts = frontend.tokenizer.token_texts(prompt.ids) if asked.echo and asked.logprobs is not None else ()
     return EchoedPrompt(prompt.ids, text, texts)

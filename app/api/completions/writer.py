@@ -8,12 +8,12 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.api.choice import ChoiceState, places
 from app.api.chunks import PlainChoice, chunk_event, chunk_head, last_event
+from app.api.errors import as_stream_error
 from app.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name
 from app.api.pieces import HOLE, Holes, blocks
 from app.api.response_meta import ResponseMeta, ResponseOptions
 from app.api.writer import ResponseWriter
-from app.engine.outputs import Event as EngineOutput
-from app.engine.outputs import Failed, Started, Tokens
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.sse import DONE, error_event
 from app.protocol import logprobs as wire
 from app.protocol.chunks import NO_TAIL, ChunkTail
@@ -89,7 +89,7 @@ class CompletionWriter(ResponseWriter):
             return b""
         assert type(output) is Failed
         self.has_failed = True
-        return error_event(output.error)
+        return error_event(as_stream_error(output.error))
 
     def chunks(self, output: EngineOutput) -> Iterator[bytes]:
         if type(output) is Tokens and not self._plain:

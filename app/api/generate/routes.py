@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, TypeVar
-
-from flask import Blueprint, request
+from collections.abc import Sequence
+from typing import Any
 
 from app.api.builder import Prompt
 from app.api.chat.route import chat_prompt
 from app.api.completions.route import completion_prompt
-from app.api.door import Door
+from app.api.frontend import Frontend
 from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.api.kv_transfer import address_of
+from app.http.context import RequestContext
 from app.http.errors import ApiError, bad_request
-from app.http.response import Reply, json_reply
+from app.http.response import Response, json_response
+from app.http.route import Handler, Route, post
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import decode
@@ -23,94 +22,88 @@ from app.protocol.generate import AbortRequest, GenerateRequest
 from app.protocol.validation import limits
 from app.protocol.validation.limits import GenerateRequest as Asked
 
-View = TypeVar("View", bound=Callable[[], Reply])
 
+def routes(frontend: Frontend, enabled: bool) -> list[Route]:
 
-def blueprint(door: Door, enabled: bool) -> Blueprint:
-    routes = Blueprint("scale_out", __name__)
-
-    def gated(view: View) -> View:
+    def gated(handle: Handler) -> Handler:
         """403 unless scale-out is enabled."""
 
-        @wraps(view)
-        def guarded() -> Reply:
+        def guarded(context: RequestContext) -> Response:
             if not enabled:
                 raise ApiError(403, "PermissionDeniedError", "This needs a server with --enable-scale-out.")
-            return view()
+            return handle(context)
 
-        return guarded  # type: ignore[return-value]
+        return guarded
 
-    @routes.post("/inference/v1/generate")
-    @gated
-    def generate() -> Reply:
+    def generate(context: RequestContext) -> Response:
         """Token ids for token ids."""
-        environ = request.environ
-        body = door.decode(environ, GenerateRequest)
-        asked = body.as_completion(door.limits.max_model_len)
-        model = door.enter(asked, environ)
-        ids = door.fit(asked, body.token_ids)
-        head = door.identity.head("generate-tokens", environ, body.request_id, model)
+        body = frontend.decode(context, GenerateRequest)
+        asked = body.as_completion(frontend.limits.max_model_len)
+        model = frontend.accept(asked, context)
+        ids = frontend.fit(asked, body.token_ids)
+        head = frontend.identity.head("generate-tokens", context, body.request_id, model)
         shape = GenerateResponseOptions(
-            **door.shape(asked),
+            **frontend.shape(asked),
             prompt_ids=ids,
             text=body.output_mode == "text",
             logprobs=asked.logprobs is not None,
-            transfer=address_of(asked, door.identity, len(ids)),
-            encoded_media=door.encoded_media((body.features or {}).get("mm_hashes")),
+            transfer=address_of(asked, frontend.identity, len(ids)),
+            encoded_media=frontend.encoded_media((body.features or {}).get("mm_hashes")),
         )
-        prompt = Prompt(ids, door.tokenizer.decode(ids, False))
-        return door.play(asked, head, [prompt], GenerateWriter(head, shape), environ)
+        prompt = Prompt(ids, frontend.tokenizer.decode(ids, False))
+        return frontend.generate(asked, head, [prompt], GenerateWriter(head, shape), context)
 
-    @routes.post("/v1/chat/completions/render")
-    @gated
-    def render_chat() -> Reply:
+    def render_chat(context: RequestContext) -> Response:
         """The tokens and sampling parameters that a chat would be generated with."""
-        environ = request.environ
-        asked = door.decode(environ, ChatCompletionRequest)
-        model = _base_model(door, asked)
-        prompt = chat_prompt(door, asked, asked.messages)
-        return json_reply(_rendered(door, asked, "chatcmpl", model, prompt))
+        asked = frontend.decode(context, ChatCompletionRequest)
+        model = _base_model(frontend, asked)
+        prompt = chat_prompt(frontend, asked, asked.messages)
+        return json_response(_rendered(frontend, context, asked, "chatcmpl", model, prompt))
 
-    @routes.post("/v1/completions/render")
-    @gated
-    def render_completion() -> Reply:
+    def render_completion(context: RequestContext) -> Response:
         """The same for a text completion: one object per prompt."""
-        environ = request.environ
-        asked = door.decode(environ, CompletionRequest)
-        model = _base_model(door, asked)
-        prompts = [completion_prompt(door, asked, prompt) for prompt in asked.prompts()]
-        return json_reply([_rendered(door, asked, "cmpl", model, prompt) for prompt in prompts])
+        asked = frontend.decode(context, CompletionRequest)
+        model = _base_model(frontend, asked)
+        prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
+        return json_response(
+            [_rendered(frontend, context, asked, "cmpl", model, prompt) for prompt in prompts]
+        )
 
-    @routes.post("/abort_requests")
-    @routes.post("/inference/v1/abort_requests")
-    @gated
-    def abort_requests() -> Reply:
+    def abort_requests(context: RequestContext) -> Response:
         """End requests by their ids; their clients are told `abort`."""
-        body = door.body.read(request.environ)
-        asked = decode(body or b"{}", request.content_type or "application/json", AbortRequest)
+        body = frontend.body.read(context)
+        asked = decode(body or b"{}", context.content_type or "application/json", AbortRequest)
         ids = asked.request_ids or None
-        found = door.delivery.service.interrupt(None if ids is None else frozenset(ids))
-        return json_reply({"status": "aborted", "aborted": found if ids is None else len(ids)})
+        found = frontend.responder.engine.interrupt(None if ids is None else frozenset(ids))
+        return json_response({"status": "aborted", "aborted": found if ids is None else len(ids)})
 
-    return routes
+    return [
+        post("/inference/v1/generate", gated(generate)),
+        post("/v1/chat/completions/render", gated(render_chat)),
+        post("/v1/completions/render", gated(render_completion)),
+        post("/abort_requests", gated(abort_requests)),
+        post("/inference/v1/abort_requests", gated(abort_requests)),
+    ]
 
 
-def _base_model(door: Door, asked: Asked) -> str:
-    model = door.models.resolve(asked.model)
-    if model in door.models.adapters:
+def _base_model(frontend: Frontend, asked: Asked) -> str:
+    model = frontend.models.resolve(asked.model)
+    if model in frontend.models.adapters:
         raise bad_request(f"Model `{model}` is an adapter, which cannot be rendered for.", "model")
     return model
 
 
-def _rendered(door: Door, asked: Asked, prefix: str, model: str, prompt: Prompt) -> dict[str, Any]:
-    head = door.identity.head(prefix, request.environ, asked.request_id, model)
+def _rendered(
+    frontend: Frontend, context: RequestContext, asked: Asked, prefix: str, model: str, prompt: Prompt
+) -> dict[str, Any]:
+    head = frontend.identity.head(prefix, context, asked.request_id, model)
     return {
         "request_id": head.id,
         "token_ids": prompt.ids,
         "token_offsets": None,
         "features": prompt.features,
         "content_parts": None,
-        "sampling_params": _sampling_params(door, asked, prompt.ids),
+        "sampling_params": _sampling_params(frontend, asked, prompt.ids),
         "model": model,
         "reasoning_ended": None,
         "reasoning_parser_kwargs": None,
@@ -125,7 +118,7 @@ def _rendered(door: Door, asked: Asked, prefix: str, model: str, prompt: Prompt)
     }
 
 
-def _sampling_params(door: Door, asked: Asked, ids: Sequence[int]) -> dict[str, Any]:
+def _sampling_params(frontend: Frontend, asked: Asked, ids: Sequence[int]) -> dict[str, Any]:
     """vLLM's keys and order; what a request leaves out has vLLM's default, or is left out, too."""
     wanted, _ = limits.requested_max_tokens(asked)
     stop = asked.stop or []
@@ -146,7 +139,7 @@ def _sampling_params(door: Door, asked: Asked, ids: Sequence[int]) -> dict[str, 
         "min_p": asked.min_p or 0.0,
         "stop": [stop] if isinstance(stop, str) else stop,
         "stop_token_ids": asked.stop_token_ids or [],
-        "max_tokens": limits.resolve_max_tokens(wanted, len(ids), door.limits.max_model_len),
+        "max_tokens": limits.resolve_max_tokens(wanted, len(ids), frontend.limits.max_model_len),
         "output_kind": 2,
         "skip_clone": True,
         "bad_words": asked.bad_words,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from msgspec import UNSET, UnsetType
 
 from app.api.choice import ChoiceState, places
+from app.api.errors import as_stream_error
 from app.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendered, token_id_entries
 from app.api.pieces import Holes
 from app.api.response_meta import ResponseMeta, ResponseOptions
 from app.api.writer import ResponseWriter
-from app.engine.outputs import Event as EngineOutput
-from app.engine.outputs import Failed, Started, Tokens
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.sse import DONE, error_event, event_of
 from app.protocol.generate_response import GenerateChoice, GenerateChunk, GenerateResponse, WeightVersion
 from app.protocol.logprobs import ChatLogprob, LogprobContent, TokenIdLogprob
@@ -53,7 +53,7 @@ class GenerateWriter(ResponseWriter):
             return b""
         assert type(output) is Failed
         self.has_failed = True
-        return error_event(output.error)
+        return error_event(as_stream_error(output.error))
 
     def closing(self) -> bytes:
         if not self._options.include_usage or self.has_failed:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from flask import Blueprint
-
-from app.http.response import Reply, json_reply
+from app.http.context import RequestContext
+from app.http.response import Response, json_response
+from app.http.route import Route, get
 from app.kvcache.endpoints import of_rank
 from app.kvcache.publisher import PublisherSettings
 
 
-def blueprint(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> Blueprint:
+def routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> list[Route]:
     """`settings` are those of rank 0; the endpoints of all `ranks` follow from them."""
-    routes = Blueprint("kv_events", __name__)
 
-    @routes.get("/kv_event_sources")
-    def kv_event_sources() -> Reply:
+    def kv_event_sources(context: RequestContext) -> Response:
         """The publisher of every rank, by its number."""
-        return json_reply({str(rank): source(rank) for rank in ranks})
+        return json_response({str(rank): source(rank) for rank in ranks})
 
     def source(rank: int) -> dict[str, Any]:
         return {
@@ -33,7 +31,9 @@ def blueprint(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) 
             "topic": settings.topic,
         }
 
-    return routes
+    return [
+        get("/kv_event_sources", kv_event_sources),
+    ]
 
 
 def _of_rank(endpoint: str | None, rank: int) -> str:

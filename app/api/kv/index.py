@@ -5,22 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from flask import Blueprint
 
-from app.http.response import Reply, json_reply
+from app.http.context import RequestContext
+from app.http.response import Response, json_response
+from app.http.route import Route, get
 from app.kvindex.service import KvIndex, Stats
 
 
-def blueprint(index: KvIndex, backend: str) -> Blueprint:
-    routes = Blueprint("kv_index", __name__)
+def routes(index: KvIndex, backend: str) -> list[Route]:
 
-    @routes.get("/kv/index")
-    def kv_index() -> Reply:
+    def kv_index(context: RequestContext) -> Response:
         """The state of the index; sizes and pods are null while its backend does not answer."""
         head = {"backend": backend, "block_size": index.block_size, "listens_at": index.address}
-        return json_reply(head | _told(index.stats()))
+        return json_response(head | _told(index.stats()))
 
-    return routes
+    return [
+        get("/kv/index", kv_index),
+    ]
 
 
 def _told(stats: Stats) -> dict[str, Any]:

@@ -6,31 +6,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from flask import Blueprint, request
-
 from app.api.chat.prompt import chat_options
 from app.http.body import BodyLimits
+from app.http.context import RequestContext
 from app.http.errors import not_found, timed_out, unavailable
-from app.http.response import Reply, json_reply
+from app.http.response import Response, json_response
+from app.http.route import Route, post
 from app.kvcache.extra_keys import Placeholder
 from app.kvindex.backend import BackendUnavailable
+from app.kvindex.library import UnknownModelError
 from app.kvindex.scorer import PodScore
 from app.kvindex.service import KvIndex
 from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout
 from app.protocol.decoding import decode
 from app.protocol.pod_scores import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.tokenization import TokenizerLoadError
-from app.tokenization.library import UnknownModelError
 
-ChatAnswer = Literal["scores", "templated"]
+ChatWriter = Literal["scores", "templated"]
 Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
 
 
-def blueprint(
-    index: KvIndex, body: BodyLimits, aliases: Mapping[str, str], model: str, chat_answer: ChatAnswer
-) -> Blueprint:
+def routes(
+    index: KvIndex, body: BodyLimits, aliases: Mapping[str, str], model: str, chat_answer: ChatWriter
+) -> list[Route]:
     """`aliases` are other names of base models; `model` is the one of requests that name none."""
-    routes = Blueprint("pod_scores", __name__)
 
     def base(asked: Asked) -> str:
         return aliases.get(asked.model or model, asked.model or model)
@@ -50,38 +49,39 @@ def blueprint(
             base(asked), tokens, pods=asked.pods or (), lora=asked.lora, salt=asked.cache_salt, media=media
         )
 
-    @routes.post("/score_completions")
-    def score_completions() -> Reply:
+    def score_completions(context: RequestContext) -> Response:
         """The score of every pod that has the beginning of a text."""
-        asked = decode(body.read(request.environ), request.content_type, ScoreTextRequest)
+        asked = decode(body.read(context), context.content_type, ScoreTextRequest)
         with told():
             tokens = index.encode(speaker(asked), asked.prompt, asked.add_special_tokens)
-            return json_reply(by_pod(scores(asked, tokens)))
+            return json_response(by_pod(scores(asked, tokens)))
 
-    @routes.post("/score_chat_completions")
-    def score_chat_completions() -> Reply:
+    def score_chat_completions(context: RequestContext) -> Response:
         """The score of every pod that has the beginning of a conversation."""
-        asked = decode(body.read(request.environ), request.content_type, ScoreChatRequest)
+        asked = decode(body.read(context), context.content_type, ScoreChatRequest)
         options = chat_options(asked)
         with told():
             if chat_answer == "scores":
                 tokens = index.encode_chat(speaker(asked), asked.messages, options)
-                return json_reply(by_pod(scores(asked, tokens)))
+                return json_response(by_pod(scores(asked, tokens)))
             text = index.render_chat(speaker(asked), asked.messages, options)
             tokens = index.encode(speaker(asked), text, asked.add_special_tokens)
-            return json_reply({"podScores": by_pod(scores(asked, tokens)), "templated_messages": text})
+            return json_response({"podScores": by_pod(scores(asked, tokens)), "templated_messages": text})
 
-    @routes.post("/score_tokens")
-    def score_tokens() -> Reply:
+    def score_tokens(context: RequestContext) -> Response:
         """What every pod has of a prompt of token ids, in full."""
-        asked = decode(body.read(request.environ), request.content_type, ScoreTokensRequest)
+        asked = decode(body.read(context), context.content_type, ScoreTokensRequest)
         media = [Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()]
         with told():
             found = scores(asked, asked.tokens, media) or ()
         cards = {score.pod: _card(score) for score in best_ranks(found)}
-        return json_reply({"blocks": len(asked.tokens) // index.block_size, "scores": cards})
+        return json_response({"blocks": len(asked.tokens) // index.block_size, "scores": cards})
 
-    return routes
+    return [
+        post("/score_completions", score_completions),
+        post("/score_chat_completions", score_chat_completions),
+        post("/score_tokens", score_tokens),
+    ]
 
 
 def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:

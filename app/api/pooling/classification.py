@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
-from flask import request
 
-from app.api.door import Door
+from app.api.frontend import Frontend
 from app.api.pooling.inputs import enter, prompt_ids
 from app.api.pooling.writer import list_reply
-from app.http.response import Reply
+from app.http.context import RequestContext
+from app.http.response import Response
+from app.http.route import Handler
 from app.pooling.model import PoolingModel
 from app.pooling.turns import Turns
 from app.protocol.pooling import ClassificationRequest, TokenIds
 
 
-def classification(door: Door, model: PoolingModel) -> Callable[[], Reply]:
+def classification(frontend: Frontend, model: PoolingModel) -> Handler:
     """The view of /classify."""
 
-    def create_classification() -> Reply:
+    def create_classification(context: RequestContext) -> Response:
         """The probability of each class, and the name of the most likely one."""
-        asked = door.decode(request.environ, ClassificationRequest)
-        name = enter(door, asked)
-        inputs = prompt_ids(door, asked)
-        head = door.identity.head("classify", request.environ, asked.request_id, name)
+        asked = frontend.decode(context, ClassificationRequest)
+        name = enter(frontend, asked)
+        inputs = prompt_ids(frontend, asked)
+        head = frontend.identity.head("classify", context, asked.request_id, name)
         items = _items(model, inputs, asked.use_activation)
-        return list_reply(head, items, sum(map(len, inputs)), door.delivery.headers)
+        return list_reply(head, items, sum(map(len, inputs)), frontend.responder.headers)
 
     return create_classification
 

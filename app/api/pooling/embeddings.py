@@ -2,61 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from flask import request
-
-from app.api.door import Door
+from app.api.frontend import Frontend
 from app.api.pooling.inputs import enter, prompt_ids
 from app.api.pooling.writer import ItemForm, Pooled, vector_reply
+from app.http.context import RequestContext
 from app.http.errors import bad_request
-from app.http.response import Reply
+from app.http.response import Response
+from app.http.route import Handler
 from app.pooling.model import TASKS, PoolingModel
 from app.protocol.pooling import MAX_DIMENSIONS, EmbeddingRequest, PoolingRequest
-
-View = Callable[[], Reply]
 
 EMBEDDING = ItemForm("embedding", "embedding")
 POOLING = ItemForm("pooling", "data")
 
 
-def embeddings(door: Door, model: PoolingModel) -> View:
+def embeddings(frontend: Frontend, model: PoolingModel) -> Handler:
     """The view of /v1/embeddings."""
 
-    def create_embeddings() -> Reply:
+    def create_embeddings(context: RequestContext) -> Response:
         """A vector for each text or conversation."""
-        asked = door.decode(request.environ, EmbeddingRequest)
-        name = enter(door, asked)
+        asked = frontend.decode(context, EmbeddingRequest)
+        name = enter(frontend, asked)
         dimensions = _dimensions(asked, model)
-        inputs = prompt_ids(door, asked)
+        inputs = prompt_ids(frontend, asked)
         pooled = Pooled(
             ([model.embed(ids, asked.use_activation, dimensions)] for ids in inputs),
             [(dimensions,)] * len(inputs),
             sum(map(len, inputs)),
         )
-        head = door.identity.head("embd", request.environ, asked.request_id, name)
-        return vector_reply(asked, head, EMBEDDING, pooled, door.delivery.headers)
+        head = frontend.identity.head("embd", context, asked.request_id, name)
+        return vector_reply(asked, head, EMBEDDING, pooled, frontend.responder.headers)
 
     return create_embeddings
 
 
-def pooling(door: Door, model: PoolingModel, own: str, others: bool) -> View:
+def pooling(frontend: Frontend, model: PoolingModel, own: str, others: bool) -> Handler:
     """The view of /pooling for a model whose task is `own`; with `others` a request may name any one."""
     possible = TASKS if others else (own,)
 
-    def create_pooling() -> Reply:
+    def create_pooling(context: RequestContext) -> Response:
         """What the model's head gives for each text or for the conversation."""
-        asked = door.decode(request.environ, PoolingRequest)
+        asked = frontend.decode(context, PoolingRequest)
         task = _task(asked, own, possible)
-        name = enter(door, asked)
-        inputs = prompt_ids(door, asked)
+        name = enter(frontend, asked)
+        inputs = prompt_ids(frontend, asked)
         pooled = Pooled(
             (model.pool(task, ids, asked.use_activation) for ids in inputs),
             [model.shape(task, len(ids)) for ids in inputs],
             sum(map(len, inputs)),
         )
-        head = door.identity.head("pooling", request.environ, asked.request_id, name)
-        return vector_reply(asked, head, POOLING, pooled, door.delivery.headers)
+        head = frontend.identity.head("pooling", context, asked.request_id, name)
+        return vector_reply(asked, head, POOLING, pooled, frontend.responder.headers)
 
     return create_pooling
 

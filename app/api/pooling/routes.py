@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from flask import Blueprint
-
-from app.api.door import Door
+from app.api.frontend import Frontend
 from app.api.pooling.classification import classification
 from app.api.pooling.embeddings import embeddings, pooling
 from app.api.pooling.scores import rerank, score
-from app.http.response import Reply
+from app.http.route import Handler, Route, post
 from app.pooling.model import PoolingModel
 from config.settings import ModelSettings
 
@@ -41,18 +39,15 @@ def served_routes(settings: ModelSettings) -> tuple[str, ...]:
     return tuple(path for path in routes if not (settings.mm_encoder_only and path == EMBEDDINGS))
 
 
-def blueprint(door: Door, settings: ModelSettings) -> Blueprint:
+def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
     """The pooling routes. What they do is not queued, takes no time and is not counted (simulator.md 2.8)."""
-    routes = Blueprint("pooling", __name__)
     task = settings.task
     model = PoolingModel(settings.default_embedding_dimensions, classes=1 if task == "score" else 2)
-    score_view, rerank_view = score(door, task == "score"), rerank(door, task == "score")
-    views: Mapping[str, Callable[[], Reply]] = {
-        EMBEDDINGS: embeddings(door, model),
-        "/pooling": pooling(door, model, POOLED.get(task, ""), others=task == "pooling"),
-        "/classify": classification(door, model),
-        **{path: rerank_view if path.endswith("rerank") else score_view for path in SCORES},
+    scores, ranks = score(frontend, task == "score"), rerank(frontend, task == "score")
+    handlers: Mapping[str, Handler] = {
+        EMBEDDINGS: embeddings(frontend, model),
+        "/pooling": pooling(frontend, model, POOLED.get(task, ""), others=task == "pooling"),
+        "/classify": classification(frontend, model),
+        **{path: ranks if path.endswith("rerank") else scores for path in SCORES},
     }
-    for path in served_routes(settings):
-        routes.add_url_rule(path, endpoint=path, view_func=views[path], methods=["POST"])
-    return routes
+    return [post(path, handlers[path]) for path in served_routes(settings)]

@@ -2,56 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 
 import msgspec
-from flask import request
 from msgspec import UnsetType
 
-from app.api.door import Door
+from app.api.frontend import Frontend
 from app.api.pooling.inputs import check_count, enter, fitted, text_ids
 from app.api.pooling.writer import list_reply
+from app.http.context import RequestContext
 from app.http.errors import bad_request
-from app.http.response import Reply, json_reply
-from app.pooling.relevance import Bag, logit, sigmoid
+from app.http.response import Response, json_response
+from app.http.route import Handler
+from app.pooling.model import Bag, logit, sigmoid
 from app.pooling.turns import Turns
 from app.protocol.pooling import TokenIds
 from app.protocol.scoring import RerankRequest, ScoreInputs, ScoreRequest, ScoringRequest
 
-View = Callable[[], Reply]
 Pair = tuple[TokenIds, TokenIds]
 
 
-def score(door: Door, cross_encoder: bool) -> View:
+def score(frontend: Frontend, cross_encoder: bool) -> Handler:
     """The view of /score. A cross-encoder reads each pair as one prompt, others each text on its own."""
 
-    def create_score() -> Reply:
+    def create_score(context: RequestContext) -> Response:
         """A score for each pair: one text against many, or each against its counterpart."""
-        asked = door.decode(request.environ, ScoreRequest)
-        name = enter(door, asked)
-        scores, tokens = _scores(door, asked, _texts(asked.queries), _texts(asked.documents), cross_encoder)
-        head = door.identity.head("score", request.environ, asked.request_id, name)
+        asked = frontend.decode(context, ScoreRequest)
+        name = enter(frontend, asked)
+        scores, tokens = _scores(
+            frontend, asked, _texts(asked.queries), _texts(asked.documents), cross_encoder
+        )
+        head = frontend.identity.head("score", context, asked.request_id, name)
         items = (
             b"," * bool(index) + msgspec.json.encode({"index": index, "object": "score", "score": value})
             for index, value in enumerate(scores)
         )
-        return list_reply(head, items, tokens, door.delivery.headers)
+        return list_reply(head, items, tokens, frontend.responder.headers)
 
     return create_score
 
 
-def rerank(door: Door, cross_encoder: bool) -> View:
+def rerank(frontend: Frontend, cross_encoder: bool) -> Handler:
     """The view of /rerank; `cross_encoder` as for `score`."""
 
-    def create_rerank() -> Reply:
+    def create_rerank(context: RequestContext) -> Response:
         """The documents, best first, with their scores."""
-        asked = door.decode(request.environ, RerankRequest)
-        name = enter(door, asked)
+        asked = frontend.decode(context, RerankRequest)
+        name = enter(frontend, asked)
         documents = _texts(asked.documents)
-        scores, tokens = _scores(door, asked, _texts(asked.query), documents, cross_encoder)
+        scores, tokens = _scores(frontend, asked, _texts(asked.query), documents, cross_encoder)
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-        head = door.identity.head("score", request.environ, asked.request_id, name)
+        head = frontend.identity.head("score", context, asked.request_id, name)
         results = [
             {
                 "index": index,
@@ -62,25 +64,25 @@ def rerank(door: Door, cross_encoder: bool) -> View:
         ]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         answer = {"id": head.id, "model": name, "usage": usage, "results": results}
-        return json_reply(answer, 200, door.delivery.headers)
+        return json_response(answer, 200, frontend.responder.headers)
 
     return create_rerank
 
 
 def _scores(
-    door: Door, asked: ScoringRequest, queries: list[str], documents: list[str], cross_encoder: bool
+    frontend: Frontend, asked: ScoringRequest, queries: list[str], documents: list[str], cross_encoder: bool
 ) -> tuple[list[float], int]:
     """A score for each pair, and the tokens of all prompts. ApiError 400 when the texts make no pairs."""
     if len(queries) not in (1, len(documents)) or not documents:
         raise bad_request("one text goes with one or many, many with as many; there must be at least one")
     check_count(len(documents), "documents")
-    first = _ids(door, asked, queries, _limit(door, asked, "max_tokens_per_query"))
-    second = _ids(door, asked, documents, _limit(door, asked, "max_tokens_per_doc"))
+    first = _ids(frontend, asked, queries, _limit(frontend, asked, "max_tokens_per_query"))
+    second = _ids(frontend, asked, documents, _limit(frontend, asked, "max_tokens_per_doc"))
     if cross_encoder:
-        pairs = [_as_one_prompt(door, asked, pair) for pair in _pairs(first, second)]
+        pairs = [_as_one_prompt(frontend, asked, pair) for pair in _pairs(first, second)]
         tokens = sum(map(_tokens, pairs))
     else:
-        first, second = ([fitted(door, asked, ids) for ids in side] for side in (first, second))
+        first, second = ([fitted(frontend, asked, ids) for ids in side] for side in (first, second))
         pairs = list(_pairs(first, second))
         tokens = sum(map(len, first)) + sum(map(len, second))
     logits = list(_logits(pairs))
@@ -104,26 +106,26 @@ def _logits(pairs: Iterable[Pair]) -> Iterator[float]:
         yield logit(query_bag, Bag(document))
 
 
-def _as_one_prompt(door: Door, asked: ScoringRequest, pair: Pair) -> Pair:
+def _as_one_prompt(frontend: Frontend, asked: ScoringRequest, pair: Pair) -> Pair:
     """What is left of both texts when they are truncated as one. ApiError 400 when it exceeds the context."""
     query, document = pair
     keep = asked.truncate_prompt_tokens
-    if _tokens(pair) <= (door.limits.max_model_len if keep is None or keep < 0 else keep):
+    if _tokens(pair) <= (frontend.limits.max_model_len if keep is None or keep < 0 else keep):
         return pair
-    both = fitted(door, asked, query + document)
+    both = fitted(frontend, asked, query + document)
     split = len(query) - (_tokens(pair) - len(both) if asked.truncation_side == "left" else 0)
     return both[: max(0, split)], both[max(0, split) :]
 
 
-def _ids(door: Door, asked: ScoringRequest, texts: list[str], limit: int | None) -> list[TokenIds]:
+def _ids(frontend: Frontend, asked: ScoringRequest, texts: list[str], limit: int | None) -> list[TokenIds]:
     bounded = limit is None and asked.truncate_prompt_tokens is None
-    return [ids[:limit] for ids in Turns().each(text_ids(door, texts, True, bounded), len)]
+    return [ids[:limit] for ids in Turns().each(text_ids(frontend, texts, True, bounded), len)]
 
 
-def _limit(door: Door, asked: ScoringRequest, name: str) -> int | None:
+def _limit(frontend: Frontend, asked: ScoringRequest, name: str) -> int | None:
     limit: int = getattr(asked, name)
-    if not 0 <= limit < door.limits.max_model_len:
-        raise bad_request(f"{name} must be at least 0 and below {door.limits.max_model_len}, got {limit}")
+    if not 0 <= limit < frontend.limits.max_model_len:
+        raise bad_request(f"{name} must be at least 0 and below {frontend.limits.max_model_len}, got {limit}")
     return limit or None
 
 

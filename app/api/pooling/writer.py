@@ -15,7 +15,7 @@ from msgspec import to_builtins
 from app.api.pieces import HOLE, blocks, template
 from app.api.response_meta import ResponseMeta
 from app.http.errors import bad_request
-from app.http.response import JSON, Reply
+from app.http.response import JSON, Response
 from app.pooling.numbers import BYTES, packing
 from app.pooling.turns import Turns
 from app.protocol.encoding import encode
@@ -49,14 +49,16 @@ class Pooled(NamedTuple):
     tokens: int
 
 
-def list_reply(head: ResponseMeta, items: Iterable[bytes], tokens: int, headers: Mapping[str, str]) -> Reply:
+def list_reply(
+    head: ResponseMeta, items: Iterable[bytes], tokens: int, headers: Mapping[str, str]
+) -> Response:
     """The list of `items`, each JSON already, for prompts of `tokens` tokens."""
-    return Reply(b"".join(_list(head, items, tokens)), 200, headers, content_type=JSON)
+    return Response(b"".join(_list(head, items, tokens)), 200, headers, content_type=JSON)
 
 
 def vector_reply(
     asked: EncodedRequest, head: ResponseMeta, form: ItemForm, pooled: Pooled, headers: Mapping[str, str]
-) -> Reply:
+) -> Response:
     """The numbers in the encoding that the request names. ApiError 400 for more than one answer holds."""
     numbers = sum(map(math.prod, pooled.shapes))
     if numbers > MOST_NUMBERS:
@@ -71,7 +73,7 @@ def vector_reply(
     if asked.encoding_format == "bytes":
         headers = {**headers, "metadata": _metadata(asked, head, pooled)}
     body = b"".join(pieces) if numbers <= WHOLE else blocks(pieces)
-    return Reply(body, 200, headers, content_type=content_type)
+    return Response(body, 200, headers, content_type=content_type)
 
 
 def _list(head: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[bytes]:

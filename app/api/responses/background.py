@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 from msgspec.structs import replace
 
-from app.api.responder import Delivery
+from app.api.responder import Responder
 from app.api.responses.store import EventLog, Follower, KeptResponse, ResponseStore
 from app.api.responses.writer import ResponsesWriter
 from app.api.writer import ResponseWriter
-from app.engine.client import Service
-from app.engine.outputs import Event, Failed, Started, Tokens
-from app.engine.request import Generation
-from app.http.connection import Connection
-from app.http.response import Reply, json_reply
+from app.engine.client import EngineClient
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.request import EngineRequest
+from app.http.context import RequestContext
+from app.http.response import Response, json_response
 from app.http.sse import MEDIA_TYPE
 from app.protocol.response_object import ResponseObject
 
@@ -33,14 +32,16 @@ class BackgroundRun:
         self._store = store
         self._answer: ResponsesWriter | None = None
 
-    def start(self, service: Service, generations: Sequence[Generation], answer: ResponsesWriter) -> None:
-        """Begin. Raises ApiError as `Service.submit` does, and nothing is kept then."""
+    def start(
+        self, engine: EngineClient, generations: Sequence[EngineRequest], answer: ResponsesWriter
+    ) -> None:
+        """Begin. Raises EngineError as `EngineClient.submit` does, and nothing is kept then."""
         self._answer = answer
         self._tell(answer.opening())
-        self.kept.abort = service.submit(generations, self.emit).abort
+        self.kept.abort = engine.submit(generations, self.emit).abort
         self._store.keep(self.kept)
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: EngineOutput) -> None:
         """Take an event of the service."""
         assert self._answer is not None
         if type(event) is Started:
@@ -62,34 +63,34 @@ class BackgroundRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Background(Delivery):
-    """Delivers one response into the store."""
+class Background(Responder):
+    """Brings the outputs of one response into the store."""
 
     run: BackgroundRun
 
     @classmethod
-    def of(cls, delivery: Delivery, run: BackgroundRun) -> Background:
-        """As `delivery`, but for `run`."""
-        return cls(**{field.name: getattr(delivery, field.name) for field in fields(delivery)}, run=run)
+    def of(cls, responder: Responder, run: BackgroundRun) -> Background:
+        """As `responder`, but for `run`."""
+        return cls(**{field.name: getattr(responder, field.name) for field in fields(responder)}, run=run)
 
-    def reply(
+    def respond(
         self,
-        generations: Sequence[Generation],
-        answer: ResponseWriter,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
         stream: bool,
-        environ: Mapping[str, Any],
-    ) -> Reply:
+        context: RequestContext,
+    ) -> Response:
         """The response as it is before anything has come; or its events, if they are kept."""
-        assert isinstance(answer, ResponsesWriter)
+        assert isinstance(writer, ResponsesWriter)
         kept = self.run.kept
         first = kept.response
-        self.run.start(self.service, generations, answer)
+        self.run.start(self.engine, requests, writer)
         if kept.log is None:
-            return json_reply(first, 200, self.headers)
-        return followed(kept.log, 0, environ, self.headers)
+            return json_response(first, 200, self.headers)
+        return followed(kept.log, 0, context, self.headers)
 
 
-def followed(log: EventLog, start: int, environ: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
+def followed(log: EventLog, start: int, context: RequestContext, headers: Mapping[str, str]) -> Response:
     """The events of `log` from number `start` on, and those that are still to come."""
-    follower = Follower(log, start, Connection.of(environ))
-    return Reply(follower, 200, headers, content_type=MEDIA_TYPE)
+    follower = Follower(log, start, context.connection)
+    return Response(follower, 200, headers, MEDIA_TYPE)

@@ -8,15 +8,14 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from app.api.choice import Segment
+from app.api.errors import as_stream_error
 from app.api.logprobs import ItemLogprobs, rendered
 from app.api.pieces import Holes
 from app.api.response_meta import ResponseMeta
 from app.api.responses.events import EventWriter
 from app.api.responses.items import last_item
 from app.api.writer import ResponseWriter
-from app.engine.outputs import Event as EngineOutput
-from app.engine.outputs import Failed, Part, Started, Tokens
-from app.http.errors import ApiError, internal
+from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.protocol.encoding import encode
 from app.protocol.response_object import (
     IncompleteDetails,
@@ -222,7 +221,7 @@ def _item(segment: Segment, logprobs: ItemLogprobs | None, holes: Holes) -> Outp
 
 def _error(error: Exception) -> ResponseError:
     """`error` of a response that has failed."""
-    known = error if isinstance(error, ApiError) else internal("The generation failed.")
+    known = as_stream_error(error)
     # A message may quote a lone surrogate of the client.
     message = known.message.encode("utf-8", "replace").decode()
     return ResponseError(ERROR_CODES.get(known.status, "server_error"), message)

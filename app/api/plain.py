@@ -1,0 +1,82 @@
+"""Plain requests on the fast path: from what was recognised to the engine and the answer."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from app.api.frontend import Frontend
+from app.api.response_meta import ResponseMeta
+from app.api.writer import ResponseWriter
+from app.engine.request import EngineRequest
+from app.http.context import RequestContext
+from app.http.response import PendingResponse, Response
+from app.protocol.plain import PlainReader, PlainRequest, Recognised
+from app.protocol.validation.limits import GREEDY_BELOW
+from config.settings import Settings
+
+SPECIAL_HEADERS = frozenset(
+    (
+        *("x-fault", "x-return-error", "x-send-image", "x-vllm-priority"),
+        *("x-data-parallel-rank", "x-cache-threshold-finish-reason"),
+    )
+)
+"""Headers that ask for more than a plain request may."""
+
+P = TypeVar("P", bound=PlainRequest)
+
+
+class PlainHandler(Generic[P]):
+    """Answers the plain requests of one family: see `app.http.route.PlainHandler`."""
+
+    special_headers = SPECIAL_HEADERS
+    id_prefix = ""
+
+    def __init__(self, frontend: Frontend, reader: PlainReader[P]) -> None:
+        self._frontend = frontend
+        self._reader = reader
+        self._model = frontend.models.names[0]
+        self._least_hit_rate = 0.0
+        self.recognise = reader.recognise
+
+    def on_settings(self, settings: Settings) -> None:
+        """Find out whether any request can be plain now. Subscribe it after the fault injector."""
+        frontend = self._frontend
+        special = (
+            settings.reply.mode == "echo"
+            or frontend.limits.reasons
+            or frontend.omni
+            or frontend.encoder_only
+            or frontend.keeps_turns
+            or frontend.tokenizer.vocab_size is None  # a remote one, which has to be waited for
+            or not frontend.faults.is_quiet
+        )
+        self._reader.names = frozenset() if special else frozenset((None, "", *frontend.models.names))
+        self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
+
+    def writer(self, recognised: Recognised[P], head: ResponseMeta) -> ResponseWriter:
+        """What writes the answer."""
+        raise NotImplementedError
+
+    def answer(self, context: RequestContext, recognised: Recognised[P]) -> Response | PendingResponse:
+        frontend, request = self._frontend, recognised.request
+        context.is_generation = True
+        head = frontend.identity.head(self.id_prefix, context, "", self._model)
+        temperature = request.temperature
+        wanted = EngineRequest(
+            request_id=head.id,
+            index=0,
+            model=self._model,
+            prompt_ids=recognised.prompt_ids,
+            echo_text="",
+            max_tokens=recognised.max_tokens,
+            limited=recognised.limited,
+            arrival_s=context.arrival_s,
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+            seed=None if request.seed == -1 else request.seed,
+            greedy=temperature is not None and temperature < GREEDY_BELOW,
+            least_hit_rate=self._least_hit_rate,
+            observers=context.observers,
+        )
+        writer = self.writer(recognised, head)
+        return frontend.responder.respond_soon((wanted,), writer, bool(request.stream), context)

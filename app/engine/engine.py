@@ -1,0 +1,257 @@
+"""The engine: who is admitted, and the way of a request from its arrival to the slots of its choices."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from collections.abc import Sequence as Listed
+from concurrent.futures import Future
+from itertools import repeat
+
+from msgspec.structs import replace
+
+from app.clock.clock import Clock
+from app.clock.pause import pause_if_possible
+from app.clock.streams import Streams
+from app.clock.timer_wheel import TimerWheel
+from app.engine.cache_manager import KVCacheManager
+from app.engine.client import Emit
+from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
+from app.engine.executor import SlotExecutor
+from app.engine.reply import Reply
+from app.engine.request import EngineRequest
+from app.engine.runner import Model
+from app.engine.sequence import MOST_AT_ONCE, Runtime, Sequence, emit_at_once
+from app.engine.timing import PerRequestTiming
+from app.lora.slots import LoRASlots
+from app.metrics.recorder import Recorder
+from config.settings import Settings
+
+MOST_TOKENS_UNPAUSED = 65_536
+"""Tokens of replies that may be made in one go: some milliseconds of work."""
+FORM_TOKENS = 1000
+"""What making a tool call or JSON counts for, in tokens of text."""
+LONGEST_WORK_S = 0.005
+"""After so long others have their turn."""
+SEEDS = 2**48
+"""The seeds of large requests are below this."""
+
+
+class Engine:
+    """The `EngineClient` of this process: each sequence on a slot of its own, on a timeline of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: Model,
+        recorder: Recorder,
+        clock: Clock,
+        streams: Streams,
+        lora: LoRASlots | None = None,
+        cache: KVCacheManager | None = None,
+    ) -> None:
+        limits = settings.scheduling
+        self.recorder = recorder
+        self.draining = False
+        self.wheel = TimerWheel(clock)
+        self.executor = SlotExecutor(
+            limits.max_num_seqs, lora, limits.scheduling_policy == "priority", self.wheel.call_soon
+        )
+        slots = self.executor
+        self.timing = PerRequestTiming(
+            settings.latency, slots.slots, lambda: slots.running, streams("latency")
+        )
+        self._runtime = Runtime(clock, self.wheel, self.timing, slots, recorder)
+        self._model = model
+        self._cache = cache
+        self._clock = clock
+        self._seeds = streams("seeds")
+        self._max_waiting = limits.max_waiting_queue_length
+        self._max_unfinished = limits.max_num_queued_reqs
+        self._refuses_full = settings.kvcache.kv_cache_full == "refuse"
+        self._active: dict[Submission, None] = {}
+        """What was submitted and is not over, in order of arrival."""
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold a slot."""
+        return self.executor.running
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have none yet."""
+        return self.executor.waiting
+
+    def on_settings(self, settings: Settings) -> None:
+        """Live settings have changed: latencies are sampled from these."""
+        self.timing.on_settings(settings)
+
+    def check_accepting(self, sequences: int) -> None:
+        """Raise Draining, or TooManyRequests when `sequences` more would exceed `max-num-queued-reqs`."""
+        if self.draining:
+            raise Draining
+        most = self._max_unfinished
+        if most is not None and (unfinished := self.running + self.waiting) + sequences > most:
+            self.recorder.rejected("max_num_queued_reqs")
+            raise TooManyRequests(unfinished, most)
+
+    def check_admission(self, sequences: int, adapter: str | None = None) -> None:
+        """As `check_accepting`; also QueueFull when neither slots nor the waiting queue hold so many more."""
+        self.check_accepting(sequences)
+        free, waiting = self.executor.free(adapter), self.executor.waiting
+        if sequences > free + self._max_waiting - waiting:
+            raise QueueFull(waiting)
+
+    def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Submission:
+        """Run `requests`, the choices of one request; some outputs may come before this returns.
+
+        All or none are admitted. Raises any EngineError, and then nothing has begun. May pause.
+        """
+        submission = Submission(requests[0].request_id if requests else "", self._active)
+        if not requests:
+            return submission
+        replies = self._replies(requests)
+        if self._needs_no_slot(requests, replies):
+            self.check_admission(1)
+            emit_at_once(requests[0], replies[0], emit, self._runtime)
+            return submission
+        blocks = repeat(None) if self._cache is None else self._cache.blocks_of(requests)
+        sequences = [
+            Sequence(request, reply, own, self._runtime, emit, submission.ended)
+            for request, reply, own in zip(requests, replies, blocks, strict=False)
+        ]
+        if self._refuses_full and not all(sequence.fits() for sequence in sequences):
+            raise KVCacheFull
+        # Nothing may wait between this and the end, or others would take the slots.
+        self.check_admission(len(sequences), requests[0].adapter)
+        if requests[0].observers:
+            _observe(sequences)
+        submission.begin(sequences)
+        return submission
+
+    def interrupt(self, request_ids: Container[str] | None = None) -> int:
+        """End the requests of these ids, or all; each choice finishes with `abort`. How many there were."""
+        found = [it for it in self._active if request_ids is None or it.request_id in request_ids]
+        for submission in found:
+            submission.interrupt()
+        return len(found)
+
+    def drain(self) -> None:
+        """Admit nothing more; what was admitted goes on to its end."""
+        self.draining = True
+
+    def pause(self) -> None:
+        """Begin nothing more; what runs goes on, what comes waits."""
+        self.executor.pause()
+
+    def resume(self) -> None:
+        """Begin again, with what has waited first."""
+        self.executor.resume()
+
+    def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
+        """Whether a slot is free that would be free again at once, as without latencies it is."""
+        if len(requests) > 1 or not self.timing.instant or self._cache is not None:
+            return False
+        request, reply, slots = requests[0], replies[0], self.executor
+        special = request.adapter or request.observers or request.delays or request.remote_prefill
+        return not (
+            special
+            or request.least_hit_rate
+            or request.logprobs is not None
+            or reply.spans
+            or len(reply.texts) > MOST_AT_ONCE
+            or slots.waiting
+            or slots.free() <= 0
+        )
+
+    def _replies(self, requests: Listed[EngineRequest]) -> list[Reply]:
+        """What is said. A large request gets seeds, so that those who come in its pauses change nothing."""
+        reply = self._model.reply
+        if len(requests) == 1 or sum(map(_work, requests)) <= MOST_TOKENS_UNPAUSED:
+            return [reply(request) for request in requests]
+        replies, begun_s = [], self._clock.now()
+        first = self._seeds.randrange(SEEDS)
+        for number, request in enumerate(requests):
+            if self._clock.now() - begun_s > LONGEST_WORK_S:
+                pause_if_possible()
+                begun_s = self._clock.now()
+            if request.seed is None and not request.greedy:
+                request = replace(request, seed=first + number)
+            replies.append(reply(request))
+        return replies
+
+
+class Submission:
+    """The `Handle` of what was submitted together: admitted together, and aborted together.
+
+    It lets go of its sequences when the last is over, so that no cycle is left for the garbage collector.
+    """
+
+    __slots__ = ("_active", "_future", "_lengths", "_sequences", "_unfinished", "request_id")
+
+    def __init__(self, request_id: str, active: dict[Submission, None]) -> None:
+        """`active`: what was submitted to the engine and is not over."""
+        self.request_id = request_id
+        self._active = active
+        self._sequences: Listed[Sequence] = ()
+        self._unfinished = 0
+        self._lengths: dict[int, list[int]] | None = None
+        """By prompt: how many tokens its choices had that are over."""
+        self._future: Future[None] | None = None
+
+    @property
+    def future(self) -> Future[None]:
+        """See `Handle.future`. Made when it is first asked for."""
+        if self._future is None:
+            self._future = Future()
+            self._future.set_running_or_notify_cancel()
+            if not self._unfinished:
+                self._future.set_result(None)
+        return self._future
+
+    def begin(self, sequences: Listed[Sequence]) -> None:
+        """Let every sequence ask for a slot, in order."""
+        self._sequences = sequences
+        self._unfinished = len(sequences)
+        self._active[self] = None
+        for sequence in sequences:
+            if not sequence.over:
+                sequence.enter()
+
+    def abort(self) -> None:
+        """See `Handle.abort`. The last goes first, so that none gets a slot on the way out."""
+        for sequence in reversed(self._sequences):
+            sequence.abort()
+
+    def interrupt(self) -> None:
+        """As `abort`, but each choice finishes with `abort`."""
+        for sequence in reversed(self._sequences):
+            sequence.interrupt()
+
+    def ended(self, sequence: Sequence) -> tuple[int, int]:
+        """One sequence is over. The last of a prompt gets its choices and the tokens of the longest."""
+        n, tokens = sequence.request.n, sequence.tokens
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._sequences = ()
+            del self._active[self]
+            if self._future is not None:
+                self._future.set_result(None)
+        if n == 1:
+            return 1, tokens
+        if self._lengths is None:
+            self._lengths = {}
+        lengths = self._lengths.setdefault(sequence.request.index // n, [])
+        lengths.append(tokens)
+        return (n, max(lengths)) if len(lengths) == n else (0, 0)
+
+
+def _observe(sequences: Listed[Sequence]) -> None:
+    for sequence in sequences:
+        watches = (observer(sequence.request) for observer in sequence.request.observers)
+        sequence.watches = [watch for watch in watches if watch is not None]
+
+
+def _work(request: EngineRequest) -> int:
+    """How much work a reply may be, in tokens of text."""
+    formed = request.tool_calls is not None or request.constraint is not None
+    return request.max_tokens + FORM_TOKENS * formed

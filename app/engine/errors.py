@@ -1,0 +1,68 @@
+"""What the engine refuses or cannot do. `str` of an error is one sentence for whoever asked.
+
+HTTP is not known here: `app.api.errors` says which status each of them has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class EngineError(Exception):
+    """A request, or an operator's command, that the engine does not carry out."""
+
+
+class Draining(EngineError):
+    """The server goes down."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down and takes no new requests.")
+
+
+class TooManyRequests(EngineError):
+    """More sequences than `max-num-queued-reqs` would run and wait together."""
+
+    def __init__(self, unfinished: int, most: int) -> None:
+        super().__init__(f"The server holds {unfinished} of at most {most} requests; retry later.")
+
+
+class QueueFull(EngineError):
+    """No slot is free, and `max-waiting-queue-length` sequences wait already."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"The waiting requests queue is full: {waiting} wait already; retry later.")
+
+
+class KVCacheFull(EngineError):
+    """The prompt does not fit into the KV cache now, and `kv-cache-full` says that it must not wait."""
+
+    def __init__(self) -> None:
+        super().__init__("The KV cache has too few free blocks for the prompt; retry later.")
+
+
+class PromptExceedsCache(EngineError):
+    """The prompt would not fit into the KV cache even if it were alone. Sizes are in tokens."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(f"The prompt of {tokens} tokens exceeds the KV cache of {most} tokens.")
+
+
+class SchemaUnsatisfiable(EngineError):
+    """No reply has the form that the request wants."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(f"No reply can have the form that is asked for: {reason}.")
+
+
+class InvalidSleepLevel(EngineError):
+    """There is no such level of sleep."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(f"level must be 0, 1 or 2, got {level}")
+
+
+class UnknownWakeTags(EngineError):
+    """Nothing that can be woken is called so."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        super().__init__(f"tags are {', '.join(sorted(known))}")

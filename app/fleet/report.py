@@ -1,0 +1,181 @@
+"""The figures of a policy, out of its samples: as JSON, as a table, and as a picture with matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from app.load.client import Sample
+
+HEADINGS = ("policy", "TTFT mean", "p50", "p90", "p99", "cached", "requests/s", "per pod", "failed")
+COLORS = ("#9a9a9a", "#5b8db8", "#d1495b")
+QUANTILES = ("mean", "p50", "p90", "p99")
+Axes = Any
+"""Of matplotlib, which is optional."""
+HOW_TO_GET = "no picture: matplotlib is missing; pip install -r requirements-fleet.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a policy came to. Times are seconds; without a request that was answered they are NaN.
+
+    In JSON, which these names are made for, NaN is null.
+    """
+
+    policy: str
+    requests: int
+    failed: int
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    ttfts_s: tuple[float, ...]
+    """All of them, ascending."""
+    cached_share: float
+    """Prompt tokens that were cached, of all prompt tokens."""
+    requests_per_s: float
+    """Answered requests, over the time of the whole run."""
+    per_pod: dict[str, int]
+    """Answered requests of every pod."""
+    fallbacks: int
+    """Requests routed without the indexer, because it failed."""
+    errors: tuple[str, ...]
+    """The different errors, the most frequent first."""
+
+
+def summarize(
+    policy: str, samples: Sequence[Sample], took_s: float, pods: Sequence[str], fallbacks: int
+) -> Summary:
+    """The figures of `samples`, which took `took_s` in all."""
+    answered = [sample for sample in samples if not sample.error]
+    ttfts_s = tuple(sorted(sample.ttft_s for sample in answered))
+    prompt_tokens = sum(sample.prompt_tokens for sample in answered)
+    counts = Counter(sample.pod for sample in answered)
+    return Summary(
+        policy=policy,
+        requests=len(samples),
+        failed=len(samples) - len(answered),
+        ttft_mean_s=fmean(ttfts_s) if ttfts_s else math.nan,
+        ttft_p50_s=quantile(ttfts_s, 0.5),
+        ttft_p90_s=quantile(ttfts_s, 0.9),
+        ttft_p99_s=quantile(ttfts_s, 0.99),
+        ttfts_s=ttfts_s,
+        cached_share=sum(sample.cached_tokens for sample in answered) / max(1, prompt_tokens),
+        requests_per_s=len(answered) / took_s if took_s > 0 else 0.0,
+        per_pod={pod: counts[pod] for pod in pods},
+        fallbacks=fallbacks,
+        errors=tuple(error for error, _ in Counter(s.error for s in samples if s.error).most_common()),
+    )
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of the values lie, linear between neighbours; NaN of none."""
+    if not ascending:
+        return math.nan
+    place = share * (len(ascending) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ascending) - 1)
+    return ascending[low] + (ascending[high] - ascending[low]) * (place - low)
+
+
+def table(summaries: Sequence[Summary]) -> str:
+    """A Markdown table, a row for each policy."""
+    rows = [HEADINGS, *(_row(summary) for summary in summaries)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    ruler = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = [_line(rows[0], widths), "| " + " | ".join(ruler) + " |"]
+    return "\n".join(lines + [_line(row, widths) for row in rows[1:]])
+
+
+def notes(summaries: Sequence[Summary]) -> list[str]:
+    """What a reader of the table must know besides, a line each; most runs need none."""
+    lines = []
+    for at in summaries:
+        if at.fallbacks:
+            lines.append(
+                f"{at.policy}: {at.fallbacks} requests were routed without the indexer, which failed"
+            )
+        if at.failed:
+            lines.append(f"{at.policy}: {at.failed} requests failed, most of them so: {at.errors[0]}")
+    return lines
+
+
+def _row(at: Summary) -> tuple[str, ...]:
+    counts = at.per_pod.values()
+    return (
+        at.policy,
+        *(_ms(time_s) for time_s in (at.ttft_mean_s, at.ttft_p50_s, at.ttft_p90_s, at.ttft_p99_s)),
+        f"{at.cached_share:.0%}",
+        f"{at.requests_per_s:.1f}",
+        f"{min(counts, default=0)}-{max(counts, default=0)}",
+        str(at.failed),
+    )
+
+
+def _ms(time_s: float) -> str:
+    return "-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms"
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [row[0].ljust(widths[0])]
+    cells += [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
+    return "| " + " | ".join(cells) + " |"
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def draw(summaries: Sequence[Summary], title: str, path: Path) -> None:
+    """Write a PNG: the TTFTs, their quantiles, the cached share of the prompts. OSError if it cannot."""
+    # Imported when needed: it is optional, and takes a second.
+    figure = import_module("matplotlib.figure").Figure(figsize=(11, 4.2), layout="constrained")
+    canvas = import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=10)
+    shares, bars, cached = figure.subplots(1, 3, width_ratios=(5, 4, 2))
+    _draw_shares(shares, summaries)
+    _draw_quantiles(bars, summaries)
+    _draw_cached(cached, summaries)
+    for axes in (shares, bars, cached):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.3)
+        axes.set_axisbelow(True)
+    canvas.print_png(path)
+
+
+def _draw_shares(axes: Axes, summaries: Sequence[Summary]) -> None:
+    """How many of the requests had their first token after so long."""
+    for at, color in zip(summaries, COLORS, strict=False):
+        shares = [(rank + 1) / len(at.ttfts_s) * 100 for rank in range(len(at.ttfts_s))]
+        axes.step(
+            [time_s * 1000 for time_s in at.ttfts_s], shares, where="post", label=at.policy, color=color
+        )
+    axes.set(title="requests that have their first token", xlabel="ms", ylabel="%", ylim=(0, 102))
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False, loc="lower right")
+
+
+def _draw_quantiles(axes: Axes, summaries: Sequence[Summary]) -> None:
+    width = 0.8 / len(summaries)
+    for number, (at, color) in enumerate(zip(summaries, COLORS, strict=False)):
+        times_s = (at.ttft_mean_s, at.ttft_p50_s, at.ttft_p90_s, at.ttft_p99_s)
+        places = [place + (number - (len(summaries) - 1) / 2) * width for place in range(len(QUANTILES))]
+        axes.bar(places, [time_s * 1000 for time_s in times_s], width, label=at.policy, color=color)
+    axes.set_xticks(range(len(QUANTILES)), QUANTILES)
+    axes.set(title="time to first token", ylabel="ms")
+
+
+def _draw_cached(axes: Axes, summaries: Sequence[Summary]) -> None:
+    names = [at.policy for at in summaries]
+    bars = axes.bar(names, [at.cached_share * 100 for at in summaries], color=COLORS[: len(names)])
+    axes.bar_label(bars, fmt="%.0f")
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set(title="cached prompt tokens", ylabel="%", ylim=(0, 105))

@@ -1,0 +1,191 @@
+"""Which pod gets a request: what the indexer knows of its prompt, and the policies that decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from app.load.client import COMPLETIONS, exchange
+
+CHAT = "/v1/chat/completions"
+GENERATING = frozenset({COMPLETIONS, CHAT})
+"""The paths whose requests are routed."""
+OF_TOKENS = ("model", "cache_salt")
+OF_TEXT = (*OF_TOKENS, "add_special_tokens")
+OF_CHAT = (
+    *OF_TEXT,
+    "messages",
+    "tools",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+)
+"""Fields of a request that decide about its tokens and its blocks."""
+RANDOM, ROUND_ROBIN, PREFIX_AWARE = "random", "round-robin", "prefix-aware"
+POLICIES = (RANDOM, ROUND_ROBIN, PREFIX_AWARE)
+BLOCKS_PER_REQUEST = 25.0
+"""What a request in flight counts against a pod. A prefix of 2,000 tokens is 125 blocks: the pod that has it
+gets its requests until it has five more in flight than another pod."""
+
+
+class IndexerError(Exception):
+    """The indexer gave no scores: it cannot be reached, refused, or answered something else."""
+
+
+class Incoming(Struct, frozen=True):
+    """A request to be routed, as it came."""
+
+    path: str
+    body: bytes
+
+
+class _PodScore(Struct):
+    score: float
+
+
+class _TokenScores(Struct):
+    scores: dict[str, _PodScore] | None = None
+
+
+class Indexer:
+    """One indexer. `timeout_s` bounds what routing a request may wait for it."""
+
+    def __init__(self, address: str, timeout_s: float = 2.0) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+
+    def scores(self, incoming: Incoming) -> Mapping[str, float]:
+        """Pod to cached blocks of the prompt, in sequence from its start; pods without any are not in it.
+
+        Empty as well for a request that has no prompt that could be scored: refusing it is up to the pod.
+        IndexerError when there is no answer, or a wrong one.
+        """
+        question = _question(incoming)
+        if question is None:
+            return {}
+        path, body = question
+        answer = self._ask(path, msgspec.json.encode(body))
+        try:
+            if path == "/score_tokens":
+                by_pod = msgspec.json.decode(answer, type=_TokenScores).scores or {}
+                return {pod: found.score for pod, found in by_pod.items()}
+            return msgspec.json.decode(answer, type=dict[str, float] | None) or {}
+        except msgspec.MsgspecError as error:
+            raise IndexerError(f"{path} was answered with something else than scores: {error}") from error
+
+    def _ask(self, path: str, body: bytes) -> bytes:
+        try:
+            status, answer = exchange(self.address, "POST", path, body, self._timeout_s)
+        except OSError as error:
+            raise IndexerError(f"{path} was not answered: {error}") from error
+        if status != 200:
+            raise IndexerError(f"{path} was answered with status {status}")
+        return answer
+
+
+def _question(incoming: Incoming) -> tuple[str, dict[str, object]] | None:
+    """Path and body of the request for scores; None when there is nothing to score."""
+    try:
+        body = msgspec.json.decode(incoming.body, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if incoming.path == CHAT:
+        # Said in so many words: not every indexer opens the reply's turn by itself, as vLLM does.
+        question = {"add_generation_prompt": body.get("add_generation_prompt", True)}
+        return "/score_chat_completions", question | _only(OF_CHAT, body)
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]  # a batch goes where its first prompt is at home
+    if isinstance(prompt, str) and prompt:
+        return "/score_completions", {"prompt": prompt, **_only(OF_TEXT, body)}
+    if isinstance(prompt, list) and prompt:
+        return "/score_tokens", {"tokens": prompt, **_only(OF_TOKENS, body)}
+    return None
+
+
+def _only(names: Sequence[str], body: Mapping[str, object]) -> dict[str, object]:
+    return {name: body[name] for name in names if name in body}
+
+
+Scores = Callable[[Incoming], Mapping[str, float]]
+
+
+class Policy(Protocol):
+    """Chooses one of `pods` (at least one). `in_flight` has the requests of every pod at this moment."""
+
+    fallbacks: int
+    """Requests that were routed without the indexer, because it failed."""
+
+    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+        """The pod that `incoming` goes to."""
+
+
+class RandomChoice:
+    """Any pod."""
+
+    fallbacks = 0
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+        """Any of them, each as likely."""
+        return self._rng.choice(pods)
+
+
+class RoundRobin:
+    """One pod after the other."""
+
+    fallbacks = 0
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+        """The one whose turn it is."""
+        pod = pods[self._turn % len(pods)]
+        self._turn += 1
+        return pod
+
+
+class PrefixAware:
+    """The pod with the most cached blocks, less those that its requests in flight count for.
+
+    Without scores (nothing is cached, or the indexer fails) this is the pod with the fewest requests.
+    """
+
+    def __init__(self, scores: Scores, rng: Random, blocks_per_request: float = BLOCKS_PER_REQUEST) -> None:
+        """`rng` decides between equals: always taking the first one would give it every new prefix."""
+        self._scores = scores
+        self._rng = rng
+        self._blocks_per_request = blocks_per_request
+        self.fallbacks = 0
+
+    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+        """Waits for the indexer; the requests in flight are those of afterwards."""
+        scores: Mapping[str, float] = {}
+        try:
+            scores = self._scores(incoming)
+        except IndexerError:
+            self.fallbacks += 1
+        worth = {pod: scores.get(pod, 0.0) - self._blocks_per_request * in_flight[pod] for pod in pods}
+        return self._rng.choice(_best(worth))
+
+
+def policy_of(name: str, scores: Scores, rng: Random) -> Policy:
+    """The policy of that name, one of `POLICIES`."""
+    if name == RANDOM:
+        return RandomChoice(rng)
+    if name == ROUND_ROBIN:
+        return RoundRobin()
+    return PrefixAware(scores, rng)
+
+
+def _best(worth: Mapping[str, float]) -> list[str]:
+    most = max(worth.values())
+    return [pod for pod, value in worth.items() if value == most]

@@ -1,0 +1,137 @@
+"""One HTTP request as everything above the server sees it.
+
+A `RequestContext` is made once per request, by the fast path or from a WSGI environ, and handed along:
+middleware, route, errors. What a room wants to remember about a request it keeps in the context by type
+(`keep`, `kept`), so that no state travels under string keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, TypeVar
+from urllib.parse import parse_qs
+
+from app.http.connection import Connection
+from app.http.route import Route
+
+if TYPE_CHECKING:
+    from app.http.response import Response
+
+T = TypeVar("T")
+SequenceObserver = Callable[..., Callable[..., None] | None]
+Ending = Callable[["RequestContext", "Response"], None]
+
+
+def _no_id() -> str:
+    return "-"
+
+
+class Readable(Protocol):
+    """Where a body comes from."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the body. OSError or ValueError: it broke off."""
+
+
+class RequestContext:
+    """Method, path, headers, client, body and connection of one request.
+
+    `headers` has lower-case names. `target` is path and query as they were sent; `path` is decoded.
+    `arrival_s` is monotonic seconds. `body` is the whole body once `app.http.body` has read it, `body_read`
+    the part that has arrived, also where the rest never did.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        target: str,
+        headers: Mapping[str, str],
+        client: str,
+        arrival_s: float,
+        *,
+        body: bytes | None = None,
+        source: Readable | None = None,
+        connection: Connection | None = None,
+        http_version: str = "HTTP/1.1",
+        scheme: str = "http",
+        host: str = "",
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.target = target
+        self.headers = headers
+        self.client = client
+        self.arrival_s = arrival_s
+        self.body = body
+        self.body_read = body or b""
+        self.source = source
+        self.connection = connection
+        self.http_version = http_version
+        self.scheme = scheme
+        self.host = host
+        self.new_id: Callable[[], str] = _no_id
+        """Draws an id for a request that came without one."""
+        self._request_id = ""
+        self.route: Route | None = None
+        """The route that serves the request; None when there is none."""
+        self.label = ""
+        """Path of the route as metrics name it, also where only the method is wrong; empty without any."""
+        self.params: Mapping[str, str] = {}
+        """The variable parts of the path."""
+        self.fast = False
+        """It came by the fast path."""
+        self.is_generation = False
+        """It asks for generation, and could be decoded."""
+        self.observers: Sequence[SequenceObserver] = ()
+        """Asked about each sequence that the engine makes of the request (`app.engine.observer`)."""
+        self.endings: Sequence[Ending] = ()
+        """What the middleware do with the response; set when the request begins."""
+        self._kept: dict[type, object] | None = None
+
+    def keep(self, item: object) -> None:
+        """Remember `item` for those who ask for its type."""
+        if self._kept is None:
+            self._kept = {}
+        self._kept[type(item)] = item
+
+    def kept(self, kind: type[T]) -> T | None:
+        """What was kept of this type, if anything was."""
+        found = None if self._kept is None else self._kept.get(kind)
+        return found if isinstance(found, kind) else None
+
+    @property
+    def request_id(self) -> str:
+        """The client's X-Request-Id, or a fresh one, drawn when it is first asked for."""
+        if not self._request_id:
+            self._request_id = self.headers.get("x-request-id") or self.new_id()
+        return self._request_id
+
+    @property
+    def content_type(self) -> str | None:
+        return self.headers.get("content-type")
+
+    @property
+    def content_length(self) -> int | None:
+        """Declared size of the body in bytes; None when there is none that makes sense."""
+        declared = self.headers.get("content-length", "")
+        return int(declared) if declared.isdecimal() and len(declared) < 19 else None
+
+    @cached_property
+    def _query(self) -> Mapping[str, Sequence[str]]:
+        query = self.target.partition("?")[2].partition("#")[0]
+        return parse_qs(query, keep_blank_values=True)
+
+    def argument(self, name: str, default: str = "") -> str:
+        """The first value of `name` in the query."""
+        values = self._query.get(name)
+        return values[0] if values else default
+
+    def arguments(self, name: str) -> Sequence[str]:
+        """All values of `name` in the query."""
+        return self._query.get(name, ())
+
+    def query(self) -> dict[str, str]:
+        """The query as a dictionary of first values."""
+        return {name: values[0] for name, values in self._query.items()}

@@ -1,0 +1,68 @@
+"""A WSGI environ as a `RequestContext`.
+
+The one key of ours in an environ is `CONTEXT`: our worker puts the context there, so that server and
+application speak of the same one. Under any other worker the application makes it itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from app.http.connection import Connection
+from app.http.context import RequestContext
+
+CONTEXT = "understudy.context"
+Environ = Mapping[str, Any]
+_BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
+
+
+def headers_of(environ: Environ) -> dict[str, str]:
+    """The headers in a WSGI environ, by lower-case names, in their order.
+
+    Copied, because an environ that holds a context that holds the environ is cyclic garbage.
+    """
+    headers = {}
+    for key, value in environ.items():
+        if key.startswith("HTTP_"):
+            headers[_name(key)] = value
+        elif key in _BARE and value:
+            headers[_BARE[key]] = value
+    return headers
+
+
+@lru_cache(maxsize=256)
+def _name(key: str) -> str:
+    return key[5:].replace("_", "-").lower()
+
+
+def _connection(sock: Any, ended: Callable[[], None] | None, plain: bool) -> Connection | None:
+    return Connection(sock, ended, plain) if hasattr(sock, "_sock") else None
+
+
+def context_of(
+    environ: Environ, arrival_s: float | None = None, ended: Callable[[], None] | None = None
+) -> RequestContext:
+    """The context of a request that arrived at `arrival_s` (monotonic seconds; now when not given).
+
+    `ended`: see `Connection`. Without a gevent socket (test clients) there is no connection.
+    """
+    scheme = environ["wsgi.url_scheme"]
+    path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
+    sock = environ.get("gunicorn.socket")
+    query = environ.get("QUERY_STRING", "")
+    return RequestContext(
+        environ["REQUEST_METHOD"],
+        path,
+        environ.get("RAW_URI") or (f"{path}?{query}" if query else path),
+        headers_of(environ),
+        environ.get("REMOTE_ADDR") or "",
+        time.monotonic() if arrival_s is None else arrival_s,
+        source=environ["wsgi.input"],
+        connection=None if sock is None else _connection(sock, ended, scheme == "http"),
+        http_version=environ.get("SERVER_PROTOCOL", "HTTP/1.1"),
+        scheme=scheme,
+        host=environ.get("HTTP_HOST", ""),
+    )

@@ -1,0 +1,228 @@
+"""Fake metrics: chosen numbers in place of the true ones, so that a router can be shown any state.
+
+simulator.md 14.4 has the keys, the families that they stand for, and the functions of time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from app.metrics.families import TABLE, Bounds, build_families, token_bounds
+from app.metrics.instruments import Counter, Gauge, Histogram, Instrument
+from app.metrics.text import Family
+from config import Settings
+from config.fake_metrics import Counts, FakeAdapters, FakeMetrics, Function, Level, parse
+
+FakeValue = Level | Counts | Mapping[str, int]
+"""A gauge's level, a histogram's counts per bucket, a counter's number, one per finish reason."""
+Families = tuple[Family[Instrument], ...]
+
+ADAPTERS = "vllm:lora_requests_info"
+CACHE_CONFIG = "vllm:cache_config_info"
+LEVELS = {
+    "running_requests": "vllm:num_requests_running",
+    "waiting_requests": "vllm:num_requests_waiting",
+    "kv_cache_usage": "vllm:kv_cache_usage_perc",
+}
+WHOLE = frozenset((LEVELS["running_requests"], LEVELS["waiting_requests"]))
+"""Levels of which a function gives whole numbers."""
+HISTOGRAMS = {
+    "ttft_buckets_values": "vllm:time_to_first_token_seconds",
+    "tpot_buckets_values": "vllm:inter_token_latency_seconds",
+    "request_tpot_buckets_values": "vllm:request_time_per_output_token_seconds",
+    "e2erl_buckets_values": "vllm:e2e_request_latency_seconds",
+    "queue_time_buckets_values": "vllm:request_queue_time_seconds",
+    "inf_time_buckets_values": "vllm:request_inference_time_seconds",
+    "prefill_time_buckets_values": "vllm:request_prefill_time_seconds",
+    "decode_time_buckets_values": "vllm:request_decode_time_seconds",
+    "request_prompt_tokens": "vllm:request_prompt_tokens",
+    "request_generation_tokens": "vllm:request_generation_tokens",
+    "request_params_max_tokens": "vllm:request_params_max_tokens",
+    "request_max_generation_tokens": "vllm:request_max_num_generation_tokens",
+}
+COUNTERS = {
+    "prefix_cache_hits": "vllm:prefix_cache_hits_total",
+    "prefix_cache_queries": "vllm:prefix_cache_queries_total",
+    "request_success_total": "vllm:request_success_total",
+}
+# Explicit total, counts that it is derived from otherwise, family.
+TOTALS = (
+    ("total_prompt_tokens", "request_prompt_tokens", "vllm:prompt_tokens_total"),
+    ("total_generation_tokens", "request_generation_tokens", "vllm:generation_tokens_total"),
+)
+ALIASES = {spec.name: tuple(other.name for other in TABLE if other.alias_of == spec.name) for spec in TABLE}
+"""The other names under which a family's numbers are repeated."""
+ROUNDING = 1e-9
+"""Keeps 29 % of the way from 0 to 100 from being 28 by a rounding of floats."""
+NANOSECONDS = 1_000_000_000
+"""Per second. Time is counted in them, so that the end of a period falls on its instant."""
+
+# Periods since the start -> how far the value is on its way from start (0) to end (1).
+_CURVES: Mapping[str, Callable[[float], float]] = {
+    "oscillate": lambda periods: (1 + math.sin(2 * math.pi * periods)) / 2,
+    "ramp": lambda periods: min(periods, 1.0),
+    "rampreset": lambda periods: periods % 1,
+    "squarewave": lambda periods: float(periods % 1 >= 0.5),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is shown since `since_s` of the clock, in one family for each of its names."""
+
+    value: FakeValue | tuple[FakeAdapters, ...]
+    families: Families
+    since_s: float
+
+
+class FakeFamilies:
+    """Shows fake metrics when there are some; subscribe `on_settings` to the live settings.
+
+    Families that are not named are absent; nothing that happens in the server is counted. Labels, bounds and
+    names are the true ones. `cache_config` is as for `Recorder` (ValueError: see `build_families`). `clock`
+    gives monotonic seconds: a function starts when it is set. `now` gives Unix seconds.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        max_model_len: int,
+        cache_config: Mapping[str, str],
+        max_loras: int,
+        engine: str = "0",
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._server = {"model_name": model_name, "engine": engine}
+        self._max_model_len, self._max_loras = max_model_len, str(max_loras)
+        self._clock, self._now = clock, now
+        self._build = partial(build_families, self._server, max_model_len, cache_config, now)
+        self._cache_config = self._build()[CACHE_CONFIG]
+        _gauge(self._cache_config).set(1)
+        self._refresh_s = 0.1
+        self._fakes: FakeMetrics | None = None
+        self._parts: dict[str, _Part] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether fake metrics are to be shown in place of the true ones."""
+        return self._fakes is not None
+
+    def on_settings(self, settings: Settings) -> None:
+        """Show what `settings`, which are valid, say; what they leave as it is goes on as it was."""
+        self._refresh_s = settings.metrics.fake_metrics_refresh_interval
+        fakes = parse(settings.metrics.fake_metrics)
+        if fakes == self._fakes:
+            return
+        fresh, before = self._build(), self._parts
+        self._fakes, self._parts = fakes, {}
+        if fakes is None:
+            return
+        for name, value in fake_values(fakes, self._max_model_len):
+            self._show(name, value, before, partial(self._filled, name, value, fresh))
+        self._show(ADAPTERS, fakes.loras, before, partial(self._adapters, fakes.loras))
+
+    def render(self) -> str:
+        """The text of all families that are shown."""
+        at_s = self._clock()
+        families = [self._cache_config]
+        for name, part in self._parts.items():
+            if isinstance(part.value, Function):
+                level = value_at(part.value, at_s - part.since_s, self._refresh_s)
+                _gauge(part.families[0]).set(int(level + ROUNDING) if name in WHOLE else level)
+            families.extend(part.families)
+        return "".join(family.render() for family in families)
+
+    def _show(
+        self,
+        name: str,
+        value: FakeValue | tuple[FakeAdapters, ...],
+        before: Mapping[str, _Part],
+        make: Callable[[], Families],
+    ) -> None:
+        known = before.get(name)
+        if known is None or known.value != value:
+            known = _Part(value, make(), self._clock())
+        self._parts[name] = known
+
+    def _filled(self, name: str, value: FakeValue, fresh: Mapping[str, Family[Instrument]]) -> Families:
+        """The family of that name with its numbers, and those that repeat it under other names."""
+        self._fill(fresh[name], value)
+        return tuple(fresh[known] for known in (name, *ALIASES[name]))
+
+    def _fill(self, family: Family[Instrument], value: FakeValue) -> None:
+        """Give a family at zero its numbers; those of a function come with each scrape."""
+        if isinstance(value, Mapping):
+            for reason, count in value.items():
+                counter = family.labels(**self._server, finished_reason=reason)
+                assert isinstance(counter, Counter)
+                counter.inc(count)
+            return
+        ((_, instrument),) = family.children()
+        if isinstance(instrument, Histogram) and isinstance(value, tuple):
+            for seen, count in observed(value, instrument.bounds):
+                instrument.observe(seen, count)
+        elif isinstance(instrument, Counter | Gauge) and isinstance(value, int | float):
+            instrument.value = value
+
+    def _adapters(self, entries: Sequence[FakeAdapters]) -> Families:
+        help = "Adapters that run and wait; the value is the time of the entry."
+        family: Family[Instrument] = Family(ADAPTERS, help, Gauge, "gauge", self._now)
+        for entry in entries or (FakeAdapters("", "", self._now()),):
+            gauge = Gauge()
+            gauge.set(entry.timestamp)
+            labels = {"running_lora_adapters": entry.running, "waiting_lora_adapters": entry.waiting}
+            family.add(gauge, {"max_lora": self._max_loras, **labels})
+        return (family,)
+
+
+def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, FakeValue]]:
+    """Family name and what it shows, for all families of numbers that are not to be absent."""
+    for key, name in (*LEVELS.items(), *COUNTERS.items()):
+        value = getattr(fakes, key)
+        if value is not None and value != {}:
+            yield name, value
+    for key, name in HISTOGRAMS.items():
+        if counts := getattr(fakes, key):
+            yield name, counts
+    for key, of, name in TOTALS:
+        total, counts = getattr(fakes, key), getattr(fakes, of)
+        if total is not None:
+            yield name, total
+        elif counts:
+            yield name, total_tokens(counts, token_bounds(max_model_len))
+
+
+def observed(counts: Counts, bounds: Bounds) -> Iterator[tuple[float, int]]:
+    """A value of each bucket and its count: the upper bound, and one more than the last bound beyond it."""
+    beyond = bounds[-1] + 1
+    for place, count in enumerate(counts):
+        yield (bounds[place] if place < len(bounds) else beyond), count
+
+
+def total_tokens(counts: Counts, bounds: Bounds) -> int:
+    """The tokens that the observations amount to."""
+    return sum(int(value) * count for value, count in observed(counts, bounds))
+
+
+def value_at(function: Function, elapsed_s: float, step_s: float) -> float:
+    """The value of `function` `elapsed_s` >= 0 after its start, in steps of `step_s` > 0."""
+    elapsed_ns, step_ns = _nanoseconds(elapsed_s), _nanoseconds(step_s)
+    periods = elapsed_ns // step_ns * step_ns / _nanoseconds(function.period_s)
+    way = _CURVES[function.shape](periods)
+    return (1 - way) * function.start + way * function.end
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * NANOSECONDS)
+
+
+def _gauge(family: Family[Instrument]) -> Gauge:
+    """The gauge of a family with one series."""
+    ((_, instrument),) = family.children()
+    assert isinstance(instrument, Gauge)
+    return instrument

@@ -1,0 +1,85 @@
+"""vllm:lora_requests_info: which adapters run and wait, as labels of a gauge whose value is a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from sys import getsizeof
+
+from app.metrics.instruments import Gauge
+from app.metrics.text import Family
+
+MOST_SERIES = 64
+"""Combinations of adapters that are shown; readers look at the latest only."""
+LIMIT_BYTES = 2**18
+"""Memory of those, for the names of adapters come from clients; the latest stays whatever it takes."""
+ENTRY_BYTES = 256
+"""Memory of a combination without its two texts."""
+
+
+class LoraRequests:
+    """One series per combination of running and waiting adapters; its value is when it last held (Unix s).
+
+    The latest series has the state of now (vllm-api.md 11.1). `most` is `max-loras`; `now` gives Unix
+    seconds.
+    """
+
+    def __init__(self, most: int, now: Callable[[], float]) -> None:
+        self._most, self._now = str(most), now
+        self._running: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
+        self._latest = "", ""
+        """The texts of what runs and of what waits now."""
+        self._held: dict[tuple[str, str], float] = {}
+        """Texts of running and of waiting adapters to when this last held, the latest last."""
+        self._text = ""
+        self.size_bytes = 0
+        self.limit_bytes = LIMIT_BYTES
+        self._note()
+
+    def running(self, adapter: str, delta: int) -> None:
+        """So many requests with `adapter` began (or, negative, ceased) to run."""
+        if _count(self._running, adapter, delta):
+            self._latest = ",".join(self._running), self._latest[1]
+        self._note()
+
+    def waiting(self, adapter: str, delta: int) -> None:
+        """So many requests with `adapter` began (or, negative, ceased) to wait."""
+        if _count(self._waiting, adapter, delta):
+            self._latest = self._latest[0], ",".join(self._waiting)
+        self._note()
+
+    def render(self) -> str:
+        """The text of the family."""
+        if not self._text:
+            help = "Unix time of the latest change; the labels are what runs and waits since then."
+            family: Family[Gauge] = Family("vllm:lora_requests_info", help, Gauge, "gauge", self._now)
+            for (running, waiting), held_s in self._held.items():
+                adapters = {"running_lora_adapters": running, "waiting_lora_adapters": waiting}
+                family.labels(max_lora=self._most, **adapters).set(held_s)
+            self._text = family.render()
+        return self._text
+
+    def _note(self) -> None:
+        """The present combination is the latest one; the first ones beyond the limits are forgotten."""
+        self._text = ""
+        if self._held.pop(self._latest, None) is None:
+            self.size_bytes += _entry_bytes(self._latest)
+        self._held[self._latest] = self._now()
+        while len(self._held) > MOST_SERIES or self.size_bytes > self.limit_bytes and len(self._held) > 1:
+            first = next(iter(self._held))
+            del self._held[first]
+            self.size_bytes -= _entry_bytes(first)
+
+
+def _count(counter: Counter[str], adapter: str, delta: int) -> bool:
+    """True when `adapter` was not there before, or is not any more."""
+    before = counter[adapter]
+    counter[adapter] = before + delta
+    if not counter[adapter]:
+        del counter[adapter]
+    return not before or adapter not in counter
+
+
+def _entry_bytes(key: tuple[str, str]) -> int:
+    return ENTRY_BYTES + getsizeof(key[0]) + getsizeof(key[1])

@@ -1,0 +1,102 @@
+"""What is counted of a sequence that is over: noted as a row of numbers, and observed in blocks."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from typing import Literal
+
+from msgspec import Struct
+
+from app.metrics.families import FINISHED, EngineFamilies
+from app.metrics.instruments import Counter, Histogram
+
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
+
+BLOCK = 512
+"""Rows of one kind that are noted before they are counted, which then takes about a millisecond at most."""
+
+
+class FinishedSequence(Struct, frozen=True, gc=False):
+    """How a sequence went, as a row of numbers. What did not happen, as when it was aborted early, is 0.
+
+    `max_tokens` is the limit in force (vLLM fills it in when the client gave none); `queue_s` is waiting,
+    `prefill_s` from the place to the first token, `decode_s` from the first token to the last, `e2e_s` from
+    arrival to the end. The last one of a prompt's sequences has their number in `choices` and the tokens of
+    the longest in `longest`; the others have 0.
+    """
+
+    reason: FinishReason
+    prompt_tokens: int
+    generation_tokens: int
+    cached_tokens: int
+    max_tokens: int | None
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    e2e_s: float
+    preemptions: int = 0
+    choices: int = 0
+    longest: int = 0
+
+    @property
+    def mean_gap_s(self) -> float:
+        """Time per token after the first."""
+        return self.decode_s / (self.generation_tokens - 1) if self.generation_tokens > 1 else 0.0
+
+
+class FinishedSequences:
+    """The families of sequences that are over. At most `BLOCK` rows wait to be observed."""
+
+    def __init__(self, families: EngineFamilies) -> None:
+        one, success = families.one, "request_success_total"
+        self._rows: list[FinishedSequence] = []
+        self._completed: list[tuple[int, int]] = []
+        self._success = {reason: one(Counter, success, finished_reason=reason) for reason in FINISHED}
+        self._prompt_tokens = one(Histogram, "request_prompt_tokens")
+        self._generation_tokens = one(Histogram, "request_generation_tokens")
+        self._kv_computed = one(Histogram, "request_prefill_kv_computed_tokens")
+        self._max_tokens = one(Histogram, "request_params_max_tokens")
+        self._preemptions = one(Histogram, "request_num_preemptions")
+        self._e2e = one(Histogram, "e2e_request_latency_seconds")
+        self._queue = one(Histogram, "request_queue_time_seconds")
+        self._inference = one(Histogram, "request_inference_time_seconds")
+        self._prefill = one(Histogram, "request_prefill_time_seconds")
+        self._decode = one(Histogram, "request_decode_time_seconds")
+        self._mean_gap = one(Histogram, "request_time_per_output_token_seconds")
+        self._choices = one(Histogram, "request_params_n")
+        self._longest = one(Histogram, "request_max_num_generation_tokens")
+
+    def add(self, row: FinishedSequence) -> None:
+        """All its histograms are observed, whatever the reason. KeyError for an unknown one."""
+        if row.reason not in self._success:
+            raise KeyError(row.reason)
+        self._rows.append(row)
+        if len(self._rows) >= BLOCK:
+            self.fold()
+
+    def completed(self, choices: int, longest: int) -> None:
+        """A prompt is over, and no row has said so."""
+        self._completed.append((choices, longest))
+        if len(self._completed) >= BLOCK:
+            self.fold()
+
+    def fold(self) -> None:
+        """Observe what waits."""
+        rows, self._rows = self._rows, []
+        for reason, count in Tally(row.reason for row in rows).items():
+            self._success[reason].value += count
+        self._prompt_tokens.observe_all([row.prompt_tokens for row in rows])
+        self._kv_computed.observe_all([row.prompt_tokens - row.cached_tokens for row in rows])
+        self._generation_tokens.observe_all([row.generation_tokens for row in rows])
+        self._max_tokens.observe_all([row.max_tokens for row in rows if row.max_tokens])
+        self._preemptions.observe_all([row.preemptions for row in rows])
+        self._queue.observe_all([row.queue_s for row in rows])
+        self._prefill.observe_all([row.prefill_s for row in rows])
+        self._inference.observe_all([row.prefill_s + row.decode_s for row in rows])
+        self._decode.observe_all([row.decode_s for row in rows])
+        self._mean_gap.observe_all([row.mean_gap_s for row in rows])
+        self._e2e.observe_all([row.e2e_s for row in rows])
+        prompts, self._completed = self._completed, []
+        prompts += [(row.choices, row.longest) for row in rows if row.choices]
+        self._choices.observe_all([choices for choices, _ in prompts])
+        self._longest.observe_all([longest for _, longest in prompts])

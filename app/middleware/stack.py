@@ -1,0 +1,60 @@
+"""The middleware around every request, in one list that Flask and the fast path both run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from app.http.context import Ending, RequestContext
+from app.http.response import Response
+from config.settings import Settings
+
+
+class Middleware:
+    """What is done before a request is routed, and to its response.
+
+    A subclass overrides `begin` or `end` or both. A request that begins while `active` is false passes it by.
+    """
+
+    active = True
+
+    def begin(self, context: RequestContext) -> Response | None:
+        """Before the route: a response that is given instead, or None. ApiError to refuse the request."""
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        """Before the response leaves, whoever made it; also when one before this answered or refused."""
+
+
+class MiddlewareStack:
+    """`begin` runs down the list, `end` up. What is active is found out when settings change.
+
+    A request ends with the middleware that were active when it began.
+    """
+
+    def __init__(self, middleware: Sequence[Middleware]) -> None:
+        self._middleware = tuple(middleware)
+        self._begin: tuple[Callable[[RequestContext], Response | None], ...] = ()
+        self._end: tuple[Ending, ...] = ()
+        self.refresh()
+
+    def on_settings(self, settings: Settings) -> None:
+        """Subscribe this after the middleware have subscribed themselves."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Find out what is active now."""
+        active = [one for one in self._middleware if one.active]
+        self._begin = tuple(one.begin for one in active if type(one).begin is not Middleware.begin)
+        self._end = tuple(one.end for one in reversed(active) if type(one).end is not Middleware.end)
+
+    def begin(self, context: RequestContext) -> Response | None:
+        """The response that a middleware gives in the route's place, if one does."""
+        context.endings = self._end
+        for begin in self._begin:
+            if (response := begin(context)) is not None:
+                return response
+        return None
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        """The response leaves."""
+        for end in context.endings:
+            end(context, response)

@@ -1,0 +1,398 @@
+"""A client's connection in the hands of the hub: no greenlet waits for its next request.
+
+It reads, recognises plain requests and writes their answers. Anything else it leaves to the general way: a
+greenlet gets the socket with the bytes that were read, and brings it back after the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import gevent
+
+from app.api.errors import respond_to_error
+from app.http.connection import READ, Connection, GeventSocket, Watcher
+from app.http.context import RequestContext
+from app.http.response import STATUS_LINES, PendingResponse, Response, StreamingBody
+from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
+from app.http.write_batcher import WriteBatcher
+from app.logs import ServerLogger, current_request
+from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, RequestHeads
+from app.server.joined_response import default_head
+from app.web.application import Understudy
+
+RECEIVE = 1 << 16
+MOST_BODY_BYTES = 1 << 16
+"""Larger bodies are read by the general way."""
+BODY_PATIENCE_S = 0.25
+"""A body that has not come after so long is waited for by the general way."""
+
+
+class FastConnection:
+    """One client's socket. `since_s` tells since when it waits for a request, or for the rest of one.
+
+    It is `busy` from the first byte of an answer's making to its last byte, also while the general way has
+    it.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_connection",
+        "_context",
+        "_path",
+        "_reader",
+        "_response",
+        "_unsent",
+        "_writer",
+        "address",
+        "busy",
+        "client",
+        "has_head",
+        "is_new",
+        "listener",
+        "since_s",
+    )
+
+    def __init__(
+        self, path: FastPath, client: GeventSocket, address: tuple[str, int], listener: object
+    ) -> None:
+        self._path = path
+        self.client = client
+        self.address = address
+        self.listener = listener
+        self._connection = Connection(client)
+        self._buffer = b""
+        self._context: RequestContext | None = None
+        self._response: Response | None = None
+        self._unsent = b""
+        self._writer: Watcher | None = None
+        self.busy = False
+        self.is_new = True
+        """No request has come yet."""
+        self.has_head = False
+        """The rest of a body is still to come."""
+        self.since_s = time.monotonic()
+        self._reader: Watcher = gevent.get_hub().loop.io(self._connection.fileno(), READ)
+        self._reader.start(self._readable)
+
+    def _readable(self) -> None:
+        try:
+            data = self.client._sock.recv(RECEIVE)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        if not data:
+            self.close()
+            return
+        self._buffer = self._buffer + data if self._buffer else data
+        self._next()
+
+    def _next(self) -> None:
+        """Answer the request at the beginning of the buffer, if it is all there."""
+        data = self._buffer
+        end = data.find(b"\r\n\r\n") + 4
+        if end < 4:
+            if len(data) > MOST_HEAD_BYTES:
+                self.leave_to_general()
+            return
+        head = self._path.heads.read(data[:end])
+        if head is None or head.content_length > MOST_BODY_BYTES or not self._path.is_open:
+            self.leave_to_general()
+            return
+        end_of_body = end + head.content_length
+        if len(data) < end_of_body:
+            if not self.has_head:
+                self.has_head, self.since_s = True, time.monotonic()
+            return
+        if not self._answer(head, data[end:end_of_body], data[end_of_body:]):
+            self.leave_to_general()
+
+    def _answer(self, head: RequestHead, body: bytes, rest: bytes) -> bool:
+        """Begin the answer; False, and nothing has happened, when the request is not plain."""
+        route, path = head.route, self._path
+        plain = route.plain
+        request = plain.recognise(body) if plain is not None else None
+        if plain is None or request is None:
+            return False
+        context = RequestContext(
+            "POST",
+            route.path,
+            route.path,
+            head.headers,
+            self.address[0],
+            time.monotonic(),
+            body=body,
+            connection=self._connection,
+            host=head.headers["host"],
+        )
+        context.route, context.label, context.fast = route, route.path, True
+        context.new_id = path.new_id
+        self._buffer = rest
+        self.busy, self.is_new, self.has_head = True, False, False
+        self._context = context
+        token = current_request.set(context)
+        outcome: Response | PendingResponse | None
+        try:
+            outcome = path.middleware.begin(context)
+            if outcome is None:
+                outcome = plain.answer(context, request)
+        except Exception as error:
+            outcome = path.respond_to_error(error, context)
+        if type(outcome) is Response:
+            self._send(outcome)
+        elif isinstance(outcome, PendingResponse):
+            self._wait_for(outcome)
+        current_request.reset(token)
+        return True
+
+    def _wait_for(self, pending: PendingResponse) -> None:
+        """The answer is still to come; so is what else the client sends."""
+        self._reader.stop()
+
+        def gone() -> None:
+            pending.abort()
+            self.close()
+
+        self._connection.watch(gone)
+        pending.then(self._come)
+
+    def _come(self, outcome: Response | Exception) -> None:
+        context = self._context
+        assert context is not None
+        self._connection.unwatch()
+        if isinstance(outcome, Exception):
+            outcome = self._path.respond_to_error(outcome, context)
+        self._reader.start(self._readable)
+        self._send(outcome)
+
+    def _send(self, response: Response) -> None:
+        """Finish the response with the middleware, and write it."""
+        context = self._context
+        assert context is not None
+        self._path.middleware.end(context, response)
+        self._response = response
+        body = response.body
+        if isinstance(body, bytes):
+            self._write(self._path.head(response) + body)
+        elif isinstance(body, StreamingBody):
+            data = body.complete()
+            if data is None:
+                self._stream(response, body)
+            else:
+                self._write(b"%b%x\r\n%b\r\n%b" % (self._path.head(response), len(data), data, LAST_CHUNK))
+        else:  # pragma: no cover  # routes answer plain requests in no other way
+            raise TypeError("a plain request is answered by bytes or by a StreamingBody")
+
+    def _stream(self, response: Response, body: StreamingBody) -> None:
+        self._reader.stop()
+        transport = StreamTransport(
+            self._connection,
+            self._path.batcher,
+            self._path.write_timeout_s,
+            self._streamed,
+            ends_body=True,
+            head=self._path.head(response),
+            abandoned=self.close,
+        )
+        self._connection.watch(transport.abandon)
+        body.attach(transport)
+        transport.flush()
+
+    def _streamed(self) -> None:
+        self._connection.unwatch()
+        self._reader.start(self._readable)
+        self._done()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            sent = self._connection.send_now(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        if sent == len(data):
+            self._done()
+            return
+        self._unsent = data[sent:]
+        self._reader.stop()
+        self.since_s = time.monotonic()
+        self._writer = gevent.get_hub().loop.io(self._connection.fileno(), WRITE)
+        self._writer.start(self._writable)
+
+    def _writable(self) -> None:
+        try:
+            self._unsent = self._unsent[self._connection.send_now(self._unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        self.since_s = time.monotonic()
+        if not self._unsent and self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            self._reader.start(self._readable)
+            self._done()
+
+    @property
+    def takes_no_bytes_since_s(self) -> float | None:
+        """Since when the client has taken nothing of an answer that waits for it; None when none waits."""
+        return self.since_s if self._writer is not None else None
+
+    def _done(self) -> None:
+        """The answer has been sent."""
+        response, context = self._response, self._context
+        assert response is not None and context is not None
+        self._response = self._context = None
+        if self._path.logs_access:
+            self._path.log_access(context, response)
+        response.close()
+        self.busy = False
+        if not self._path.is_open:
+            self.close()
+            return
+        self._path.idle(self)
+        if self._buffer:  # the next request is here already; others come first
+            gevent.get_hub().loop.run_callback(self._resume)
+
+    def _resume(self) -> None:
+        if self._buffer and not self.busy and self in self._path.connections:
+            self._next()
+
+    def leave_to_general(self) -> None:
+        """Have a greenlet serve what the buffer begins with."""
+        self._reader.stop()
+        self.busy, self.is_new, self.has_head = True, False, False
+        data, self._buffer = self._buffer, b""
+        self._path.serve_general(self, data)
+
+    def take_back(self, data: bytes) -> None:
+        """The general way has answered; `data` is what it read beyond that."""
+        self.busy = False
+        self._buffer = data
+        self._path.idle(self)
+        self._reader.start(self._readable)
+        if data:
+            gevent.get_hub().loop.run_callback(self._resume)
+
+    def close(self) -> None:
+        """Close the socket; what is being answered is finished for nobody."""
+        if not self._path.forget(self):
+            return
+        self._connection.unwatch()
+        for watcher in (self._reader, self._writer):
+            if watcher is not None:
+                watcher.stop()
+                watcher.close()
+        response, self._response = self._response, None
+        if response is not None:
+            response.close()
+        self.client.close()
+
+
+ServeGeneral = Callable[[FastConnection, bytes], None]
+
+
+class FastPath:
+    """The connections of one worker. `serve_general` has a greenlet serve the next request of one.
+
+    An idle connection is closed after `idle_s`, a client that takes no bytes after `write_timeout_s`.
+    """
+
+    respond_to_error = staticmethod(respond_to_error)
+
+    def __init__(
+        self,
+        app: Understudy,
+        log: ServerLogger,
+        idle_s: float,
+        write_timeout_s: float,
+        serve_general: ServeGeneral,
+    ) -> None:
+        self.heads = RequestHeads(app.routes)
+        self.middleware = app.middleware
+        self.batcher = WriteBatcher()
+        self.write_timeout_s = write_timeout_s
+        self.serve_general = serve_general
+        self.is_open = True
+        """False as soon as every answer has to close its connection."""
+        self.connections: dict[FastConnection, None] = {}
+        """All of them, those that have waited longest for a request first."""
+        self.new_id = app.new_request_id
+        self.logs_access = log.access_log_enabled
+        self._log = log
+        self._idle_s = idle_s
+
+    def head(self, response: Response) -> bytes:
+        """Status line and headers as gunicorn sends them."""
+        status = STATUS_LINES.get(response.status) or response.status_line
+        chunked = type(response.body) is not bytes
+        return (default_head(status, int(time.time()), False, chunked) + response.header_lines()).encode(
+            "latin-1"
+        )
+
+    def log_access(self, context: RequestContext, response: Response) -> None:
+        """Write the access line of an answer that has been sent."""
+        body = response.body
+        sent = (
+            body.bytes_sent
+            if isinstance(body, StreamingBody)
+            else len(body)
+            if isinstance(body, bytes)
+            else 0
+        )
+        self._log.access_line(context, response.status, sent, time.monotonic() - context.arrival_s)
+
+    def add(self, connection: FastConnection) -> None:
+        self.connections[connection] = None
+
+    def idle(self, connection: FastConnection) -> None:
+        """The connection waits for its next request from now on."""
+        connection.since_s = time.monotonic()
+        del self.connections[connection]
+        self.connections[connection] = None
+
+    def forget(self, connection: FastConnection) -> bool:
+        """The connection is closed; False when it was already."""
+        if connection not in self.connections:
+            return False
+        del self.connections[connection]
+        return True
+
+    def sweep(self, now_s: float) -> None:
+        """Close what has been idle or stalled for too long; hand what is incomplete to the general way."""
+        for connection in list(self.connections):
+            if connection.busy:
+                since_s = connection.takes_no_bytes_since_s
+                if since_s is not None and now_s - since_s > self.write_timeout_s:
+                    connection.close()
+            elif now_s - connection.since_s > self._idle_s:
+                connection.close()
+            elif connection.has_head and now_s - connection.since_s > BODY_PATIENCE_S:
+                connection.leave_to_general()
+
+    def close_idle(self, now_s: float, young_s: float) -> None:
+        """There will be no next request; who connected less than `young_s` ago may still send a first one."""
+        for connection in list(self.connections):
+            if not connection.busy and not (connection.is_new and now_s - connection.since_s < young_s):
+                connection.close()
+
+    def is_expecting(self, now_s: float, young_s: float) -> bool:
+        """True while a client that connected less than `young_s` ago may still send its first request."""
+        return any(one.is_new and now_s - one.since_s < young_s for one in self.connections)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while an answer is being made or written."""
+        return any(one.busy for one in self.connections)
+
+    def count_busy(self) -> int:
+        return sum(one.busy for one in self.connections)
+
+    def close_all(self) -> None:
+        for connection in list(self.connections):
+            connection.close()

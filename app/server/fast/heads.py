@@ -1,0 +1,115 @@
+"""Heads of requests that the fast path may answer, remembered by their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import httptools
+from msgspec import Struct
+
+from app.http.route import Route
+
+MOST_HEAD_BYTES = 8192
+MOST_FIELDS = 64
+MOST_DIGITS = 9
+HEAD_OVERHEAD_BYTES = 2048
+"""About what a remembered head takes besides its bytes: the dictionary and its strings."""
+LIMIT_BYTES = 1 << 20
+GENERAL = frozenset(
+    ("transfer-encoding", "expect", "upgrade", "connection", "content-encoding", "te", "trailer")
+)
+"""What only the general way understands, but for `Connection: keep-alive`."""
+
+
+class RequestHead(Struct, frozen=True):
+    """A POST of HTTP/1.1 for `route`, with a body of `content_length` bytes; names of `headers` in lower
+    case.
+    """
+
+    route: Route
+    headers: Mapping[str, str]
+    content_length: int
+
+
+class RequestHeads:
+    """Knows the heads of `routes`, which have no variable parts, and parses new ones.
+
+    Heads that were met are remembered, up to `limit_bytes` in all; the oldest goes first.
+    """
+
+    def __init__(self, routes: Iterable[Route], limit_bytes: int = LIMIT_BYTES) -> None:
+        self._routes = {route.path.encode(): route for route in routes if route.plain is not None}
+        self._known: dict[bytes, RequestHead] = {}
+        self.size_bytes = 0
+        self.limit_bytes = limit_bytes
+
+    def read(self, data: bytes) -> RequestHead | None:
+        """The head in `data`, its empty line included; None when the general way has to look at it."""
+        known = self._known.get(data)
+        if known is not None:
+            return known
+        head = self._parse(data)
+        if head is not None:
+            self._remember(data, head)
+        return head
+
+    def _parse(self, data: bytes) -> RequestHead | None:
+        if not data.startswith(b"POST ") or self._routes.get(data[5 : data.find(b" ", 5)]) is None:
+            return None
+        fields = _Fields()
+        parser = httptools.HttpRequestParser(fields)
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserError:
+            return None
+        route = self._routes.get(fields.target)
+        if route is None or parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
+            return None
+        headers = fields.plain()
+        if headers is None:
+            return None
+        length = headers.get("content-length", "")
+        if headers.get("content-type") != "application/json":
+            return None
+        plain = route.plain
+        if plain is None or not plain.special_headers.isdisjoint(headers):
+            return None
+        if not length.isdecimal() or len(length) > MOST_DIGITS or "host" not in headers:
+            return None
+        return RequestHead(route, headers, int(length))
+
+    def _remember(self, data: bytes, head: RequestHead) -> None:
+        self._known[data] = head
+        self.size_bytes += len(data) + HEAD_OVERHEAD_BYTES
+        while self.size_bytes > self.limit_bytes:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self.size_bytes -= len(oldest) + HEAD_OVERHEAD_BYTES
+
+
+class _Fields:
+    """What the parser finds."""
+
+    def __init__(self) -> None:
+        self.target = b""
+        self._fields: list[tuple[bytes, bytes]] = []
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields.append((name, value))
+
+    def plain(self) -> dict[str, str] | None:
+        """The headers; None when one stands twice, or means more than a plain request may ask for."""
+        if len(self._fields) > MOST_FIELDS:
+            return None
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in self._fields:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            if name in headers or "_" in name:
+                return None
+            if name in GENERAL and not (name == "connection" and value.lower() == "keep-alive"):
+                return None
+            headers[name] = value.strip(" \t")
+        return headers

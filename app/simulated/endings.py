@@ -1,0 +1,145 @@
+"""When a reply ends: the length that is drawn for it, and the stop strings and stop tokens that cut it.
+
+Lengths are those of simulator.md 5.4 and 5.5. Stops follow the rules of vLLM's detokenizer: a stop string
+counts once more than `min_tokens` tokens are out; the one that is complete first wins; its token is the last
+one; the text ends before the stop string unless it is to be included. While no stop has come, as many
+characters are held back as could still turn out to be its beginning.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from random import Random
+
+from app.engine.outputs import Finish
+from app.engine.reply import Reply
+from app.engine.request import EngineRequest
+
+MEAN_TOKENS, STD_DEV_TOKENS = 40, 20
+"""Length of replies whose client set no limit."""
+SHORT = 20
+"""Below this much room the bell curve would not fit, so lengths are uniform."""
+
+CUMULATIVE = (0.2, 0.5, 0.7, 0.75, 0.85)
+"""Probability of ending in one of the first one, two ... five buckets; else the limit is used up."""
+BUCKETS = 5
+BUCKET_TOKENS = 20
+FLEXIBLE = 3
+"""The bucket that takes up what a large limit has beyond the others."""
+
+
+def reply_length(most: int, limited: bool, rng: Random) -> int:
+    """Draw a length in tokens, 1..`most`; `limited` when the client itself set `most`.
+
+    Only a limit of one makes a reply of one token: recorded streams always have a middle.
+    """
+    drawn = limited_length(most, rng) if limited else unlimited_length(most, rng)
+    return 2 if drawn < 2 <= most else drawn
+
+
+def unlimited_length(most: int, rng: Random) -> int:
+    """Draw a length for a client that set no limit: a bell curve, cut at what fits the context (5.4)."""
+    if most < SHORT:
+        return rng.randint(1, max(most, 1))
+    while True:
+        drawn = rng.gauss(MEAN_TOKENS, STD_DEV_TOKENS)
+        if 1 <= drawn <= most:
+            return int(drawn + 0.5)
+
+
+def limited_length(most: int, rng: Random) -> int:
+    """Draw a length under a limit of `most` tokens from the histogram of 5.5.
+
+    A limit too small for five buckets is used up: that is what recorded exchanges of a real vLLM
+    show, where 5.5 would draw any shorter length, too.
+    """
+    if most <= BUCKETS + 1:
+        return most
+    bucket = bisect_left(CUMULATIVE, rng.random())
+    if bucket == BUCKETS:
+        return most
+    first, last = bucket_range(most, bucket)
+    return first + below(last - first + 1, rng)
+
+
+def below(size: int, rng: Random) -> int:
+    """As rng.randrange(size), in a third of its time."""
+    bits = size.bit_length()
+    number = rng.getrandbits(bits)
+    while number >= size:
+        number = rng.getrandbits(bits)
+    return number
+
+
+def bucket_range(most: int, bucket: int) -> tuple[int, int]:
+    """First and last length, in tokens, of `bucket` (0..4) under a limit of `most` > 6 tokens."""
+    if most <= BUCKETS * BUCKET_TOKENS + 1:
+        size = (most - 1) / BUCKETS
+        start, end = int(size * bucket) + 1, int(size * (bucket + 1))
+    else:
+        flexible = most - (BUCKETS - 1) * BUCKET_TOKENS
+        stretch = flexible - BUCKET_TOKENS
+        start = BUCKET_TOKENS * bucket + 1 + (stretch if bucket > FLEXIBLE else 0)
+        end = BUCKET_TOKENS * (bucket + 1) + (stretch if bucket >= FLEXIBLE else 0)
+    return start, min(end, most - 1)
+
+
+def stopped(reply: Reply, request: EngineRequest) -> Reply:
+    """`reply` as the stop conditions of `request` leave it."""
+    if request.stop_token_ids:
+        reply = _stopped_by_token(reply, request)
+    if request.stop:
+        reply = _stopped_by_text(reply, request)
+    return reply
+
+
+def _stopped_by_token(reply: Reply, request: EngineRequest) -> Reply:
+    for i in range(request.min_tokens, len(reply.ids)):
+        token_id = reply.ids[i]
+        if token_id in request.stop_token_ids:
+            last = reply.texts[i] if request.include_stop else ""
+            return Reply([*reply.texts[:i], last], reply.ids[: i + 1], Finish("stop", token_id))
+    return reply
+
+
+def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
+    text = "".join(reply.texts)
+    offsets = [0, *accumulate(map(len, reply.texts))]
+    found = _first_stop(text, offsets, request)
+    finish, count = reply.finish, len(reply.ids)
+    if found is not None:
+        stop, start = found
+        end = start + len(stop)
+        count = next(i for i in range(1, len(offsets)) if offsets[i] >= end)
+        text = text[: end if request.include_stop else start]
+        finish = Finish("stop", stop)
+    held = 0 if request.include_stop else max(map(len, request.stop)) - 1
+    return Reply(_held_back(text, offsets[: count + 1], held), reply.ids[:count], finish)
+
+
+def _first_stop(text: str, offsets: Sequence[int], request: EngineRequest) -> tuple[str, int] | None:
+    """The stop string that is complete first, and where it starts; None when none occurs.
+
+    A stop that ends within the first `min_tokens` tokens does not count.
+    """
+    if request.min_tokens >= len(offsets) - 1:
+        return None
+    protected = offsets[request.min_tokens]
+    found = [
+        (start + len(stop), i, stop, start)
+        for i, stop in enumerate(request.stop)
+        if (start := text.find(stop, max(0, protected + 1 - len(stop)))) >= 0
+    ]
+    if not found:
+        return None
+    _, _, stop, start = min(found)
+    return stop, start
+
+
+def _held_back(text: str, offsets: Sequence[int], held: int) -> list[str]:
+    """Cut `text` into what leaves with each token: `held` characters late, all with the last one."""
+    ends = [max(0, min(end - held, len(text))) for end in offsets]
+    ends[0], ends[-1] = 0, len(text)
+    return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]

@@ -1,0 +1,179 @@
+"""How many requests run and who is next, how long everything takes, and the KV cache."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from config.declaration import About, Count, Duration, NotNegative, Section, not_above_share
+
+
+class SchedulingSettings(Section, frozen=True, kw_only=True):
+    """How many requests run, how many wait, and who is next."""
+
+    max_num_seqs: Annotated[Count, About("Sequences that run at the same time.", unit="sequences")] = 256
+    max_waiting_queue_length: Annotated[
+        NotNegative,
+        About(
+            "Requests that may wait for a place; beyond it the answer is 429. 0 lets none wait.",
+            unit="requests",
+        ),
+    ] = 1000
+    max_num_queued_reqs: Annotated[
+        NotNegative | None,
+        About(
+            "Sequences that may run and wait together; beyond it the answer is 503. Empty is no limit.",
+            unit="sequences",
+        ),
+    ] = None
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"],
+        About("Who is next: the request that came first, or the one with the lowest priority number."),
+    ] = "fcfs"
+
+
+class LatencySettings(Section, frozen=True, kw_only=True):
+    """When it is said."""
+
+    latency_calculator: Annotated[
+        Literal["", "constant", "per-token"],
+        About(
+            "What the time to the first token is computed from: time-to-first-token (constant) or the "
+            "prompt's length (per-token). Empty is constant if time-to-first-token or its deviation is "
+            "set, per-token otherwise.",
+            live=True,
+        ),
+    ] = ""
+    inter_token_latency: Annotated[Duration, About("Time between two tokens of a reply.", live=True)] = 0.0
+    inter_token_latency_std_dev: Annotated[
+        Duration,
+        About("Standard deviation of inter-token-latency.", live=True),
+        not_above_share(30, of="inter_token_latency"),
+    ] = 0.0
+    time_to_first_token: Annotated[Duration, About("Time from admission to the first token.", live=True)] = (
+        0.0
+    )
+    time_to_first_token_std_dev: Annotated[
+        Duration,
+        About("Standard deviation of time-to-first-token.", live=True),
+        not_above_share(30, of="time_to_first_token"),
+    ] = 0.0
+    prefill_overhead: Annotated[
+        Duration, About("Constant part of the prefill (per-token calculator).", live=True)
+    ] = 0.0
+    prefill_time_per_token: Annotated[
+        Duration,
+        About("Prefill time of each prompt token that is not cached (per-token calculator).", live=True),
+    ] = 0.0
+    prefill_time_std_dev: Annotated[
+        Duration, About("Standard deviation of the prefill (per-token calculator).", live=True)
+    ] = 0.0
+    time_factor_under_load: Annotated[
+        float,
+        Meta(ge=1.0),
+        About(
+            "Latencies are this many times longer when all max-num-seqs places are taken, and grow "
+            "linearly from 1 before.",
+            live=True,
+        ),
+    ] = 1.0
+    kv_cache_transfer_latency: Annotated[
+        Duration,
+        About(
+            "Time to first token of a request whose prefill was done elsewhere (constant calculator).",
+            live=True,
+        ),
+    ] = 0.0
+    kv_cache_transfer_latency_std_dev: Annotated[
+        Duration,
+        About("Standard deviation of kv-cache-transfer-latency.", live=True),
+        not_above_share(30, of="kv_cache_transfer_latency"),
+    ] = 0.0
+    kv_cache_transfer_time_per_token: Annotated[
+        Duration,
+        About("Transfer time of each prompt token of such a request (per-token calculator).", live=True),
+    ] = 0.0
+    kv_cache_transfer_time_std_dev: Annotated[
+        Duration, About("Standard deviation of the transfer (per-token calculator).", live=True)
+    ] = 0.0
+    time_to_generate_image: Annotated[
+        Duration, About("Time that an image takes after the last token.", live=True)
+    ] = 0.0
+    time_to_generate_image_std_dev: Annotated[
+        Duration,
+        About("Standard deviation of time-to-generate-image.", live=True),
+        not_above_share(30, of="time_to_generate_image"),
+    ] = 0.0
+
+
+class KVCacheSettings(Section, frozen=True, kw_only=True):
+    """The KV cache that is played, and the events that tell of it."""
+
+    enable_kvcache: Annotated[bool, About("Play vLLM's prefix cache; without it nothing is ever cached.")] = (
+        False
+    )
+    kv_cache_size: Annotated[
+        int, Meta(ge=2), About("Blocks of the cache, one of which is vLLM's null block.", unit="blocks")
+    ] = 1024
+    block_size: Annotated[int, Meta(ge=1, le=1024), About("Tokens of a block.", unit="tokens")] = 16
+    kv_cache_full: Annotated[
+        Literal["wait", "refuse"],
+        About("A request whose prompt finds too few free blocks waits for them, or gets 503."),
+    ] = "wait"
+    prefix_caching_hash_algo: Annotated[
+        Literal["sha256_cbor", "sha256", "xxhash_cbor", "xxhash"],
+        About("How blocks are hashed, as vLLM's option of the same name."),
+    ] = "sha256_cbor"
+    hash_seed: Annotated[
+        str | None,
+        About(
+            "Where the chain of hashes begins, as PYTHONHASHSEED for vLLM; vLLM's own when empty.",
+            env=("PYTHONHASHSEED",),
+        ),
+    ] = None
+    global_cache_hit_threshold: Annotated[
+        float,
+        Meta(ge=0, le=1),
+        About(
+            "Requests of whose prompt a smaller share is cached end at once with cache_threshold; 0 is off.",
+            live=True,
+        ),
+    ] = 0.0
+    kv_cache_metrics: Annotated[
+        bool, About("Tell how long blocks live, are idle before their end and wait for their next use.")
+    ] = False
+    evict_unloaded_adapters_first: Annotated[
+        bool, About("Take the unused blocks of adapters that are not loaded before those of others.")
+    ] = False
+    zmq_endpoint: Annotated[
+        str,
+        About(
+            "Where KV events are published (ZMQ PUB); a rank adds its number to the port. An endpoint "
+            "with * or :: is bound, another one connected to. Empty publishes nothing."
+        ),
+    ] = "tcp://127.0.0.1:5557"
+    event_batch_size: Annotated[
+        Count, About("Events at which a batch is published, with all there are.", unit="events")
+    ] = 16
+    event_flush_interval: Annotated[
+        Duration, About("Time after which a batch is published at the latest; 0 publishes every step.")
+    ] = 1.0
+    kv_events_format: Annotated[
+        Literal[
+            "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
+        ],
+        About(
+            "Layout of the events: maps as since vLLM 0.24, the arrays of a vLLM from that version on, "
+            "or those of llm-d-inference-sim."
+        ),
+    ] = "map"
+    kv_events_topic: Annotated[str, About("Topic of the events; kv@address:port@model when empty.")] = ""
+    kv_events_replay_endpoint: Annotated[
+        str, About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere.")
+    ] = ""
+    kv_events_replay_queue_size: Annotated[
+        Count, About("Batches that can be asked for again.", unit="batches")
+    ] = 1024
+    kv_events_replay_layout: Annotated[
+        Literal["topic", "bare"],
+        About("Frames of a replay: with the topic as since vLLM 0.26, or without as before."),
+    ] = "topic"

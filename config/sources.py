@@ -1,0 +1,86 @@
+"""What the command line and the environment said, and how a command line is handed over as environment."""
+
+import os
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from config.settings import TABLE, Setting, Settings
+
+PREFIX = "SIM_"
+CONFIG = "SIM_CONFIG"
+EMPTY = '""'
+"""An empty variable counts as not set (platforms inject such); these two quotes stand for an empty value."""
+
+IGNORED_SWITCHES = frozenset(
+    {"enforce-eager", "enable-prefix-caching", "enable-auto-tool-choice"}
+    | {"use-vllm-map-event-format"}
+    | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
+)
+IGNORED = IGNORED_SWITCHES | frozenset(
+    {"mm-processor-kwargs", "ec-transfer-config", "tensor-parallel-size", "tool-call-parser"}
+    | {"vmodule", "log-backtrace-at", "log-dir", "log-file", "log-file-max-size", "stderrthreshold"}
+)
+"""Flags of vLLM and of klog (specification, sections 1.3 and 1.4) that are accepted and change nothing."""
+
+
+class Flags(Struct):
+    """What the command line said, not yet read as values."""
+
+    values: dict[str, str | list[str]] = {}
+    """Setting name to its text; a list for list settings."""
+    config: str | None = None
+    help: bool = False
+    version: bool = False
+    warnings: list[str] = []
+
+
+def found(row: Setting, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Name and text of the strongest variable that sets `row`."""
+    for name in row.env:
+        text = _text(environ, name)
+        if text is not None:
+            return name, text
+    return None
+
+
+def strangers(environ: Mapping[str, str]) -> list[str]:
+    """Variables that look like ours and are not."""
+    known = {name for row in TABLE for name in row.env} | {CONFIG}
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+
+
+def config_path(flags: Flags, environ: Mapping[str, str]) -> str | None:
+    """The YAML file that is named by ``--config`` or else ``SIM_CONFIG``."""
+    return (flags.config if flags.config is not None else _text(environ, CONFIG)) or None
+
+
+def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables to add to `environ` so that a process in another folder loads the same without flags.
+
+    `settings` is what `flags` and `environ` led to. Handed over is what the command line said, and the
+    absolute form of every relative path that exists, whoever named it.
+    """
+    path = config_path(flags, environ)
+    variables = {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
+    for row in TABLE:
+        value = row.value(settings)
+        moved = _absolute(value) if row.path and value is not None else value
+        if moved != value or row.name in flags.values:
+            variables[row.env[0]] = row.write(moved) or EMPTY
+    return variables
+
+
+def _text(environ: Mapping[str, str], name: str) -> str | None:
+    """The text of a variable, or None when it is not set."""
+    text = environ.get(name) or None
+    return "" if text == EMPTY else text
+
+
+def _absolute(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """A path, or a list of paths that may have a name in front (`name=path`); those that exist absolute."""
+    if isinstance(value, str):
+        is_relative = not os.path.isabs(value) and os.path.exists(value)
+        return os.path.abspath(value) if is_relative else value
+    parts = (item.rpartition("=") for item in value)
+    return tuple(f"{name}{equals}{_absolute(path)}" for name, equals, path in parts)

@@ -1,0 +1,236 @@
+"""Small changes to the code that some test should notice: `make mutants N=80 SEED=1 ROOMS="kvcache schema"`.
+
+Each mutant flips one comparison, condition, sign, boolean or number of a room, and runs that room's tests:
+first those that start no process, then the others. It is killed when a test fails or the tests take far too
+long; one that survives is printed with its diff, for somebody to decide whether a test is missing or the
+change means nothing. The same seed draws the same mutants of the same code, evenly from the rooms.
+
+All of it happens in a copy in a temporary folder; the working tree is only read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+ROOT = Path(__file__).parents[1]
+ROOMS = {
+    "engine": ("app/engine", "tests/engine"),
+    "clock": ("app/clock", "tests/clock"),
+    "protocol": ("app/protocol", "tests/protocol"),
+    "api": ("app/api", "tests/api", "tests/conformance"),
+    "kvcache": ("app/kvcache", "tests/kvcache"),
+    "kvindex": ("app/kvindex", "tests/kvindex"),
+    "schema": ("app/schema", "tests/schema"),
+    "simulated": ("app/simulated", "tests/simulated"),
+}
+"""The code of a room, and the folders of its tests."""
+OPERATORS = re.compile(
+    r"core/(AddNot|NumberReplacer|Replace(True|False|And|Or|Break|Continue)With\w+"
+    r"|ReplaceUnaryOperator_(USub_UAdd|Delete_Not|Delete_USub)"
+    r"|ReplaceBinaryOperator_(Add_Sub|Sub_Add|Mul_Div|Mul_Add|FloorDiv_Mul|Div_Mul|Mod_Add)"
+    r"|ReplaceComparisonOperator_(Eq_NotEq|NotEq_Eq|Is_IsNot|IsNot_Is|LtE?_(Lt|LtE|GtE?)|GtE?_(Gt|GtE|LtE?)))"
+)
+"""The changes that are made, by their names in cosmic-ray."""
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".hypothesis", ".*_cache", "__pycache__")
+STAGES = (("--fast",), ("-m", "server or slow or redis"))
+"""Options of pytest: which tests of a room run first, and which only when those are content."""
+NO_TESTS = 5
+"""Exit status of pytest when it has selected none."""
+PATIENCE, LEAST_LIMIT_S = 4, 30.0
+"""The tests of a mutant may take so many times as long as without it, and at least so many seconds."""
+MEMORY_BYTES = 16 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """The `occurrence`-th place of `path` where `operator` can change something."""
+
+    room: str
+    path: str
+    line: int
+    operator: str
+    occurrence: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.operator.removeprefix('core/')}"
+
+    def code(self, original: str) -> str | None:
+        """The changed file. None when that is no Python, as a condition with := and `not` before it."""
+        mutated: str | None = mutate_code(original, get_operator(self.operator)(), self.occurrence)
+        try:
+            compile(mutated or "", self.path, "exec")
+        except SyntaxError:
+            return None
+        return mutated if mutated != original else None
+
+
+def mutants_of(room: str) -> Iterator[Mutant]:
+    """All mutants of a room."""
+    names = [name for name in operator_names() if OPERATORS.fullmatch(name)]
+    for path in sorted((ROOT / ROOMS[room][0]).rglob("*.py")):
+        nodes = list(ast_nodes(get_ast(path.read_text())))
+        for name in names:
+            operator = get_operator(name)()
+            places = [(node, start) for node in nodes for start, _ in operator.mutation_positions(node)]
+            for occurrence, (node, (line, _)) in enumerate(places):
+                if not _is_declared(node):
+                    yield Mutant(room, path.relative_to(ROOT).as_posix(), line, name, occurrence)
+
+
+def _is_declared(node: object) -> bool:
+    """Whether it is in a decorator or beside a class's name: frozen=True is the type checker's business."""
+    while (parent := getattr(node, "parent", None)) is not None:
+        if parent.type == "decorator" or (parent.type == "classdef" and node is not parent.children[-1]):
+            return True
+        node = parent
+    return False
+
+
+def sample(rooms: Sequence[str], count: int, seed: int) -> list[Mutant]:
+    """`count` mutants, as many of each room: any line first, then any change to that line."""
+    random = Random(seed)
+    drawn: list[Mutant] = []
+    for k, room in enumerate(rooms):
+        lines: dict[tuple[str, int], list[Mutant]] = {}
+        for mutant in mutants_of(room):
+            lines.setdefault((mutant.path, mutant.line), []).append(mutant)
+        share = count // len(rooms) + (k < count % len(rooms))
+        choices = random.sample(list(lines.values()), min(share, len(lines)))
+        drawn += [random.choice(mutants) for mutants in choices]
+    return drawn
+
+
+class Copy:
+    """A copy of the project in which tests run."""
+
+    def __init__(self, folder: Path, python: Path) -> None:
+        self.folder, self._python = folder / "understudy", python
+        shutil.copytree(ROOT, self.folder, ignore=NOT_COPIED)
+        self._limits: dict[tuple[str, int], float] = {}
+
+    def check(self, room: str) -> str:
+        """Run the tests of a room without a mutant, which sets their time limits. Empty when they pass."""
+        for stage in range(len(STAGES)):
+            begun = time.monotonic()
+            status, output = self._run(room, stage, 3600.0)
+            if status not in (0, NO_TESTS):
+                return output
+            self._limits[room, stage] = max(LEAST_LIMIT_S, PATIENCE * (time.monotonic() - begun))
+        return ""
+
+    def kills(self, mutant: Mutant, code: str) -> bool:
+        """Whether the tests of the mutant's room notice that its file is `code`."""
+        file = self.folder / mutant.path
+        original = file.read_text()
+        file.write_text(code)
+        try:
+            return any(self._notice(mutant.room, stage) for stage in range(len(STAGES)))
+        finally:
+            file.write_text(original)
+
+    def _notice(self, room: str, stage: int) -> bool:
+        return self._run(room, stage, self._limits[room, stage])[0] not in (0, NO_TESTS)
+
+    def _run(self, room: str, stage: int, limit_s: float) -> tuple[int, str]:
+        """The exit status of pytest and the end of its output; -1 when it took longer than `limit_s`."""
+        tests = ROOMS[room][1:]
+        options = ("-x", "-q", "-p", "no:cacheprovider", *STAGES[stage])
+        process = subprocess.Popen(
+            [self._python, "-m", "pytest", *options, *tests],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES)),
+        )
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+            return process.returncode, output[-4000:]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return -1, "too slow"
+        finally:
+            self._end_strays()
+            process.communicate()
+
+    def _end_strays(self) -> None:
+        """End what tests have started in the copy and left behind."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if Path(os.readlink(entry / "cwd")).is_relative_to(self.folder):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+def diff(mutant: Mutant, original: str, code: str) -> str:
+    old, new = original.splitlines(), code.splitlines()
+    return "\n".join(difflib.unified_diff(old, new, mutant.path, mutant.path, lineterm="", n=2))
+
+
+def run(copy: Copy, mutants: Sequence[Mutant]) -> dict[str, list[bool]]:
+    """Whether each mutant was killed, by room; told line by line."""
+    killed: dict[str, list[bool]] = {}
+    for number, mutant in enumerate(mutants, 1):
+        original = (copy.folder / mutant.path).read_text()
+        code = mutant.code(original)
+        if code is None:
+            print(f"{number}/{len(mutants)} is no change: {mutant}", flush=True)
+            continue
+        begun = time.monotonic()
+        is_killed = copy.kills(mutant, code)
+        killed.setdefault(mutant.room, []).append(is_killed)
+        verdict = "killed" if is_killed else "SURVIVED"
+        print(f"{number}/{len(mutants)} {verdict} in {time.monotonic() - begun:.0f} s: {mutant}", flush=True)
+        if not is_killed:
+            print(diff(mutant, original, code), flush=True)
+    return killed
+
+
+def share(outcomes: Sequence[bool]) -> str:
+    return f"{sum(outcomes)} of {len(outcomes)}"
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("--python", type=Path, required=True, help="the interpreter that runs the tests")
+    parser.add_argument("-n", type=int, default=80, help="how many mutants (default: 80)")
+    parser.add_argument("--seed", type=int, default=1, help="which ones (default: 1)")
+    parser.add_argument("--rooms", nargs="*", choices=ROOMS, default=[], help="of these rooms (default: all)")
+    options = parser.parse_args(argv)
+    rooms = options.rooms or list(ROOMS)
+    mutants = sample(rooms, options.n, options.seed)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy = Copy(Path(folder), options.python.absolute())
+        for room in rooms:
+            if wrong := copy.check(room):
+                print(f"{wrong}\nthe tests of {room} fail without any mutant", file=sys.stderr)
+                return 1
+        killed = run(copy, mutants)
+    rows = [f"{room} {share(outcomes)}" for room, outcomes in killed.items()]
+    everything = [outcome for outcomes in killed.values() for outcome in outcomes]
+    percent = 100 * sum(everything) / max(1, len(everything))
+    print(f"killed {share(everything)} ({percent:.0f} %): {', '.join(rows)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""Prints the way of one request through our own code: every call, and what they come to.
+
+    $ python scripts/trace_request.py            # a three-token chat stream on the fast path
+    $ python scripts/trace_request.py --general  # the same under Flask
+    $ python scripts/trace_request.py --summary  # only the figures
+
+A *change of file* is a call that is made in another file than the call before it; a *room* is a folder of
+`app`.
+"""
+
+from __future__ import annotations
+
+from gevent import monkey
+
+monkey.patch_all()
+
+import argparse  # noqa: E402
+import logging  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from itertools import groupby  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import FrameType  # noqa: E402
+from typing import Any  # noqa: E402
+
+import gevent  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from gunicorn.config import Config  # noqa: E402
+
+from app.factory import create_app  # noqa: E402
+from app.logs import ServerLogger  # noqa: E402
+from app.server.fast.connection import FastConnection, FastPath  # noqa: E402
+from app.web.application import Understudy  # noqa: E402
+from config.loader import load  # noqa: E402
+
+BODY = b'{"messages":[{"role":"user","content":"Hello!"}],"stream":true,"max_tokens":3}'
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+OWN = (str(ROOT / "app"), str(ROOT / "config"))
+Call = tuple[str, str]
+"""File, from the root on, and name of a function of ours."""
+
+
+def traced(serve: Callable[[], None]) -> list[Call]:
+    """Our own calls while `serve` runs, in order."""
+    calls: list[Call] = []
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(OWN):
+            calls.append((code.co_filename[len(str(ROOT)) + 1 :], code.co_qualname))
+
+    sys.setprofile(profile)
+    try:
+        serve()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def fast(app: Understudy) -> Callable[[], None]:
+    """Serves the request on the fast path of a worker."""
+    log = ServerLogger(Config())
+    log.access_log.setLevel(logging.CRITICAL)
+    path = FastPath(app, log, 60.0, 60.0, lambda connection, data: sys.exit("left to the general way"))
+    listener = gevent.socket.socketpair()
+    client, server = listener
+    connection = FastConnection(path, server, ("127.0.0.1", 0), None)
+    path.add(connection)
+
+    def serve() -> None:
+        client.sendall(REQUEST)
+        received = b""
+        while b"[DONE]" not in received:
+            received += client.recv(65536)
+
+    return serve
+
+
+def general(app: Understudy) -> Callable[[], None]:
+    """Serves the request under Flask, as any worker does."""
+    from io import BytesIO
+
+    def serve() -> None:
+        environ: dict[str, Any] = {
+            "REQUEST_METHOD": "POST",
+            "PATH_INFO": "/v1/chat/completions",
+            "SERVER_PROTOCOL": "HTTP/1.1",
+            "SERVER_NAME": "localhost",
+            "SERVER_PORT": "80",
+            "CONTENT_TYPE": "application/json",
+            "CONTENT_LENGTH": str(len(BODY)),
+            "REMOTE_ADDR": "127.0.0.1",
+            "wsgi.url_scheme": "http",
+            "wsgi.input": BytesIO(BODY),
+            "wsgi.errors": sys.stderr,
+        }
+        body = app(environ, lambda status, headers: None)  # type: ignore[arg-type, return-value]
+        b"".join(body)
+        body.close()  # type: ignore[attr-defined]
+
+    return serve
+
+
+def show(calls: list[Call], with_calls: bool) -> None:
+    """Print the calls, and what they come to."""
+    files = [file for file, _ in calls]
+    rooms = [room for room, _ in groupby(map(_room, _before_submit(calls)))]
+    again = sorted({room for room in rooms if rooms.count(room) > 1})
+    if with_calls:
+        for file, group in groupby(calls, key=lambda call: call[0]):
+            print(file, *(f"    {name}" for _, name in group), sep="\n")
+        print()
+    changes = sum(one != other for one, other in zip(files, files[1:], strict=False))
+    print(f"{len(calls)} calls, {len(set(files))} files, {changes} changes of file")
+    print("rooms until submit:", " > ".join(rooms))
+    print("entered again before submit:", ", ".join(again) or "none")
+
+
+def _before_submit(calls: list[Call]) -> list[str]:
+    names = [name.rpartition(".")[2] for _, name in calls]
+    return [file for file, _ in calls[: names.index("submit") + 1]]
+
+
+def _room(file: str) -> str:
+    return file.split("/")[1] if file.count("/") > 1 else file
+
+
+def main() -> int:
+    """Exit status."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options.add_argument("--general", action="store_true", help="under Flask")
+    options.add_argument("--summary", action="store_true", help="only the figures")
+    asked = options.parse_args()
+    app = create_app(load(("--seed", "7"), {}))
+    serve = (general if asked.general else fast)(app)
+    serve()  # what is made once is made now
+    show(traced(serve), not asked.summary)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What the engine refuses is told in vLLM's words, the same before a stream and inside it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from app.api.errors import ENGINE_ERRORS, as_api_error, as_stream_error
+from app.engine import errors
+from app.engine.errors import EngineError
+from app.http.errors import ApiError
+
+TABLE: list[tuple[EngineError, int, str, str | None, str]] = [
+    (
+        errors.Draining(),
+        503,
+        "Service Unavailable",
+        None,
+        "The server is shutting down and takes no new requests.",
+    ),
+    (
+        errors.TooManyRequests(3, 4),
+        503,
+        "Service Unavailable",
+        None,
+        "The server holds 3 of at most 4 requests; retry later.",
+    ),
+    (
+        errors.QueueFull(7),
+        429,
+        "RateLimitError",
+        None,
+        "The waiting requests queue is full: 7 wait already; retry later.",
+    ),
+    (
+        errors.KVCacheFull(),
+        503,
+        "ServiceUnavailableError",
+        None,
+        "The KV cache has too few free blocks for the prompt; retry later.",
+    ),
+    (
+        errors.PromptExceedsCache(32, 24),
+        400,
+        "BadRequestError",
+        None,
+        "The prompt of 32 tokens exceeds the KV cache of 24 tokens.",
+    ),
+    (
+        errors.SchemaUnsatisfiable("a.b: no value"),
+        400,
+        "BadRequestError",
+        None,
+        "No reply can have the form that is asked for: a.b: no value.",
+    ),
+    (errors.InvalidSleepLevel(5), 400, "BadRequestError", "level", "level must be 0, 1 or 2, got 5"),
+    (errors.UnknownWakeTags({"b", "a"}), 400, "BadRequestError", "tags", "tags are a, b"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "param", "message"), TABLE)
+def test_each_error_has_its_status_type_and_text(
+    error: EngineError, status: int, kind: str, param: str | None, message: str
+) -> None:
+    known = as_api_error(error)
+    told = {"message": message, "type": kind, "param": param, "code": status}
+    assert (known.status, json.loads(known.body()), known.headers) == (status, {"error": told}, {})
+
+
+def test_no_error_of_the_engine_is_left_out() -> None:
+    assert set(ENGINE_ERRORS) == set(EngineError.__subclasses__()) == {type(row[0]) for row in TABLE}
+
+
+def test_an_error_for_clients_stays_what_it_is_and_of_others_nothing_is_told() -> None:
+    known = ApiError(418, "Teapot", "short and stout")
+    assert as_api_error(known) is known
+    assert as_stream_error(known) is known
+    unforeseen = as_stream_error(KeyError("secret"))
+    assert (unforeseen.status, unforeseen.message) == (500, "The generation failed.")

@@ -1,0 +1,46 @@
+"""A small application for tests: routes of their own, with the middleware that they are about around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from app.http.context import Readable, RequestContext
+from app.http.route import Route
+from app.middleware.stack import Middleware, MiddlewareStack
+from app.web.application import Understudy
+from config.live import LiveSettings
+
+
+class NoEngine:
+    """Nothing runs in it that would have to end."""
+
+    def drain(self) -> None:
+        raise AssertionError("nobody drains it")
+
+
+def application(
+    routes: Iterable[Route], *middleware: Middleware, live: LiveSettings | None = None
+) -> Understudy:
+    """Serves `routes`; the first of `middleware` is the outermost. They follow `live`, if it is given."""
+    stack = MiddlewareStack(middleware)
+    if live is not None:
+        for one in middleware:
+            if (on_settings := getattr(one, "on_settings", None)) is not None:
+                live.subscribe(on_settings)
+        live.subscribe(stack.on_settings)
+    app = Understudy(NoEngine(), stack)
+    app.add_routes("test", routes)
+    return app
+
+
+def request(
+    path: str = "/",
+    method: str = "GET",
+    headers: Mapping[str, str] | None = None,
+    source: Readable | None = None,
+    **given: Any,
+) -> RequestContext:
+    """The context of a request that arrived at 0 s; `headers` by lower-case names."""
+    own_path = path.partition("?")[0]
+    return RequestContext(method, own_path, path, headers or {}, "10.0.0.1", 0.0, source=source, **given)

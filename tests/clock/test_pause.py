@@ -1,0 +1,72 @@
+"""Long work gives way to others, and long calls are made beside the event loop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import gevent
+import pytest
+
+from app.clock.offload import call_off_hub
+from app.clock.pause import Slices, pause_if_possible
+from tests.running_server import ROOT
+
+
+def test_a_pause_comes_after_so_many_steps() -> None:
+    pauses: list[int] = []
+    slices = Slices(10, lambda: pauses.append(len(pauses)))
+    for _ in range(11):
+        slices.spend()
+    assert len(pauses) == 1
+    slices.spend(11)
+    assert len(pauses) == 2
+
+
+def test_the_parts_of_a_sequence_are_the_whole_of_it() -> None:
+    pauses: list[str] = []
+    slices = Slices(1, lambda: pauses.append("pause"))
+    assert list(slices.parts("abcde", 2, 1)) == ["ab", "cd", "e"]
+    assert pauses == ["pause"]
+
+
+def test_others_run_in_a_pause() -> None:
+    ran: list[str] = []
+    other = gevent.spawn(ran.append, "other")
+    pause_if_possible()
+    assert ran == ["other"]
+    other.join()
+
+
+def test_a_callback_of_the_loop_makes_no_pause() -> None:
+    outcomes: list[str] = []
+
+    def callback() -> None:
+        pause_if_possible()
+        outcomes.append("done")
+
+    gevent.get_hub().loop.run_callback(callback)
+    gevent.sleep(0.001)
+    assert outcomes == ["done"]
+
+
+def test_a_call_returns_and_raises_as_it_does_anywhere() -> None:
+    assert call_off_hub(int, "7", base=8) == 7
+    with pytest.raises(ValueError, match="x"):
+        call_off_hub(int, "x")
+
+
+def test_beside_the_loop_an_error_is_raised_and_not_printed() -> None:
+    program = """
+    from gevent import monkey; monkey.patch_all()
+    from app.clock.offload import call_off_hub
+    try:
+        call_off_hub(int, "x")
+    except ValueError:
+        print(call_off_hub(int, "7"))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, capture_output=True, text=True, timeout=30
+    )
+    assert (done.stdout, done.stderr) == ("7\n", "")

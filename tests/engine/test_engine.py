@@ -1,0 +1,219 @@
+"""Admission, and the life of sequences, on a virtual clock."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.engine.errors import QueueFull
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
+from tests.engine.harness import SLOT_S, START_S, Harness, engine_request
+
+SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
+REASONS = ("stop", "length", "abort", "error")
+
+
+def finished(harness: Harness, reason: str) -> float:
+    return harness.metric("request_success_total", finished_reason=reason)
+
+
+def test_a_sequence_starts_then_tells_its_tokens_and_then_nothing_more() -> None:
+    harness = Harness(**SLOW)
+    harness.ask()
+    assert harness.gauges() == (1, 0)
+    harness.clock.advance(10)
+    kinds = [type(event) for event in harness.of()]
+    assert kinds == [Started] + [Tokens] * 5
+    assert [event.finish is not None for event in harness.tokens()] == [False] * 4 + [True]
+    assert harness.is_idle()
+
+
+def test_without_latency_all_is_told_before_submit_returns() -> None:
+    harness = Harness()
+    harness.ask()
+    assert [type(event) for event in harness.of()] == [Started, Tokens]
+    assert harness.finish() == "length" and harness.is_idle()
+
+
+def test_moments_are_exact_and_so_is_what_the_metrics_say_of_them() -> None:
+    harness = Harness(**SLOW)
+    harness.ask()
+    harness.clock.advance(10)
+    moments = [event.at_s - START_S for event in harness.tokens()]
+    assert moments == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9], abs=1e-9)
+    exact = {
+        "time_to_first_token_seconds": (1, 0.5),
+        "inter_token_latency_seconds": (4, 0.4),
+        "request_queue_time_seconds": (1, 0.0),
+        "request_prefill_time_seconds": (1, 0.5),
+        "request_decode_time_seconds": (1, 0.4),
+        "request_inference_time_seconds": (1, 0.9),
+        "request_time_per_output_token_seconds": (1, 0.1),
+        "request_prompt_tokens": (1, 3),
+        "request_generation_tokens": (1, 5),
+        "request_params_max_tokens": (1, 5),
+        "request_params_n": (1, 1),
+        "request_max_num_generation_tokens": (1, 5),
+    }
+    for name, (count, total) in exact.items():
+        assert harness.metric(f"{name}_count") == count, name
+        assert harness.metric(f"{name}_sum") == pytest.approx(total, abs=1e-9), name
+    assert harness.metric("e2e_request_latency_seconds_sum") == pytest.approx(0.9, abs=2 * SLOT_S)
+    assert harness.metric("prompt_tokens_total") == 3
+    assert harness.metric("generation_tokens_total") == 5
+
+
+def test_waiting_is_part_of_the_time_to_the_first_token() -> None:
+    harness = Harness(slots=1, **SLOW)
+    harness.ask("a")
+    harness.ask("b")
+    assert harness.gauges() == (1, 1)
+    harness.clock.advance(10)
+    assert harness.metric("time_to_first_token_seconds_sum") == pytest.approx(0.5 + 0.9 + 0.5, abs=2 * SLOT_S)
+    assert harness.metric("request_queue_time_seconds_sum") == pytest.approx(0.9, abs=2 * SLOT_S)
+    assert harness.metric("request_prefill_time_seconds_sum") == pytest.approx(1.0, abs=1e-9)
+
+
+def test_slots_are_given_in_order_of_arrival() -> None:
+    harness = Harness(slots=2, **SLOW)
+    for name in "abcdef":
+        harness.ask(name, max_tokens=3 if name in "ad" else 6)
+    harness.clock.advance(30)
+    begun = [name for name, event in harness.events if isinstance(event, Started)]
+    assert begun == list("abcdef")
+    assert harness.is_idle()
+
+
+def test_all_choices_of_a_request_take_slots_of_their_own() -> None:
+    harness = Harness(slots=2, **SLOW)
+    harness.ask(choices=3)
+    assert harness.gauges() == (2, 1)
+    harness.clock.advance(10)
+    assert [harness.finish(index=index) for index in range(3)] == ["length"] * 3
+    assert len({harness.said(index=index) for index in range(3)}) == 3
+    assert (finished(harness, "length"), harness.metric("request_params_n_sum")) == (3, 3)
+    assert harness.metric("request_params_n_count") == 1
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.2, 0.55, 0.85])
+def test_an_abort_at_any_stage_leaves_nothing_behind(after_s: float) -> None:
+    harness = Harness(slots=1, **SLOW)
+    group = harness.ask("a")
+    harness.clock.advance(after_s)
+    told = len(harness.events)
+    group.abort()
+    group.abort()
+    assert harness.is_idle() and finished(harness, "abort") == 1
+    harness.clock.advance(10)
+    assert len(harness.events) == told
+    assert sum(finished(harness, reason) for reason in REASONS) == 1
+    assert harness.metric("e2e_request_latency_seconds_count") == 1
+    assert len(harness.wheel) == 0
+
+
+def test_an_abort_while_waiting_gives_the_turn_to_the_next() -> None:
+    harness = Harness(slots=1, **SLOW)
+    harness.ask("a")
+    gone = harness.ask("b")
+    harness.ask("c")
+    gone.abort()
+    assert harness.gauges() == (1, 1)
+    harness.clock.advance(10)
+    assert harness.of("b") == [] and harness.finish("c") == "length"
+    assert (finished(harness, "abort"), finished(harness, "length")) == (1, 2)
+    assert harness.metric("time_to_first_token_seconds_count") == 2
+
+
+def test_an_abort_after_the_end_changes_nothing() -> None:
+    harness = Harness()
+    harness.ask().abort()
+    assert finished(harness, "abort") == 0 and finished(harness, "length") == 1
+
+
+def test_the_abort_of_a_request_starts_none_of_its_own_waiting_choices() -> None:
+    harness = Harness(slots=2, inter_token_latency=0.1)
+    group = harness.ask(choices=5)
+    assert harness.gauges() == (2, 3)
+    told = len(harness.events)
+    group.abort()
+    assert harness.is_idle() and len(harness.events) == told
+    assert finished(harness, "abort") == 5
+    assert harness.metric("prompt_tokens_total") == 6  # two of the five had begun
+
+
+def test_a_client_that_leaves_while_it_is_told_of_the_start_hears_nothing_more() -> None:
+    harness = Harness(slots=1, inter_token_latency=0.1)
+    heard: list[EngineOutput] = []
+    groups: list[Any] = []
+
+    def emit(event: EngineOutput) -> None:
+        heard.append(event)
+        groups[0].abort()
+
+    occupant = harness.ask("a")
+    groups.append(harness.engine.submit([engine_request(max_tokens=9)], emit))
+    occupant.abort()
+    harness.clock.advance(5)
+    assert [type(event) for event in heard] == [Started]
+    assert harness.is_idle()
+    assert harness.metric("generation_tokens_total") == 1  # of the occupant
+
+
+def test_load_stretches_the_waits_of_those_who_run() -> None:
+    harness = Harness(slots=3, time_factor_under_load=3.0, **SLOW)
+    harness.ask("alone", max_tokens=2)
+    harness.clock.advance(5)
+    for name in "abc":
+        harness.ask(name, max_tokens=3)
+    start_s = harness.clock.now()
+    harness.clock.advance(20)
+    alone = [event.at_s - START_S for event in harness.tokens("alone")]
+    assert alone == pytest.approx([0.5, 0.6], abs=1e-9)
+    # The third of three begins when all slots are taken: everything takes three times as long.
+    crowded = [event.at_s - start_s for event in harness.tokens("c")]
+    assert crowded[0] == pytest.approx(1.5, abs=1e-9)
+    assert crowded[1] - crowded[0] > 0.1
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["ask", "abort", "advance"]),
+            st.integers(0, 9),
+            st.integers(1, 4),
+        ),
+        max_size=40,
+    ),
+    slots=st.integers(1, 4),
+    ttft=st.sampled_from([0.0, 0.3]),
+    itl=st.sampled_from([0.0, 0.05]),
+)
+@settings(max_examples=80, deadline=None)
+def test_whatever_happens_everything_comes_back_to_zero(
+    steps: list[tuple[str, int, int]], slots: int, ttft: float, itl: float
+) -> None:
+    harness = Harness(slots, 5, time_to_first_token=ttft, inter_token_latency=itl)
+    groups: list[Any] = []
+    asked = 0
+    for what, number, choices in steps:
+        if what == "ask":
+            try:
+                groups.append(harness.ask(str(len(groups)), choices, max_tokens=number + 1))
+                asked += choices
+            except QueueFull:
+                pass
+        elif what == "abort" and groups:
+            groups[number % len(groups)].abort()
+        else:
+            harness.clock.advance(number / 10)
+        assert harness.gauges() == (harness.engine.executor.running, harness.engine.executor.waiting)
+        assert harness.engine.running <= slots
+    harness.clock.advance(1000)
+    assert harness.is_idle() and len(harness.wheel) == 0
+    assert sum(finished(harness, reason) for reason in REASONS) == asked
+    for (_, before), (_, after) in pairwise(harness.events):
+        assert not isinstance(before, Failed) and not isinstance(after, Failed)

@@ -1,0 +1,57 @@
+"""Which tokens of a text are kept with which chunk of its bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kvindex.chunks import (
+    CHARACTERS_BEHIND,
+    CHUNK_BYTES,
+    CUTS_BEHIND,
+    chunk_keys,
+    cut_chunks,
+    cuts_from_last,
+    join_ids,
+)
+from app.kvindex.cuts import Cutter
+from app.tokenization import default_tokenizer
+
+CUTTER = Cutter.of(default_tokenizer().backend)
+
+
+@pytest.mark.parametrize("margin", [CHARACTERS_BEHIND, 300])
+@given(
+    words=st.lists(st.sampled_from(["word", "東京", "é", "🎉", "x" * 70, "a, b"]), min_size=50, max_size=400)
+)
+def test_kept_tokens_end_well_before_their_chunk(margin: int, words: list[str]) -> None:
+    assert CUTTER is not None
+    text = " ".join(words)
+    content, encoded = text.encode(), CUTTER.encode(text)
+    chunks = list(cut_chunks(content, 0, (0, 0), encoded, margin))
+    assert [chunk.content for chunk in chunks] == [
+        content[start : start + CHUNK_BYTES]
+        for start in range(0, len(content) - CHUNK_BYTES + 1, CHUNK_BYTES)
+    ]
+    assert len(chunks) == len(chunk_keys(0, content))
+    for number in range(1, len(chunks) + 1):
+        known = chunks[:number]
+        ids = join_ids(known)
+        assert ids == encoded.ids[: len(ids)]
+        cuts = list(cuts_from_last(known, len(ids)))
+        assert cuts[::-1] == encoded.cuts[: len(cuts)]
+        end = len(content[: number * CHUNK_BYTES].decode(errors="ignore"))
+        if cuts:
+            assert cuts[0][0] == len(ids)
+            assert cuts[0][1] <= end - margin
+            assert sum(cuts[0][1] < place <= end for _, place in encoded.cuts) >= CUTS_BEHIND
+
+
+def test_chunks_behind_known_ones_are_those_of_the_whole_text() -> None:
+    assert CUTTER is not None
+    text = "Über straße, and the café. " * 60
+    encoded = CUTTER.encode(text)
+    whole = list(cut_chunks(text.encode(), 0, (0, 0), encoded, CHARACTERS_BEHIND))
+    begin = next(cuts_from_last(whole[:3], len(join_ids(whole[:3]))))
+    behind = [cut for cut in encoded.cuts if cut > begin]
+    encoded = type(encoded)(encoded.ids, behind)
+    assert list(cut_chunks(text.encode(), 3, begin, encoded, CHARACTERS_BEHIND)) == whole[3:]

@@ -1,0 +1,221 @@
+"""Tokenizers by the name of their model: loaded once, and never waited for without end."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.clock.clock import VirtualClock
+from app.kvindex import library as library_module
+from app.kvindex.discovery import Discovery
+from app.kvindex.library import TokenizerLibrary, UnknownModelError
+from app.tokenization import (
+    LocalTokenizer,
+    Tokenizer,
+    TokenizerError,
+    TokenizerLoadError,
+    TokenizerServiceError,
+)
+from tests.running_server import ROOT
+
+PATIENCE_S = 20.0
+
+
+class Loader:
+    """Counts what it is asked for, holds back what is gated, and fails for sources that begin with `bad`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.calls: list[str] = []
+        self.gates: dict[str, threading.Event] = {}
+        self._tokenizer = tokenizer
+
+    def __call__(self, source: str) -> Tokenizer:
+        self.calls.append(source)
+        if source in self.gates:
+            assert self.gates[source].wait(PATIENCE_S)
+        if source.startswith("bad"):
+            raise OSError(f"{source} is not readable")
+        return self._tokenizer
+
+
+@pytest.fixture
+def loader(embedded: LocalTokenizer) -> Iterator[Loader]:
+    loader = Loader(embedded)
+    yield loader
+    for gate in loader.gates.values():
+        gate.set()
+
+
+def library(loader: Loader, models: str = "a b c bad", **settings: Any) -> TokenizerLibrary:
+    return TokenizerLibrary(loader, sources={model: model for model in models.split()}, **settings)
+
+
+def outcomes(library: TokenizerLibrary, model: str, requests: int = 16) -> list[Tokenizer | TokenizerError]:
+    def ask(_: int) -> Tokenizer | TokenizerError:
+        try:
+            return library.get(model)
+        except TokenizerError as error:
+            return error
+
+    with ThreadPoolExecutor(requests) as pool:
+        return list(pool.map(ask, range(requests)))
+
+
+def test_many_who_ask_at_once_share_one_load(loader: Loader, embedded: LocalTokenizer) -> None:
+    assert outcomes(library(loader), "a") == [embedded] * 16
+    assert loader.calls == ["a"]
+
+
+def test_a_failure_is_told_to_all_in_one_sentence_each_with_an_error_of_its_own(loader: Loader) -> None:
+    told = outcomes(library(loader), "bad")
+    assert loader.calls == ["bad"]
+    assert {str(each) for each in told} == {
+        "The tokenizer of the model `bad` cannot be loaded: OSError: bad is not readable"
+    }
+    assert {type(each) for each in told} == {TokenizerLoadError}
+    assert len(set(map(id, told))) == 16
+
+
+def test_a_failed_load_is_tried_again_after_a_while(loader: Loader) -> None:
+    clock = VirtualClock()
+    models = library(loader, failure_s=10, now=clock.now)
+    for seconds, loads in ((0, 1), (9.9, 1), (0.2, 2)):
+        clock.advance(seconds)
+        with pytest.raises(TokenizerLoadError):
+            models.get("bad")
+        assert len(loader.calls) == loads
+
+
+def test_an_unknown_model_is_an_error_that_names_it_and_nothing_is_loaded(loader: Loader) -> None:
+    with pytest.raises(UnknownModelError, match="^There is no tokenizer for the model `org/nobody`.$"):
+        library(loader).get("org/nobody")
+    with pytest.raises(TokenizerLoadError) as error:
+        library(loader).get("x" * 100_000)
+    assert len(str(error.value)) < 300
+    assert loader.calls == []
+
+
+def test_ready_tokenizers_are_never_loaded_nor_dropped(loader: Loader, embedded: LocalTokenizer) -> None:
+    models = library(loader, ready={"own": embedded}, capacity=1)
+    for model in ("own", "a", "b", "own"):
+        assert models.get(model) is embedded
+    assert loader.calls == ["a", "b"]
+
+
+def test_the_tokenizer_that_was_not_used_for_longest_is_dropped(loader: Loader) -> None:
+    models = library(loader, capacity=2)
+    for model in ("a", "b", "a", "c", "a", "b"):
+        models.get(model)
+    assert loader.calls == ["a", "b", "c", "b"]
+
+
+def test_the_hub_is_asked_only_when_allowed_and_only_for_names_that_it_can_have(loader: Loader) -> None:
+    models = library(loader, hub=True)
+    models.get("org/some-model.v2")
+    for name in ("", "gpt2", "/etc/passwd", "../secret/x", "org/..", "org/a..b", "a/b/c", "-x/y", "a/b c"):
+        with pytest.raises(UnknownModelError):
+            models.get(name)
+    assert loader.calls == ["org/some-model.v2"]
+
+
+def test_a_load_out_of_time_is_an_error_and_its_tokenizer_is_there_later(
+    loader: Loader, embedded: LocalTokenizer
+) -> None:
+    loader.gates["a"] = threading.Event()
+    models = library(loader, timeout_s=0.05)
+    for _ in range(2):
+        with pytest.raises(TokenizerServiceError, match="`a` was not loaded within 0.05 s"):
+            models.get("a")
+    loader.gates["a"].set()
+    assert eventually(lambda: models.get("a")) is embedded
+    assert loader.calls == ["a"]
+
+
+def test_only_so_many_loads_run_at_once(loader: Loader, embedded: LocalTokenizer) -> None:
+    loader.gates["a"] = threading.Event()
+    models = library(loader, timeout_s=0.05, loads_at_once=1)
+    for model in ("a", "b"):
+        with pytest.raises(TokenizerServiceError):
+            models.get(model)
+    assert loader.calls == ["a"]
+    loader.gates["a"].set()
+    assert eventually(lambda: models.get("b")) is embedded
+
+
+def test_too_many_models_on_their_way_are_an_error_at_once(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library_module, "WAITING_LOADS", 1)
+    loader.gates["a"] = threading.Event()
+    models = library(loader, timeout_s=0.05)
+    for model, complaint in (("a", "within"), ("b", "Too many")):
+        with pytest.raises(TokenizerServiceError, match=complaint):
+            models.get(model)
+
+
+def eventually(ask: Callable[[], Tokenizer]) -> Tokenizer:
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except TokenizerServiceError:
+            assert time.monotonic() < end_s
+
+
+def test_a_discovered_model_is_loaded_from_its_file(tmp_path: Path, loader: Loader) -> None:
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found/tokenizer.json").write_text("{}")
+    models = TokenizerLibrary(loader, discovery=Discovery(tmp_path, VirtualClock().now))
+    models.get("found")
+    assert loader.calls == [str(tmp_path / "found/tokenizer.json")]
+    with pytest.raises(UnknownModelError, match="`lost`"):
+        models.get("lost")
+
+
+HANGING = """
+import sys, threading, time
+from pathlib import Path
+from gevent import monkey
+if sys.argv[1] == "patched":
+    monkey.patch_all()
+from concurrent.futures import ThreadPoolExecutor
+from app.tokenization import TokenizerError, default_tokenizer
+from app.kvindex.discovery import Discovery
+from app.kvindex.library import TokenizerLibrary
+
+hang = monkey.get_original("threading", "Lock")()
+hang.acquire()
+def load(source):
+    if source == "hangs":
+        hang.acquire()  # a library that blocks its native thread, event loop or not
+    return default_tokenizer()
+
+sources = {"hangs": "hangs", "good": "good"}
+discovery = Discovery(Path("nowhere"), time.monotonic)
+library = TokenizerLibrary(load, sources=sources, discovery=discovery, timeout_s=0.3)
+def ask(model):
+    try:
+        return library.get(model).name
+    except TokenizerError as error:
+        return str(error)
+
+with ThreadPoolExecutor(4) as pool:
+    for answer in pool.map(ask, ["hangs", "hangs", "nobody", "good"]):
+        print(answer)
+"""
+
+
+@pytest.mark.parametrize("how", ["patched", "plain"])
+def test_a_load_that_hangs_keeps_neither_requests_nor_the_event_loop_nor_the_process(how: str) -> None:
+    command = [sys.executable, "-c", HANGING, how]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    late = "The tokenizer of the model `hangs` was not loaded within 0.3 s."
+    lost = "There is no tokenizer for the model `nobody`."
+    assert done.stdout.splitlines() == [late, late, lost, "embedded"], done.stderr
+    assert (done.returncode, done.stderr) == (0, "")

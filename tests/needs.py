@@ -1,0 +1,57 @@
+"""What some tests need besides Python and requirements-dev.txt.
+
+Each thing is a marker: `pytest -m redis`. Without it the tests that need it are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.running_server import ROOT
+
+RECORDING = Path(os.environ.get("VLLM_RECORDING", ROOT.parent / "shared" / "golden"))
+"""What a real vLLM was seen to answer; not part of the repository. VLLM_RECORDING names another folder."""
+CLIENTS_PYTHON = Path(os.environ.get("CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
+"""An interpreter that has litellm, instructor and langchain; `make clients` makes it."""
+AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
+REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A thing that the tests marked with `marker` need. `remedy` says how to get it."""
+
+    marker: str
+    thing: str
+    remedy: str
+    is_here: bool
+
+    @property
+    def reason(self) -> str:
+        return f"{self.thing}: {self.remedy}"
+
+
+NEEDS = (
+    Need(
+        "shared",
+        "the recording of a real vLLM",
+        "VLLM_RECORDING=folder, or ../shared/golden",
+        (RECORDING / "vllm-0.32").is_dir(),
+    ),
+    Need("redis", "a Redis server", "apt-get install redis-server", REDIS_SERVER is not None),
+    Need("openssl", "the command openssl", "apt-get install openssl", shutil.which("openssl") is not None),
+    Need("clients", "litellm, instructor and langchain", "make clients", CLIENTS_PYTHON.exists()),
+    Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None),
+)
+
+
+def skipped_line(skipped: Iterable[Iterable[str]]) -> str:
+    """One line about skipped tests, each given as its markers; empty when none was skipped for a need."""
+    markers = [set(names) for names in skipped]
+    counts = [(sum(need.marker in names for names in markers), need) for need in NEEDS]
+    parts = [f"{count} for want of {need.thing} ({need.remedy})" for count, need in counts if count]
+    return "Skipped: " + "; ".join(parts) + "." if parts else ""

@@ -1,0 +1,154 @@
+"""Both ways of a request, the fast path and Flask, give the same answers, metrics and logs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.hostile.wire import Wire, get, http_post
+from tests.running_server import RunningServer, running_server
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+JSON = "Content-Type: application/json"
+GENERAL = "TE: trailers"
+"""A header that means nothing here, and that only the general way takes."""
+MOMENTS = re.compile(rb'"created":\d+')
+TIMED = re.compile(
+    r"_(created|seconds|seconds_sum|seconds_bucket)\{?|^(process|python)_|^understudy_requests"
+)
+"""Samples that tell of time, of the process, or of the ways."""
+
+
+class Twin:
+    """Two servers with the same seed: what one gets as it is, the other gets by the general way."""
+
+    def __init__(self, plain: RunningServer, general: RunningServer) -> None:
+        self.plain, self.general = plain, general
+        self.wires = Wire(plain.port), Wire(general.port)
+
+    def ask(self, path: str, body: bytes, *headers: str) -> list[tuple[int, dict[str, str], bytes]]:
+        """The answers of both."""
+        plain, general = self.wires
+        plain.send(http_post(path, body, JSON, *headers))
+        general.send(http_post(path, body, JSON, *headers, GENERAL))
+        return [self._answer(plain), self._answer(general)]
+
+    def _answer(self, wire: Wire) -> tuple[int, dict[str, str], bytes]:
+        answer = wire.answer()
+        headers = {name: value for name, value in answer.headers.items() if name != "date"}
+        return answer.status, headers, MOMENTS.sub(b'"created":0', answer.body)
+
+    def counted(self) -> list[list[str]]:
+        """The samples of both that do not depend on time."""
+        texts = [get(server.port, "/metrics").body.decode() for server in (self.plain, self.general)]
+        return [[line for line in text.splitlines() if not TIMED.search(line)] for text in texts]
+
+    def ways(self) -> list[dict[str, float]]:
+        """How many requests each of both has served by each way."""
+        found = []
+        for server in (self.plain, self.general):
+            text = get(server.port, "/metrics").body.decode()
+            pairs = re.findall(r'^understudy_requests_total\{way="(\w+)"\} (\S+)$', text, re.M)
+            found.append({way: float(count) for way, count in pairs})
+        return found
+
+
+@pytest.fixture(scope="module")
+def twin() -> Iterator[Twin]:
+    with ExitStack() as stack:
+        flags = ("--seed", "7", "--access-log", "--max-model-len", "256")
+        servers = [stack.enter_context(running_server(*flags)) for _ in range(2)]
+        twin = Twin(*servers)
+        for wire in twin.wires:
+            stack.enter_context(wire)
+        yield twin
+
+
+TEXTS = st.text(max_size=40) | st.sampled_from(["Hello!", "What is the weather like?", "x" * 3000])
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "system", "assistant", "tool", 7]), "content": TEXTS | st.none()},
+        optional={"name": st.text(max_size=5)},
+    ),
+    max_size=3,
+)
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.sampled_from([None, "", "understudy-tiny", "other"]),
+    "max_tokens": st.integers(-1, 12) | st.sampled_from([None, 300, "5", 2.0]),
+    "stream": st.booleans() | st.none(),
+    "stream_options": st.sampled_from([None, {"include_usage": True}, {"include_usage": False}, {}]),
+    "temperature": st.sampled_from([None, 0, 0.7, 2, 2.5, "1"]),
+    "top_p": st.sampled_from([None, 0, 0.5, 1]),
+    "n": st.sampled_from([1, 2, 0, None]),
+    "seed": st.integers(-2, 3) | st.none(),
+    "ignore_eos": st.booleans(),
+    "min_tokens": st.integers(-1, 6),
+    "presence_penalty": st.sampled_from([None, 0, 1.5, 3]),
+    "stop": st.sampled_from([None, [], "the", ["a", "b"], ""]),
+    "user": st.sampled_from([None, "someone"]),
+    "logprobs": st.sampled_from([None, True, 2]),
+    "echo": st.booleans(),
+    "unknown": st.just(1),
+}
+CHATS = st.fixed_dictionaries(
+    {"messages": MESSAGES}, optional={**FIELDS, "max_completion_tokens": st.integers(0, 9)}
+)
+PROMPTS = TEXTS | st.just(["a", "b"]) | st.just([1, 2, 3])
+COMPLETES = st.fixed_dictionaries({"prompt": PROMPTS}, optional=FIELDS)
+REQUESTS = st.tuples(st.just(CHAT), CHATS) | st.tuples(st.just(COMPLETIONS), COMPLETES)
+HEADERS = st.lists(
+    st.sampled_from(["X-Request-Id: abc", "X-Return-Error: 503", "X-Vllm-Priority: 3", "traceparent: x"]),
+    max_size=2,
+    unique=True,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=REQUESTS, headers=HEADERS)
+def test_any_request_has_the_same_answer_both_ways(
+    twin: Twin, asked: tuple[str, dict[str, Any]], headers: list[str]
+) -> None:
+    path, fields = asked
+    plain, general = twin.ask(path, json.dumps(fields).encode(), *headers)
+    assert plain == general
+
+
+def test_plain_requests_take_the_fast_path_and_no_others(twin: Twin) -> None:
+    before = twin.ways()[0]
+    plain: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": [{"role": "user", "content": "Hello!"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3, "stream": True}),
+        (COMPLETIONS, {"prompt": "Hello", "max_tokens": 3, "temperature": 0.5, "seed": 1}),
+    ]
+    others: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": [{"role": "user", "content": "Hello!"}], "logprobs": True}),
+        (COMPLETIONS, {"prompt": ["Hello"], "max_tokens": 3}),
+        (COMPLETIONS, {"prompt": "Hello", "max_tokens": 0}),
+    ]
+    for path, fields in plain + others:
+        first, second = twin.ask(path, json.dumps(fields).encode())
+        assert first == second
+    after = twin.ways()[0]
+    assert after["fast"] - before["fast"] == len(plain)
+    assert twin.ways()[1]["fast"] == 0
+
+
+def test_what_was_counted_is_the_same_both_ways(twin: Twin) -> None:
+    """After whatever the other tests have asked."""
+    plain, general = twin.counted()
+    assert plain == general
+
+
+def test_what_was_logged_is_the_same_both_ways(twin: Twin) -> None:
+    lines = []
+    for server in (twin.plain, twin.general):
+        found = re.findall(r"\[([^\]]*)\] gunicorn\.access: (.*) \d+\.\d+ s$", server.log(), re.M)
+        lines.append([line for line in found if "/metrics" not in line[1] and "/health" not in line[1]])
+    assert lines[0] and lines[0] == lines[1]

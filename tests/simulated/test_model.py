@@ -1,0 +1,179 @@
+"""What is said, and each token at its moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.engine.outputs import Finish, Started
+from tests.engine.harness import SLOT_S, Harness, embedded_tokenizer
+
+SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
+
+
+def said(harness: Harness, **fields: Any) -> str:
+    """The whole reply to one request."""
+    name = str(len(harness.events))
+    harness.ask(name, **{"max_tokens": 40, **fields})
+    harness.clock.advance(1000)
+    assert harness.finish(name) is not None
+    return harness.said(name)
+
+
+@given(ttft=st.floats(0, 2), itl=st.floats(0, 0.5), tokens=st.integers(1, 60), start=st.floats(0, 1e6))
+@settings(max_examples=60, deadline=None)
+def test_token_k_is_due_k_gaps_after_the_first_and_comes_less_than_two_slots_late(
+    ttft: float, itl: float, tokens: int, start: float
+) -> None:
+    harness = Harness(time_to_first_token=ttft, inter_token_latency=itl)
+    harness.clock.advance(start)
+    start_s = harness.clock.now()
+    harness.ask(max_tokens=tokens)
+    harness.clock.advance(tokens * itl + ttft + 1)
+    count = 0
+    for event in harness.tokens():
+        count += len(event.ids)
+        assert event.at_s == pytest.approx(start_s + ttft + (count - 1) * itl, abs=1e-6)
+    assert count == tokens
+
+
+def test_tokens_arrive_at_their_moment_never_before() -> None:
+    harness = Harness(**SLOW)
+    arrived: list[float] = []
+    harness.ask(max_tokens=20)
+    for _ in range(4000):
+        before = len(harness.tokens())
+        harness.clock.advance(0.001)
+        arrived += [harness.clock.now()] * (len(harness.tokens()) - before)
+    for k, moment in enumerate(arrived):
+        assert 0 <= moment - 1000.5 - k * 0.1 + 1e-6 < 0.001 + 2 * SLOT_S + 2e-6
+    assert len(arrived) == 20
+
+
+def test_tokens_that_are_due_together_leave_together() -> None:
+    harness = Harness(inter_token_latency=0.00001)
+    harness.ask(max_tokens=1000)
+    harness.clock.advance(1)
+    assert sum(len(event.ids) for event in harness.tokens()) == 1000
+    assert len(harness.tokens()) < 1000 * 0.00001 / SLOT_S + 3
+
+
+def test_a_stream_that_was_held_up_catches_up_and_stays_on_its_schedule() -> None:
+    harness = Harness(**SLOW)
+    harness.ask(max_tokens=30)
+    harness.clock.advance(0.55)
+    ring = harness.wheel.ring
+    harness.clock.ring_at(1e9, lambda: None)  # the alarm is lost for a while
+    harness.clock.advance(1.0)
+    ring()
+    late = harness.tokens()[1]
+    assert len(late.ids) == 10
+    assert late.at_s == pytest.approx(1000.5 + 10 * 0.1, abs=1e-9)
+    harness.clock.advance(10)
+    assert harness.tokens()[-1].at_s == pytest.approx(1000.5 + 29 * 0.1, abs=1e-9)
+
+
+def test_started_tells_when_the_first_token_is_due() -> None:
+    harness = Harness(**SLOW)
+    harness.ask()
+    harness.clock.advance(0.499)
+    assert harness.events == []
+    harness.clock.advance(0.002)
+    [started, first] = harness.of()
+    assert isinstance(started, Started) and started.at_s == pytest.approx(1000.5)
+    assert [len(event.ids) for event in harness.tokens()] == [1] and first is harness.tokens()[0]
+
+
+@pytest.mark.parametrize("seed", [0, 1, -5, 2**62])
+def test_the_same_seed_gives_the_same_reply_on_any_server(seed: int) -> None:
+    one, other = Harness(seed=1), Harness(seed=2)
+    said(other)
+    assert said(one, seed=seed) == said(one, seed=seed) == said(other, seed=seed)
+
+
+def test_another_seed_or_another_prompt_gives_another_reply() -> None:
+    harness = Harness()
+    replies = {said(harness, seed=seed) for seed in range(50)}
+    replies |= {said(harness, seed=7, prompt_ids=[5, 6, last]) for last in range(8, 58)}
+    assert len(replies) > 95
+
+
+def test_greedy_replies_repeat_and_others_do_not() -> None:
+    harness = Harness()
+    assert said(harness, greedy=True) == said(harness, greedy=True)
+    assert len({said(harness) for _ in range(20)}) == 20
+
+
+def test_a_server_with_a_seed_repeats_itself_request_by_request() -> None:
+    one, other = Harness(seed=3), Harness(seed=3)
+    assert [said(one) for _ in range(10)] == [said(other) for _ in range(10)]
+    assert said(Harness(seed=4)) != said(Harness(seed=3))
+
+
+def test_a_seeded_request_does_not_disturb_the_server_s_own_stream() -> None:
+    one, other = Harness(seed=3), Harness(seed=3)
+    said(other, seed=5)
+    said(other, greedy=True)
+    assert said(one) == said(other)
+
+
+def test_replies_do_not_depend_on_latencies_or_on_who_waits() -> None:
+    patient, quick = Harness(slots=1, seed=3, **SLOW), Harness(slots=9, seed=3)
+    for harness in (patient, quick):
+        for name in "abcdef":
+            harness.ask(name, max_tokens=12)
+        harness.clock.advance(1000)
+    assert [patient.said(name) for name in "abcdef"] == [quick.said(name) for name in "abcdef"]
+
+
+@given(most=st.integers(1, 300), least=st.integers(0, 300), seed=st.integers(0, 99), limited=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_lengths_keep_between_the_limits_and_the_reason_tells_which(
+    most: int, least: int, seed: int, limited: bool
+) -> None:
+    least = min(least, most)
+    harness = Harness(seed=seed)
+    harness.ask(max_tokens=most, min_tokens=least, ignore_eos=False, limited=limited)
+    count = sum(len(event.ids) for event in harness.tokens())
+    assert max(1, least) <= count <= most
+    assert harness.finish() == ("length" if count == most else "stop")
+
+
+def test_echo_says_the_text_as_it_came() -> None:
+    harness = Harness(mode="echo")
+    for text in ("What goes in comes out.", "日本語 🙂\n\n  x", "a" * 1000):
+        assert said(harness, echo_text=text, limited=False) == text
+
+
+def test_echo_ignores_the_limit_but_tells_that_it_was_reached() -> None:
+    harness = Harness(mode="echo")
+    text = "one two three four five six"
+    count = len(embedded_tokenizer().encode(text))
+    for limit, reason in ((2, "length"), (count, "length"), (count + 1, "stop")):
+        name = str(limit)
+        harness.ask(name, echo_text=text, max_tokens=limit)
+        assert harness.said(name) == text and harness.finish(name) == reason
+
+
+def test_echo_of_nothing_is_a_reply_of_no_tokens() -> None:
+    harness = Harness(mode="echo", **SLOW)
+    harness.ask(echo_text="")
+    harness.clock.advance(5)
+    [event] = harness.tokens()
+    assert (event.ids, event.finish) == ([], Finish("stop"))
+    assert harness.is_idle() and harness.metric("request_generation_tokens_sum") == 0
+
+
+def test_log_probabilities_come_with_their_tokens() -> None:
+    harness = Harness(inter_token_latency=0.01)
+    harness.ask(max_tokens=8, logprobs=2, prompt_logprobs=1)
+    harness.clock.advance(5)
+    [started] = [event for event in harness.of() if isinstance(event, Started)]
+    assert started.prompt_logprobs is not None and len(started.prompt_logprobs) == 3
+    for event in harness.tokens():
+        assert event.logprobs is not None
+        assert [entry.token_id for entry in event.logprobs] == list(event.ids)
+        assert all(len(entry.top) == 3 for entry in event.logprobs)
