@@ -11,8 +11,7 @@ from app.engine.request import Generation
 from app.http.errors import bad_request
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
-from app.kvcache.extra_keys import Adapter, Placeholder
-from app.kvcache.prompt import Prompt
+from app.kvcache.prompt import Adapter, Placeholder, Prompt
 from app.metrics.recorder import Recorder
 
 Publish = Callable[[Sequence[KVEvent]], None]

@@ -17,16 +17,16 @@ from app.kvcache.endpoints import port_of
 from app.kvcache.events import EventBatch
 from app.kvcache.publisher import Listener
 from app.kvcache.wire import encoder
+from app.kvindex.event_pool import PoolSettings
 from app.kvindex.feed import Message
-from app.kvindex.generations import GENERATIONS, GenerationName
 from app.kvindex.index import IndexSettings
-from app.kvindex.pool import PoolSettings
-from app.kvindex.redis_settings import RedisSettings
+from app.kvindex.keys import GENERATIONS, Generation
+from app.kvindex.pods import parse
+from app.kvindex.redis_wire import RedisSettings
 from app.kvindex.scorer import Weights
 from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.subscriber import SubscriberSettings
 from app.kvindex.tokenizers import TokenizationSettings
-from app.kvindex.topics import parse
 from app.lora.modules import adapters_of
 from app.tokenization import LocalTokenizer, Tokenizer, load_tokenizer
 from app.tokenization.discovery import Discovery
@@ -38,7 +38,7 @@ from config.settings import KVIndexSettings
 DEFAULT_BIND = "tcp://*:5557"
 """Where an indexer listens that is told nothing: the port of llm-d's manager."""
 RETRY_S = 1.0
-GENERATION: Mapping[str, GenerationName] = {name.lower(): name for name in GENERATIONS}
+GENERATION: Mapping[str, Generation] = {name.lower(): name for name in GENERATIONS}
 
 log = logging.getLogger(__name__)
 

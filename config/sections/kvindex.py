@@ -86,7 +86,7 @@ class KVIndexSettings:
         help="Tokens of a block of the index; those of engines may differ.",
         rule=between(1, 1024),
     )
-    kv_index_hash: Literal["a", "b", "c", "d", "e"] = setting(
+    kv_index_hash: Literal["d", "e"] = setting(
         "e", help="Generation of llm-d's block keys that the index computes; e (XXH64) is the fastest."
     )
     kv_index_hash_seed: str = setting("", help="Seed of those keys.")

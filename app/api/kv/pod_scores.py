@@ -12,7 +12,7 @@ from app.api.chat.prompt import chat_options
 from app.http.body import BodyLimits
 from app.http.errors import not_found, timed_out, unavailable
 from app.http.response import Reply, json_reply
-from app.kvcache.extra_keys import Placeholder
+from app.kvcache.prompt import Placeholder
 from app.kvindex.backend import BackendUnavailable
 from app.kvindex.scorer import PodScore
 from app.kvindex.service import KvIndex
