@@ -8,7 +8,6 @@ from typing import Any
 
 import gevent.socket
 import pytest
-from tests.engine.harness import Harness, engine_request
 
 from app.api.responder import Responder, ServerLoad
 from app.api.stream import EventStream
@@ -18,6 +17,7 @@ from app.http.errors import bad_request
 from app.http.response import CLIENT_GONE, PendingResponse, Response
 from app.http.write_batcher import WriteBatcher
 from tests.application import request
+from tests.engine.harness import Harness, engine_request
 
 HEADERS = {"x-inference-pod": "pod-1"}
 
