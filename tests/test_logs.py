@@ -11,11 +11,13 @@ from typing import Any
 
 import gevent
 import pytest
-from app.http.environ import REQUEST_ID
 from gunicorn.config import Config
 
-from app.logs import ServerLogger, logconfig, request_id
+from app.http.context import RequestContext
+from app.http.wsgi import CONTEXT
+from app.logs import ServerLogger, current_request, logconfig
 from config.settings import LogSettings
+from tests.application import request
 
 Capture = pytest.CaptureFixture[str]
 NAMES = ("", "app", "gunicorn.error", "gunicorn.access")
@@ -39,11 +41,16 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def named(identifier: str) -> RequestContext:
+    """A request that came with an id."""
+    return request("/v1/models", headers={"x-request-id": identifier})
+
+
 def in_request(identifier: str, action: Callable[[], None]) -> None:
     """Run `action` as part of a request."""
 
     def served() -> None:
-        request_id.set(identifier)
+        current_request.set(named(identifier))
         action()
 
     Context().run(served)
@@ -83,7 +90,7 @@ def test_every_greenlet_has_its_own_request_id(capsys: Capture) -> None:
     configure(log_format="json")
 
     def serve(identifier: str) -> None:
-        request_id.set(identifier)
+        current_request.set(named(identifier))
         gevent.sleep(0)
         logging.getLogger("app").info("%s", identifier)
 
@@ -106,9 +113,9 @@ def test_the_level_is_the_least_that_is_shown(capsys: Capture, level: str, shown
 # Access lines, written by gunicorn's own logger
 
 
-def access(server: ServerLogger, path: str = "/v1/models", **environ: str) -> None:
+def access(server: ServerLogger, path: str = "/v1/models", **environ: object) -> None:
     took = SimpleNamespace(seconds=1, microseconds=500_000)
-    request = SimpleNamespace(headers=[("AUTHORIZATION", "Bearer secret")])
+    incoming = SimpleNamespace(headers=[("AUTHORIZATION", "Bearer secret")])
     response = SimpleNamespace(status="200 OK", sent=42, headers=[])
     variables = {
         "REQUEST_METHOD": "GET",
@@ -117,7 +124,7 @@ def access(server: ServerLogger, path: str = "/v1/models", **environ: str) -> No
         "SERVER_PROTOCOL": "HTTP/1.1",
         "REMOTE_ADDR": "10.0.0.1",
     }
-    server.access(response, request, variables | environ, took)
+    server.access(response, incoming, variables | environ, took)
 
 
 def server_logger(**settings: Any) -> ServerLogger:
@@ -128,7 +135,8 @@ def server_logger(**settings: Any) -> ServerLogger:
 
 def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None:
     server = server_logger(access_log=True, log_format="json")
-    access(server, "/v1/models?key=secret", **{REQUEST_ID: "req-3"})
+    context = named("req-3")
+    in_request("another", lambda: access(server, "/v1/models?key=secret", **{CONTEXT: context}))
     written = capsys.readouterr().out
     (line,) = lines(written)
     assert line.items() >= {
@@ -139,6 +147,7 @@ def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> No
 
 
 def test_a_text_access_line_takes_the_id_of_the_running_request(capsys: Capture) -> None:
+    """Where another server has made no context."""
     server = server_logger(access_log=True)
     in_request("req-4", lambda: access(server))
     assert capsys.readouterr().out.endswith("[req-4] gunicorn.access: GET /v1/models 200 42 bytes 1.500 s\n")

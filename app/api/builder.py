@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -11,9 +11,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.api.chat.media import placeholders
+from app.api.chat.media import Features, placeholders
 from app.api.chat.tools import calls_of, constraint_of
-from app.api.response_meta import Head
+from app.api.response_meta import ResponseMeta
 from app.engine.observer import Observer
 from app.engine.request import EngineRequest
 from app.http.context import RequestContext
@@ -39,14 +39,14 @@ class Prompt(Struct, frozen=True):
     echo_text: str
     turns: tuple[tuple[str, str], ...] = ()
     """Role and text of each message, where somebody looks at them."""
-    features: Mapping[str, Any] | None = None
-    """What `app.api.chat.media.features` tells of images and the like."""
+    features: Features | None = None
+    """Images and the like."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
     """What a request means besides its body. It has `together` choices, and came at `arrival_s`."""
 
-    head: Head
+    head: ResponseMeta
     arrival_s: float
     together: int
     priority: int = 0

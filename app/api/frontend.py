@@ -11,8 +11,9 @@ from app.api.chat.media import encoded
 from app.api.data_parallel import check_rank
 from app.api.identity import Identity
 from app.api.models import ServedModels
+from app.api.pieces import check_answer_size
 from app.api.responder import Responder
-from app.api.response_meta import Head
+from app.api.response_meta import ResponseMeta
 from app.api.writer import ResponseWriter
 from app.faults.injector import FaultInjector, fault_of
 from app.http.body import BodyLimits
@@ -21,6 +22,7 @@ from app.http.errors import ApiError, bad_request
 from app.http.response import Response
 from app.protocol.decoding import decode
 from app.protocol.request import Request
+from app.protocol.transfer import ECTransferParams
 from app.protocol.validation import limits as rules
 from app.protocol.validation import model as model_rules
 from app.protocol.validation.limits import GenerateRequest
@@ -87,12 +89,12 @@ class Frontend:
         """True when an image should follow the reply: asked for by header, or drawn (simulator.md 2.2)."""
         return self.omni and self.builder.wants_image(truth(context, "x-send-image"))
 
-    def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> dict[str, object] | None:
+    def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
         """`ec_transfer_params` of an encoder's answer; None of any other's."""
         return encoded(hashes) if self.encoder_only else None
 
     def shape(self, request: GenerateRequest) -> dict[str, Any]:
-        """The fields of `AnswerShape` for this request."""
+        """The fields of `ResponseOptions` for this request."""
         options = request.stream_options
         wanted = options is not None and bool(options.include_usage)
         everywhere = wanted and bool(options and options.continuous_usage_stats)
@@ -108,7 +110,7 @@ class Frontend:
     def generate(
         self,
         request: GenerateRequest,
-        head: Head,
+        head: ResponseMeta,
         prompts: Sequence[Prompt],
         writer: ResponseWriter,
         context: RequestContext,
@@ -127,6 +129,10 @@ class Frontend:
                 return responder.broken(error, writer)
             raise
         together = len(prompts) * (request.n or 1)
+        if not request.stream:
+            entries = model_rules.wanted_logprobs(request)
+            top = self.limits.vocab_size if entries == -1 else entries
+            check_answer_size(together, max(limits, default=1), top)
         # Before as many engine requests are made as a hostile request asks for.
         responder.engine.check_admission(together)
         fault = fault_of(context)

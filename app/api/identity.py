@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from zlib import crc32
 
-from app.api.response_meta import Head
+from app.api.response_meta import ResponseMeta
 from app.http.context import RequestContext
 from config.settings import ModelSettings, ServerSettings
 
@@ -28,12 +28,12 @@ class Identity:
         made_of = f"{model.model} {model.max_model_len}".encode()
         self._fingerprint = f"vllm-{model.vllm_version}-{crc32(made_of):08x}"
 
-    def head(self, prefix: str, context: RequestContext, own_id: str, model: str) -> Head:
+    def head(self, prefix: str, context: RequestContext, own_id: str, model: str) -> ResponseMeta:
         """The head of an answer: the id is the header's, the body's (`own_id`), if any, or a fresh one."""
         request_id = context.headers.get("x-request-id")
         if request_id is None:
             request_id = own_id or self.fresh_id()
-        return Head(f"{prefix}-{request_id}", self.now_s(), model, self._fingerprint)
+        return ResponseMeta(f"{prefix}-{request_id}", self.now_s(), model, self._fingerprint)
 
     def now_s(self) -> int:
         """Unix seconds."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from app.api.identity import Identity
+from app.protocol.transfer import KVTransferParams
 from app.protocol.validation.limits import GenerateRequest
 
 BLOCK_TOKENS = 16
@@ -12,17 +11,14 @@ SIDE_CHANNEL_PORT = 5600
 """Where a real server's transfer connector would listen."""
 
 
-def address_of(asked: GenerateRequest, identity: Identity, prompt_tokens: int) -> dict[str, Any] | None:
-    """What the decode side is to be told; None unless `asked` wants its decode done elsewhere."""
+def address_of(asked: GenerateRequest, identity: Identity, prompt_tokens: int) -> KVTransferParams | None:
+    """What the decode side is to be given; None unless `asked` wants its decode done elsewhere."""
     wanted = asked.kv_transfer_params
     if not wanted or not wanted.get("do_remote_decode"):
         return None
-    return {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "remote_engine_id": identity.engine_id,
-        "remote_block_ids": list(range(1, -(-prompt_tokens // BLOCK_TOKENS) + 1)),
-        "remote_host": identity.host,
-        "remote_port": SIDE_CHANNEL_PORT,
-        "tp_size": 1,
-    }
+    return KVTransferParams(
+        remote_engine_id=identity.engine_id,
+        remote_block_ids=tuple(range(1, -(-prompt_tokens // BLOCK_TOKENS) + 1)),
+        remote_host=identity.host,
+        remote_port=SIDE_CHANNEL_PORT,
+    )

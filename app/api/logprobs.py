@@ -1,11 +1,56 @@
-"""Log probabilities in the shapes of chat, of text completions and of prompts."""
+"""Log probabilities in the shapes of the API families, rendered a slice of tokens at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
+from msgspec import Raw
+
+from app.api.pieces import SLICE, Holes, list_pieces, slices
 from app.engine.outputs import TokenLogprob
+from app.protocol import logprobs as wire
+from app.protocol.encoding import encode
+
+T = TypeVar("T")
+Entries = Sequence[TokenLogprob]
+"""Those of some tokens in a row; they may be computed where they are looked at, and not be kept."""
+SomeEntries = Sequence[TokenLogprob | None]
+"""The same; None is a token of which nothing is known."""
+
+ALL = -1
+"""As many alternatives as there are."""
+
+
+class TokenBytes:
+    """The bytes of tokens as JSON lists of numbers, each made once: a third less work for an entry of many.
+
+    It forgets everything when it would take more than `limit_bytes`.
+    """
+
+    PLACE_BYTES = 256
+    """About what a text takes here besides its numbers."""
+
+    __slots__ = ("_known", "limit_bytes", "size_bytes")
+
+    def __init__(self, limit_bytes: int = 1 << 20) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._known: dict[str, Raw] = {}
+
+    def of(self, text: str) -> Raw:
+        """The UTF-8 of `text`."""
+        return self._known.get(text) or self._add(text)
+
+    def _add(self, text: str) -> Raw:
+        numbers = encode(list(text.encode()))
+        size = len(numbers) + self.PLACE_BYTES
+        if self.size_bytes + size > self.limit_bytes:
+            self._known.clear()
+            self.size_bytes = 0
+        self.size_bytes += size
+        self._known[text] = raw = Raw(numbers)
+        return raw
 
 
 def token_name(token_id: int, text: str, as_id: bool) -> str:
@@ -13,62 +58,198 @@ def token_name(token_id: int, text: str, as_id: bool) -> str:
     return f"token_id:{token_id}" if as_id else text
 
 
-def chat_entries(entries: Sequence[TokenLogprob], top: int, as_id: bool) -> list[dict[str, Any]]:
-    """The `content` list of a chat choice; `top` alternatives each, the token itself first, -1 for all."""
+def width(entries: SomeEntries | None) -> int:
+    """How many log probabilities there are of each token: its own and those of the alternatives."""
+    last = entries[-1] if entries else None
+    return 1 if last is None else 1 + len(last.top)
+
+
+def rendered(
+    spans: Sequence[Entries], render: Callable[[Entries], Sequence[T]], holes: Holes
+) -> Sequence[T] | Raw:
+    """All entries of a reply in one list; in slices, if they are many."""
+    wide = next((width(span) for span in spans if span), 1)
+    if sum(map(len, spans)) * wide <= SLICE:
+        return [entry for span in spans for entry in render(span)]
+    size = max(1, SLICE // wide)
+    return holes.later(list_pieces(encode(render(some)) for span in spans for some in slices(span, size)))
+
+
+class ChatLogprobs:
+    """The entries of a chat, with `top` alternatives each, the token itself first.
+
+    Tokens are called `token_id:N` if `as_ids`; an alternative's bytes are those of its name, the entry's own
+    those of its text.
+    """
+
+    __slots__ = ("_as_ids", "_bytes", "_top")
+
+    def __init__(self, top: int, as_ids: bool = False) -> None:
+        self._top = top
+        self._as_ids = as_ids
+        self._bytes = TokenBytes()
+
+    def entries(self, entries: Entries) -> list[wire.ChatLogprob]:
+        """The entries of some tokens."""
+        of, as_ids, alternative = self._bytes.of, self._as_ids, wire.ChatAlternative
+        return [
+            wire.ChatLogprob(
+                token_name(entry.token_id, entry.token, as_ids),
+                entry.logprob,
+                of(entry.token),
+                [alternative(name, logprob, of(name)) for _, name, logprob in self._named(entry)],
+            )
+            for entry in entries
+        ]
+
+    def _named(self, entry: TokenLogprob) -> Sequence[tuple[int, str, float]]:
+        shown = _shown(entry, self._top)
+        if not self._as_ids:
+            return shown
+        return [(token_id, token_name(token_id, "", True), logprob) for token_id, _, logprob in shown]
+
+
+class ItemLogprobs:
+    """The entries of a message of the Responses family, with `top` alternatives each."""
+
+    __slots__ = ("_bytes", "_top")
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._bytes = TokenBytes()
+
+    def entries(self, entries: Entries) -> list[wire.ItemLogprob]:
+        """As the message tells them."""
+        of, alternative = self._bytes.of, wire.ItemAlternative
+        return [
+            wire.ItemLogprob(
+                entry.token,
+                of(entry.token),
+                entry.logprob,
+                [alternative(text, of(text), logprob) for _, text, logprob in _shown(entry, self._top)],
+            )
+            for entry in entries
+        ]
+
+    def event_entries(self, entries: Entries) -> list[wire.EventLogprob]:
+        """As events tell them: without bytes."""
+        return [
+            wire.EventLogprob(
+                entry.token,
+                entry.logprob,
+                [wire.EventAlternative(text, logprob) for _, text, logprob in _shown(entry, self._top)],
+            )
+            for entry in entries
+        ]
+
+
+def _shown(entry: TokenLogprob, top: int) -> Sequence[tuple[int, str, float]]:
+    return entry.top if top == ALL else entry.top[:top]
+
+
+def token_id_entries(entries: Entries) -> list[wire.TokenIdLogprob]:
+    """Entries where tokens are only ids."""
     return [
-        {
-            "token": token_name(entry.token_id, entry.token, as_id),
-            "logprob": entry.logprob,
-            "bytes": list(entry.token.encode()),
-            "top_logprobs": [
-                _alternative(token_name(token_id, text, as_id), logprob)
-                for token_id, text, logprob in (entry.top if top == -1 else entry.top[:top])
+        wire.TokenIdLogprob(
+            entry.token_id,
+            entry.logprob,
+            1,
+            [
+                wire.TokenCandidate(token_id, logprob, rank)
+                for rank, (token_id, _, logprob) in enumerate(entry.top, 1)
             ],
-        }
+        )
         for entry in entries
     ]
 
 
-def _alternative(name: str, logprob: float) -> dict[str, Any]:
-    """One of `top_logprobs`. Its bytes are those of the name shown, the entry's own those of its text."""
-    return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
-
-
-def completion_logprobs(
-    entries: Sequence[TokenLogprob | None], texts: Sequence[str], as_id: bool, offset: int = 0
-) -> dict[str, list[Any]]:
-    """The `logprobs` object of a text choice; `texts` names tokens whose entry is None.
-
-    `offset` is where the first token begins, in characters.
-    """
-    tokens, offsets = [], []
-    for entry, text in zip(entries, texts, strict=True):
-        tokens.append(text if entry is None else token_name(entry.token_id, entry.token, as_id))
-        offsets.append(offset)
-        offset += len(tokens[-1])
-    return {
-        "text_offset": offsets,
-        "token_logprobs": [None if entry is None else entry.logprob for entry in entries],
-        "tokens": tokens,
-        "top_logprobs": [
-            None
-            if entry is None
-            else {token_name(token_id, text, as_id): lp for token_id, text, lp in entry.top}
-            for entry in entries
-        ],
-    }
-
-
-def prompt_entries(entries: Sequence[TokenLogprob | None] | None) -> list[dict[str, Any] | None] | None:
+def prompt_entries(entries: SomeEntries | None, holes: Holes) -> wire.PromptLogprobs | Raw | None:
     """The `prompt_logprobs` list: by token id, with rank and text; null for the first token."""
     if entries is None:
         return None
+    wide = width(entries)
+    if len(entries) * wide <= SLICE:
+        return _by_id(entries)
+    return holes.later(list_pieces(encode(_by_id(some)) for some in slices(entries, max(1, SLICE // wide))))
+
+
+def _by_id(entries: SomeEntries) -> wire.PromptLogprobs:
     return [
         None
         if entry is None
         else {
-            str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": text}
+            str(token_id): wire.PromptLogprob(logprob, rank, text)
             for rank, (token_id, text, logprob) in enumerate(entry.top, 1)
         }
         for entry in entries
     ]
+
+
+class CompletionLogprobs:
+    """The `logprobs` of one choice of a text completion: lists that are parallel."""
+
+    __slots__ = ("_as_ids", "_offset")
+
+    def __init__(self, as_ids: bool) -> None:
+        self._as_ids = as_ids
+        self._offset = 0
+        """Where the next token begins, in characters."""
+
+    def lists(
+        self, spans: Sequence[SomeEntries], names: Sequence[str], holes: Holes
+    ) -> wire.CompletionLogprobs:
+        """The lists of the next tokens. `names` has those of the first ones, whose entries may be None.
+
+        In slices, if they are long: names and log probabilities are gathered while the offsets are written.
+        """
+        tokens: list[str] = []
+        values: list[float | None] = []
+        wide = max(map(width, spans[:2]), default=1)  # a prompt's and a reply's
+        if sum(map(len, spans)) * wide <= SLICE:
+            places = [place for span in spans for place in self._offsets(span, names, tokens, values)]
+            tops = [top for span in spans for top in self._tops(span)]
+            return wire.CompletionLogprobs(places, values, tokens, tops)
+        size = max(1, SLICE // wide)
+
+        def offsets() -> Iterator[bytes]:
+            done = 0
+            for span in spans:
+                for some in slices(span, size):
+                    yield encode(self._offsets(some, names, tokens, values))
+                    done += len(some)
+                    if done >= size:
+                        done = 0
+                        yield b""
+
+        all_tops = (encode(self._tops(some)) for span in spans for some in slices(span, size))
+        return wire.CompletionLogprobs(
+            holes.later(list_pieces(offsets())),
+            holes.later(list_pieces(map(encode, slices(values)))),
+            holes.later(list_pieces(map(encode, slices(tokens)))),
+            holes.later(list_pieces(all_tops)),
+        )
+
+    def _offsets(
+        self, entries: SomeEntries, names: Sequence[str], tokens: list[str], values: list[float | None]
+    ) -> list[int]:
+        """Where each token begins, in characters; name and log probability go to `tokens` and `values`."""
+        offsets = []
+        for entry in entries:
+            if entry is None:
+                token = names[len(tokens)]
+                values.append(None)
+            else:
+                token = token_name(entry.token_id, entry.token, self._as_ids)
+                values.append(entry.logprob)
+            tokens.append(token)
+            offsets.append(self._offset)
+            self._offset += len(token)
+        return offsets
+
+    def _tops(self, entries: SomeEntries) -> list[dict[str, float] | None]:
+        return [None if entry is None else self._top(entry) for entry in entries]
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        if self._as_ids:
+            return {token_name(token_id, "", True): logprob for token_id, _, logprob in entry.top}
+        return {text: logprob for _, text, logprob in entry.top}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from app.api.frontend import Frontend
-from app.api.response_meta import Head
+from app.api.response_meta import ResponseMeta
 from app.api.writer import ResponseWriter
 from app.engine.request import EngineRequest
 from app.http.context import RequestContext
@@ -53,7 +53,7 @@ class PlainHandler(Generic[P]):
         self._reader.names = frozenset() if special else frozenset((None, "", *frontend.models.names))
         self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
 
-    def writer(self, recognised: Recognised[P], head: Head) -> ResponseWriter:
+    def writer(self, recognised: Recognised[P], head: ResponseMeta) -> ResponseWriter:
         """What writes the answer."""
         raise NotImplementedError
 

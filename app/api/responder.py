@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gevent.event import Event as Bell
 
 from app.api.stream import EventStream, TakeOver
 from app.api.writer import ResponseWriter
+from app.clock.pause import pause
 from app.engine.client import EngineClient, Handle
 from app.engine.outputs import EngineOutput, Failed, Tokens
 from app.engine.request import EngineRequest
@@ -128,7 +129,7 @@ class Responder:
                 self.load.end()
         if gathered.gone:
             return json_response(b"", CLIENT_GONE)
-        return json_response(writer.body(gathered.outputs), 200, self.headers)
+        return json_response(_paused(writer.pieces(gathered.outputs)), 200, self.headers)
 
     def _pending(self, gathered: Gathering, handle: Handle, writer: ResponseWriter) -> PendingResponse:
         """The response that comes with the last output."""
@@ -192,3 +193,12 @@ class Gathering:
             if connection is not None:
                 connection.unwatch()
             handle.abort()
+
+
+def _paused(pieces: Iterator[bytes]) -> bytes:
+    """All of a body, whose pieces take their time; others have their turn in between."""
+    parts = [next(pieces)]
+    for piece in pieces:
+        pause()
+        parts.append(piece)
+    return b"".join(parts)

@@ -180,13 +180,13 @@ class ClosingBody:
 class PendingResponse:
     """A response that is still to come, without a greenlet that waits for it.
 
-    `abort` is called when the client leaves before it has come.
+    `on_abort` is called when the client leaves before it has come.
     """
 
-    __slots__ = ("_then", "abort", "outcome")
+    __slots__ = ("_on_abort", "_then", "outcome")
 
-    def __init__(self, abort: Callable[[], None]) -> None:
-        self.abort = abort
+    def __init__(self, on_abort: Callable[[], None]) -> None:
+        self._on_abort: Callable[[], None] | None = on_abort
         self.outcome: Response | Exception | None = None
         self._then: Callable[[Response | Exception], None] | None = None
 
@@ -200,9 +200,16 @@ class PendingResponse:
     def resolve(self, outcome: Response | Exception) -> None:
         """The response is there, or there will be none."""
         self.outcome = outcome
+        self._on_abort = None
         callback, self._then = self._then, None
         if callback is not None:
             callback(outcome)
+
+    def abort(self) -> None:
+        """The client has gone: nobody is called any more. Nothing happens when the response is there."""
+        on_abort, self._on_abort, self._then = self._on_abort, None, None
+        if on_abort is not None:
+            on_abort()
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

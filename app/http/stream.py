@@ -38,7 +38,7 @@ class StreamTransport:
     beginning.
 
     `finished` is called when all has been sent, `abandoned` when the client has gone before; with `ends_body`
-    that includes the last chunk. A client that takes none of a slice for `write_timeout_s` is cut off.
+    that includes the last chunk. A client that does not take a slice within `write_timeout_s` is cut off.
     """
 
     __slots__ = (
@@ -183,9 +183,10 @@ class StreamTransport:
     def abandon(self) -> None:
         """The client has gone."""
         if self.is_open:
+            source = self._source
             self.close()
-            if self._source is not None:
-                self._source.leave()
+            if source is not None:
+                source.leave()
             if self._abandoned is not None:
                 self._abandoned()
 
@@ -194,6 +195,7 @@ class StreamTransport:
         self._finished()
 
     def close(self) -> None:
-        """Send no more."""
+        """Send no more, and let go of the source, which knows this object."""
         self.is_open = False
+        self._source = None
         self._catch_up()

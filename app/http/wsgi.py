@@ -7,7 +7,7 @@ application speak of the same one. Under any other worker the application makes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -19,38 +19,23 @@ Environ = Mapping[str, Any]
 _BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
 
 
-class EnvironHeaders(Mapping[str, str]):
-    """The headers in a WSGI environ, by lower-case names."""
+def headers_of(environ: Environ) -> dict[str, str]:
+    """The headers in a WSGI environ, by lower-case names, in their order.
 
-    __slots__ = ("_environ",)
-
-    def __init__(self, environ: Environ) -> None:
-        self._environ = environ
-
-    def __getitem__(self, name: str) -> str:
-        return str(self._environ[_key(name)])
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._environ.get(_key(name), default)
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and _key(name) in self._environ
-
-    def __iter__(self) -> Iterator[str]:
-        for key, value in self._environ.items():
-            if key.startswith("HTTP_"):
-                yield key[5:].replace("_", "-").lower()
-            elif key in _BARE and value:
-                yield _BARE[key]
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    Copied, because an environ that holds a context that holds the environ is cyclic garbage.
+    """
+    headers = {}
+    for key, value in environ.items():
+        if key.startswith("HTTP_"):
+            headers[_name(key)] = value
+        elif key in _BARE and value:
+            headers[_BARE[key]] = value
+    return headers
 
 
 @lru_cache(maxsize=256)
-def _key(name: str) -> str:
-    key = name.upper().replace("-", "_")
-    return key if key in _BARE else f"HTTP_{key}"
+def _name(key: str) -> str:
+    return key[5:].replace("_", "-").lower()
 
 
 def _connection(sock: Any, ended: Callable[[], None] | None, plain: bool) -> Connection | None:
@@ -72,7 +57,7 @@ def context_of(
         environ["REQUEST_METHOD"],
         path,
         environ.get("RAW_URI") or (f"{path}?{query}" if query else path),
-        EnvironHeaders(environ),
+        headers_of(environ),
         environ.get("REMOTE_ADDR") or "",
         time.monotonic() if arrival_s is None else arrival_s,
         source=environ["wsgi.input"],

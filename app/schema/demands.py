@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.schema.document import Schema
-from app.schema.equality import Options
+from app.schema.document import JSON, Keywords, Number, Options, Schema
 from app.schema.errors import Contradiction
 from app.schema.keywords import TYPES
-from app.schema.pattern import Pattern
+from app.schema.patterns import Pattern
 
-Number = int | float
-
-OF_STRINGS = frozenset(["minLength", "maxLength", "pattern", "format"])
-OF_NUMBERS = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"])
-OF_ARRAYS = frozenset(
-    ["items", "prefixItems", "contains", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"]
+SUGGESTING: Mapping[str, frozenset[str]] = {
+    "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
+    "number": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
+    "array": frozenset(["items", "prefixItems", "contains", "minItems", "maxItems", "uniqueItems"]),
+    "object": frozenset(
+        ["properties", "patternProperties", "additionalProperties", "propertyNames", "required"]
+        + ["minProperties", "maxProperties", "dependentRequired", "dependentSchemas"]
+    ),
+}
+"""The keywords that say something of one type only."""
+COUNTED = (
+    ("string", "minLength", "maxLength"),
+    ("array", "minItems", "maxItems"),
+    ("object", "minProperties", "maxProperties"),
 )
-OF_OBJECTS = frozenset(
-    ["properties", "patternProperties", "additionalProperties", "propertyNames", "required"]
-    + ["minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "unevaluatedProperties"]
-)
-GREATEST = {"minLength", "minItems", "minProperties"}
-LEAST = {"maxLength", "maxItems", "maxProperties"}
+GREATEST = frozenset(least for _, least, _ in COUNTED)
+LEAST = frozenset(most for _, _, most in COUNTED)
 
 
 @dataclass(slots=True)
@@ -45,7 +48,7 @@ class Demands:
     """
 
     types: set[str] = field(default_factory=lambda: set(TYPES))
-    options: list[Any] | None = None
+    options: list[JSON] | None = None
     suggested: set[str] = field(default_factory=set)
     low: Bound | None = None
     high: Bound | None = None
@@ -56,8 +59,8 @@ class Demands:
     unique: bool = False
     required: dict[str, None] = field(default_factory=dict)
     forbidden: set[str] = field(default_factory=set)
-    plain: list[Mapping[str, Any]] = field(default_factory=list)
-    examples: list[Any] = field(default_factory=list)
+    plain: list[Keywords] = field(default_factory=list)
+    examples: list[JSON] = field(default_factory=list)
     doubtful: bool = False
 
     def copy(self) -> Demands:
@@ -80,42 +83,25 @@ class Demands:
             self.doubtful,
         )
 
-    def add(self, schema: Mapping[str, Any]) -> None:
+    def add(self, schema: Keywords) -> None:
         """Take the plain keywords of `schema` in. Raises Contradiction when nothing is left."""
         self.plain.append(schema)
         for keyword, value in schema.items():
             take = TAKE.get(keyword)
             if take:
                 take(self, value)
-            elif keyword in GREATEST:
-                self.counts[keyword] = max(self.counts.get(keyword, 0), int(value))
-            elif keyword in LEAST:
-                self.counts[keyword] = min(self.counts.get(keyword, int(value)), int(value))
         self._suggest(schema.keys())
         self._narrow()
 
-    def values(self, keyword: str) -> Iterable[Any]:
-        """What every schema that has `keyword` says under it."""
-        return (schema[keyword] for schema in self.plain if keyword in schema)
-
     def _suggest(self, keywords: Iterable[str]) -> None:
-        for name, own in (
-            ("string", OF_STRINGS),
-            ("number", OF_NUMBERS),
-            ("array", OF_ARRAYS),
-            ("object", OF_OBJECTS),
-        ):
+        for name, own in SUGGESTING.items():
             if not own.isdisjoint(keywords):
                 self.suggested.add(name)
 
     def _narrow(self) -> None:
         """Drop the types whose own keywords exclude each other."""
         counts, types = self.counts, self.types
-        for name, least, most in (
-            ("string", "minLength", "maxLength"),
-            ("array", "minItems", "maxItems"),
-            ("object", "minProperties", "maxProperties"),
-        ):
+        for name, least, most in COUNTED:
             if name in types and counts.get(least, 0) > counts.get(most, counts.get(least, 0)):
                 types.discard(name)
         if self.low and self.high and _empty(self.low, self.high):
@@ -125,36 +111,39 @@ class Demands:
         if not types or self.options == []:
             raise Contradiction
 
-    def _take_types(self, names: Sequence[str]) -> None:
+    def take_types(self, names: Sequence[str]) -> None:
         wanted = set(names)
         if "number" in wanted:
             wanted.add("integer")
         self.types &= wanted
 
-    def _take_options(self, options: Options) -> None:
+    def take_options(self, options: Options) -> None:
         if self.options is None:
             self.options = options
         else:
-            self.options = [option for option in self.options if options.has(option)]
+            self.options = options.among(self.options)
             self.doubtful = True
 
-    def _take_low(self, number: Number, open: bool) -> None:
+    def take_low(self, number: Number, open: bool) -> None:
         low = self.low
         if low is None or number > low.number or (number == low.number and open):
             self.low = Bound(number, open)
 
-    def _take_high(self, number: Number, open: bool) -> None:
+    def take_high(self, number: Number, open: bool) -> None:
         high = self.high
         if high is None or number < high.number or (number == high.number and open):
             self.high = Bound(number, open)
 
-    def _take_required(self, names: Sequence[str]) -> None:
+    def take_unique(self, unique: bool) -> None:
+        self.unique = self.unique or unique
+
+    def take_required(self, names: Sequence[str]) -> None:
         self.required.update(dict.fromkeys(names))
 
-    def _take_properties(self, properties: Mapping[str, Schema]) -> None:
+    def take_properties(self, properties: Mapping[str, Schema]) -> None:
         self.forbidden.update(name for name, schema in properties.items() if schema is False)
 
-    def _doubt(self, value: Any) -> None:
+    def doubt(self, value: object) -> None:
         self.doubtful = True
 
 
@@ -162,28 +151,39 @@ def _empty(low: Bound, high: Bound) -> bool:
     return low.number > high.number or (low.number == high.number and (low.open or high.open))
 
 
-def _unique(demands: Demands, value: bool) -> None:
-    demands.unique = demands.unique or value
+def _greatest(keyword: str) -> Callable[[Demands, Number], None]:
+    def take(demands: Demands, count: Number) -> None:
+        demands.counts[keyword] = max(demands.counts.get(keyword, 0), int(count))
+
+    return take
 
 
-TAKE: dict[str, Any] = {
-    "type": Demands._take_types,
-    "enum": Demands._take_options,
-    "const": lambda self, value: self._take_options(Options([value])),
-    "minimum": lambda self, number: self._take_low(number, False),
-    "exclusiveMinimum": lambda self, number: self._take_low(number, True),
-    "maximum": lambda self, number: self._take_high(number, False),
-    "exclusiveMaximum": lambda self, number: self._take_high(number, True),
+def _least(keyword: str) -> Callable[[Demands, Number], None]:
+    def take(demands: Demands, count: Number) -> None:
+        demands.counts[keyword] = min(demands.counts.get(keyword, int(count)), int(count))
+
+    return take
+
+
+TAKE: Mapping[str, Callable[[Demands, Any], None]] = {
+    "type": Demands.take_types,
+    "enum": Demands.take_options,
+    "const": Demands.take_options,
+    "minimum": lambda self, number: self.take_low(number, False),
+    "exclusiveMinimum": lambda self, number: self.take_low(number, True),
+    "maximum": lambda self, number: self.take_high(number, False),
+    "exclusiveMaximum": lambda self, number: self.take_high(number, True),
     "multipleOf": lambda self, number: self.multiples.append(number),
     "pattern": lambda self, pattern: self.patterns.append(pattern),
     "format": lambda self, name: self.formats.append(name),
-    "uniqueItems": _unique,
-    "required": Demands._take_required,
-    "properties": Demands._take_properties,
+    "uniqueItems": Demands.take_unique,
+    "required": Demands.take_required,
+    "properties": Demands.take_properties,
     "default": lambda self, value: self.examples.append(value),
     "examples": lambda self, values: self.examples.extend(values),
-    "contains": Demands._doubt,
-    "propertyNames": Demands._doubt,
-    "unevaluatedItems": Demands._doubt,
-    "unevaluatedProperties": Demands._doubt,
+    "contains": Demands.doubt,
+    "propertyNames": Demands.doubt,
+    **{keyword: _greatest(keyword) for keyword in GREATEST},
+    **{keyword: _least(keyword) for keyword in LEAST},
 }
+"""What a keyword's value adds to the demands; those without an entry are looked at where they matter."""

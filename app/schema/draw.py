@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from random import Random
-from typing import Any
 
-from app.schema.arrays import draw_array, draw_length
-from app.schema.choices import Choices
+from app.schema.choices import Choices, Heights
+from app.schema.containers import ArrayDraw, ObjectDraw
 from app.schema.demands import Demands
-from app.schema.document import Document, Schema
+from app.schema.document import JSON, Document, Schema
 from app.schema.errors import Allowance, Contradiction
-from app.schema.heights import Heights
-from app.schema.numbers import draw_integer, draw_number
-from app.schema.objects import ObjectDraw
-from app.schema.pattern import Pattern
+from app.schema.judge import Judge
 from app.schema.ranges import Ranges
-from app.schema.texts import draw_text
-from app.schema.verdict import Judge
+from app.schema.scalars import draw_integer, draw_number, draw_text
 
 DEEP = 5
 """Levels of nesting after which values are kept small: no optional fields, shallow branches."""
@@ -28,6 +23,8 @@ PLENTY = 150
 """Values drawn after which the rest is kept small."""
 TRIES = 8
 """Draws for one place of the value whose result depends on chance."""
+MOST_SHUFFLED = 1000
+"""Options of an ``enum`` that are tried in any order; more are tried in theirs, from any one on."""
 
 
 class Draw:
@@ -50,14 +47,14 @@ class Draw:
         self.rng = rng
         self.ranges = ranges
         self.allowance = allowance
-        self.formats = formats
-        self.frugal = frugal
+        self._formats = formats
+        self._frugal = frugal
         self._heights = heights
         self._judge = judge
         self._choices = Choices(document, heights, rng, allowance)
         self._drawn = 0
 
-    def value(self, schemas: Sequence[Schema], depth: int = 0, name: str = "") -> Any:
+    def value(self, schemas: Sequence[Schema], depth: int = 0, name: str = "") -> JSON:
         """A value that all of `schemas` accept, `depth` levels down. Raises Contradiction."""
         self._drawn += 1
         self.allowance.spend()
@@ -81,18 +78,18 @@ class Draw:
 
     def small(self, depth: int) -> bool:
         """True when values at `depth` are to be kept small."""
-        return self.frugal or depth >= DEEP or self._drawn > PLENTY
+        return self._frugal or depth >= DEEP or self._drawn > PLENTY
 
-    def accepts(self, schema: Schema, value: Any) -> bool:
+    def accepts(self, schema: Schema, value: JSON) -> bool:
         """True when `value` satisfies `schema`."""
-        return self._judge.accepts(schema, value, self.allowance, self.formats)
+        return self._judge.accepts(schema, value, self.allowance, self._formats)
 
-    def _accepted(self, schemas: Sequence[Schema], value: Any) -> bool:
+    def _accepted(self, schemas: Sequence[Schema], value: JSON) -> bool:
         return all(self.accepts(schema, value) for schema in schemas)
 
     def _of_type(
         self, demands: Demands, schemas: Sequence[Schema], depth: int, name: str, attempt: int
-    ) -> Any:
+    ) -> JSON:
         if demands.options is not None:
             return self._option(demands, schemas)
         for kind in self._kinds(demands, depth, hinted=attempt < TRIES // 2):
@@ -104,14 +101,20 @@ class Draw:
                 continue
         raise Contradiction
 
-    def _option(self, demands: Demands, schemas: Sequence[Schema]) -> Any:
+    def _option(self, demands: Demands, schemas: Sequence[Schema]) -> JSON:
         options = demands.options or []
         if len(demands.plain) == 1 and demands.plain[0].keys() <= {"enum", "default", "examples"}:
             return self.rng.choice(options)
-        for option in self.rng.sample(options, len(options)):
+        for option in self._in_any_order(options):
             if self._accepted(schemas, option):
                 return option
         raise Contradiction
+
+    def _in_any_order(self, options: list[JSON]) -> Sequence[JSON]:
+        if len(options) <= MOST_SHUFFLED:
+            return self.rng.sample(options, len(options))
+        start = self.rng.randrange(len(options))
+        return options[start:] + options[:start]
 
     def _kinds(self, demands: Demands, depth: int, hinted: bool) -> list[str]:
         """The types to try, in order: with `hinted`, those that the keywords suggest come first."""
@@ -126,7 +129,7 @@ class Draw:
             rest.sort(key=lambda kind: kind in ("array", "object"))
         return first + rest
 
-    def _one(self, kind: str, demands: Demands, depth: int, name: str) -> Any:
+    def _one(self, kind: str, demands: Demands, depth: int, name: str) -> JSON:
         match kind:
             case "null":
                 return None
@@ -137,44 +140,7 @@ class Draw:
             case "number":
                 return draw_number(demands, self.rng, self.ranges.numbers)
             case "string":
-                return draw_text(demands, self.rng, self.allowance, name, self.formats)
+                return draw_text(demands, self.rng, self.allowance, name, self._formats)
             case "array":
-                return self._array(demands, depth, name)
-        return ObjectDraw(demands, Members(self, depth)).draw()
-
-    def _array(self, demands: Demands, depth: int, name: str) -> list[Any]:
-        singular = name.removesuffix("s")
-        return draw_array(
-            demands,
-            draw_length(demands, self.ranges.array_lengths, self.rng, self.small(depth)),
-            lambda schemas: self.value(schemas, depth + 1, singular),
-            self.accepts,
-        )
-
-
-class Members:
-    """The properties of an object `depth` levels down in `draw`."""
-
-    def __init__(self, draw: Draw, depth: int) -> None:
-        self._draw = draw
-        self._depth = depth
-        ranges = draw.ranges
-        self._chance = ranges.optional_field if depth else ranges.optional_property
-
-    def member(self, schemas: Sequence[Schema], name: str) -> Any:
-        return self._draw.value(schemas, self._depth + 1, name)
-
-    def name(self, schemas: Sequence[Schema]) -> str:
-        return str(self._draw.value([{"type": ["string"]}, *schemas], self._depth + 1))
-
-    def names(self, pattern: Pattern, name: str) -> bool:
-        return pattern.found_in(name, self._draw.allowance)
-
-    def allows(self, schemas: Sequence[Schema], name: str) -> bool:
-        return all(self._draw.accepts(schema, name) for schema in schemas)
-
-    def wants(self, schemas: Sequence[Schema]) -> bool:
-        return self._draw.rng.random() < self._chance and not self._draw.small(self._depth + 1)
-
-    def how_many(self, most: int) -> int:
-        return 0 if self._draw.small(self._depth) else self._draw.rng.randint(min(1, most), most)
+                return ArrayDraw(demands, self, depth, name).draw()
+        return ObjectDraw(demands, self, depth).draw()

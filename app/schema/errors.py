@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-MOST_PATH = 200
-"""Characters that are told of a path, from its end."""
+from app.clock.pause import Slices
+
+LONGEST_PATH = 200
+"""Characters of a path that an error shows, from its end."""
+
+SETTLED_STEPS = 50
+"""Steps of an allowance that are counted together: most draws take fewer."""
 
 
 class SchemaError(ValueError):
     """A schema or pattern that cannot be used; `path` leads there, such as ``properties.city.type``."""
 
     def __init__(self, message: str, path: str = "") -> None:
-        self.path = path if len(path) <= MOST_PATH else f"...{path[-MOST_PATH:]}"
+        self.path = path if len(path) <= LONGEST_PATH else f"...{path[-LONGEST_PATH:]}"
         super().__init__(f"{self.path}: {message}" if path else message)
+
+
+def inner_path(path: str, name: str) -> str:
+    """The path of `name` in `path`, no longer than what an error shows of it."""
+    return f"{path}.{name}"[-LONGEST_PATH - 1 :] if path else name
 
 
 class Unsatisfiable(SchemaError):
@@ -25,16 +35,27 @@ class Contradiction(Exception):
 class Allowance:
     """How many steps of work are left: what a hostile schema asks for ends when they are used up.
 
-    A step is a few microseconds: one keyword checked, one value drawn.
+    A step is a few microseconds: one keyword checked, one value drawn. Work comes in slices, after each of
+    which other greenlets have their turn.
     """
 
-    __slots__ = ("left",)
+    __slots__ = ("_settled", "_stop", "left", "slices")
 
-    def __init__(self, steps: int) -> None:
-        self.left = steps
+    def __init__(self, steps: int, slices: Slices) -> None:
+        self.slices = slices
+        self.left = self._settled = steps
+        self._stop = max(0, steps - SETTLED_STEPS)
 
     def spend(self, steps: int = 1) -> None:
         """Use `steps` up; raises Unsatisfiable when there are no more."""
         self.left -= steps
-        if self.left < 0:
-            raise Unsatisfiable("the schema takes too much work to satisfy")
+        if self.left < self._stop:
+            if self.left < 0:
+                raise Unsatisfiable("the schema takes too much work to satisfy")
+            self.settle()
+
+    def settle(self) -> None:
+        """Count what was spent towards the slice of work that is under way; the end of a draw does, too."""
+        spent, self._settled = self._settled - self.left, self.left
+        self._stop = max(0, self.left - SETTLED_STEPS)
+        self.slices.spend(spent)

@@ -7,22 +7,22 @@ whatever draft is named, because tools in the field mix them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeGuard
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """True for a JSON number; true and false are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> TypeGuard[int | float]:
     """True for a whole number of 0 or more; 2.0 is one, too."""
     return is_number(value) and value >= 0 and value == int(value)
 
 
-def is_names(value: Any) -> bool:
+def is_names(value: object) -> TypeGuard[list[str]]:
     """True for a list of different strings."""
     return (
         isinstance(value, list)
@@ -31,14 +31,14 @@ def is_names(value: Any) -> bool:
     )
 
 
-def is_type(value: Any) -> bool:
+def is_type(value: object) -> bool:
     """True for the name of a type, or a list of different ones."""
     if isinstance(value, str):
         return value in TYPES
     return is_names(value) and bool(value) and all(name in TYPES for name in value)
 
 
-Rule = tuple[str, Callable[[Any], bool]]
+Rule = tuple[str, Callable[[object], bool]]
 
 COUNT: Rule = ("must be a whole number, 0 or more", is_count)
 NUMBER: Rule = ("must be a number", is_number)
@@ -47,12 +47,12 @@ FLAG: Rule = ("must be true or false", lambda value: isinstance(value, bool))
 NAMES: Rule = ("must be a list of different strings", is_names)
 TEXT: Rule = ("must be a string", lambda value: isinstance(value, str))
 LIST: Rule = ("must be a list", lambda value: isinstance(value, list))
-ANY: Rule = ("", lambda value: True)
+ANYTHING: Rule = ("", lambda value: True)
 
 PLAIN: Mapping[str, Rule] = {
     "type": (f"must be one of {', '.join(TYPES)}, or a list of different ones of them", is_type),
     "enum": LIST,
-    "const": ANY,
+    "const": ANYTHING,
     "required": NAMES,
     "minimum": NUMBER,
     "maximum": NUMBER,
@@ -74,11 +74,9 @@ PLAIN: Mapping[str, Rule] = {
     ),
     "format": TEXT,
     "pattern": TEXT,
-    "default": ANY,
+    "default": ANYTHING,
     "examples": LIST,
     "$ref": TEXT,
-    "$dynamicRef": TEXT,
-    "$recursiveRef": TEXT,
 }
 """Keywords that hold no schema, with what is said of a wrong value."""
 
@@ -93,24 +91,21 @@ ANNOTATIONS: Mapping[str, Rule] = {
     "$comment": TEXT,
     "$id": TEXT,
     "$anchor": TEXT,
-    "$dynamicAnchor": TEXT,
     "$schema": TEXT,
 }
 """Keywords that say nothing of the value; they are looked at, and left out."""
 
+NOT_SUPPORTED = frozenset(["$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"])
+"""Keywords whose meaning depends on how the rest of the schema is applied; a schema with one is refused."""
+
 SCHEMAS = frozenset(
     ["additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"]
-    + ["propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"]
+    + ["propertyNames", "then"]
 )
 """Keywords that hold one schema."""
 LISTS_OF_SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
 MAPS_OF_SCHEMAS = frozenset(
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
 )
-REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-ANCHORS: Mapping[str, str] = {"$dynamicAnchor": "$dynamicRef", "$recursiveAnchor": "$recursiveRef"}
-"""The reference that looks for each kind of anchor."""
-IN_PLACE = ("not", "if", "then", "else", "allOf", "anyOf", "oneOf", "dependentSchemas")
-"""Keywords whose schemas, like that of a reference, speak of the same value as the one they are in."""
-BACKWARDS = ("not", "if", "oneOf", "maxContains", "unevaluatedItems", "unevaluatedProperties")
+BACKWARDS = ("not", "if", "oneOf", "maxContains")
 """Keywords under which a schema that is not satisfied may be what is wanted."""

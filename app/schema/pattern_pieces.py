@@ -3,13 +3,17 @@
 Every piece knows its shortest and longest text (`least`, `most`, in characters; `most` is at most
 `LONGEST`), so a length is shared out among the pieces instead of being hoped for. What no piece
 can promise (look-around, boundaries, back references of another length) is left to the check that
-follows: see `pattern.py`.
+follows: see `patterns.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import string
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
+from re import _parser  # type: ignore[attr-defined]  # the parser that re.compile uses
+from typing import Any
 
 from app.schema.errors import Allowance
 
@@ -171,3 +175,133 @@ class Around(Piece):
     def write(self, length: int, pen: Pen) -> None:
         if pen.look_around:
             self.part.write(self.part.least, pen)
+
+
+PLAIN = string.ascii_lowercase + string.digits + string.ascii_uppercase
+PRINTABLE = PLAIN + " " + string.punctuation
+RARE = "\n\t\r\f\v" + "".join(map(chr, range(0xA1, 0x180))) + "".join(map(chr, range(0x4E00, 0x4E40)))
+"""Characters that are written only where nothing else is allowed."""
+RANGE_SAMPLE = 64
+"""Characters looked at in a range that holds none of `PRINTABLE`."""
+
+USUAL = {
+    "CATEGORY_DIGIT": string.digits,
+    "CATEGORY_NOT_DIGIT": string.ascii_letters,
+    "CATEGORY_SPACE": " ",
+    "CATEGORY_NOT_SPACE": PLAIN,
+    "CATEGORY_WORD": PLAIN,
+    "CATEGORY_NOT_WORD": "-.:/ ",
+}
+"""What is written for a category."""
+MEMBERS: dict[str, Callable[[str], bool]] = {
+    "CATEGORY_DIGIT": lambda c: c in string.digits,
+    "CATEGORY_NOT_DIGIT": lambda c: c not in string.digits,
+    "CATEGORY_SPACE": lambda c: c in string.whitespace,
+    "CATEGORY_NOT_SPACE": lambda c: not c.isspace(),
+    "CATEGORY_WORD": lambda c: c in PLAIN or c == "_",
+    "CATEGORY_NOT_WORD": lambda c: not (c.isalnum() or c == "_"),
+}
+
+Tokens = Iterable[tuple[object, Any]]
+"""Names and operands, as Python's own parser tells them."""
+Members = Sequence[tuple[str, Any]]
+"""Those of a class of characters."""
+
+
+def parse(translated: str) -> Piece:
+    """The pieces of `translated`; raises re.error, RecursionError or OverflowError when it is none."""
+    return _Builder().run(_parser.parse(translated, re.ASCII))
+
+
+class _Builder:
+    """Makes pieces of what the parser tells; anchors and boundaries write nothing."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Piece] = {}
+
+    def run(self, tokens: Tokens) -> Piece:
+        parts = [self._piece(str(name), operand) for name, operand in tokens]
+        return parts[0] if len(parts) == 1 else Run(parts)
+
+    def _piece(self, name: str, operand: Any) -> Piece:
+        match name:
+            case "LITERAL":
+                return _characters("".join(_unprintable([(name, operand)])))
+            case "NOT_LITERAL":
+                return _characters(_outside([("LITERAL", operand)]))
+            case "ANY":
+                return _characters(PLAIN)
+            case "IN":
+                return self._class([(str(kind), member) for kind, member in operand])
+            case "BRANCH":
+                return Either([self.run(option) for option in operand[1]])
+            case "SUBPATTERN":
+                return self._group(operand[0], self.run(operand[-1]))
+            case "ATOMIC_GROUP":
+                return self.run(operand)
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                return Repeat(self.run(operand[2]), int(operand[0]), int(operand[1]))
+            case "ASSERT":
+                return Around(self.run(operand[1]))
+            case "GROUPREF":
+                return Again(operand, self._groups.get(operand))
+            case "GROUPREF_EXISTS":
+                number, then, otherwise = operand
+                return IfWritten(number, self.run(then), self.run(otherwise or []))
+        return Piece()
+
+    def _class(self, members: Members) -> Piece:
+        if members[0][0] == "NEGATE":
+            return _characters(_outside(members[1:]))
+        return _characters(_within(members))
+
+    def _group(self, number: int | None, part: Piece) -> Piece:
+        if number is None:
+            return part
+        self._groups[number] = part
+        return Group(part, number)
+
+
+def _characters(choices: str) -> Piece:
+    return Characters(choices) if choices else Piece()
+
+
+def _within(items: Members) -> str:
+    """What to write for a class: its printable members, else some of the others."""
+    listed = [item for item in items if item[0] != "CATEGORY"]
+    chosen = [c for c in PRINTABLE if _has(listed, c)]
+    for name, operand in items:
+        if name == "CATEGORY":
+            chosen += USUAL[str(operand)]
+    return "".join(dict.fromkeys(chosen)) or "".join(_unprintable(items))
+
+
+def _unprintable(items: Members) -> Iterable[str]:
+    for name, operand in items:
+        low, high = operand if name == "RANGE" else (operand, operand)
+        for point in range(low, min(high, low + RANGE_SAMPLE) + 1):
+            if not 0xD800 <= point <= 0xDFFF:  # half a surrogate pair is no character
+                yield chr(point)
+
+
+def _outside(items: Members) -> str:
+    """What to write for all but a class: letters and digits, else rarer characters."""
+    for candidates in (PLAIN, PRINTABLE, RARE):
+        chosen = "".join(c for c in candidates if not _has(items, c))
+        if chosen:
+            return chosen
+    return PLAIN
+
+
+def _has(items: Members, character: str) -> bool:
+    point = ord(character)
+    for name, operand in items:
+        if name == "CATEGORY":
+            if MEMBERS[str(operand)](character):
+                return True
+        elif name == "RANGE":
+            if operand[0] <= point <= operand[1]:
+                return True
+        elif operand == point:
+            return True
+    return False

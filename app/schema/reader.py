@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import cast
 
-from referencing import Registry, Specification
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012, UnknownDialect, specification_with
-
-from app.schema.document import Document, Schema
-from app.schema.errors import SchemaError
+from app.clock.pause import Slices
+from app.schema.document import JSON, Document, Keywords, Options, Schema
+from app.schema.errors import SchemaError, inner_path
 from app.schema.keywords import (
-    ANCHORS,
     ANNOTATIONS,
     LISTS_OF_SCHEMAS,
     MAPS_OF_SCHEMAS,
+    NOT_SUPPORTED,
     PLAIN,
-    REFERENCES,
     SCHEMAS,
+    is_number,
 )
-from app.schema.modern import modernised
-from app.schema.pattern import Pattern
+from app.schema.patterns import Pattern
+from app.schema.references import References, Target
 
 DEEPEST = 80
 """Schemas nested in each other."""
@@ -35,40 +33,41 @@ REFERENCE_ALONE = ("draft-04", "draft-06", "draft-07")
 """Drafts in which keywords beside a reference say nothing."""
 
 
-def read(raw: Any, lenient: bool = False) -> Document:
+def read(raw: JSON, lenient: bool, slices: Slices) -> Document:
     """The document that `raw` is. Raises SchemaError; with `lenient` what is wrong is left out instead.
 
     A reference to another document is wrong: none is fetched.
     """
-    return _Reader(raw, lenient).document()
+    return _Reader(raw, lenient, slices).document()
 
 
 class _Reader:
-    def __init__(self, raw: Any, lenient: bool) -> None:
+    def __init__(self, raw: JSON, lenient: bool, slices: Slices) -> None:
         dialect = _dialect(raw)
-        self._raw = raw
         self._lenient = lenient
-        self._specification = _specification(dialect)
+        self._slices = slices
+        self._references = References(raw, "id" if "draft-04" in dialect else "$id", slices)
         self._reference_alone = any(draft in dialect for draft in REFERENCE_ALONE)
-        self._schemas: list[dict[str, Any]] = []
+        self._schemas: list[Keywords] = []
+        self._read: dict[int, Schema] = {}
+        """By the id of what was sent."""
         self._names: dict[int, str] = {}
-        self._waiting: list[tuple[str, Any, Any, str]] = []
-        self._anchors: dict[str, set[int]] = {}
-        self._dynamic: set[str] = set()
+        self._waiting: deque[tuple[str, Target, str]] = deque()
         self._pattern_text = 0
 
     def document(self) -> Document:
-        _check_root(self._raw)
-        resource = self._specification.create_resource(self._raw)
-        root = self._read(self._raw, Registry().resolver_with_root(resource), "", 0)
+        """All that the reader was made for, once."""
+        target = self._references.root
+        root = self._schema(target.raw, target.base, "", 0)
         definitions: dict[str, Schema] = {}
         while self._waiting:
-            name, target, resolver, path = self._waiting.pop()
-            definitions[name] = self._read(target, resolver, path, 0)
-        self._refuse_ambiguous()
-        return Document(root, definitions, self._schemas)
+            name, target, path = self._waiting.popleft()
+            read = self._read.get(id(target.raw))
+            definitions[name] = self._schema(target.raw, target.base, path, 0) if read is None else read
+        return Document(root, definitions, self._schemas, self._slices)
 
-    def _read(self, raw: Any, resolver: Any, path: str, depth: int) -> Schema:
+    def _schema(self, raw: JSON, base: str, path: str, depth: int) -> Schema:
+        self._slices.spend()
         if isinstance(raw, bool):
             return raw
         if depth > DEEPEST or len(self._schemas) >= MOST_SCHEMAS:
@@ -77,123 +76,151 @@ class _Reader:
             if self._lenient:
                 return True
             raise SchemaError("a schema must be an object, or true or false", path)
-        if depth and isinstance(raw.get("$id", raw.get("id")), str):
-            resolver = resolver.in_subresource(self._specification.create_resource(raw))
-        schema: dict[str, Any] = {}
-        self._schemas.append(schema)
+        if depth:
+            base = self._references.base_of(raw, base)
+        schema: dict[str, object] = {}
+        read = cast(Keywords, schema)
+        self._schemas.append(read)
+        self._read[id(raw)] = read
         for keyword, value in raw.items():
             try:
-                self._take(schema, keyword, value, resolver, _joined(path, keyword), depth + 1)
+                self._take(schema, keyword, value, base, inner_path(path, keyword), depth + 1)
             except SchemaError:
                 if not self._lenient:
                     raise
-            if keyword in ANCHORS:
-                anchor = value if isinstance(value, str) else ""
-                self._anchors.setdefault(f"{ANCHORS[keyword]}#{anchor}", set()).add(id(raw))
-        modernised(schema, self._reference_alone)
-        return schema
+        _modernise(schema, self._reference_alone, self._slices)
+        return read
 
     def _take(
-        self, schema: dict[str, Any], keyword: str, value: Any, resolver: Any, path: str, depth: int
+        self, schema: dict[str, object], keyword: str, value: JSON, base: str, path: str, depth: int
     ) -> None:
         """Check `value` and put it, read, into `schema`."""
         if keyword in LISTS_OF_SCHEMAS or (keyword == "items" and isinstance(value, list)):
-            schema[keyword] = list(self._each(value, resolver, path, depth))
+            schema[keyword] = list(self._each(value, base, path, depth))
         elif keyword in SCHEMAS:
-            schema[keyword] = self._read(value, resolver, path, depth)
+            schema[keyword] = self._schema(value, base, path, depth)
         elif keyword in MAPS_OF_SCHEMAS:
-            named = dict(self._named(keyword, value, resolver, path, depth))
+            named = dict(self._named(keyword, value, base, path, depth))
             if keyword not in ("$defs", "definitions"):
                 schema[keyword] = named
         elif keyword in PLAIN or keyword in ANNOTATIONS:
-            self._take_plain(schema, keyword, value, resolver, path)
+            self._take_plain(schema, keyword, value, base, path)
+        elif keyword in NOT_SUPPORTED:
+            raise SchemaError("this keyword is not supported", path)
 
-    def _take_plain(self, schema: dict[str, Any], keyword: str, value: Any, resolver: Any, path: str) -> None:
+    def _take_plain(self, schema: dict[str, object], keyword: str, value: JSON, base: str, path: str) -> None:
         message, holds = PLAIN.get(keyword) or ANNOTATIONS[keyword]
         if not holds(value):
             raise SchemaError(message, path)
-        if keyword in REFERENCES:
-            self._dynamic.add(f"{keyword}#{value.rpartition('#')[2]}")
-            schema["$ref"] = self._reference(value, resolver, path)
+        if keyword == "$ref":
+            schema[keyword] = self._reference(str(value), base, path)
         elif keyword == "pattern":
-            schema[keyword] = self._pattern(value, path)
+            schema[keyword] = self._pattern(str(value), path)
         elif keyword in PLAIN:
             schema[keyword] = value
 
-    def _each(self, value: Any, resolver: Any, path: str, depth: int) -> Iterator[Schema]:
+    def _each(self, value: JSON, base: str, path: str, depth: int) -> Iterator[Schema]:
         if not isinstance(value, list) or not value:
             raise SchemaError("must be a list of at least one schema", path)
         for index, each in enumerate(value):
-            yield self._read(each, resolver, _joined(path, str(index)), depth)
+            yield self._schema(each, base, inner_path(path, str(index)), depth)
 
     def _named(
-        self, keyword: str, value: Any, resolver: Any, path: str, depth: int
-    ) -> Iterator[tuple[str, Any]]:
+        self, keyword: str, value: JSON, base: str, path: str, depth: int
+    ) -> Iterator[tuple[str, Schema | list[str]]]:
         if not isinstance(value, dict):
             raise SchemaError("must be an object of schemas", path)
         for name, each in value.items():
-            place = _joined(path, name)
+            place = inner_path(path, name)
             if keyword == "dependencies" and isinstance(each, list):
                 message, holds = PLAIN["required"]
                 if not holds(each):
                     raise SchemaError(message, place)
-                yield name, each
+                yield name, cast(list[str], each)
             else:
                 key = self._pattern(name, place) if keyword == "patternProperties" else name
-                yield key, self._read(each, resolver, place, depth)
+                yield key, self._schema(each, base, place, depth)
 
     def _pattern(self, source: str, path: str) -> Pattern:
-        self._pattern_text += PATTERN_TEXT + len(source)
+        cost = PATTERN_TEXT + len(source)
+        self._pattern_text += cost
         if self._pattern_text > MOST_PATTERNS:
             raise SchemaError("the patterns are too many or too long", path)
+        self._slices.spend(cost // 2)
         try:
             return Pattern(source)
         except SchemaError as error:
             raise SchemaError(str(error), path) from None
 
-    def _reference(self, reference: str, resolver: Any, path: str) -> str:
+    def _reference(self, reference: str, base: str, path: str) -> str:
         """What `reference` is called in this document; what it leads to is read later."""
-        try:
-            found = resolver.lookup(reference)
-        except (Unresolvable, ValueError, LookupError, TypeError, AttributeError):
+        target = self._references.find(reference, base)
+        if target is None:
             message = f"{reference!r} leads to nothing in this schema, and others are not fetched"
-            raise SchemaError(message, path) from None
-        name = self._names.get(id(found.contents))
+            raise SchemaError(message, path)
+        name = self._names.get(id(target.raw))
         if name is None:
-            name = f"d{len(self._names)}"
-            self._names[id(found.contents)] = name
-            self._waiting.append((name, found.contents, found.resolver, path))
-        return f"#/$defs/{name}"
-
-    def _refuse_ambiguous(self) -> None:
-        """Raise SchemaError if what a dynamic reference means depends on the way to it."""
-        for anchor, places in self._anchors.items():
-            if len(places) > 1 and anchor in self._dynamic:
-                raise SchemaError(f"{anchor.partition('#')[0]} to one of several anchors is not supported")
+            name = self._names[id(target.raw)] = f"d{len(self._names)}"
+            self._waiting.append((name, target, path))
+        return name
 
 
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _dialect(raw: Any) -> str:
-    """The URI of the draft that `raw` names; empty when it names none."""
-    named = raw.get("$schema") if isinstance(raw, dict) else None
+def _dialect(raw: JSON) -> str:
+    """The URI of the draft that `raw` names; empty when it names none. SchemaError for what is no schema."""
+    if not isinstance(raw, (dict, bool)):
+        raise SchemaError("a schema must be an object, or true or false")
+    if isinstance(raw, bool):
+        return ""
+    if not all(isinstance(raw.get(name, ""), str) for name in ("$id", "id")):
+        raise SchemaError("must be a string", "$id")
+    named = raw.get("$schema")
+    if isinstance(named, str) and "draft-03" in named:
+        raise SchemaError("Draft 3 is not supported", "$schema")
     return named if isinstance(named, str) else ""
 
 
-def _specification(dialect: str) -> Specification[Any]:
-    """The draft of that URI; Draft 2020-12 for any other."""
-    if "draft-03" in dialect:
-        raise SchemaError("Draft 3 is not supported", "$schema")
-    try:
-        return specification_with(dialect, default=DRAFT202012)
-    except UnknownDialect:
-        return DRAFT202012
+def _modernise(schema: dict[str, object], reference_alone: bool, slices: Slices) -> None:
+    """Tell `schema` in Draft 2020-12, in place.
+
+    `reference_alone`: keywords beside ``$ref`` say nothing, as up to Draft 7.
+    """
+    if reference_alone and "$ref" in schema:
+        reference = schema["$ref"]
+        schema.clear()
+        schema["$ref"] = reference
+    if reference_alone:
+        schema.pop("minContains", None)
+        schema.pop("maxContains", None)
+    _modernise_items(schema)
+    _modernise_limits(schema)
+    _modernise_dependencies(schema)
+    if isinstance(schema.get("type"), str):
+        schema["type"] = [schema["type"]]
+    if "enum" in schema:
+        schema["enum"] = Options(cast(list[JSON], schema["enum"]), slices)
+    if "const" in schema:
+        schema["const"] = Options([cast(JSON, schema["const"])], slices)
 
 
-def _check_root(raw: Any) -> None:
-    if not isinstance(raw, (dict, bool)):
-        raise SchemaError("a schema must be an object, or true or false")
-    if isinstance(raw, dict) and not all(isinstance(raw.get(name, ""), str) for name in ("$id", "id")):
-        raise SchemaError("must be a string", "$id")
+def _modernise_items(schema: dict[str, object]) -> None:
+    """A list under ``items`` is ``prefixItems``, and ``additionalItems`` what follows it."""
+    more = schema.pop("additionalItems", None)
+    if isinstance(schema.get("items"), list):
+        schema["prefixItems"] = schema.pop("items")
+        if more is not None:
+            schema["items"] = more
+
+
+def _modernise_limits(schema: dict[str, object]) -> None:
+    """True under ``exclusiveMinimum`` makes the ``minimum`` exclusive."""
+    for exclusive, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        old = exclusive in schema and not is_number(schema[exclusive])
+        if old and schema.pop(exclusive) and limit in schema:
+            schema[exclusive] = schema.pop(limit)
+
+
+def _modernise_dependencies(schema: dict[str, object]) -> None:
+    """``dependencies`` holds both names and schemas."""
+    for name, needed in cast(dict[str, object], schema.pop("dependencies", {})).items():
+        keyword = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
+        schema[keyword] = {**cast(dict[str, object], schema.get(keyword, {})), name: needed}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
-from app.schema.errors import SchemaError
+from app.clock.pause import Slices
+from app.schema.document import PART, STEPS_A_PART
+from app.schema.errors import SchemaError, inner_path
 from app.schema.keywords import TYPES, is_count, is_number
 
-SCALARS: Mapping[str, Callable[[Any], bool]] = {
+SCALARS: Mapping[str, Callable[[object], bool]] = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: is_number(value) and value == int(value),
     "number": is_number,
@@ -21,21 +22,24 @@ KEYWORDS = frozenset(
 )
 
 
-def check_strict(schema: Any, path: str = "parameters") -> None:
+def check_strict(schema: object, path: str = "parameters") -> None:
     """Raise SchemaError for a keyword or a use of one beyond those of simulator.md 7.5.
 
     What the keywords hold is not looked at otherwise: that is what compiling the schema does.
     """
+    slices = Slices()
     waiting = [(schema, path)]
     while waiting:
         schema, path = waiting.pop()
-        _check_one(schema, path)
-        waiting += _below(schema, path)
+        if not isinstance(schema, dict):
+            raise SchemaError("must be an object", path)
+        _check_one(schema, path, slices)
+        for inner in _below(schema, path):
+            slices.spend()
+            waiting.append(inner)
 
 
-def _check_one(schema: Any, path: str) -> None:
-    if not isinstance(schema, dict):
-        raise SchemaError("must be an object", path)
+def _check_one(schema: Mapping[str, object], path: str, slices: Slices) -> None:
     for keyword in schema:
         if keyword not in KEYWORDS:
             raise SchemaError(f"the keyword {keyword!r} is not allowed in a strict tool schema", path)
@@ -51,24 +55,25 @@ def _check_one(schema: Any, path: str) -> None:
         if kind == needs and keyword not in schema:
             raise SchemaError(f"a schema of type {needs} must have {keyword!r}", path)
     if "enum" in schema:
-        _check_enum(schema["enum"], kind, f"{path}.enum")
+        _check_enum(schema["enum"], kind, f"{path}.enum", slices)
 
 
-def _check_enum(options: Any, kind: str, path: str) -> None:
+def _check_enum(options: object, kind: str, path: str, slices: Slices) -> None:
     fits = SCALARS.get(kind)
     if fits is None:
         raise SchemaError(f"is not allowed beside type {kind}", path)
-    if not isinstance(options, list) or not all(map(fits, options)):
+    parts = slices.parts(options, PART, STEPS_A_PART) if isinstance(options, list) else [[options]]
+    if not isinstance(options, list) or not all(fits(option) for part in parts for option in part):
         raise SchemaError(f"must be a list of values of type {kind}", path)
 
 
-def _below(schema: Mapping[str, Any], path: str) -> Iterator[tuple[Any, str]]:
+def _below(schema: Mapping[str, object], path: str) -> Iterator[tuple[object, str]]:
     """The definitions inside of `schema`, with their paths."""
     properties = schema.get("properties", {})
     if not isinstance(properties, dict):
         raise SchemaError("must be an object of schemas", f"{path}.properties")
     for name, each in properties.items():
-        yield each, f"{path}.properties.{name}"
+        yield each, inner_path(f"{path}.properties", name)
     items = schema.get("items")
     if isinstance(items, list):
         for index, each in enumerate(items):

@@ -21,7 +21,7 @@ from app.http.route import Route
 from app.http.wsgi import CONTEXT, context_of
 from app.logs import current_request
 from app.middleware.stack import MiddlewareStack
-from app.web.blueprints import RouteTable
+from app.web.blueprints import RouteTable, label_of
 from app.web.routing import DirectAdapter, ExactRule, StaticRules, static_rules
 
 
@@ -101,8 +101,8 @@ class Understudy(Flask):
         current_request.set(context)
         request = request_ctx.request
         if request.url_rule is not None:
-            context.route = route = self.routes.of(request.url_rule)
-            context.label = route.path
+            context.route = self.routes.of(request.url_rule)
+            context.label = context.route.path if context.route else label_of(request.url_rule)
             context.params = request.view_args or {}
         else:
             context.label = self._label_of_other_method(request.routing_exception)
@@ -116,7 +116,7 @@ class Understudy(Flask):
         adapter = request_ctx.url_adapter
         if isinstance(error, MethodNotAllowed) and error.valid_methods and adapter is not None:
             rule, _ = adapter.match(method=next(iter(error.valid_methods)), return_rule=True)
-            return self.routes.of(rule).path
+            return label_of(rule)
         return ""
 
     def make_response(self, rv: Any) -> Response:  # type: ignore[override]  # a WSGI callable, as Flask's own

@@ -14,6 +14,7 @@ from app.http.route import Route
 from app.http.wsgi import CONTEXT
 
 _VARIABLE = re.compile(r"\{(\w+)\}")
+_CONVERTER = re.compile(r"<(?:[^<>:]+:)?([^<>]+)>")
 
 
 class RouteTable:
@@ -25,9 +26,9 @@ class RouteTable:
     def __iter__(self) -> Iterator[Route]:
         return iter(self._by_endpoint.values())
 
-    def of(self, rule: Rule) -> Route:
-        """The route behind a rule."""
-        return self._by_endpoint[rule.endpoint]
+    def of(self, rule: Rule) -> Route | None:
+        """The route behind a rule; None behind one of whoever embeds the application."""
+        return self._by_endpoint.get(rule.endpoint)
 
     def blueprint(self, name: str, routes: Iterable[Route]) -> Blueprint:
         """A blueprint that serves `routes`, to be registered under `name`."""
@@ -38,6 +39,11 @@ class RouteTable:
             path = _VARIABLE.sub(r"<\1>", route.path)
             blueprint.add_url_rule(path, endpoint, _view(route), methods=list(route.methods))
         return blueprint
+
+
+def label_of(rule: Rule) -> str:
+    """The path of a rule as vLLM writes it, with its variable parts in braces."""
+    return _CONVERTER.sub(r"{\1}", rule.rule)
 
 
 def _view(route: Route) -> Callable[..., Response]:

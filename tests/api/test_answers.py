@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.chat.writer import ChatAnswer, ChatShape
-from app.api.completions.writer import CompletionAnswer, CompletionShape, EchoedPrompt
-from app.api.response_meta import Head
+from app.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.api.response_meta import ResponseMeta
 from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.http.errors import too_many
 
-HEAD = Head("id-1", 1_700_000_000, "a model", "fp")
+META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
 PROMPT = EchoedPrompt([7, 8, 9], "The prompt", ["The", " ", "prompt"])
 
 
@@ -70,15 +70,15 @@ def told(replies: Sequence[Reply], most: int, rng: Random, logprobs: bool = Fals
     return events
 
 
-def chat(replies: Sequence[Reply], **shape: Any) -> ChatAnswer:
-    return ChatAnswer(HEAD, ChatShape(n=len(replies), prompt_ids=PROMPT.ids, **shape))
+def chat(replies: Sequence[Reply], **shape: Any) -> ChatWriter:
+    return ChatWriter(META, ChatResponseOptions(n=len(replies), prompt_ids=PROMPT.ids, **shape))
 
 
-def completion(replies: Sequence[Reply], **shape: Any) -> CompletionAnswer:
-    return CompletionAnswer(HEAD, CompletionShape(prompts=[PROMPT], n=len(replies), **shape))
+def completion(replies: Sequence[Reply], **shape: Any) -> CompletionWriter:
+    return CompletionWriter(META, CompletionResponseOptions(prompts=[PROMPT], n=len(replies), **shape))
 
 
-def streamed(answer: ChatAnswer | CompletionAnswer, events: Sequence[EngineOutput]) -> list[dict[str, Any]]:
+def streamed(answer: ChatWriter | CompletionWriter, events: Sequence[EngineOutput]) -> list[dict[str, Any]]:
     """The JSON of every event of the stream; it ends with [DONE] and holds nothing but events."""
     text = (b"".join(map(answer.chunk, events)) + answer.closing()).decode()
     *items, done, rest = text.split("\n\n")
@@ -86,7 +86,7 @@ def streamed(answer: ChatAnswer | CompletionAnswer, events: Sequence[EngineOutpu
     return [json.loads(item.removeprefix("data: ")) for item in items]
 
 
-def whole(answer: ChatAnswer | CompletionAnswer, events: Sequence[EngineOutput]) -> dict[str, Any]:
+def whole(answer: ChatWriter | CompletionWriter, events: Sequence[EngineOutput]) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(answer.body(events))
     return body
 
@@ -209,15 +209,15 @@ def test_every_chunk_carries_the_same_identity(make: Any) -> None:
     replies = [Reply(["a", "b"], Finish("stop"))] * 3
     chunks = streamed(make(replies, include_usage=True), told(replies, 2, Random(1)))
     assert {(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks} == {
-        (HEAD.id, HEAD.created, HEAD.model)
+        (META.id, META.created, META.model)
     }
 
 
 def test_a_choice_of_several_prompts_belongs_to_its_own() -> None:
     prompts = [EchoedPrompt([1], "one"), EchoedPrompt([2, 2], "two")]
-    shape = CompletionShape(prompts=prompts, n=2, echo=True)
+    shape = CompletionResponseOptions(prompts=prompts, n=2, echo=True)
     reply = Reply(["!"], Finish("stop"))
     events = [event for index in range(4) for event in (Started(index, 0.0), reply.event(index, 0, 1, False))]
-    body = whole(CompletionAnswer(HEAD, shape), events)
+    body = whole(CompletionWriter(META, shape), events)
     assert [choice["text"] for choice in body["choices"]] == ["one!", "one!", "two!", "two!"]
     assert body["usage"]["prompt_tokens"] == 3 and body["usage"]["completion_tokens"] == 4

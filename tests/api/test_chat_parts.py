@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from app.api.chat.options import ChatShape
-from app.api.chat.writer import ChatAnswer
-from app.api.response_meta import Head
+from app.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.api.response_meta import ResponseMeta
 from app.engine.outputs import EngineOutput, Finish, Part, Started, Tokens
 
-HEAD = Head("id-1", 1_700_000_000, "a model", "fp")
+META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
 THOUGHT = Part("reasoning")
 IMAGE = Part("image")
 STOP = Finish("stop")
@@ -27,15 +26,15 @@ def tokens(texts: list[str], part: Part | None = None, finish: Finish | None = N
     return Tokens(0, texts, list(range(len(texts))), 1.0, None, finish, part)
 
 
-def shape(**fields: Any) -> ChatShape:
+def shape(**fields: Any) -> ChatResponseOptions:
     numbers = count()
     given = {"n": 1, "prompt_ids": [1, 2, 3], "new_call_id": lambda: f"call-{next(numbers)}", **fields}
-    return ChatShape(**given)
+    return ChatResponseOptions(**given)
 
 
 def chunks(events: list[EngineOutput], **fields: Any) -> list[dict[str, Any]]:
     """The chunks of a stream, without its [DONE]."""
-    answer = ChatAnswer(HEAD, shape(**fields))
+    answer = ChatWriter(META, shape(**fields))
     data = b"".join(
         [answer.chunk(Started(0, 0.5)), *(answer.chunk(event) for event in events), answer.closing()]
     )
@@ -47,7 +46,7 @@ def deltas(events: list[EngineOutput], **fields: Any) -> list[dict[str, Any]]:
 
 
 def whole(events: list[EngineOutput], **fields: Any) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(ChatAnswer(HEAD, shape(**fields)).body([Started(0, 0.5), *events]))
+    body: dict[str, Any] = json.loads(ChatWriter(META, shape(**fields)).body([Started(0, 0.5), *events]))
     return body
 
 

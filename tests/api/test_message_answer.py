@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.anthropic.writer import MessageAnswer, MessageShape
-from app.api.response_meta import Head
+from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
+from app.api.response_meta import ResponseMeta
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
 from app.http.errors import ApiError, internal, retryable, too_many
 from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
 from tests.conformance.wire import parsed
 
-HEAD = Head("chatcmpl-1", 1_700_000_000, "a model", "fp")
+META = ResponseMeta("chatcmpl-1", 1_700_000_000, "a model", "fp")
 
 
-def answer(cached_details: bool = False, **shape: Any) -> MessageAnswer:
+def answer(cached_details: bool = False, **shape: Any) -> MessageWriter:
     ids = count(1)
-    return MessageAnswer(
-        HEAD,
-        MessageShape(prompt_tokens=16, prompt_details=cached_details, **shape),
+    return MessageWriter(
+        META,
+        MessageResponseOptions(prompt_tokens=16, prompt_details=cached_details, **shape),
         lambda: str(next(ids)),
     )
 
@@ -48,11 +48,11 @@ def named(data: bytes) -> list[tuple[str, dict[str, Any]]]:
     return [(event["type"], event) for event in parsed(data)]
 
 
-def streamed(writer: MessageAnswer, events: Sequence[EngineOutput]) -> list[tuple[str, dict[str, Any]]]:
+def streamed(writer: MessageWriter, events: Sequence[EngineOutput]) -> list[tuple[str, dict[str, Any]]]:
     return named(b"".join(map(writer.chunk, events)) + writer.closing())
 
 
-def whole(writer: MessageAnswer, events: Sequence[EngineOutput]) -> dict[str, Any]:
+def whole(writer: MessageWriter, events: Sequence[EngineOutput]) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(writer.body(events))
     return body
 

@@ -11,23 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.response_meta import Head
-from app.api.responses.response_object import Response, new_response
-from app.api.responses.writer import ResponseAnswer, ResponseShape
+from app.api.response_meta import ResponseMeta
+from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.http.errors import ApiError, bad_request, internal, too_many
+from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
 from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
 from tests.conformance.wire import parsed
 
-HEAD = Head("resp_1", 1_700_000_000, "a model", "fp")
+META = ResponseMeta("resp_1", 1_700_000_000, "a model", "fp")
 
 
-def answer(ended: list[Response] | None = None, asked: Any = None, **shape: Any) -> ResponseAnswer:
+def answer(ended: list[ResponseObject] | None = None, asked: Any = None, **shape: Any) -> ResponsesWriter:
     ids = count(1)
-    response = new_response(ResponsesRequest(input="hi", **(asked or {})), HEAD, 9)
-    return ResponseAnswer(
-        ResponseShape(**{"response": response, "prompt_ids": [5] * 16, **shape}),
+    response = new_response(ResponsesRequest(input="hi", **(asked or {})), META, 9)
+    return ResponsesWriter(
+        ResponsesOptions(**{"response": response, "prompt_ids": [5] * 16, **shape}),
         lambda: str(next(ids)),
         (ended if ended is not None else []).append,
     )
@@ -53,13 +53,13 @@ def told(
     return events
 
 
-def streamed(writer: ResponseAnswer, events: Sequence[EngineOutput]) -> list[dict[str, Any]]:
+def streamed(writer: ResponsesWriter, events: Sequence[EngineOutput]) -> list[dict[str, Any]]:
     found = parsed(b"".join(map(writer.chunk, events)) + writer.closing())
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
 
-def whole(writer: ResponseAnswer, events: Sequence[EngineOutput]) -> dict[str, Any]:
+def whole(writer: ResponsesWriter, events: Sequence[EngineOutput]) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(writer.body(events))
     return body
 
@@ -350,7 +350,7 @@ def test_prompt_and_reply_are_told_once_more_on_demand() -> None:
 )
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_failure_ends_the_stream_with_a_failed_response(error: Exception, code: str, begun: bool) -> None:
-    ended: list[Response] = []
+    ended: list[ResponseObject] = []
     writer = answer(ended)
     before = [Started(0, 0.5), Tokens(0, ["Hi"], [1], 1.0)] if begun else []
     found = streamed(writer, [*before, Failed(0, error)])
@@ -359,11 +359,11 @@ def test_a_failure_ends_the_stream_with_a_failed_response(error: Exception, code
     failed = found[-1]["response"]
     assert (failed["id"], failed["status"], failed["error"]["code"]) == ("resp_1", "failed", code)
     assert "detail" not in failed["error"]["message"]
-    assert [response["status"] for response in ended] == ["failed"]
+    assert [response.status for response in ended] == ["failed"]
 
 
 def test_a_failure_of_a_whole_response_is_raised() -> None:
-    ended: list[Response] = []
+    ended: list[ResponseObject] = []
     with pytest.raises(ApiError, match="Full"):
         answer(ended).body([Started(0, 0.5), Failed(0, too_many("Full."))])
     assert ended == []
@@ -371,7 +371,7 @@ def test_a_failure_of_a_whole_response_is_raised() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_last_state_is_told_once(stream: bool) -> None:
-    ended: list[Response] = []
+    ended: list[ResponseObject] = []
     events = told([(None, ["Hi"])], Finish("stop"))
     (streamed if stream else whole)(answer(ended), events)
-    assert [response["status"] for response in ended] == ["completed"]
+    assert [response.status for response in ended] == ["completed"]

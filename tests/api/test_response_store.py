@@ -8,14 +8,18 @@ from typing import Any
 import gevent
 import pytest
 
-from app.api.responses.event_log import EventLog, Follower
-from app.api.responses.store import KeptResponse, ResponseStore
+from app.api.response_meta import ResponseMeta
+from app.api.responses.store import EventLog, Follower, KeptResponse, ResponseStore
+from app.api.responses.writer import new_response
 from app.http.errors import ApiError
+from app.protocol.responses import ResponsesRequest
 from tests.protocol.refused import refused
 
 
 def kept(name: str, status: str = "completed", size: int = 0, **fields: Any) -> KeptResponse:
-    return KeptResponse({"id": name, "status": status}, [{"role": "user", "content": "x" * size}], **fields)
+    response = new_response(ResponsesRequest(input="hi"), ResponseMeta(name, 1_700_000_000, "m", "fp"), 9)
+    response.status = status
+    return KeptResponse(response, [{"role": "user", "content": "x" * size}], **fields)
 
 
 def missing(store: ResponseStore, name: str) -> bool:
@@ -30,7 +34,7 @@ def missing(store: ResponseStore, name: str) -> bool:
 def test_a_kept_response_can_be_read() -> None:
     store = ResponseStore(True)
     store.keep(kept("a"))
-    assert store.get("a").response["id"] == "a"
+    assert store.get("a").response.id == "a"
     assert missing(store, "b")
 
 
@@ -50,21 +54,21 @@ def test_the_one_that_was_touched_longest_ago_is_forgotten_first() -> None:
 
 
 def test_large_responses_leave_room_for_fewer() -> None:
-    store = ResponseStore(True, most=100, most_bytes=1000)
+    store = ResponseStore(True, most=100, most_bytes=10_000)
     for name in "abc":
-        store.keep(kept(name, size=300))
+        store.keep(kept(name, size=3000))
     assert [missing(store, name) for name in "abc"] == [True, False, False]
-    store.keep(kept("d", size=5000))
+    store.keep(kept("d", size=50_000))
     assert [missing(store, name) for name in "abcd"] == [True, True, True, False]
 
 
 def test_a_response_that_has_grown_is_weighed_again() -> None:
-    store = ResponseStore(True, most=100, most_bytes=1000)
+    store = ResponseStore(True, most=100, most_bytes=10_000)
     growing = kept("b", log=EventLog())
     store.keep(kept("a"))
     store.keep(growing)
     assert growing.log is not None
-    growing.log.add([b"x" * 980])
+    growing.log.add([b"x" * 9800])
     store.weigh(growing)
     assert [missing(store, name) for name in "ab"] == [True, False]
 
@@ -83,7 +87,7 @@ def test_what_runs_in_the_background_can_be_cancelled(status: str) -> None:
     aborted = []
     running = kept("a", status, log=EventLog(), abort=lambda: aborted.append("a"))
     running.cancel()
-    assert (running.response["status"], aborted) == ("cancelled", ["a"])
+    assert (running.response.status, aborted) == ("cancelled", ["a"])
     assert running.log is not None and running.log.over
     assert refused(running.cancel) == (400, "invalid_request_error", "response_id")
 
@@ -92,7 +96,7 @@ def test_what_runs_in_the_background_can_be_cancelled(status: str) -> None:
 def test_what_is_over_cannot_be_cancelled(status: str) -> None:
     over = kept("a", status, abort=lambda: None)
     assert refused(over.cancel) == (400, "invalid_request_error", "response_id")
-    assert over.response["status"] == status
+    assert over.response.status == status
 
 
 def test_what_is_not_in_the_background_cannot_be_cancelled() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import io
 import json
+import socket
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
+import gevent.socket
 import pytest
 
 from app import create_app
@@ -27,6 +29,12 @@ def app() -> Understudy:
     return create_app(load(["--force-dummy-tokenizer", "--allow-runtime-lora-updating"], {}))
 
 
+@pytest.fixture(scope="module")
+def paced() -> Understudy:
+    """A token a millisecond, so that answers are under way when they are written."""
+    return create_app(load(["--force-dummy-tokenizer", "--inter-token-latency", "1ms", "--seed", "1"], {}))
+
+
 def leftovers(work: Callable[[], Any]) -> float:
     """Objects per call of `work` that only the collector can free."""
     work()  # what is made once does not count
@@ -40,10 +48,10 @@ def leftovers(work: Callable[[], Any]) -> float:
         gc.enable()
 
 
-def call(app: Understudy, path: str, body: Any, **headers: str) -> str:
+def call(app: Understudy, path: str, body: Any, **environ: Any) -> str:
     """The status of the answer, which is read to its end."""
     data = json.dumps(body).encode()
-    environ = {
+    given = {
         "REQUEST_METHOD": "POST",
         "PATH_INFO": path,
         "QUERY_STRING": "",
@@ -55,18 +63,20 @@ def call(app: Understudy, path: str, body: Any, **headers: str) -> str:
         "CONTENT_LENGTH": str(len(data)),
         "wsgi.url_scheme": "http",
         "wsgi.input": io.BytesIO(data),
-        **headers,
+        **environ,
     }
-    return copy_context().run(_answered, app, environ)
+    return copy_context().run(_answered, app, given)
 
 
 def _answered(app: Understudy, environ: Any) -> str:
     """In a context of its own, as a request of a worker has one."""
     statuses: list[str] = []
     reply = app(environ, lambda status, headers, problem=None: statuses.append(status))
-    b"".join(reply)
-    if hasattr(reply, "close"):
-        reply.close()
+    try:
+        b"".join(reply)
+    finally:
+        if hasattr(reply, "close"):
+            reply.close()
     return statuses[0]
 
 
@@ -105,3 +115,48 @@ def test_a_fault_on_purpose_leaves_nothing_behind(app: Understudy, fault: str) -
 
 def test_a_path_that_leads_nowhere_leaves_no_frames(app: Understudy) -> None:
     assert leftovers(lambda: call(app, "/nowhere", {})) < 12, "the general search for routes leaves a little"
+
+
+def call_over_socket(app: Understudy, body: Any, read: Callable[[Any], None], **environ: Any) -> bytes:
+    """As `call`, with a socket that may be taken over; the client reads with `read`, and then the rest."""
+    server, client = gevent.socket.socketpair()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    received: list[bytes] = []
+
+    def receive() -> None:
+        read(client)
+        received.append(client.makefile("rb").read() if client.fileno() >= 0 else b"")
+
+    reader = gevent.spawn(receive)
+    call(app, CHAT, {"messages": MESSAGES, "max_tokens": 50, "ignore_eos": True, **body},
+         **{"gunicorn.socket": server, **environ})  # fmt: skip
+    server.close()
+    reader.join()
+    client.close()
+    return received[0]
+
+
+READERS: dict[str, Callable[[Any], None]] = {
+    "reads": lambda client: None,
+    "lags": lambda client: gevent.sleep(0.05),
+    "leaves": lambda client: (client.recv(10), client.close())[0],
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("more", [{}, {"HTTP_X_FAULT": "truncated-json; chunk=5"}], ids=["", "damaged"])
+def test_a_stream_on_its_socket_leaves_nothing_behind(
+    paced: Understudy, reader: str, more: dict[str, str]
+) -> None:
+    def work() -> bytes:
+        return call_over_socket(paced, {"stream": True}, READERS[reader], **more)
+
+    if reader != "leaves" and not more:
+        assert work().endswith(b"[DONE]\n\n\r\n")
+    assert leftovers(work) < 1
+
+
+@pytest.mark.parametrize("reader", ["reads", "leaves"])
+def test_a_whole_answer_that_is_waited_for_leaves_nothing_behind(paced: Understudy, reader: str) -> None:
+    leave = {"leaves": lambda client: client.close(), "reads": READERS["reads"]}[reader]
+    assert leftovers(lambda: call_over_socket(paced, {}, leave)) < 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.http.response import Response
 from app.metrics.exposition import CONTENT_TYPE, Exposition, engine_families
 from app.metrics.recorder import Recorder
 from app.middleware.http_metrics import HttpMetrics
+from tests.application import request
 
 
 class Clock:
@@ -24,7 +26,7 @@ def clock() -> Clock:
 
 def test_a_scrape_parses_and_has_every_kind_of_family() -> None:
     http = HttpMetrics()
-    http.observe("POST", "/v1/completions", 200, 0.1, request_bytes=10, response_bytes=20)
+    http.end(request("/v1/completions", "POST"), Response(b"{}"))
     text = Exposition([engine_families(Recorder('mo"del\\\n%s', 2048, {}))], http).render().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert {

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flask import Flask
 
 from app.api.admin import fake_metrics
-from app.api.errors import init_errors
 from app.http.body import BodyLimits
 from config.fake_metrics import FakeMetricsError, merged
+from tests.application import application
 from tests.metrics.faked import START, Faked
 
 Update = Callable[..., None]
@@ -21,9 +20,7 @@ ADAPTER = {"running": "a", "waiting": "b", "timestamp": 1257894567}
 
 def post(faked: Faked, body: bytes) -> tuple[int, Any]:
     """Status and JSON of POST /fake_metrics; the content type does not matter."""
-    app = Flask(__name__)
-    init_errors(app)
-    app.register_blueprint(fake_metrics.blueprint(BodyLimits(1 << 20, 5.0), faked.live))
+    app = application(fake_metrics.routes(BodyLimits(1 << 20, 5.0), faked.live))
     answer = app.test_client().post("/fake_metrics", data=body)
     return answer.status_code, json.loads(answer.data or b"null")
 

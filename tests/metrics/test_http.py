@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from flask import Flask, Response
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.test import EnvironBuilder
 
+from app.http.context import RequestContext
+from app.http.response import Response, StreamingBody
+from app.http.route import Handler, Route, get, post
+from app.http.wsgi import CONTEXT, context_of
 from app.middleware.http_metrics import HttpMetrics
+from app.web.application import Understudy
+from tests.application import application, request
 
 
 class Clock:
@@ -30,47 +35,61 @@ def metrics(clock: Clock) -> HttpMetrics:
     return HttpMetrics(clock=clock)
 
 
-@pytest.fixture
-def app(metrics: HttpMetrics, clock: Clock) -> Flask:
-    app = Flask("counted")
-    metrics.init_app(app)
+PROBES = ("/health", "/metrics", "/load", "/ping", "/version", "/ready", "/v1/load_lora_adapter")
 
-    @app.post("/v1/completions")
-    def stream() -> Response:
+
+def routes(clock: Clock) -> Iterator[Route]:
+    def stream(context: RequestContext) -> Response:
         def body() -> Iterator[bytes]:
             for _ in range(3):
                 clock.now += 0.5
                 yield b"data: x\n\n"
 
-        return Response(body(), mimetype="text/event-stream")
+        return Response(body(), content_type="text/event-stream")
 
-    @app.post("/v1/chat/completions")
-    def whole() -> Response:
+    def whole(context: RequestContext) -> Response:
         clock.now += 0.25
         return Response(b"{}")
 
-    @app.get("/v1/models/<path:model>")
-    def model(model: str) -> str:
-        return "ünïcode"
+    def model(context: RequestContext) -> Response:
+        return Response("ünïcode".encode())
 
-    @app.get("/fails")
-    def fails() -> str:
+    def fails(context: RequestContext) -> Response:
         raise RuntimeError
 
-    for path in ("/health", "/metrics", "/load", "/ping", "/version", "/ready", "/v1/load_lora_adapter"):
-        app.add_url_rule(path, path, lambda: "")
-    return app
+    yield post("/v1/completions", stream)
+    yield post("/v1/chat/completions", whole)
+    yield get("/v1/models/{model}", model)
+    yield get("/fails", fails)
+    yield from (get(path, lambda context: Response()) for path in PROBES)
 
 
-def start(app: Flask, path: str, method: str = "GET", body: bytes | None = None) -> Any:
+@pytest.fixture
+def app(metrics: HttpMetrics, clock: Clock) -> Understudy:
+    return application(routes(clock), metrics)
+
+
+def add(app: Understudy, path: str, handle: Handler) -> None:
+    """One more route."""
+    app.add_routes(path.strip("/"), [get(path, handle)])
+
+
+def start(app: Understudy, path: str, method: str = "GET", body: bytes | None = None) -> Any:
+    """Begin a request that arrives at 100 s."""
     environ = EnvironBuilder(path=path, method=method, data=body).get_environ()
+    environ[CONTEXT] = context_of(environ, 100.0)
     return app(environ, lambda status, headers, *rest: lambda data: None)
 
 
-def call(app: Flask, path: str, method: str = "GET", body: bytes | None = None) -> None:
-    response = start(app, path, method, body)
+def call(app: Understudy, path: str, method: str = "GET", body: bytes | None = None) -> None:
+    end(start(app, path, method, body))
+
+
+def end(response: Any) -> None:
+    """Read it, and close it if it can be closed, as a server does."""
     b"".join(response)
-    response.close()
+    if hasattr(response, "close"):
+        response.close()
 
 
 def samples(metrics: HttpMetrics, name: str) -> dict[tuple[str, ...], float]:
@@ -83,12 +102,11 @@ def samples(metrics: HttpMetrics, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_stream_lasts_until_its_end(app: Flask, metrics: HttpMetrics) -> None:
+def test_a_stream_lasts_until_its_end(app: Understudy, metrics: HttpMetrics) -> None:
     response = start(app, "/v1/completions", "POST", b"12345")
     next(iter(response))
     assert samples(metrics, "http_requests_total") == {("/v1/completions", "POST", "2xx"): 0}
-    b"".join(response)
-    response.close()
+    end(response)
     assert samples(metrics, "http_requests_total") == {("/v1/completions", "POST", "2xx"): 1}
     assert samples(metrics, "http_request_duration_seconds_sum") == {("/v1/completions", "POST"): 1.5}
     assert samples(metrics, "http_request_duration_highr_seconds_sum") == {(): 1.5}
@@ -96,7 +114,7 @@ def test_a_stream_lasts_until_its_end(app: Flask, metrics: HttpMetrics) -> None:
     assert samples(metrics, "http_request_size_bytes_sum") == {("/v1/completions",): 5}
 
 
-def test_a_client_that_goes_away_ends_the_stream(app: Flask, metrics: HttpMetrics) -> None:
+def test_a_client_that_goes_away_ends_the_stream(app: Understudy, metrics: HttpMetrics) -> None:
     response = start(app, "/v1/completions", "POST")
     next(iter(response))
     response.close()
@@ -105,9 +123,8 @@ def test_a_client_that_goes_away_ends_the_stream(app: Flask, metrics: HttpMetric
     assert samples(metrics, "http_response_size_bytes_sum") == {("/v1/completions",): 9}
 
 
-def test_a_body_that_knows_its_bytes_is_asked_for_them(app: Flask, metrics: HttpMetrics) -> None:
-    class Paced:
-        bytes_sent = 0
+def test_a_body_that_knows_its_bytes_is_asked_for_them(app: Understudy, metrics: HttpMetrics) -> None:
+    class Paced(StreamingBody):
         closed = False
 
         def __iter__(self) -> Iterator[bytes]:
@@ -118,13 +135,13 @@ def test_a_body_that_knows_its_bytes_is_asked_for_them(app: Flask, metrics: Http
             self.closed = True
 
     body = Paced()
-    app.add_url_rule("/paced", "paced", lambda: Response(body))
+    add(app, "/paced", lambda context: Response(body))
     call(app, "/paced")
     assert samples(metrics, "http_response_size_bytes_sum") == {("/paced",): 1234}
     assert body.closed
 
 
-def test_closing_a_counted_stream_closes_its_generator(app: Flask) -> None:
+def test_closing_a_counted_stream_closes_its_generator(app: Understudy) -> None:
     ended = []
 
     def body() -> Iterator[bytes]:
@@ -134,14 +151,14 @@ def test_closing_a_counted_stream_closes_its_generator(app: Flask) -> None:
         finally:
             ended.append(True)
 
-    app.add_url_rule("/generator", "generator", lambda: Response(body()))
+    add(app, "/generator", lambda context: Response(body()))
     response = start(app, "/generator")
     next(iter(response))
     response.close()
     assert ended == [True]
 
 
-def test_a_whole_reply_is_observed_once(app: Flask, metrics: HttpMetrics) -> None:
+def test_a_whole_reply_is_observed_once(app: Understudy, metrics: HttpMetrics) -> None:
     call(app, "/v1/chat/completions", "POST", b"{}")
     assert samples(metrics, "http_request_duration_seconds_sum") == {("/v1/chat/completions", "POST"): 0.25}
     assert samples(metrics, "http_request_duration_seconds_count") == {("/v1/chat/completions", "POST"): 1}
@@ -149,9 +166,9 @@ def test_a_whole_reply_is_observed_once(app: Flask, metrics: HttpMetrics) -> Non
 
 
 def test_the_handler_is_the_route_in_vllms_notation_and_sizes_are_bytes(
-    app: Flask, metrics: HttpMetrics
+    app: Understudy, metrics: HttpMetrics
 ) -> None:
-    call(app, "/v1/models/org/name")
+    call(app, "/v1/models/name")
     assert samples(metrics, "http_requests_total") == {("/v1/models/{model}", "GET", "2xx"): 1}
     assert samples(metrics, "http_response_size_bytes_sum") == {("/v1/models/{model}",): 9}
 
@@ -161,19 +178,30 @@ def test_the_handler_is_the_route_in_vllms_notation_and_sizes_are_bytes(
     [
         ("/nope", "GET", ("none", "GET", "4xx")),
         ("/v1/completions", "GET", ("/v1/completions", "GET", "4xx")),
-        ("/v1/models/x", "HEAD", ("/v1/models/{model}", "HEAD", "2xx")),
+        ("/v1/models/x", "HEAD", ("/v1/models/{model}", "HEAD", "4xx")),
+        ("/v1/models/x", "DELETE", ("/v1/models/{model}", "DELETE", "4xx")),
+        ("/v1/models/x/", "GET", ("none", "GET", "3xx")),
         ("/fails", "GET", ("/fails", "GET", "5xx")),
         ("/nope", "BREW", ("none", "other", "4xx")),
     ],
 )
 def test_requests_that_go_wrong_are_counted_too(
-    app: Flask, metrics: HttpMetrics, path: str, method: str, series: tuple[str, ...]
+    app: Understudy, metrics: HttpMetrics, path: str, method: str, series: tuple[str, ...]
 ) -> None:
     call(app, path, method)
     assert samples(metrics, "http_requests_total") == {series: 1}
 
 
-def test_a_client_cannot_create_series_at_will(app: Flask, metrics: HttpMetrics) -> None:
+def test_a_view_of_whoever_embeds_the_application_is_counted(app: Understudy, metrics: HttpMetrics) -> None:
+    app.add_url_rule("/files/<path:name>", view_func=lambda name: name)
+    call(app, "/files/a/b")
+    call(app, "/files/a/b", "PUT")
+    series = ("/files/{name}", "GET", "2xx"), ("/files/{name}", "PUT", "4xx")
+    assert samples(metrics, "http_requests_total") == dict.fromkeys(series, 1)
+    assert samples(metrics, "http_response_size_bytes_sum") == {("/files/{name}",): 3 + 31}
+
+
+def test_a_client_cannot_create_series_at_will(app: Understudy, metrics: HttpMetrics) -> None:
     for index in range(50):
         call(app, f"/nope{index}", f"BREW{index}")
     assert samples(metrics, "http_requests_total") == {("none", "other", "4xx"): 50}
@@ -183,37 +211,54 @@ def test_a_client_cannot_create_series_at_will(app: Flask, metrics: HttpMetrics)
     "path",
     ["/health", "/metrics", "/load", "/ping", "/version", "/ready", "/v1/load_lora_adapter", "/x/health"],
 )
-def test_probes_and_scrapes_are_not_counted(app: Flask, metrics: HttpMetrics, path: str) -> None:
+def test_probes_and_scrapes_are_not_counted(app: Understudy, metrics: HttpMetrics, path: str) -> None:
     call(app, path)
     assert samples(metrics, "http_requests_total") == {}
 
 
 @pytest.mark.parametrize("length", ["abc", "-5", "9" * 5000, ""])
-def test_a_senseless_content_length_counts_as_nothing(app: Flask, metrics: HttpMetrics, length: str) -> None:
+def test_a_senseless_content_length_counts_as_nothing(
+    app: Understudy, metrics: HttpMetrics, length: str
+) -> None:
     environ = EnvironBuilder(path="/nope").get_environ() | {"CONTENT_LENGTH": length}
-    response = app(environ, lambda status, headers, *rest: lambda data: None)
-    b"".join(response)
-    response.close()
+    end(app(environ, lambda status, headers, *rest: lambda data: None))
     assert samples(metrics, "http_request_size_bytes_sum") == {("none",): 0}
 
 
-def test_a_file_is_counted_when_it_is_handed_over(app: Flask, metrics: HttpMetrics) -> None:
-    def file() -> Response:
-        return Response(iter([b"abc"]), headers={"Content-Length": "3"}, direct_passthrough=True)
-
-    app.add_url_rule("/file", "file", file)
-    assert b"".join(start(app, "/file")) == b"abc"
+def test_of_pieces_whose_length_is_known_only_those_that_are_sent_count(
+    app: Understudy, metrics: HttpMetrics
+) -> None:
+    add(app, "/file", lambda context: Response(iter([b"ab", b"c"]), headers={"Content-Length": "3"}))
+    call(app, "/file")
     assert samples(metrics, "http_response_size_bytes_sum") == {("/file",): 3}
+    response = start(app, "/file")
+    next(iter(response))
+    response.close()
+    assert samples(metrics, "http_response_size_bytes_sum") == {("/file",): 3 + 2}
 
 
-def test_an_exchange_below_flask_can_be_counted(metrics: HttpMetrics) -> None:
-    metrics.observe("POST", "/v1/completions", 200, 0.02, request_bytes=10, response_bytes=20)
-    metrics.observe("GET", "/health", 200, 0.02, request_bytes=0, response_bytes=0)
+def test_a_list_of_pieces_is_counted_whole(app: Understudy, metrics: HttpMetrics) -> None:
+    add(app, "/list", lambda context: Response([b"ab", b"c"]))
+    call(app, "/list")
+    assert samples(metrics, "http_response_size_bytes_sum") == {("/list",): 3}
+
+
+def test_an_exchange_below_flask_can_be_counted(metrics: HttpMetrics, clock: Clock) -> None:
+    whole = request("/v1/completions", "POST", {"content-length": "10"})
+    probe = request("/health")
+    whole.label, probe.label = "/v1/completions", "/health"
+    clock.now = 0.02
+    for context in (whole, probe):
+        response = Response(b"x" * 20)
+        metrics.end(context, response)
+        response.close()
     assert samples(metrics, "http_requests_total") == {("/v1/completions", "POST", "2xx"): 1}
+    assert samples(metrics, "http_request_duration_seconds_sum") == {("/v1/completions", "POST"): 0.02}
+    assert samples(metrics, "http_request_size_bytes_sum") == {("/v1/completions",): 10}
     assert samples(metrics, "http_response_size_bytes_sum") == {("/v1/completions",): 20}
 
 
-def test_two_apps_do_not_share_numbers(app: Flask, metrics: HttpMetrics) -> None:
+def test_two_apps_do_not_share_numbers(app: Understudy, metrics: HttpMetrics) -> None:
     other = HttpMetrics()
     call(app, "/v1/chat/completions", "POST")
     assert samples(other, "http_requests_total") == {}

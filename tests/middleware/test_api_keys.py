@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import requests
-from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.http.response import Reply, json_reply
-from app.middleware.api_keys import Guard, init_access
+from app.http.response import json_response
+from app.http.route import get as route
+from app.middleware.api_keys import ApiKeys
 from config.live import LiveSettings
 from config.settings import AccessSettings, Settings
+from tests.application import application, request
 from tests.hostile.wire import Whole, Wire, ask, get, http_post
 from tests.running_server import RunningServer, running_server
 
@@ -161,12 +162,9 @@ def test_vllms_own_variable_sets_a_key() -> None:
 
 
 def client_of(live: LiveSettings) -> FlaskClient:
-    app = Flask("house", static_folder=None)
-    app.response_class = Reply
-    init_access(app, live)
-    for path in ("/v1/models", "/admin/config", "/health"):
-        app.add_url_rule(path, path, lambda: json_reply({}))
-    return app.test_client()
+    paths = ("/v1/models", "/admin/config", "/health")
+    routes = [route(path, lambda context: json_response({})) for path in paths]
+    return application(routes, ApiKeys(), live=live).test_client()
 
 
 def test_changed_keys_hold_at_once() -> None:
@@ -200,8 +198,9 @@ def test_admin_asks_for_its_own_key_or_else_for_an_api_key(
 
 @given(st.text(min_size=1), st.lists(st.text(min_size=1), max_size=3))
 def test_a_key_opens_exactly_when_it_is_one_of_them(key: str, keys: list[str]) -> None:
-    guard = Guard()
-    guard.follow(Settings(access=AccessSettings(api_key=tuple(keys))))
+    guard = ApiKeys()
+    guard.on_settings(Settings(access=AccessSettings(api_key=tuple(keys))))
     header = f"Bearer {key}".encode(errors="surrogateescape").decode("latin-1")
-    with Flask("house").test_request_context("/v1/models", environ_overrides={"HTTP_AUTHORIZATION": header}):
-        assert (guard.check() is None) == (not keys or key in keys)
+    asked = request("/v1/models", headers={"authorization": header})
+    assert guard.active == bool(keys)
+    assert (guard.begin(asked) is None) == (not keys or key in keys)

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import requests
-from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from app.api.errors import init_errors
-from app.http.response import Reply, json_reply
-from app.middleware.cors import init_cors
-from app.web.routing import ExactRule
+from app.http.response import json_response
+from app.http.route import post as route
+from app.middleware.cors import Cors
 from config.settings import AccessSettings
+from tests.application import application
 from tests.hostile.wire import ask
 from tests.running_server import RunningServer, running_server
 
@@ -81,12 +80,8 @@ def test_by_default_there_is_no_cors(server: RunningServer) -> None:
 
 
 def client(**access: object) -> FlaskClient:
-    app = Flask("house", static_folder=None)
-    app.response_class, app.url_rule_class = Reply, ExactRule
-    init_errors(app)
-    init_cors(app, AccessSettings(**access))  # type: ignore[arg-type]
-    app.add_url_rule("/thing", view_func=lambda: json_reply({}), methods=["POST"])
-    return app.test_client()
+    cors = Cors(AccessSettings(**access))  # type: ignore[arg-type]
+    return application([route("/thing", lambda context: json_response({}))], cors).test_client()
 
 
 def preflight(

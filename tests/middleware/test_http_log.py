@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import requests
-from flask import Flask, request
 from flask.testing import FlaskClient
 
-from app.api.errors import init_errors
-from app.http.response import Reply, json_reply
-from app.middleware.http_log import MOST_BYTES, init_http_log
+from app.http.body import STEP, BodyLimits
+from app.http.context import RequestContext
+from app.http.response import Response, json_response
+from app.http.route import post
+from app.middleware.http_log import MOST_BYTES, HttpLog
+from app.middleware.stack import Middleware
 from config.live import LiveSettings
 from config.settings import Settings
+from tests.application import application
 from tests.hostile.wire import Wire, ask, http_post
 from tests.running_server import RunningServer, running_server
 
@@ -104,21 +107,25 @@ def test_by_default_nothing_is_logged() -> None:
         assert NAME not in server.log()
 
 
+class Late(Middleware):
+    """What comes after the log in the list changes the response before it."""
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        response.headers["X-Late"] = "added"
+
+
 def client_of(live: LiveSettings) -> FlaskClient:
-    app = Flask("house", static_folder=None)
-    app.response_class = Reply
-    init_http_log(app, live)
-    init_errors(app)
-    app.after_request(lambda reply: reply.headers.add("X-Late", "added") or reply)
-
-    @app.post("/thing")
-    def thing() -> Reply:
-        if not request.environ["wsgi.input"].read(3):
+    def thing(context: RequestContext) -> Response:
+        if not BodyLimits(1 << 20, 5.0).read(context):
             raise RuntimeError("secret detail")
-        request.environ["wsgi.input"].read()
-        return json_reply({})
+        return json_response({})
 
-    return app.test_client()
+    def switch(context: RequestContext) -> Response:
+        live.change({"log-http": not live.current.log.log_http})
+        return json_response({})
+
+    routes = [post("/thing", thing), post("/switch", switch)]
+    return application(routes, HttpLog(), Late(), live=live).test_client()
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -139,10 +146,20 @@ def test_a_body_that_is_read_in_pieces_is_logged_whole(caplog: pytest.LogCapture
     caplog.set_level(logging.INFO)
     live = LiveSettings(Settings())
     live.change({"log-http": True})
-    client_of(live).post("/thing?a=1", data=b"one two")
+    body = b"one two " * (STEP // 8 + 100)
+    client_of(live).post("/thing?a=1", data=body)
     (line,) = logged(caplog)
-    assert (line["path"], line["body"]) == ("/thing?a=1", "one two")
+    assert (line["path"], line["body"]) == ("/thing?a=1", body.decode())
     assert line["response_headers"]["X-Late"] == "added"
+
+
+def test_a_request_is_logged_if_the_log_was_on_when_it_began(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    live = LiveSettings(Settings())
+    client = client_of(live)
+    client.post("/switch")  # on
+    client.post("/switch?last")  # off
+    assert [line["path"] for line in logged(caplog)] == ["/switch?last"]
 
 
 def test_an_unexpected_error_is_logged_as_it_is_answered(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import requests
-from flask import Flask, request
 from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
-from app.api.errors import init_errors
-from app.http.response import Reply, json_reply
-from app.middleware.rate_limits import MOST_CALLERS, RateLimits, init_rate_limits
+from app.http.body import BodyLimits
+from app.http.context import RequestContext
+from app.http.response import Response, json_response
+from app.http.route import Route
+from app.middleware.rate_limits import MOST_CALLERS, RateLimits
 from config.live import LiveSettings
 from config.settings import AccessSettings, Settings
+from tests.application import application
 from tests.engine.harness import Harness
 from tests.hostile.wire import ask
 from tests.running_server import running_server
@@ -31,22 +34,19 @@ class Limited:
     """
 
     def __init__(self, **access: Any) -> None:
-        self.house = Harness(slots=100, inter_token_latency=1.0, time_to_first_token=1.0)
+        self.harness = Harness(slots=100, inter_token_latency=1.0, time_to_first_token=1.0)
         self.live = LiveSettings(Settings(access=AccessSettings(**access)))
-        app = Flask("house", static_folder=None)
-        app.response_class = Reply
-        init_errors(app)
-        self.limits: RateLimits = init_rate_limits(app, self.live, self.house.engine, self.house.clock)
-        for path in (COMPLETIONS, "/v1/messages", "/tokenize"):
-            app.add_url_rule(path, path, self._generate, methods=["POST", "GET"])
-        self.client: FlaskClient = app.test_client()
+        self.limits = RateLimits(self.harness.clock)
+        paths = (COMPLETIONS, "/v1/messages", "/tokenize")
+        routes = [Route(methods=("POST", "GET"), path=path, handle=self._generate) for path in paths]
+        self.client: FlaskClient = application(routes, self.limits, live=self.live).test_client()
         self.group: Any = None
 
-    def _generate(self) -> Reply:
-        asked = request.get_json(silent=True) or {}
+    def _generate(self, context: RequestContext) -> Response:
+        asked = json.loads(BodyLimits(1000, 1.0).read(context) or b"{}")
         if asked.get("max_tokens") != 0:
-            self.group = self.house.ask(**asked)
-        return json_reply({})
+            self.group = self.harness.ask(**asked, observers=context.observers)
+        return json_response({})
 
     def post(
         self, key: str = "key", path: str = COMPLETIONS, address: str = "", **asked: Any
@@ -56,7 +56,7 @@ class Limited:
         return self.client.post(path, headers=headers, json=asked, environ_overrides=base)
 
     def advance(self, seconds: float) -> None:
-        self.house.clock.advance(seconds)
+        self.harness.clock.advance(seconds)
 
 
 def told(answer: TestResponse, what: str) -> tuple[str, str, str]:
@@ -218,12 +218,12 @@ def test_no_more_than_so_many_callers_are_remembered() -> None:
 def test_nobody_gets_more_than_the_limit_and_who_waits_is_served(per_minute: int, gaps: list[float]) -> None:
     limited = Limited(requests_per_minute=per_minute)
     served = 0
-    begin_s = limited.house.clock.now()
+    begin_s = limited.harness.clock.now()
     for gap_s in gaps:
         limited.advance(gap_s)
         answer = limited.post(max_tokens=0)
         served += answer.status_code == 200
-        elapsed_s = limited.house.clock.now() - begin_s
+        elapsed_s = limited.harness.clock.now() - begin_s
         assert served <= per_minute * (1 + elapsed_s / 60) + 1e-3
     answer = limited.post(max_tokens=0)
     if answer.status_code == 429:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
-from app.schema import Ranges, SchemaError, Schemas, check_schema, sample
+from app.schema import Ranges, SchemaError, Schemas
+from tests.schema.drawing import check_schema, sample
 
 WRONG: list[tuple[Any, str]] = [
     (5, "object"),
@@ -133,9 +137,66 @@ def test_a_strict_check_refuses_the_others(schema: Any, place: str) -> None:
         check_schema(schema, strict=True)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$dynamicRef": "#n"}}, "$dynamicAnchor": "n"},
+        {"properties": {"a": {"$recursiveRef": "#"}}},
+        {"properties": {"a": {"unevaluatedProperties": False}}},
+        {"properties": {"a": {"unevaluatedItems": {"type": "string"}}}},
+    ],
+    ids=str,
+)
+def test_keywords_that_are_not_supported_are_refused_or_with_leniency_left_out(schema: Any) -> None:
+    with pytest.raises(SchemaError, match=r"^properties\.a\.\S+: this keyword is not supported$"):
+        check_schema(schema)
+    sample(schema, Random(1), Ranges(), lenient=True)
+
+
 def test_a_schema_is_compiled_once_while_it_is_kept() -> None:
-    schemas = Schemas(size=200)
+    schemas = Schemas(limit_bytes=4_000)
     first = schemas.compile(PLAIN)
     assert schemas.compile(dict(PLAIN)) is first
-    schemas.compile({"description": "x" * 150})
+    schemas.compile({"enum": ["x" * 500]})
     assert schemas.compile(PLAIN) is not first
+
+
+def test_a_schema_that_is_larger_than_the_limit_is_not_kept() -> None:
+    schemas = Schemas(limit_bytes=4_000)
+    schemas.compile({"const": "x" * 4_000})
+    assert schemas.size_bytes == 0
+
+
+SHAPES: dict[str, Callable[[int], Any]] = {
+    "small": lambda n: {"type": "integer", "minimum": n},
+    "tool": lambda n: {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "string", "format": "date"}, "b": {"enum": ["x", n]}},
+        "required": ["b"],
+    },
+    "references": lambda n: {
+        "$ref": "#/$defs/a",
+        "$defs": {"a": {"items": {"$ref": "#/$defs/a"}, "title": str(n)}},
+    },
+    "enum": lambda n: {"enum": [f"value {n} {k}" for k in range(100)]},
+    "objects": lambda n: {"enum": [{"a": n, "b": [k]} for k in range(50)]},
+    "pattern": lambda n: {"type": "string", "pattern": f"^[a-z]{{0,{n}}}-(red|green)+$"},
+    "names": lambda n: {"required": [f"p{n}_{k}" for k in range(100)]},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_thousands_of_schemas_keep_within_the_limit_of_memory(shape: str) -> None:
+    """What the cache says that it holds is about what it holds, and rather more than less."""
+    schemas = Schemas(limit_bytes=200_000)
+    schemas.compile(PLAIN)
+    tracemalloc.start()
+    try:
+        for n in range(500):
+            schemas.compile(SHAPES[shape](n))
+        gc.collect()
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.9 * schemas.limit_bytes < schemas.size_bytes <= schemas.limit_bytes
+    assert 0.85 * held_bytes < schemas.size_bytes < 1.5 * held_bytes

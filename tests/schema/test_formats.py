@@ -13,8 +13,9 @@ from uuid import UUID
 
 import pytest
 
-from app.schema import Ranges, sample
+from app.schema import Ranges
 from app.schema.formats import CHECKER, DRAWS
+from tests.schema.drawing import sample
 
 READERS: dict[str, Callable[[str], Any]] = {
     "date": date.fromisoformat,

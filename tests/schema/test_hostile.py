@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from random import Random
 from typing import Any
 
 import pytest
 
-from app.schema import Ranges, SchemaError, sample
+from app.schema import Ranges, SchemaError
+from tests.running_server import ROOT
+from tests.schema.drawing import sample
 
 MANY = 10**9
 
@@ -64,7 +68,6 @@ HOSTILE: dict[str, Any] = {
     "allOf doubled": doubled(40, "allOf"),
     "anyOf doubled": doubled(40, "anyOf"),
     "oneOf doubled": doubled(40, "oneOf"),
-    "unevaluated and doubled": {"unevaluatedProperties": False, **doubled(40, "anyOf")},
     "values doubled": required_twice(40),
     "long chain of references": {
         "$ref": "#/$defs/s0",
@@ -93,12 +96,6 @@ HOSTILE: dict[str, Any] = {
         "properties": {"a" * 50 + "!": {}},
         "required": ["a" * 50 + "!"],
         "patternProperties": {"^(a|a|a)*$": {}},
-    },
-    "backtracking beside unevaluatedProperties": {
-        "properties": {"a" * 50 + "!": {}},
-        "required": ["a" * 50 + "!"],
-        "patternProperties": {"^(a|a|a)*$": {}},
-        "unevaluatedProperties": False,
     },
     "backtracking on every option": {
         "enum": ["a" * 3000 + str(n) for n in range(100)],
@@ -129,6 +126,40 @@ HOSTILE: dict[str, Any] = {
         "dependentSchemas": {f"p{n}": {"required": [f"p{n + 1}"]} for n in range(300)}
     },
     "pigeons": pigeons(8),
+    "large enum of objects": {"enum": [{"a": n} for n in range(35_000)]},
+    "two large enums": {"allOf": [{"enum": list(range(30_000))}, {"enum": list(range(5, 30_000))}]},
+    "long const": {"const": list(range(70_000)), "uniqueItems": True},
+    "required everywhere": {
+        "type": "array",
+        "items": {"type": ["string", "object"], "required": [f"p{n}" for n in range(20_000)]},
+        "minItems": 4000,
+    },
+    "anyOf everywhere": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "integer", "minimum": n} for n in range(3000)]},
+        "minItems": 4000,
+    },
+    "not many properties": {"not": {"properties": {f"p{n}": {"type": "string"} for n in range(4000)}}},
+    "many references": {
+        "$ref": "#/$defs/s0",
+        "$defs": {f"s{n}": {"items": {"$ref": f"#/$defs/s{(n * 7 + 1) % 2400}"}} for n in range(2400)},
+    },
+    "many anchors": {
+        "properties": {f"p{n}": {"$ref": f"#a{n}"} for n in range(1000)},
+        "$defs": {f"s{n}": {"$anchor": f"a{n}"} for n in range(1000)},
+    },
+    "many ids": {
+        "$id": "https://example.com/",
+        "properties": {f"p{n}": {"$ref": f"a{n}"} for n in range(1000)},
+        "$defs": {f"s{n}": {"$id": f"a{n}"} for n in range(1000)},
+    },
+    "anchors that are missing": {"properties": {f"p{n}": {"$ref": f"#a{n}"} for n in range(1000)}},
+    "long pointers": {"properties": {f"p{n}": {"$ref": "#" + "/properties" * 3000} for n in range(20)}},
+    "long names": {"properties": {"x" * 100_000: {"properties": {f"y{n}": {} for n in range(3000)}}}},
+    "a long word as a pattern": {"type": "string", "pattern": "ab" * 1900},
+    "a long pattern": {"type": "string", "pattern": "|".join(f"[a-z{n}]{{5}}" for n in range(300))},
+    "a long pattern in verse": {"type": "string", "pattern": "(?x) " + "ab" * 1900 + " # and no more"},
+    "many different properties": {"properties": {f"p{n}": {} for n in range(300_000)}},
     "large": {"description": "x" * 2_000_000},
     "names that no file has": {"$id": "http://[::1", "properties": {"a": {"$ref": "b"}}},
     "half a character": {"type": "string", "pattern": "\\ud800"},
@@ -142,6 +173,59 @@ def test_a_hostile_schema_ends_soon(name: str) -> None:
         json.dumps(sample(HOSTILE[name], Random(1), Ranges()))
     except SchemaError as error:
         assert len(str(error)) < 1000
+
+
+LONGEST_BLOCK_S = 0.05
+"""Of CPU time, on a slow machine: what is aimed at is less than 20 ms."""
+BLOCKS = """
+from gevent import monkey; monkey.patch_all()
+import gc, json, time
+from random import Random
+import gevent
+from app.schema import Ranges, SchemaError, Schemas
+from tests.schema.test_hostile import HOSTILE, MANY_TOOLS
+
+worst_s = 0.0
+def tick():
+    global worst_s
+    before_s = time.thread_time()
+    while True:
+        gevent.sleep(0.0005)
+        now_s = time.thread_time()
+        worst_s, before_s = max(worst_s, now_s - before_s), now_s
+
+def sample(schema):
+    try:
+        schemas.compile(schema).sample(Random(1), Ranges())
+    except SchemaError:
+        pass
+
+def many_tools():
+    for schema in MANY_TOOLS:
+        sample(schema)
+
+gc.collect(), gc.freeze(), gc.set_threshold(1_000_000, 10, 10)  # as the server has it
+schemas, blocks = Schemas(), {}
+ticker = gevent.spawn(tick)
+for name, work in [*HOSTILE.items(), ("many tools", None)]:
+    gevent.sleep(0.002)
+    worst_s = 0.0
+    many_tools() if name == "many tools" else sample(work)
+    gevent.sleep(0.002)
+    blocks[name] = worst_s
+print(json.dumps(blocks))
+"""
+MANY_TOOLS = [{"type": "object", "properties": {f"p{n}": {"type": "string"}}} for n in range(5_000)]
+
+
+def test_no_schema_holds_the_event_loop() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKS], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    blocks = json.loads(done.stdout)
+    assert blocks.keys() == {*HOSTILE, "many tools"}
+    assert {name: took_s for name, took_s in blocks.items() if took_s > LONGEST_BLOCK_S} == {}
 
 
 def test_a_recursive_value_stays_small() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from app.schema import Ranges, sample
+from app.schema import Ranges
 from config.settings import ToolSettings
+from tests.schema.drawing import sample
 
 RANGES = Ranges((20, 30), (1.5, 2.5), (2, 3), optional_property=1.0, optional_field=0.0)
 

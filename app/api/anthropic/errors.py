@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from app.api.errors import as_api_error, forget_frames
 from app.http.errors import ApiError, bad_request
 from app.http.response import Response, json_response
+from app.protocol.anthropic_response import ErrorDetail, ErrorResponse
+from app.protocol.encoding import encode
 
 TYPES = {
     400: "invalid_request_error",
@@ -28,7 +28,7 @@ def error_body(error: ApiError) -> bytes:
     kind = TYPES.get(error.status) or ("api_error" if error.status >= 500 else TYPES[400])
     # A message may quote a lone surrogate of the client.
     message = error.message.encode("utf-8", "replace").decode()
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+    return encode(ErrorResponse(ErrorDetail(kind, message)))
 
 
 def error_event(error: Exception) -> bytes:

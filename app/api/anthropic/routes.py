@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.api.anthropic.errors import message_error
-from app.api.anthropic.writer import MessageAnswer, MessageShape
+from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
 from app.api.builder import Prompt
 from app.api.chat.route import chat_prompt
 from app.api.frontend import Frontend
@@ -24,7 +24,7 @@ def routes(frontend: Frontend) -> list[Route]:
         model = frontend.accept(asked, context)
         prompt = chat_prompt(frontend, asked, asked.messages)
         head = frontend.identity.head("chatcmpl", context, asked.request_id, model)
-        answer = MessageAnswer(head, _shape(frontend, asked, prompt), frontend.identity.fresh_id)
+        answer = MessageWriter(head, _shape(frontend, asked, prompt), frontend.identity.fresh_id)
         return frontend.generate(asked, head, [prompt], answer, context)
 
     def count_tokens(context: RequestContext) -> Response:
@@ -42,9 +42,9 @@ def routes(frontend: Frontend) -> list[Route]:
     ]
 
 
-def _shape(frontend: Frontend, asked: ChatCompletionRequest, prompt: Prompt) -> MessageShape:
+def _shape(frontend: Frontend, asked: ChatCompletionRequest, prompt: Prompt) -> MessageResponseOptions:
     media = prompt.features
-    return MessageShape(
+    return MessageResponseOptions(
         prompt_tokens=len(prompt.ids),
         prompt_details=frontend.prompt_details,
         transfer=address_of(asked, frontend.identity, len(prompt.ids)),

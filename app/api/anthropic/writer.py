@@ -6,220 +6,205 @@ part does, and blocks are numbered in that order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
-from app.api.anthropic.block import Block
 from app.api.anthropic.errors import error_event
-from app.api.response_meta import Head
-from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
+from app.api.choice import Segment
+from app.api.pieces import HOLE, Holes, template
+from app.api.response_meta import ResponseMeta
+from app.api.writer import ResponseWriter
+from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
+from app.protocol import anthropic_response as wire
+from app.protocol.encoding import encode
+from app.protocol.transfer import ECTransferParams, KVTransferParams
 
-dumps = msgspec.json.Encoder().encode
+T = TypeVar("T")
 
 TOOL_USE_ID = "toolu_"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "cache_threshold": "max_tokens"}
-"""What an ending is called. One without a name, such as an abort, is told as null."""
+"""What an ending is called. One without a name, such as an abort, is null."""
 
 
-class MessageShape(Struct, frozen=True, kw_only=True):
+class MessageResponseOptions(Struct, frozen=True, kw_only=True):
     """What one message tells besides its content."""
 
     prompt_tokens: int
     prompt_details: bool = False
     """Cached tokens are told apart in usage."""
-    transfer: Mapping[str, Any] | None = None
+    transfer: KVTransferParams | None = None
     """`kv_transfer_params` of the answer."""
-    encoded_media: Mapping[str, Any] | None = None
+    encoded_media: ECTransferParams | None = None
     """`ec_transfer_params` of the answer."""
 
 
-class MessageAnswer:
-    """Writes one request's events down; `new_id` draws what names tool uses and signs thoughts."""
+class MessageWriter(ResponseWriter):
+    """Writes the answer to one request; `new_id` draws what names tool uses and signs thoughts."""
 
-    __slots__ = (
-        "_block",
-        "_cached_tokens",
-        "_called",
-        "_delta",
-        "_failed",
-        "_finish",
-        "_head",
-        "_index",
-        "_new_id",
-        "_output_tokens",
-        "_shape",
-        "_tail",
-    )
-
-    def __init__(self, head: Head, shape: MessageShape, new_id: Callable[[], str]) -> None:
-        self._head = head
-        self._shape = shape
+    def __init__(
+        self, meta: ResponseMeta, options: MessageResponseOptions, new_id: Callable[[], str]
+    ) -> None:
+        super().__init__(1)
+        self._meta = meta
+        self._options = options
         self._new_id = new_id
-        self._cached_tokens = 0
-        self._output_tokens = 0
-        self._finish = Finish("abort")
-        self._called = False
-        self._failed = False
-        self._block: Block | None = None
+        self._segment: Segment | None = None
+        """The block that a stream is in."""
         self._index = -1
-        self._delta = self._tail = b""
+        self._begin = self._end = b""
+        """What surrounds a piece of its text."""
 
-    def chunk(self, event: EngineOutput) -> bytes:
-        if type(event) is Tokens:
-            return self._tokens(event)
-        if type(event) is Started:
-            self._cached_tokens = event.cached_tokens
+    def chunk(self, output: EngineOutput) -> bytes:
+        if type(output) is Tokens:
+            segment = self._segment
+            if segment is not None and output.part is segment.part and len(output.texts) == 1:
+                # Nearly every output of a paced stream is such a one.
+                self.choices[0].count(output)
+                text = output.texts[0]
+                return b"%b%b%b" % (self._begin, encode(text), self._end) if text else b""
+            return b"".join(self._tokens(output))
+        if type(output) is Started:
+            self.cached_tokens = output.cached_tokens
             return self._start()
-        assert type(event) is Failed
-        self._failed = True
-        return error_event(event.error)
+        assert type(output) is Failed
+        self.has_failed = True
+        return error_event(output.error)
 
     def closing(self) -> bytes:
-        if self._failed:
+        if self.has_failed:
             return b""
-        empty = b"" if self._block is not None else self._open(Block(None))
-        stop_reason, stop_sequence = self._stop()
-        ending = {
-            "delta": {"stop_reason": stop_reason, "stop_sequence": stop_sequence},
-            "usage": self._usage(),
-        }
-        return empty + self._close() + _event("message_delta", **ending) + _event("message_stop")
-
-    def body(self, events: Iterable[EngineOutput]) -> bytes:
-        blocks: list[Block] = []
-        for event in events:
-            if type(event) is Tokens:
-                self._count(event)
-                texts = _told(event)
-                if _begins(blocks[-1] if blocks else None, event.part, texts):
-                    blocks.append(self._new_block(event.part))
-                if texts:
-                    blocks[-1].texts += texts
-            elif type(event) is Started:
-                self._cached_tokens = event.cached_tokens
-            elif type(event) is Failed:
-                raise event.error
-        return dumps(self._whole([block.whole() for block in blocks or [Block(None)]]))
-
-    def _whole(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is null is left out."""
-        stop_reason, stop_sequence = self._stop()
-        message = {
-            **self._message(content),
-            "stop_reason": stop_reason,
-            "stop_sequence": stop_sequence,
-            "usage": self._usage(),
-            "kv_transfer_params": self._shape.transfer,
-            "ec_transfer_params": self._shape.encoded_media,
-        }
-        return {name: value for name, value in message.items() if value is not None}
-
-    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        """What a message begins with."""
-        head = self._head
-        return {
-            "id": head.id,
-            "type": "message",
-            "role": "assistant",
-            "content": content,
-            "model": head.model,
-        }
+        empty = b"" if self._segment is not None else self._open(self.choices[0].begin(None))
+        end = _event("message_delta", wire.MessageDelta(self._stop(), self._usage()))
+        return b"".join((empty, self._close(), end, _event("message_stop", wire.MessageStop())))
 
     def _start(self) -> bytes:
         """All tokens of the prompt count as input here: what was cached is told at the end."""
-        usage = {"input_tokens": self._shape.prompt_tokens, "output_tokens": 0}
-        message = {**self._message([]), "stop_reason": None, "stop_sequence": None, "usage": usage}
-        return _event("message_start", message=message)
+        message = wire.MessageResponse(
+            id=self._meta.id,
+            content=(),
+            model=self._meta.model,
+            stop_reason=None,
+            stop_sequence=None,
+            usage=wire.MessageUsage(self._options.prompt_tokens, 0),
+        )
+        return _event("message_start", wire.MessageStart(message))
 
-    def _tokens(self, event: Tokens) -> bytes:
-        self._count(event)
-        texts = _told(event)
-        events: list[bytes] = []
-        if _begins(self._block, event.part, texts):
-            events += (self._close(), self._open(self._new_block(event.part)))
-        for text in texts:
-            events += (self._delta, dumps(text), self._tail)
-        return b"".join(events)
+    def _tokens(self, output: Tokens) -> Iterator[bytes]:
+        segment = self.choices[0].shown(output, self._own_id)
+        if segment is None:
+            return
+        if segment is not self._segment:
+            yield self._close()
+            yield self._open(segment)
+        for text in output.texts:
+            if text:
+                yield b"%b%b%b" % (self._begin, encode(text), self._end)
 
-    def _count(self, event: Tokens) -> None:
-        self._output_tokens += len(event.ids)
-        if event.finish is not None:
-            self._finish = event.finish
-
-    def _new_block(self, part: Part | None) -> Block:
+    def _own_id(self, part: Part | None) -> str:
         if part is None:
-            return Block(None)
-        if part.kind == "reasoning":
-            return Block(part, self._new_id())
-        self._called = True
-        return Block(part, TOOL_USE_ID + self._new_id())
+            return ""
+        return self._new_id() if part.kind == "reasoning" else TOOL_USE_ID + self._new_id()
 
-    def _open(self, block: Block) -> bytes:
-        self._block = block
+    def _open(self, segment: Segment) -> bytes:
+        self._segment = segment
         self._index += 1
-        self._delta = DELTAS[block.kind]
-        self._tail = b'},"index":%d}\n\n' % self._index
-        return _event("content_block_start", content_block=block.opening(), index=self._index)
+        begin, end = template(wire.ContentBlockDelta(DELTAS[segment.kind](HOLE), self._index))
+        self._begin, self._end = b"event: content_block_delta\ndata: " + begin, end + b"\n\n"
+        return _event("content_block_start", wire.ContentBlockStart(_opening(segment), self._index))
 
     def _close(self) -> bytes:
-        block = self._block
-        if block is None:
+        """The end of the block that the stream is in, if it is in one."""
+        segment = self._segment
+        if segment is None:
             return b""
-        stop = _event("content_block_stop", index=self._index)
-        if block.kind != "reasoning":
+        stop = _event("content_block_stop", wire.ContentBlockStop(self._index))
+        if segment.kind != "reasoning":
             return stop
-        signature = {"type": "signature_delta", "signature": block.mark}
-        return _event("content_block_delta", delta=signature, index=self._index) + stop
+        signed = wire.ContentBlockDelta(wire.SignatureDelta(segment.id), self._index)
+        return _event("content_block_delta", signed) + stop
 
-    def _stop(self) -> tuple[str | None, str | None]:
-        """Stop reason, and the stop sequence that was met."""
-        finish = self._finish
+    def take(self, output: EngineOutput) -> None:
+        if type(output) is not Tokens:
+            super().take(output)
+            return
+        segment = self.choices[0].shown(output, self._own_id)
+        if segment is not None:
+            segment.texts += output.texts
+
+    def whole(self, holes: Holes) -> wire.MessageResponse:
+        options = self._options
+        blocks = [_whole(segment, holes) for segment in self.choices[0].segments]
+        stop = self._stop()
+        return wire.MessageResponse(
+            id=self._meta.id,
+            content=blocks or [wire.TextBlock("")],
+            model=self._meta.model,
+            stop_reason=_or_unset(stop.stop_reason),
+            stop_sequence=_or_unset(stop.stop_sequence),
+            usage=self._usage(),
+            kv_transfer_params=_or_unset(options.transfer),
+            ec_transfer_params=_or_unset(options.encoded_media),
+        )
+
+    def _stop(self) -> wire.StopDelta:
+        """Why the message ended, and the stop sequence that was met."""
+        finish = self.choices[0].finish
         if finish.reason == "stop":
             if isinstance(finish.stop_reason, str):
-                return "stop_sequence", finish.stop_reason
-            if self._called:
-                return "tool_use", None
-        return STOP_REASONS.get(finish.reason), None
+                return wire.StopDelta("stop_sequence", finish.stop_reason)
+            if self.choices[0].called:
+                return wire.StopDelta("tool_use", None)
+        return wire.StopDelta(STOP_REASONS.get(finish.reason), None)
 
-    def _usage(self) -> dict[str, int]:
-        shape = self._shape
-        if not shape.prompt_details:
-            return {"input_tokens": shape.prompt_tokens, "output_tokens": self._output_tokens}
-        return {
-            "input_tokens": shape.prompt_tokens - self._cached_tokens,
-            "output_tokens": self._output_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": self._cached_tokens,
-        }
+    def _usage(self) -> wire.MessageUsage:
+        options, tokens = self._options, self.choices[0].tokens
+        if not options.prompt_details:
+            return wire.MessageUsage(options.prompt_tokens, tokens)
+        return wire.MessageUsage(options.prompt_tokens - self.cached_tokens, tokens, 0, self.cached_tokens)
 
 
-def _begins(block: Block | None, part: Part | None, texts: Sequence[str]) -> bool:
-    """True when tokens of `part` open a new block after `block`; a call begins with its markup already."""
-    if block is not None and block.part == part:
-        return False
-    return bool(texts) or (part is not None and part.kind == "call")
+def _or_unset(value: T | None) -> T | UnsetType:
+    """What is null is left out of a whole message."""
+    return UNSET if value is None else value
 
 
-def _told(event: Tokens) -> Sequence[str]:
-    """The texts that say something; none of an image, which no block of a reply can hold."""
-    if event.part is not None and event.part.kind == "image":
-        return ()
-    return [text for text in event.texts if text]
+def _opening(segment: Segment) -> wire.ContentBlock:
+    """A block before anything is in it."""
+    if segment.part is None:
+        return wire.TextBlock("")
+    if segment.part.kind == "reasoning":
+        return wire.ThinkingBlock("", "")
+    return wire.ToolUseBlock(segment.id, segment.part.name, {})
 
 
-def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), dumps({"type": kind, **fields}))
+def _whole(segment: Segment, holes: Holes) -> wire.ContentBlock:
+    """A block with all that is in it."""
+    if segment.part is None:
+        return wire.TextBlock(holes.text(segment.texts))
+    if segment.part.kind == "reasoning":
+        return wire.ThinkingBlock(holes.text(segment.texts), segment.id)
+    return wire.ToolUseBlock(segment.id, segment.part.name, _input(segment.text))
 
 
-DELTAS = {
-    kind: b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":%b:' % field
-    for kind, field in {
-        "text": b'"text_delta","text"',
-        "reasoning": b'"thinking_delta","thinking"',
-        "call": b'"input_json_delta","partial_json"',
-    }.items()
+def _input(arguments: str) -> dict[str, object]:
+    """The input of a tool; empty when the call was cut off before its end."""
+    try:
+        parsed = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _event(name: str, event: Struct) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(event))
+
+
+DELTAS: dict[str, Callable[[Raw], wire.TextDelta | wire.ThinkingDelta | wire.InputJSONDelta]] = {
+    "text": wire.TextDelta,
+    "reasoning": wire.ThinkingDelta,
+    "call": wire.InputJSONDelta,
 }
-"""What the event of a piece of text begins with, up to the text."""
+"""What more of a block of each kind is."""

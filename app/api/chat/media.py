@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
+
+from app.protocol.transfer import ECTransferParams, EncodedItem
 
 FIELDS = {"image_url": ("image", "url"), "input_audio": ("audio", "data"), "video_url": ("video", "url")}
 """Type of a part -> its modality, and the field that tells one item from another."""
@@ -12,7 +14,22 @@ SHORT = {"image": "img", "audio": "audio", "video": "video"}
 """Modality -> how hashes begin."""
 
 
-def features(messages: Sequence[Mapping[str, Any]], prompt_ids: Sequence[int]) -> dict[str, Any] | None:
+class Placeholder(TypedDict):
+    """Tokens of a prompt that stand for one item."""
+
+    offset: int
+    length: int
+
+
+class Features(TypedDict):
+    """What a render says of media, by modality: a hash, the tokens and some data of each item."""
+
+    mm_hashes: dict[str, list[str]]
+    mm_placeholders: dict[str, list[Placeholder]]
+    kwargs_data: dict[str, list[str]]
+
+
+def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]) -> Features | None:
     """Hashes, placeholders and data of all media, by modality; None when there are none.
 
     The placeholders share the prompt's tokens evenly, in order.
@@ -20,41 +37,42 @@ def features(messages: Sequence[Mapping[str, Any]], prompt_ids: Sequence[int]) -
     found = list(items(messages))
     if not found:
         return None
-    told: dict[str, dict[str, list[Any]]] = {"mm_hashes": {}, "mm_placeholders": {}, "kwargs_data": {}}
+    hashes: dict[str, list[str]] = {}
+    spans: dict[str, list[Placeholder]] = {}
+    data: dict[str, list[str]] = {}
     total = len(prompt_ids)
     span = max(total // len(found), 1)
     for number, (modality, identifier) in enumerate(found):
-        place = len(told["mm_hashes"].setdefault(modality, []))
+        place = len(hashes.setdefault(modality, []))
         name = f"sim_{SHORT[modality]}_{place}_{fnv1a32(identifier):x}"
         offset = max(min(number * span, total - 1), 0)
-        told["mm_hashes"][modality].append(name)
-        told["kwargs_data"].setdefault(modality, []).append(base64.b64encode(name.encode()).decode())
-        told["mm_placeholders"].setdefault(modality, []).append(
-            {"offset": offset, "length": max(min(span, total - offset), 1)}
-        )
-    return told
+        hashes[modality].append(name)
+        data.setdefault(modality, []).append(base64.b64encode(name.encode()).decode())
+        length = max(min(span, total - offset), 1)
+        spans.setdefault(modality, []).append({"offset": offset, "length": length})
+    return {"mm_hashes": hashes, "mm_placeholders": spans, "kwargs_data": data}
 
 
-def media_tokens(told: Mapping[str, Any] | None) -> dict[str, int] | None:
-    """Prompt tokens of each modality, of what `features` told; None without media."""
-    if told is None:
+def media_tokens(media: Features | None) -> dict[str, int] | None:
+    """Prompt tokens of each modality; None without media."""
+    if media is None:
         return None
-    places = told["mm_placeholders"].items()
+    places = media["mm_placeholders"].items()
     return {modality: sum(place["length"] for place in found) for modality, found in places}
 
 
-def placeholders(told: Mapping[str, Any] | None) -> tuple[tuple[str, int, int], ...]:
-    """Hash, first token and number of tokens of each item, of what `features` told."""
-    if told is None:
+def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:
+    """Hash, first token and number of tokens of each item."""
+    if media is None:
         return ()
     return tuple(
         (name, place["offset"], place["length"])
-        for modality, names in told["mm_hashes"].items()
-        for name, place in zip(names, told["mm_placeholders"][modality], strict=True)
+        for modality, names in media["mm_hashes"].items()
+        for name, place in zip(names, media["mm_placeholders"][modality], strict=True)
     )
 
 
-def items(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def items(messages: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
     """Modality and identifier of every item that is not empty, in order."""
     for message in messages:
         content = message.get("content")
@@ -75,16 +93,16 @@ def fnv1a32(text: str) -> int:
     return value
 
 
-ENCODED = {
-    "peer_host": "DUMMY",
-    "peer_port": 1234,
-    "size_bytes": 2359296,
-    "nixl_agent_metadata_b64": "TklYTF9NRVRBREFUQV9QTEFDRUhPTERFUg==",
-}
+ENCODED = EncodedItem(
+    peer_host="DUMMY",
+    peer_port=1234,
+    size_bytes=2359296,
+    nixl_agent_metadata_b64="TklYTF9NRVRBREFUQV9QTEFDRUhPTERFUg==",
+)
 """Where an encoded item could be fetched, were there one (simulator.md section 18)."""
 
 
-def encoded(hashes: Mapping[str, Sequence[str]] | None) -> dict[str, Any] | None:
+def encoded(hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
     """`ec_transfer_params` of an encoder's answer: an address for each hash; None without media."""
     names = [name for found in (hashes or {}).values() if isinstance(found, list) for name in found]
     return {name: ENCODED for name in names if isinstance(name, str)} or None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from app.api.chat.options import ChatShape
-from app.api.chat.writer import ChatAnswer
+from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
 from app.api.plain import PlainHandler
-from app.api.response_meta import Head
+from app.api.response_meta import ResponseMeta
 from app.protocol.plain import PlainChat, PlainReader, Recognised
 from app.tokenization.memo import ChatMemo
 
@@ -21,13 +20,13 @@ class PlainChats(PlainHandler[PlainChat]):
         length, most = frontend.limits.max_model_len, frontend.plain_prompt_tokens
         super().__init__(frontend, PlainReader(PlainChat, self.memo.ids, length, most))
 
-    def writer(self, recognised: Recognised[PlainChat], head: Head) -> ChatAnswer:
+    def writer(self, recognised: Recognised[PlainChat], head: ResponseMeta) -> ChatWriter:
         frontend, options = self._frontend, recognised.request.stream_options
-        shape = ChatShape(
+        shape = ChatResponseOptions(
             n=1,
             include_usage=frontend.force_usage or (options is not None and options.include_usage),
             continuous_usage=frontend.force_usage,
             prompt_details=frontend.prompt_details,
             prompt_ids=recognised.prompt_ids,
         )
-        return ChatAnswer(head, shape)
+        return ChatWriter(head, shape)

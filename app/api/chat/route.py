@@ -7,9 +7,8 @@ from typing import Any
 
 from app.api.builder import Prompt
 from app.api.chat.media import features, media_tokens
-from app.api.chat.options import ChatShape
 from app.api.chat.prompt import chat_options, content_text, last_message_text
-from app.api.chat.writer import ChatAnswer
+from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
 from app.api.kv_transfer import address_of
 from app.http.context import RequestContext
@@ -31,8 +30,8 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         prompt = chat_prompt(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, model)
         image = frontend.wants_image(context)
-        shape = ChatShape(**chat_shape(frontend, request, request.messages, prompt), blocks=image)
-        return frontend.generate(request, head, [prompt], ChatAnswer(head, shape), context, image=image)
+        shape = ChatResponseOptions(**chat_shape(frontend, request, request.messages, prompt), blocks=image)
+        return frontend.generate(request, head, [prompt], ChatWriter(head, shape), context, image=image)
 
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
@@ -44,7 +43,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         last = request.messages[-1]
         shape = chat_shape(frontend, request, last, Prompt(all_ids, "", features=features(last, all_ids)))
         shape |= {"n": len(prompts)}
-        writer = ChatAnswer(head, ChatShape(**shape | {"prompt_details": False}))
+        writer = ChatWriter(head, ChatResponseOptions(**shape | {"prompt_details": False}))
         return frontend.generate(request, head, prompts, writer, context)
 
     return [
@@ -68,7 +67,7 @@ def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Se
 def chat_shape(
     frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message], prompt: Prompt
 ) -> dict[str, Any]:
-    """The fields of `ChatShape` that the request decides."""
+    """The fields of `ChatResponseOptions` that the request decides."""
     last, ids, recorder = messages[-1], prompt.ids, frontend.responder.engine.recorder
     role = "assistant" if request.add_generation_prompt else last["role"]
     named = isinstance(request.tool_choice, NamedToolChoice) and request.tool_choice.type == "function"

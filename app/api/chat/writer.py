@@ -2,251 +2,324 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
-import msgspec
+from msgspec import UNSET, UnsetType
 
-from app.api.chat.message import WholeChoice, finish_reason
-from app.api.chat.options import ChatShape, image_block, text_block
+from app.api.choice import UNFINISHED, ChoiceState, Segment, places
+from app.api.chunks import PlainChoice, chunk_event, chunk_events, chunk_head, last_event
 from app.api.errors import as_stream_error
-from app.api.logprobs import chat_entries, prompt_entries
-from app.api.response_meta import Head, usage
-from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
+from app.api.logprobs import ChatLogprobs, prompt_entries, rendered
+from app.api.pieces import HOLE, Holes, blocks
+from app.api.response_meta import ResponseMeta, ResponseOptions
+from app.api.writer import ResponseWriter
+from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.http.sse import DONE, error_event
+from app.protocol.chat_response import (
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    ChunkChoice,
+    Content,
+    Delta,
+    FunctionCall,
+    ImageBlock,
+    ImageURL,
+    TextBlock,
+    ToolCall,
+)
+from app.protocol.chunks import ChunkTail
+from app.protocol.encoding import encode
+from app.protocol.logprobs import LogprobContent
+from app.protocol.transfer import ECTransferParams, KVTransferParams
+from app.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 
-dumps = msgspec.json.Encoder().encode
 CHUNK = "chat.completion.chunk"
-Delta = dict[str, Any]
 
 
-class ChatAnswer:
-    """Writes one chat request's events down."""
+def no_ids() -> str:
+    """For answers without tool calls."""
+    return ""
 
-    __slots__ = (
-        "_cached_tokens",
-        "_call_ids",
-        "_completion",
-        "_content",
-        "_deltas",
-        "_failed",
-        "_head",
-        "_opened",
-        "_plain",
-        "_reasoning",
-        "_shape",
+
+class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
+    """What a chat request asked to see in its answer."""
+
+    prompt_ids: Sequence[int]
+    role: str = "assistant"
+    echo: str = ""
+    top_logprobs: int | None = None
+    """Alternatives shown; None without log probabilities."""
+    prompt_text: str | None = None
+    named_tool: bool = False
+    """A named tool had to be called: the reply then ends with `stop`."""
+    forced_tool: bool = False
+    """A tool had to be called: beside its calls, the reply's text is empty instead of null."""
+    new_call_id: Callable[[], str] = no_ids
+    """Draws the id of a tool call."""
+    parsed: Callable[[bool, bool, int], None] | None = None
+    """Counts the work of the parser of tool calls, if there is any: in a stream?, found one?, how often."""
+    reasons: bool = False
+    """The model thinks, so usage counts its thoughts."""
+    show_reasoning: bool = True
+    """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
+    blocks: bool = False
+    """The reply has an image, so its text comes as content blocks, too."""
+    transfer: KVTransferParams | None = None
+    """`kv_transfer_params` of the answer."""
+    encoded_media: ECTransferParams | None = None
+    """`ec_transfer_params` of the answer."""
+    media_tokens: Mapping[str, int] | None = None
+    """Prompt tokens of each modality."""
+
+    @property
+    def hides(self) -> bool:
+        """Thoughts are hidden, and so are tokens and log probabilities."""
+        return self.reasons and not self.show_reasoning
+
+    @property
+    def plain(self) -> bool:
+        """A chunk tells a text, and nothing else."""
+        special = self.token_ids or self.continuous_usage or self.blocks or self.parsed is not None
+        return self.top_logprobs is None and not special
+
+
+PLAIN_TEXT = PlainChoice(ChunkChoice(HOLE, Delta(content=HOLE), token_ids=None))
+PLAIN_THOUGHT = PlainChoice(ChunkChoice(HOLE, Delta(reasoning=HOLE), token_ids=None))
+
+
+def plain_answer(meta: ResponseMeta, role: str, prompt_tokens: int, reply: Tokens) -> bytes:
+    """The whole answer to a request that asked for nothing special; its `reply` came at once and is all text.
+
+    It is what a `ChatWriter` writes, for a third of the work.
+    """
+    tokens, finish = len(reply.ids), reply.finish or UNFINISHED
+    message = ChatMessage(role, "".join(reply.texts))
+    answer = ChatCompletion(
+        id=meta.id,
+        created=meta.created,
+        model=meta.model,
+        choices=(ChatChoice(0, message, None, finish.reason, finish.stop_reason, None),),
+        system_fingerprint=meta.fingerprint,
+        usage=Usage(prompt_tokens, prompt_tokens + tokens, tokens, None, None),
     )
+    return encode(answer)
 
-    def __init__(self, head: Head, shape: ChatShape) -> None:
-        self._head = head
-        self._shape = shape
-        self._completion = [0] * shape.n
-        self._reasoning = [0] * shape.n
-        self._call_ids: dict[tuple[int, int], str] = {}
-        """Ids of the calls begun, by choice and number."""
-        self._cached_tokens = 0
-        self._opened = False
-        self._failed = False
-        self._deltas: list[bytes] = []
-        self._content: list[bytes] = []
-        special = shape.token_ids or shape.continuous_usage or shape.blocks or shape.parsed is not None
-        self._plain = shape.top_logprobs is None and not special
 
-    def chunk(self, event: EngineOutput) -> bytes:
-        if type(event) is Tokens:
-            if self._plain and event.finish is None and event.part is None and len(event.texts) == 1:
-                # Nearly every event of a paced stream is such a one.
-                self._completion[event.index] += 1
-                return b"%b%b%b" % (self._content[event.index], dumps(event.texts[0]), PLAIN_TAIL)
-            if self._shape.parsed is not None:
-                called = event.part is not None and event.part.kind == "call"
-                self._shape.parsed(True, called, max(1, len(event.ids)))
-            return self._tokens(event) if event.part is None else self._part(event, event.part)
-        if type(event) is Started:
-            return self._open(event)
-        assert type(event) is Failed
-        self._failed = True
-        return error_event(as_stream_error(event.error))
+class ChatWriter(ResponseWriter):
+    """Writes the answer to one chat request."""
+
+    _logprobs: ChatLogprobs | None = None
+    _plain = False
+    _head = b""
+    _texts: Sequence[bytes] = ()
+    _thoughts: Sequence[bytes] = ()
+    """What the plain chunks of each choice begin with, up to the text."""
+
+    def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
+        super().__init__(options.n)
+        self._meta = meta
+        self._options = options
+        if options.top_logprobs is not None and not options.hides:
+            self._logprobs = ChatLogprobs(options.top_logprobs, options.token_id_names)
+
+    def chunk(self, output: EngineOutput) -> bytes:
+        if type(output) is Tokens:
+            if self._plain and output.finish is None and output.part is None and len(output.texts) == 1:
+                # Nearly every output of a paced stream is such a one.
+                self.choices[output.index].tokens += 1
+                return b"%b%b%b" % (self._texts[output.index], encode(output.texts[0]), PLAIN_TEXT.end)
+            return self._tokens(output)
+        if type(output) is Started:
+            return b"".join(self._begin(output))
+        assert type(output) is Failed
+        self.has_failed = True
+        return error_event(as_stream_error(output.error))
+
+    def chunks(self, output: EngineOutput) -> Iterator[bytes]:
+        return blocks(self._begin(output)) if type(output) is Started else super().chunks(output)
 
     def closing(self) -> bytes:
-        if not self._shape.include_usage or self._failed:
+        options = self._options
+        if not options.include_usage or self.has_failed:
             return DONE
-        shape = self._shape
-        counted = usage(len(shape.prompt_ids), sum(self._completion))
-        if shape.reasons:
-            counted["completion_tokens_details"] = {"reasoning_tokens": sum(self._reasoning)}
-        if shape.prompt_details:
-            counted["prompt_tokens_details"] = {
-                "cached_tokens": self._cached_tokens,
-                "created_cache_tokens": 0,
-                **({"multimodal_tokens": shape.media_tokens} if shape.media_tokens else {}),
-            }
-        return self._head.usage_event(CHUNK, counted) + DONE
+        details: PromptTokensDetails | UnsetType = UNSET
+        if options.prompt_details:
+            details = PromptTokensDetails(self.cached_tokens, 0, options.media_tokens or UNSET)
+        usage = self._usage(self.choices, details, UNSET)
+        return last_event(self._head, ChunkTail(usage, self._meta.fingerprint)) + DONE
 
-    def _open(self, event: Started) -> bytes:
+    def _begin(self, output: Started) -> Iterable[bytes]:
         """The role chunks of all choices leave together, when the first choice begins."""
-        if self._opened:
-            return b""
-        self._opened = True
-        self._prepare()
-        self._cached_tokens = event.cached_tokens
-        shape = self._shape
-        delta = dumps({"role": shape.role, "content": ""})
-        ids = dumps(shape.prompt_ids if shape.token_ids else None)
-        tail = b',"logprobs":null,"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":%b}\n\n' % (
-            self._usage(None),
-            ids,
-            dumps(shape.prompt_text),
-        )
-        chunks = [opening + delta + tail for opening in self._deltas]
-        if shape.echo:
-            tail = b'},"logprobs":null,"finish_reason":null}]' + self._usage(None) + b"}\n\n"
-            chunks += [content + dumps(shape.echo) + tail for content in self._content]
-        return b"".join(chunks)
-
-    def _prepare(self) -> None:
-        """Render what all chunks of a choice begin with."""
-        opening = self._head.opening(CHUNK)
-        self._deltas = [opening + b'%d,"delta":' % i for i in range(self._shape.n)]
-        self._content = [delta + b'{"content":' for delta in self._deltas]
-
-    def _tokens(self, event: Tokens) -> bytes:
-        """The chunks of text; without any left, the last delta is an empty object, as recorded."""
-        content, last = self._content[event.index], len(event.texts) - 1
-        chunks: list[bytes] = []
-        for i, text in enumerate(event.texts):
-            if i == last and event.finish is not None:
-                break
-            if self._plain:
-                chunks += (content, dumps(text), PLAIN_TAIL)
-            else:
-                chunks += (content, dumps(self._shown(text)), self._tail(event, i, None))
+        if self._head:
+            return ()
+        options = self._options
+        self.cached_tokens = output.cached_tokens
+        self._head = head = chunk_head(self._meta, CHUNK)
+        self._plain = options.plain
         if self._plain:
-            self._completion[event.index] += len(event.texts)
-        if event.finish is not None:
-            text = event.texts[last] if last >= 0 else ""
-            delta = (content, dumps(self._shown(text))) if text else (self._deltas[event.index], b"{")
-            chunks += (*delta, self._tail(event, max(last, 0), event.finish))
-        return b"".join(chunks)
+            self._texts = PLAIN_TEXT.begins(head, options.n)
+        usage = self._usage((), UNSET, None) if options.continuous_usage else UNSET
+        ids = options.prompt_ids if options.token_ids else None
+        tail = ChunkTail(usage, UNSET, ids, options.prompt_text)
+        opening = chunk_events(head, Delta(options.role, ""), options.n, tail)
+        if not options.echo:
+            return opening
+        echo = chunk_events(head, Delta(content=options.echo), options.n, ChunkTail(usage))
+        return chain(opening, echo)
 
-    def _shown(self, text: str) -> Any:
-        return [text_block(text)] if self._shape.blocks else text
+    def _tokens(self, output: Tokens) -> bytes:
+        """The chunks of some tokens: each has its own, for vLLM's clients count them."""
+        choice, options, part = self.choices[output.index], self._options, output.part
+        if options.parsed is not None:
+            options.parsed(True, part is not None and part.kind == "call", max(1, len(output.ids)))
+        if not self._plain or (part is not None and part.kind != "reasoning"):
+            return b"".join([self._special(choice, output, i) for i in places(output)])
+        if output.finish is None:
+            return self._plain_chunks(choice, output, len(output.texts))
+        last = len(output.texts) - 1
+        if last < 1:
+            return self._special(choice, output, 0)
+        return self._plain_chunks(choice, output, last) + self._special(choice, output, last)
 
-    def _part(self, event: Tokens, part: Part) -> bytes:
-        """The chunks of thoughts, calls and images; a token that shows nothing has no chunk of its own."""
-        shape, last = self._shape, len(event.texts) - 1
-        if part.kind == "reasoning":
-            self._reasoning[event.index] += len(event.ids)
-        if self._plain:
-            self._completion[event.index] += len(event.ids)
-        metadata = (shape.token_ids or shape.top_logprobs is not None) and not self._hides()
-        chunks: list[bytes] = []
-        for i, text in enumerate(event.texts):
-            finish = event.finish if i == last else None
-            delta = self._delta(event.index, part, text)
-            tail = self._tail(event, i, finish) if not self._plain or finish else PLAIN_TAIL
-            if delta or finish is not None or metadata:
-                chunks += (self._deltas[event.index], dumps(delta)[:-1], tail)
-        return b"".join(chunks)
+    def _plain_chunks(self, choice: ChoiceState, output: Tokens, number: int) -> bytes:
+        """The chunks of the first tokens."""
+        choice.tokens += len(output.ids[:number])
+        texts = output.texts[:number]
+        if output.part is None:
+            return PLAIN_TEXT.events(self._texts[output.index], texts)
+        choice.reasoning_tokens += len(output.ids[:number])
+        if not self._thoughts:
+            self._thoughts = PLAIN_THOUGHT.begins(self._head, self._options.n)
+        shown = [text for text in texts if text] if self._options.show_reasoning else ()
+        return PLAIN_THOUGHT.events(self._thoughts[output.index], shown)
 
-    def _delta(self, index: int, part: Part, text: str) -> Delta:
-        """What a client is told of a token; nothing of markup and of hidden thoughts."""
-        if part.kind == "reasoning":
-            return {"reasoning": text} if text and self._shape.show_reasoning else {}
-        if part.kind == "image":
-            return {"content": [image_block(text)]}
-        call: Delta = {"index": part.number, "function": {"arguments": text}}
-        if (index, part.number) not in self._call_ids:
-            self._call_ids[index, part.number] = own_id = self._shape.new_call_id()
-            named = {"name": part.name, **({"arguments": text} if text else {})}
-            call |= {"id": own_id, "type": "function", "function": named}
-            return {"tool_calls": [call]}
-        return {"tool_calls": [call]} if text else {}
-
-    def _hides(self) -> bool:
-        return self._shape.reasons and not self._shape.show_reasoning
-
-    def _tail(self, event: Tokens, i: int, finish: Finish | None) -> bytes:
-        """All that follows the delta in the chunk of token `i` of `event`, from its closing brace on."""
-        shape = self._shape
-        ids = event.ids[i : i + 1]
-        if not self._plain:
-            self._completion[event.index] += len(ids)
-        logprobs = None
-        if shape.top_logprobs is not None and event.logprobs is not None and not self._hides():
-            logprobs = {
-                "content": chat_entries(event.logprobs[i : i + 1], shape.top_logprobs, shape.token_id_names)
-            }
-        reason, stop, fingerprint = None, b"", b""
+    def _special(self, choice: ChoiceState, output: Tokens, i: int) -> bytes:
+        """The chunk of token `i`, with all that the request asked for; empty when it shows nothing."""
+        options, part = self._options, output.part
+        text, ids = output.texts[i] if output.texts else "", output.ids[i : i + 1]
+        finish = output.finish if i + 1 >= len(output.texts) else None
+        choice.tokens += len(ids)
+        if part is not None and part.kind == "reasoning":
+            choice.reasoning_tokens += len(ids)
+        delta = self._delta(choice, part, text)
+        if delta is None:
+            told = options.token_ids or options.top_logprobs is not None
+            if finish is None and (options.hides or not told):
+                return b""
+            delta = Delta()
+        elif finish is not None and part is None and not text:
+            delta = Delta()
+        one = ChunkChoice(output.index, delta, token_ids=None)
+        if options.token_ids and not options.hides:
+            one.token_ids = ids
+        if self._logprobs is not None and output.logprobs is not None:
+            one.logprobs = LogprobContent(self._logprobs.entries(output.logprobs[i : i + 1]))
         if finish is not None:
-            reason = finish_reason(finish, (event.index, 0) in self._call_ids, shape)
-            stop = b',"stop_reason":' + dumps(finish.stop_reason)
-            if not shape.include_usage:
-                fingerprint = b',"system_fingerprint":' + dumps(self._head.fingerprint)
-        return b'},"logprobs":%b,"finish_reason":%b%b,"token_ids":%b}]%b%b}\n\n' % (
-            dumps(logprobs),
-            dumps(reason),
-            stop,
-            dumps(ids if shape.token_ids and not self._hides() else None),
-            self._usage(event.index),
-            fingerprint,
+            choice.finish = finish
+            one.finish_reason, one.stop_reason = self._finish_reason(choice), finish.stop_reason
+        elif not options.continuous_usage:
+            return chunk_event(self._head, one)
+        usage = self._usage((choice,), UNSET, None) if options.continuous_usage else UNSET
+        unsigned = finish is None or options.include_usage
+        return chunk_event(self._head, one, ChunkTail(usage, UNSET if unsigned else self._meta.fingerprint))
+
+    def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> Delta | None:
+        """What a token adds to the message; nothing, if it is markup or a hidden thought."""
+        if part is None:
+            return Delta(content=[TextBlock(text)] if self._options.blocks else text)
+        if part.kind == "reasoning":
+            return Delta(reasoning=text) if text and self._options.show_reasoning else None
+        if part.kind == "image":
+            return Delta(content=[ImageBlock(ImageURL(text))])
+        if choice.current(part) is None:
+            begun = choice.begin(part, self._options.new_call_id())
+            function = FunctionCall(part.name, text or UNSET)
+            return Delta(tool_calls=[ToolCall(begun.id, "function", part.number, function)])
+        more = ToolCall(index=part.number, function=FunctionCall(arguments=text))
+        return Delta(tool_calls=[more]) if text else None
+
+    def _finish_reason(self, choice: ChoiceState) -> str:
+        """A reply that called tools of its own choice, and was not cut short, ended for them."""
+        reason = choice.finish.reason
+        if reason == "stop" and choice.called and not self._options.named_tool:
+            return "tool_calls"
+        return reason
+
+    def _usage(
+        self,
+        choices: Sequence[ChoiceState],
+        prompt_details: PromptTokensDetails | None | UnsetType,
+        no_thoughts: None | UnsetType,
+    ) -> Usage:
+        """`no_thoughts` stands where a model has none."""
+        prompt_tokens = len(self._options.prompt_ids)
+        tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
+        details: CompletionTokensDetails | None | UnsetType = no_thoughts
+        if self._options.reasons:
+            details = CompletionTokensDetails(sum(choice.reasoning_tokens for choice in choices))
+        return Usage(prompt_tokens, prompt_tokens + tokens, tokens, prompt_details, details)
+
+    def whole(self, holes: Holes) -> ChatCompletion:
+        meta, options = self._meta, self._options
+        if options.parsed is not None:
+            for choice in self.choices:
+                options.parsed(False, choice.called, 1)
+        details = None
+        if options.prompt_details:
+            details = PromptTokensDetails(self.cached_tokens, 0, options.media_tokens)
+        return ChatCompletion(
+            id=meta.id,
+            created=meta.created,
+            model=meta.model,
+            choices=self.each_choice(self._choice, holes),
+            system_fingerprint=meta.fingerprint,
+            usage=self._usage(self.choices, details, None),
+            prompt_logprobs=prompt_entries(self.prompt_logprobs, holes),
+            prompt_token_ids=holes.numbers(options.prompt_ids) if options.token_ids else None,
+            prompt_text=options.prompt_text,
+            kv_transfer_params=options.transfer,
+            ec_transfer_params=options.encoded_media,
         )
 
-    def _usage(self, index: int | None) -> bytes:
-        """The usage of a choice so far, if every chunk is to tell it; None before there is a token."""
-        if not self._shape.continuous_usage:
-            return b""
-        completion, thoughts = (0, 0) if index is None else (self._completion[index], self._reasoning[index])
-        return b',"usage":' + dumps(self._counted(completion, thoughts))
+    def _choice(self, index: int, choice: ChoiceState, holes: Holes) -> ChatChoice:
+        message = self._message(choice, holes)
+        logprobs = ids = None
+        if self._logprobs is not None:
+            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries, holes))
+        if self._options.token_ids and not self._options.hides:
+            ids = holes.numbers(choice.ids)
+        return ChatChoice(
+            index, message, logprobs, self._finish_reason(choice), choice.finish.stop_reason, ids
+        )
 
-    def _counted(self, completion_tokens: int, reasoning_tokens: int, **details: Any) -> dict[str, Any]:
-        thoughts = {"reasoning_tokens": reasoning_tokens} if self._shape.reasons else None
-        prompt_tokens = len(self._shape.prompt_ids)
-        return usage(prompt_tokens, completion_tokens, **details, completion_tokens_details=thoughts)
+    def _message(self, choice: ChoiceState, holes: Holes) -> ChatMessage:
+        options, texts = self._options, choice.texts
+        if options.echo:
+            texts = [options.echo, *texts]
+        if not choice.segments:
+            return ChatMessage(options.role, holes.text(texts))
+        message = ChatMessage(options.role, self._content(choice, texts, holes))
+        if choice.called:
+            calls = [segment for segment in choice.segments if segment.kind == "call"]
+            message.tool_calls = [self._tool_call(call, holes) for call in calls]
+        thoughts = choice.texts_of("reasoning")
+        if options.show_reasoning and any(thoughts):
+            message.reasoning = holes.text(thoughts)
+        return message
 
-    def body(self, events: Iterable[EngineOutput]) -> bytes:
-        choices = [WholeChoice() for _ in range(self._shape.n)]
-        prompt_logprobs = None
-        for event in events:
-            if type(event) is Tokens:
-                choices[event.index].take(event)
-            elif type(event) is Started:
-                self._cached_tokens = event.cached_tokens
-                prompt_logprobs = prompt_entries(event.prompt_logprobs)
-            elif type(event) is Failed:
-                raise event.error
-        if self._shape.parsed is not None:
-            for choice in choices:
-                self._shape.parsed(False, bool(choice.calls), 1)
-        return dumps(self._whole(choices, prompt_logprobs))
+    def _content(self, choice: ChoiceState, texts: Sequence[str], holes: Holes) -> Content | None:
+        """The content beside thoughts, calls and images."""
+        said = any(texts)
+        if images := choice.texts_of("image"):
+            text = [TextBlock(holes.text(texts))] if said else []
+            return [*text, ImageBlock(ImageURL("".join(images)))]
+        if not said and choice.called and not self._options.forced_tool:
+            return None
+        return holes.text(texts)
 
-    def _whole(self, choices: Sequence[WholeChoice], prompt_logprobs: Any) -> dict[str, Any]:
-        head, shape = self._head, self._shape
-        details = None
-        if shape.prompt_details:
-            details = {
-                "cached_tokens": self._cached_tokens,
-                "created_cache_tokens": 0,
-                "multimodal_tokens": shape.media_tokens,
-            }
-        return {
-            **head.fields("chat.completion"),
-            "choices": [choice.body(i, shape) for i, choice in enumerate(choices)],
-            "service_tier": None,
-            "system_fingerprint": head.fingerprint,
-            "usage": self._counted(
-                sum(len(choice.ids) for choice in choices),
-                sum(choice.reasoning_tokens for choice in choices),
-                prompt_tokens_details=details,
-            ),
-            "prompt_logprobs": prompt_logprobs,
-            "prompt_token_ids": shape.prompt_ids if shape.token_ids else None,
-            "prompt_text": shape.prompt_text,
-            "kv_transfer_params": shape.transfer,
-            "ec_transfer_params": shape.encoded_media,
-            "metrics": None,
-        }
-
-
-PLAIN_TAIL = b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
-"""What follows the delta in a chunk of which nothing special was asked."""
+    def _tool_call(self, call: Segment, holes: Holes) -> ToolCall:
+        name = "" if call.part is None else call.part.name
+        function = FunctionCall(name, holes.text(call.texts))
+        return ToolCall(self._options.new_call_id(), "function", function=function)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from app.api.completions.writer import CompletionAnswer, CompletionShape, EchoedPrompt
+from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.frontend import Frontend
 from app.api.plain import PlainHandler
-from app.api.response_meta import Head
+from app.api.response_meta import ResponseMeta
 from app.protocol.plain import PlainCompletion, PlainReader, Recognised
 from app.tokenization.memo import TextMemo
 
@@ -20,13 +20,13 @@ class PlainCompletions(PlainHandler[PlainCompletion]):
         length, most = frontend.limits.max_model_len, frontend.plain_prompt_tokens
         super().__init__(frontend, PlainReader(PlainCompletion, self.memo.ids, length, most))
 
-    def writer(self, recognised: Recognised[PlainCompletion], head: Head) -> CompletionAnswer:
+    def writer(self, recognised: Recognised[PlainCompletion], head: ResponseMeta) -> CompletionWriter:
         frontend, options = self._frontend, recognised.request.stream_options
-        shape = CompletionShape(
+        shape = CompletionResponseOptions(
             n=1,
             include_usage=frontend.force_usage or (options is not None and options.include_usage),
             continuous_usage=frontend.force_usage,
             prompt_details=frontend.prompt_details,
             prompts=(EchoedPrompt(recognised.prompt_ids),),
         )
-        return CompletionAnswer(head, shape)
+        return CompletionWriter(head, shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.api.builder import Prompt
-from app.api.completions.writer import CompletionAnswer, CompletionShape, EchoedPrompt
+from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.frontend import Frontend
 from app.api.kv_transfer import address_of
 from app.http.context import RequestContext
@@ -28,7 +28,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
             raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
         prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
         head = frontend.identity.head("cmpl", context, asked.request_id, model)
-        shape = CompletionShape(
+        shape = CompletionResponseOptions(
             **frontend.shape(asked),
             prompts=[_echoed(frontend, asked, prompt) for prompt in prompts],
             echo=bool(asked.echo),
@@ -36,7 +36,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
             logprobs=asked.logprobs is not None,
             transfer=address_of(asked, frontend.identity, len(prompts[0].ids)) if prompts else None,
         )
-        return frontend.generate(asked, head, prompts, CompletionAnswer(head, shape), context)
+        return frontend.generate(asked, head, prompts, CompletionWriter(head, shape), context)
 
     return [
         post("/v1/completions", completions, plain=plain),

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
+from app.api.choice import ChoiceState, places
+from app.api.chunks import PlainChoice, chunk_event, chunk_head, last_event
 from app.api.errors import as_stream_error
-from app.api.logprobs import completion_logprobs, prompt_entries, token_name
-from app.api.response_meta import AnswerShape, Head, usage
-from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
+from app.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name
+from app.api.pieces import HOLE, Holes, blocks
+from app.api.response_meta import ResponseMeta, ResponseOptions
+from app.api.writer import ResponseWriter
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.sse import DONE, error_event
+from app.protocol import logprobs as wire
+from app.protocol.chunks import NO_TAIL, ChunkTail
+from app.protocol.completion_response import (
+    Completion,
+    CompletionChoice,
+    CompletionChunkChoice,
+)
+from app.protocol.encoding import encode
+from app.protocol.transfer import KVTransferParams
+from app.protocol.usage import PromptTokensDetails, Usage
 
-dumps = msgspec.json.Encoder().encode
 COMPLETION = "text_completion"
 
 
@@ -27,7 +37,7 @@ class EchoedPrompt(Struct, frozen=True):
     token_texts: Sequence[str] = ()
 
 
-class CompletionShape(AnswerShape, frozen=True, kw_only=True):
+class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """What a completion request asked to see in its answer. Choice i belongs to prompt i // n."""
 
     prompts: Sequence[EchoedPrompt]
@@ -35,204 +45,183 @@ class CompletionShape(AnswerShape, frozen=True, kw_only=True):
     prompt_only: bool = False
     """`echo` with `max_tokens` 0: the prompt is the whole text."""
     logprobs: bool = False
-    transfer: Mapping[str, Any] | None = None
+    transfer: KVTransferParams | None = None
     """`kv_transfer_params` of the answer."""
 
-
-@dataclass(slots=True)
-class _Choice:
-    """What is known of one choice so far."""
-
-    prompt_entries: Sequence[TokenLogprob | None] | None = None
-    count: int = 0
-    offset: int = 0
-    begun: bool = False
-    texts: list[str] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    entries: list[TokenLogprob] = field(default_factory=list)
-    finish: Finish | None = None
+    @property
+    def plain(self) -> bool:
+        """A chunk tells a text, and nothing else."""
+        return not (self.logprobs or self.token_ids or self.continuous_usage or self.echo)
 
 
-class CompletionAnswer:
-    """Writes one completion request's events down."""
+PLAIN_TEXT = PlainChoice(CompletionChunkChoice(HOLE, HOLE))
 
-    __slots__ = ("_cached_tokens", "_choices", "_failed", "_head", "_plain", "_shape", "_texts")
 
-    def __init__(self, head: Head, shape: CompletionShape) -> None:
-        self._head = head
-        self._shape = shape
-        self._choices = [_Choice() for _ in range(len(shape.prompts) * shape.n)]
-        self._cached_tokens = 0
-        self._failed = False
+class CompletionWriter(ResponseWriter):
+    """Writes the answer to one completion request."""
+
+    def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
+        super().__init__(len(options.prompts) * options.n)
+        self._meta = meta
+        self._options = options
+        self._plain = options.plain
+        self._prompt_entries: list[SomeEntries | None] = [None] * len(options.prompts)
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+        """Those of each choice of which a stream has told something."""
+        self._head = chunk_head(meta, COMPLETION)
         self._texts: list[bytes] = []
-        self._plain = not (shape.logprobs or shape.token_ids or shape.continuous_usage or shape.echo)
+        """What the plain chunks of each choice begin with, up to the text."""
 
-    def chunk(self, event: EngineOutput) -> bytes:
-        if type(event) is Tokens:
-            return self._tokens(event)
-        if type(event) is Started:
-            self._start(event)
+    def chunk(self, output: EngineOutput) -> bytes:
+        if type(output) is Tokens:
+            if not self._plain:
+                return b"".join(self._special(output))
+            if self._texts and output.finish is None and len(output.texts) == 1:
+                # Nearly every output of a paced stream is such a one.
+                self.choices[output.index].tokens += 1
+                return b"%b%b%b" % (self._texts[output.index], encode(output.texts[0]), PLAIN_TEXT.end)
+            if output.finish is None:
+                return self._plain_chunks(output, len(output.texts))
+            number = max(0, len(output.texts) - 1)
+            return self._plain_chunks(output, number) + b"".join(self._special(output, number))
+        if type(output) is Started:
+            self.take(output)
             return b""
-        assert type(event) is Failed
-        self._failed = True
-        return error_event(as_stream_error(event.error))
+        assert type(output) is Failed
+        self.has_failed = True
+        return error_event(as_stream_error(output.error))
+
+    def chunks(self, output: EngineOutput) -> Iterator[bytes]:
+        if type(output) is Tokens and not self._plain:
+            return blocks(self._special(output))
+        return super().chunks(output)
 
     def closing(self) -> bytes:
-        if not self._shape.include_usage or self._failed:
+        options = self._options
+        if not options.include_usage or self.has_failed:
             return DONE
-        counted = usage(self._prompt_tokens(), sum(choice.count for choice in self._choices))
-        if self._shape.prompt_details and self._shape.prompts:
-            counted["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens}
-        return self._head.usage_event(COMPLETION, counted) + DONE
+        details: PromptTokensDetails | UnsetType = UNSET
+        if options.prompt_details and options.prompts:
+            details = PromptTokensDetails(self.cached_tokens)
+        usage = self._usage(options.prompts, self.choices)
+        usage.prompt_tokens_details = details
+        return last_event(self._head, ChunkTail(usage, self._meta.fingerprint)) + DONE
 
-    def _prompt_tokens(self) -> int:
-        return sum(len(prompt.ids) for prompt in self._shape.prompts)
+    def take(self, output: EngineOutput) -> None:
+        super().take(output)
+        if type(output) is Started:
+            self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
 
-    def _start(self, event: Started) -> None:
-        self._cached_tokens = event.cached_tokens
-        self._choices[event.index].prompt_entries = event.prompt_logprobs
-
-    def _prepare(self) -> None:
-        """Render what all chunks of a choice begin with."""
-        opening = self._head.opening(COMPLETION)
-        self._texts = [opening + b'%d,"text":' % i for i in range(len(self._choices))]
-
-    def _tokens(self, event: Tokens) -> bytes:
+    def _plain_chunks(self, output: Tokens, number: int) -> bytes:
+        """The chunks of the first tokens."""
         if not self._texts:
-            self._prepare()
-        opening, choice, last = self._texts[event.index], self._choices[event.index], len(event.texts) - 1
-        chunks: list[bytes] = []
-        for i, text in enumerate(event.texts):
-            finish = event.finish if i == last else None
-            if self._plain and finish is None:
-                choice.count += 1
-                chunks += (opening, dumps(text), PLAIN_TAIL)
-            else:
-                chunks += (opening, *self._shaped(event, choice, i, text, finish))
-        if last < 0 and event.finish is not None:
-            chunks += (opening, *self._shaped(event, choice, 0, "", event.finish))
-        return b"".join(chunks)
+            self._texts = PLAIN_TEXT.begins(self._head, len(self.choices))
+        self.choices[output.index].tokens += len(output.ids[:number])
+        return PLAIN_TEXT.events(self._texts[output.index], output.texts[:number])
 
-    def _shaped(
-        self, event: Tokens, choice: _Choice, i: int, text: str, finish: Finish | None
-    ) -> tuple[bytes, bytes]:
-        """Text and rest of the chunk of token `i` of `event`, with all that the request asked for."""
-        shape = self._shape
-        prompt = shape.prompts[event.index // shape.n]
-        ids = event.ids[i : i + 1]
-        entries: list[TokenLogprob | None] = list(event.logprobs[i : i + 1]) if event.logprobs else []
-        names = [""] * len(entries)
-        first, choice.begun = not choice.begun, True
-        if first and shape.echo:
-            text = self._echoed(prompt, text)
-            entries, names = self._with_prompt(choice, prompt, entries)
-        choice.count += len(ids)
-        logprobs = None
-        if shape.logprobs:
-            logprobs = completion_logprobs(entries, names, shape.token_id_names, choice.offset)
-            choice.offset += sum(map(len, logprobs["tokens"]))
-        prompt_ids = prompt.ids if first and (shape.token_ids or shape.echo) else None
-        return (
-            dumps(text),
-            b',"logprobs":%b,"finish_reason":%b,"stop_reason":%b,"prompt_token_ids":%b,"token_ids":%b}]%b}\n\n'
-            % (
-                dumps(logprobs),
-                dumps(None if finish is None else finish.reason),
-                dumps(None if finish is None else finish.stop_reason),
-                dumps(prompt_ids),
-                dumps(ids if shape.token_ids else None),
-                self._end_of_chunk(choice, len(prompt.ids), finish),
-            ),
+    def _special(self, output: Tokens, first: int = 0) -> Iterator[bytes]:
+        """The chunk of each token, with all that the request asked for; pauses while a long one is made."""
+        for i in places(output)[first:]:
+            holes = Holes()
+            choice, tail = self._special_choice(output, i, holes)
+            if not holes.fillings:
+                yield chunk_event(self._head, choice, tail)
+                continue
+            pieces: list[bytes] = []
+            for piece in holes.written(choice):
+                pieces.append(piece)
+                yield b""
+            yield chunk_event(self._head, Raw(b"".join(pieces)), tail)
+
+    def _special_choice(
+        self, output: Tokens, i: int, holes: Holes
+    ) -> tuple[CompletionChunkChoice, ChunkTail]:
+        options, index, ids = self._options, output.index, output.ids[i : i + 1]
+        finish = output.finish if i + 1 >= len(output.texts) else None
+        choice, prompt = self.choices[index], options.prompts[index // options.n]
+        choice.tokens += len(ids)
+        first = index not in self._logprobs
+        if first:
+            self._logprobs[index] = CompletionLogprobs(options.token_id_names)
+        echoes = first and options.echo
+        text = "".join(self._texts_of(prompt, output.texts[i : i + 1], echoes))
+        told = CompletionChunkChoice(index, text)
+        if options.logprobs:
+            spans = () if output.logprobs is None else (output.logprobs[i : i + 1],)
+            told.logprobs = self._lists(self._logprobs[index], index, spans, echoes, holes)
+        if first and (options.token_ids or options.echo):
+            told.prompt_token_ids = holes.numbers(prompt.ids)
+        if options.token_ids:
+            told.token_ids = ids
+        if finish is not None:
+            told.finish_reason, told.stop_reason = finish.reason, finish.stop_reason
+        elif not options.continuous_usage:
+            return told, NO_TAIL
+        usage = self._usage((prompt,), (choice,)) if options.continuous_usage else UNSET
+        unsigned = finish is None or options.include_usage
+        return told, ChunkTail(usage, UNSET if unsigned else self._meta.fingerprint)
+
+    def _texts_of(self, prompt: EchoedPrompt, texts: Sequence[str], echoes: bool) -> Sequence[str]:
+        """What the text of a choice consists of. With token ids, vLLM leaves the prompt's text away."""
+        if not echoes:
+            return texts
+        echoed = "" if self._options.token_ids else prompt.text
+        return (echoed,) if self._options.prompt_only else (echoed, *texts)
+
+    def _lists(
+        self,
+        logprobs: CompletionLogprobs,
+        index: int,
+        spans: Sequence[SomeEntries],
+        echoes: bool,
+        holes: Holes,
+    ) -> wire.CompletionLogprobs:
+        """The entries of choice `index`, those of its prompt first if it is echoed."""
+        if not echoes:
+            return logprobs.lists(spans, (), holes)
+        options, number = self._options, index // self._options.n
+        prompt, of_prompt = options.prompts[number], self._prompt_entries[number] or ()
+        names = prompt.token_texts
+        if options.token_id_names:
+            names = [token_name(token_id, "", True) for token_id in prompt.ids]
+        return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names, holes)
+
+    def _usage(self, prompts: Sequence[EchoedPrompt], choices: Sequence[ChoiceState]) -> Usage:
+        prompt_tokens = sum([len(prompt.ids) for prompt in prompts])
+        tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
+        return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
+
+    def whole(self, holes: Holes) -> Completion:
+        meta, options = self._meta, self._options
+        usage = self._usage(options.prompts, self.choices)
+        usage.prompt_tokens_details = usage.completion_tokens_details = None
+        if options.prompt_details and options.prompts:
+            usage.prompt_tokens_details = PromptTokensDetails(self.cached_tokens, None, None)
+        return Completion(
+            id=meta.id,
+            created=meta.created,
+            model=meta.model,
+            choices=self.each_choice(self._choice, holes),
+            system_fingerprint=meta.fingerprint,
+            usage=usage,
+            kv_transfer_params=options.transfer,
         )
 
-    def _end_of_chunk(self, choice: _Choice, prompt_tokens: int, finish: Finish | None) -> bytes:
-        end = b""
-        if self._shape.continuous_usage:
-            end += b',"usage":' + dumps(usage(prompt_tokens, choice.count))
-        if finish is not None and not self._shape.include_usage:
-            end += b',"system_fingerprint":' + dumps(self._head.fingerprint)
-        return end
-
-    def _echoed(self, prompt: EchoedPrompt, text: str) -> str:
-        # With token ids returned, vLLM leaves the prompt's text away.
-        told = "" if self._shape.token_ids else prompt.text
-        return told if self._shape.prompt_only else told + text
-
-    def _with_prompt(
-        self, choice: _Choice, prompt: EchoedPrompt, entries: Sequence[TokenLogprob | None]
-    ) -> tuple[list[TokenLogprob | None], list[str]]:
-        """Entries and names of the prompt's tokens, then of the reply's."""
-        shape = self._shape
-        own = [] if shape.prompt_only else list(entries)
-        texts = prompt.token_texts
-        if shape.token_id_names:
-            texts = [token_name(token_id, "", True) for token_id in prompt.ids]
-        return [*(choice.prompt_entries or ()), *own], [*texts, *[""] * len(own)]
-
-    def body(self, events: Iterable[EngineOutput]) -> bytes:
-        for event in events:
-            if type(event) is Tokens:
-                choice = self._choices[event.index]
-                choice.texts += event.texts
-                choice.ids += event.ids
-                choice.entries += event.logprobs or ()
-                choice.finish = event.finish
-            elif type(event) is Started:
-                self._start(event)
-            elif type(event) is Failed:
-                raise event.error
-        return dumps(self._whole())
-
-    def _whole(self) -> dict[str, Any]:
-        head, shape = self._head, self._shape
-        details = None
-        if shape.prompt_details and shape.prompts:
-            details = {
-                "cached_tokens": self._cached_tokens,
-                "created_cache_tokens": None,
-                "multimodal_tokens": None,
-            }
-        completion_tokens = sum(len(choice.ids) for choice in self._choices)
-        return {
-            **head.fields(COMPLETION),
-            "choices": [self._choice(i, choice) for i, choice in enumerate(self._choices)],
-            "service_tier": None,
-            "system_fingerprint": head.fingerprint,
-            "usage": usage(
-                self._prompt_tokens(),
-                completion_tokens,
-                prompt_tokens_details=details,
-                completion_tokens_details=None,
-            ),
-            "kv_transfer_params": shape.transfer,
-            "ec_transfer_params": None,
-            "metrics": None,
-        }
-
-    def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
-        shape, finish = self._shape, choice.finish or Finish("abort")
-        prompt = shape.prompts[index // shape.n]
-        text = "".join(choice.texts)
-        entries: list[TokenLogprob | None] = list(choice.entries)
-        names = [""] * len(entries)
-        if shape.echo:
-            text = self._echoed(prompt, text)
-            entries, names = self._with_prompt(choice, prompt, entries)
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": completion_logprobs(entries, names, shape.token_id_names) if shape.logprobs else None,
-            "finish_reason": finish.reason,
-            "stop_reason": finish.stop_reason,
-            "token_ids": choice.ids if shape.token_ids else None,
-            "prompt_logprobs": prompt_entries(choice.prompt_entries),
-            "prompt_token_ids": prompt.ids if shape.token_ids else None,
-            "routed_experts": None,
-        }
-
-
-PLAIN_TAIL = (
-    b',"logprobs":null,"finish_reason":null,"stop_reason":null,'
-    b'"prompt_token_ids":null,"token_ids":null}]}\n\n'
-)
-"""What follows the text in a chunk of which nothing special was asked."""
+    def _choice(self, index: int, choice: ChoiceState, holes: Holes) -> CompletionChoice:
+        options = self._options
+        prompt = options.prompts[index // options.n]
+        text = holes.text(self._texts_of(prompt, choice.texts, options.echo))
+        logprobs = None
+        if options.logprobs:
+            own = CompletionLogprobs(options.token_id_names)
+            logprobs = self._lists(own, index, choice.logprobs, options.echo, holes)
+        return CompletionChoice(
+            index,
+            text,
+            logprobs,
+            choice.finish.reason,
+            choice.finish.stop_reason,
+            holes.numbers(choice.ids) if options.token_ids else None,
+            prompt_entries(self._prompt_entries[index // options.n], holes),
+            holes.numbers(prompt.ids) if options.token_ids else None,
+        )

@@ -9,7 +9,7 @@ from app.api.builder import Prompt
 from app.api.chat.route import chat_prompt
 from app.api.completions.route import completion_prompt
 from app.api.frontend import Frontend
-from app.api.generate.writer import GenerateAnswer, GenerateShape
+from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.api.kv_transfer import address_of
 from app.http.context import RequestContext
 from app.http.errors import ApiError, bad_request
@@ -42,7 +42,7 @@ def routes(frontend: Frontend, enabled: bool) -> list[Route]:
         model = frontend.accept(asked, context)
         ids = frontend.fit(asked, body.token_ids)
         head = frontend.identity.head("generate-tokens", context, body.request_id, model)
-        shape = GenerateShape(
+        shape = GenerateResponseOptions(
             **frontend.shape(asked),
             prompt_ids=ids,
             text=body.output_mode == "text",
@@ -51,7 +51,7 @@ def routes(frontend: Frontend, enabled: bool) -> list[Route]:
             encoded_media=frontend.encoded_media((body.features or {}).get("mm_hashes")),
         )
         prompt = Prompt(ids, frontend.tokenizer.decode(ids, False))
-        return frontend.generate(asked, head, [prompt], GenerateAnswer(head, shape), context)
+        return frontend.generate(asked, head, [prompt], GenerateWriter(head, shape), context)
 
     def render_chat(context: RequestContext) -> Response:
         """The tokens and sampling parameters that a chat would be generated with."""

@@ -2,201 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import msgspec
+from msgspec import UNSET, UnsetType
 
+from app.api.choice import ChoiceState, places
 from app.api.errors import as_stream_error
-from app.api.logprobs import chat_entries, prompt_entries
-from app.api.response_meta import AnswerShape, Head, usage
-from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
+from app.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendered, token_id_entries
+from app.api.pieces import Holes
+from app.api.response_meta import ResponseMeta, ResponseOptions
+from app.api.writer import ResponseWriter
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.sse import DONE, error_event, event_of
+from app.protocol.generate_response import GenerateChoice, GenerateChunk, GenerateResponse, WeightVersion
+from app.protocol.logprobs import ChatLogprob, LogprobContent, TokenIdLogprob
+from app.protocol.transfer import ECTransferParams, KVTransferParams
+from app.protocol.usage import PromptTokensDetails, Usage
 
 WEIGHTS = "default"
 """Version of the weights, of which there is only one."""
 
 
-class GenerateShape(AnswerShape, frozen=True, kw_only=True):
+class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """What a generate request asked to see in its answer."""
 
     prompt_ids: Sequence[int]
     text: bool = False
     logprobs: bool = False
-    transfer: Mapping[str, Any] | None = None
-    encoded_media: Mapping[str, Any] | None = None
+    transfer: KVTransferParams | None = None
+    encoded_media: ECTransferParams | None = None
 
 
-@dataclass(slots=True)
-class _Choice:
-    texts: list[str] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: Finish = Finish("abort")
+class GenerateWriter(ResponseWriter):
+    """Writes the answer to one generate request."""
 
-
-class GenerateAnswer:
-    """Writes one generate request's events down."""
-
-    def __init__(self, head: Head, shape: GenerateShape) -> None:
-        self._head = head
-        self._shape = shape
-        self._counts = [0] * shape.n
-        self._cached_tokens = 0
-        self._failed = False
+    def __init__(self, meta: ResponseMeta, options: GenerateResponseOptions) -> None:
+        super().__init__(options.n)
+        self._meta = meta
+        self._options = options
+        self._mode = "text" if options.text else "tokens"
+        self._entries: Callable[[Entries], Sequence[ChatLogprob | TokenIdLogprob]]
+        self._entries = ChatLogprobs(ALL).entries if options.text else token_id_entries
         self._begun = False
 
-    def chunk(self, event: EngineOutput) -> bytes:
-        if type(event) is Tokens:
-            return self._tokens(event)
-        if type(event) is Started:
-            self._cached_tokens = event.cached_tokens
+    def chunk(self, output: EngineOutput) -> bytes:
+        if type(output) is Tokens:
+            return b"".join([self._token(output, i) for i in places(output)])
+        if type(output) is Started:
+            self.take(output)
             return b""
-        assert type(event) is Failed
-        self._failed = True
-        return error_event(as_stream_error(event.error))
+        assert type(output) is Failed
+        self.has_failed = True
+        return error_event(as_stream_error(output.error))
 
     def closing(self) -> bytes:
-        if not self._shape.include_usage or self._failed:
+        if not self._options.include_usage or self.has_failed:
             return DONE
-        counted = {
-            "request_id": self._head.id,
-            "usage": self._usage(sum(self._counts), whole=False),
-            "output_mode": self._mode(),
-            "choices": [],
-        }
-        return event_of(counted) + DONE
+        last = GenerateChunk(
+            request_id=self._meta.id,
+            usage=self._usage(self.choices, self._details()),
+            output_mode=self._mode,
+            choices=(),
+        )
+        return event_of(last) + DONE
 
-    def _tokens(self, event: Tokens) -> bytes:
-        """One event per token; the end without a token is told with none."""
-        chunks = []
-        for i in range(max(len(event.ids), 1)):
-            last = i >= len(event.ids) - 1
-            ids = event.ids[i : i + 1]
-            self._counts[event.index] += len(ids)
-            finish = event.finish if last else None
-            if ids or finish is not None:
-                text = "".join(event.texts[i:] if last else event.texts[i : i + 1])
-                chunks.append(self._chunk(event, ids, text, finish, (event.logprobs or ())[i : i + 1]))
-        return b"".join(chunks)
-
-    def _chunk(
-        self,
-        event: Tokens,
-        ids: Sequence[int],
-        text: str,
-        finish: Finish | None,
-        logprobs: Sequence[TokenLogprob],
-    ) -> bytes:
-        shape, first = self._shape, not self._begun
-        self._begun = True
-        choice = self._choice(event.index, ids, text, logprobs, finish)
-        count = self._counts[event.index]
-        if finish is None:
-            choice["weight_versions"] = None
-        chunk = {
-            "request_id": self._head.id,
-            "usage": self._usage(count, whole=False) if shape.continuous_usage else None,
-            "prompt_token_ids": shape.prompt_ids if first and shape.token_ids else None,
-            "mm_placeholders": None,
-            "metrics": None,
-            "output_mode": self._mode(),
-            "choices": [choice],
-        }
+    def _token(self, output: Tokens, i: int) -> bytes:
+        """One event per token; an end without a token has one, too."""
+        options, choice, ids = self._options, self.choices[output.index], output.ids[i : i + 1]
+        finish = output.finish if i + 1 >= len(output.texts) else None
+        choice.tokens += len(ids)
+        first, self._begun = not self._begun, True
+        told = GenerateChoice(output.index, None, None, ids)
+        if finish is not None:
+            told.finish_reason, told.stop_reason = finish.reason, finish.stop_reason
+            told.weight_versions = self._weights(choice)
+        if options.text:
+            told.text = "".join(output.texts[i : i + 1])
+        if options.logprobs:
+            told.logprobs = LogprobContent(self._entries((output.logprobs or ())[i : i + 1]))
+        chunk = GenerateChunk(
+            request_id=self._meta.id,
+            usage=self._usage((choice,), self._details()) if options.continuous_usage else None,
+            prompt_token_ids=options.prompt_ids if first and options.token_ids else None,
+            mm_placeholders=None,
+            metrics=None,
+            output_mode=self._mode,
+            choices=(told,),
+        )
         return event_of(chunk)
 
-    def body(self, events: Iterable[EngineOutput]) -> bytes:
-        choices = [_Choice() for _ in range(self._shape.n)]
-        prompt_logprobs = None
-        for event in events:
-            if type(event) is Tokens:
-                choice = choices[event.index]
-                choice.texts += event.texts
-                choice.ids += event.ids
-                choice.logprobs += event.logprobs or ()
-                choice.finish = event.finish or choice.finish
-            elif type(event) is Started:
-                self._cached_tokens = event.cached_tokens
-                prompt_logprobs = prompt_entries(event.prompt_logprobs)
-            elif type(event) is Failed:
-                raise event.error
-        return msgspec.json.encode(self._whole(choices, prompt_logprobs))
+    def _weights(self, choice: ChoiceState) -> Sequence[WeightVersion]:
+        return (WeightVersion(WEIGHTS, 0, choice.tokens),)
 
-    def _whole(self, choices: Sequence[_Choice], prompt_logprobs: Any) -> dict[str, Any]:
-        head, shape = self._head, self._shape
-        self._counts = [len(choice.ids) for choice in choices]
-        return {
-            "request_id": head.id,
-            "model": head.model,
-            "created": head.created,
-            "usage": self._usage(sum(self._counts), whole=True),
-            "prompt_logprobs": prompt_logprobs,
-            "prompt_token_id_logprobs": None,
-            "prompt_token_ids": shape.prompt_ids if shape.token_ids else None,
-            "mm_placeholders": None,
-            "metrics": None,
-            "kv_transfer_params": shape.transfer,
-            "ec_transfer_params": shape.encoded_media,
-            "output_mode": self._mode(),
-            "choices": [
-                self._choice(i, choice.ids, "".join(choice.texts), choice.logprobs, choice.finish)
-                for i, choice in enumerate(choices)
-            ],
-        }
+    def _details(self) -> PromptTokensDetails | UnsetType:
+        """Those of a stream."""
+        return PromptTokensDetails(self.cached_tokens) if self._options.prompt_details else UNSET
 
-    def _choice(
-        self,
-        index: int,
-        ids: Sequence[int],
-        text: str,
-        logprobs: Sequence[TokenLogprob],
-        finish: Finish | None,
-    ) -> dict[str, Any]:
-        shape = self._shape
-        return {
-            "index": index,
-            "finish_reason": None if finish is None else finish.reason,
-            "stop_reason": None if finish is None else finish.stop_reason,
-            "token_ids": ids,
-            "routed_experts": None,
-            "sampling_mask": None,
-            "weight_versions": [{"version": WEIGHTS, "start": 0, "end": self._counts[index]}],
-            **({"text": text} if shape.text else {}),
-            "logprobs": self._entries(logprobs) if shape.logprobs else None,
-        }
+    def _usage(
+        self, choices: Sequence[ChoiceState], details: PromptTokensDetails | None | UnsetType
+    ) -> Usage:
+        prompt_tokens = len(self._options.prompt_ids)
+        tokens = sum([choice.tokens for choice in choices])
+        return Usage(prompt_tokens, prompt_tokens + tokens, tokens, details)
 
-    def _entries(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        if self._shape.text:
-            return {"content": chat_entries(logprobs, -1, False)}
-        content = [
-            {
-                **_candidate(entry.token_id, entry.logprob, 1),
-                "top_logprobs": [
-                    _candidate(token_id, logprob, rank)
-                    for rank, (token_id, _, logprob) in enumerate(entry.top, 1)
-                ],
-            }
-            for entry in logprobs
-        ]
-        return {"content": content}
-
-    def _usage(self, completion_tokens: int, whole: bool) -> dict[str, Any]:
-        details = {"cached_tokens": self._cached_tokens}
-        if not whole:
-            told = {"prompt_tokens_details": details} if self._shape.prompt_details else {}
-            return usage(len(self._shape.prompt_ids), completion_tokens, **told)
-        nothing = {"created_cache_tokens": None, "multimodal_tokens": None}
-        return usage(
-            len(self._shape.prompt_ids),
-            completion_tokens,
-            prompt_tokens_details={**details, **nothing} if self._shape.prompt_details else None,
-            completion_tokens_details=None,
+    def whole(self, holes: Holes) -> GenerateResponse:
+        meta, options = self._meta, self._options
+        details = PromptTokensDetails(self.cached_tokens, None, None) if options.prompt_details else None
+        usage = self._usage(self.choices, details)
+        usage.completion_tokens_details = None
+        return GenerateResponse(
+            request_id=meta.id,
+            model=meta.model,
+            created=meta.created,
+            usage=usage,
+            prompt_logprobs=prompt_entries(self.prompt_logprobs, holes),
+            prompt_token_ids=holes.numbers(options.prompt_ids) if options.token_ids else None,
+            kv_transfer_params=options.transfer,
+            ec_transfer_params=options.encoded_media,
+            output_mode=self._mode,
+            choices=self.each_choice(self._choice, holes),
         )
 
-    def _mode(self) -> str:
-        return "text" if self._shape.text else "tokens"
-
-
-def _candidate(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
-    return {"token_id": token_id, "logprob": logprob, "rank": rank}
+    def _choice(self, index: int, choice: ChoiceState, holes: Holes) -> GenerateChoice:
+        options, finish = self._options, choice.finish
+        ids = holes.numbers(choice.ids)
+        text = holes.text(choice.texts) if options.text else UNSET
+        logprobs = None
+        if options.logprobs:
+            logprobs = LogprobContent(rendered(choice.logprobs, self._entries, holes))
+        return GenerateChoice(
+            index,
+            finish.reason,
+            finish.stop_reason,
+            ids,
+            weight_versions=self._weights(choice),
+            text=text,
+            logprobs=logprobs,
+        )

@@ -12,7 +12,7 @@ from app.http.context import RequestContext
 from app.http.errors import not_found, timed_out, unavailable
 from app.http.response import Response, json_response
 from app.http.route import Route, post
-from app.kvcache.extra_keys import Placeholder
+from app.kvcache.prompt import Placeholder
 from app.kvindex.backend import BackendUnavailable
 from app.kvindex.library import UnknownModelError
 from app.kvindex.scorer import PodScore
@@ -22,12 +22,12 @@ from app.protocol.decoding import decode
 from app.protocol.pod_scores import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.tokenization import TokenizerLoadError
 
-ChatAnswer = Literal["scores", "templated"]
+ChatWriter = Literal["scores", "templated"]
 Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
 
 
 def routes(
-    index: KvIndex, body: BodyLimits, aliases: Mapping[str, str], model: str, chat_answer: ChatAnswer
+    index: KvIndex, body: BodyLimits, aliases: Mapping[str, str], model: str, chat_answer: ChatWriter
 ) -> list[Route]:
     """`aliases` are other names of base models; `model` is the one of requests that name none."""
 

@@ -10,22 +10,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-import msgspec
+from msgspec import to_builtins
 
-from app.api.response_meta import Head, usage
+from app.api.pieces import HOLE, blocks, template
+from app.api.response_meta import ResponseMeta
 from app.http.errors import bad_request
 from app.http.response import JSON, Response
 from app.pooling.numbers import BYTES, packing
 from app.pooling.turns import Turns
+from app.protocol.encoding import encode
 from app.protocol.pooling import EncodedRequest
+from app.protocol.pooling_response import BytesMetadata, EncodedItem, ItemList, PromptUsage
+from app.protocol.usage import Usage
 
 OCTETS = "application/octet-stream"
 MOST_NUMBERS = 2**24
 """Numbers in one answer."""
 WHOLE = 2**19
 """Numbers up to which an answer is kept together, and tells its length."""
-BLOCK = 2**16
-"""Bytes that leave together when an answer is sent while it is made."""
 
 Shape = tuple[int, ...]
 Rows = Iterable["array[float]"]
@@ -47,13 +49,15 @@ class Pooled(NamedTuple):
     tokens: int
 
 
-def list_reply(head: Head, items: Iterable[bytes], tokens: int, headers: Mapping[str, str]) -> Response:
+def list_reply(
+    head: ResponseMeta, items: Iterable[bytes], tokens: int, headers: Mapping[str, str]
+) -> Response:
     """The list of `items`, each JSON already, for prompts of `tokens` tokens."""
     return Response(b"".join(_list(head, items, tokens)), 200, headers, content_type=JSON)
 
 
 def vector_reply(
-    asked: EncodedRequest, head: Head, form: ItemForm, pooled: Pooled, headers: Mapping[str, str]
+    asked: EncodedRequest, head: ResponseMeta, form: ItemForm, pooled: Pooled, headers: Mapping[str, str]
 ) -> Response:
     """The numbers in the encoding that the request names. ApiError 400 for more than one answer holds."""
     numbers = sum(map(math.prod, pooled.shapes))
@@ -68,27 +72,18 @@ def vector_reply(
         pieces, content_type = (pack(row) for rows in inputs for row in rows), OCTETS
     if asked.encoding_format == "bytes":
         headers = {**headers, "metadata": _metadata(asked, head, pooled)}
-    body = b"".join(pieces) if numbers <= WHOLE else _blocks(pieces)
+    body = b"".join(pieces) if numbers <= WHOLE else blocks(pieces)
     return Response(body, 200, headers, content_type=content_type)
 
 
-def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces that are worth sending."""
-    block, size = [], 0
-    for piece in pieces:
-        block.append(piece)
-        size += len(piece)
-        if size >= BLOCK:
-            yield b"".join(block)
-            block, size = [], 0
-    yield b"".join(block)
-
-
-def _list(head: Head, items: Iterable[bytes], tokens: int) -> Iterator[bytes]:
-    yield msgspec.json.encode(head.fields("list"))[:-1] + b',"data":['
+def _list(head: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[bytes]:
+    usage = Usage(tokens, tokens, 0, None, None)
+    begin, end = template(
+        ItemList(id=head.id, created=head.created, model=head.model, data=HOLE, usage=usage)
+    )
+    yield begin + b"["
     yield from items
-    counted = usage(tokens, 0, prompt_tokens_details=None, completion_tokens_details=None)
-    yield b'],"usage":' + msgspec.json.encode(counted) + b"}"
+    yield b"]" + end
 
 
 def _items(
@@ -117,25 +112,18 @@ def _writing(asked: EncodedRequest) -> Write:
 def _floats(rows: Rows, shape: Shape) -> Iterator[bytes]:
     nested = len(shape) > 1
     for number, row in enumerate(rows):
-        yield (b"," if number else b"[" * nested) + msgspec.json.encode(row.tolist())
+        yield (b"," if number else b"[" * nested) + encode(row.tolist())
     yield b"]" * nested
 
 
-def _metadata(asked: EncodedRequest, head: Head, pooled: Pooled) -> str:
+def _metadata(asked: EncodedRequest, head: ResponseMeta, pooled: Pooled) -> str:
     """What a body of bytes consists of, for a header: JSON without any character beyond ASCII."""
     size = BYTES[asked.embed_dtype]
     places = pairwise(accumulate((size * math.prod(shape) for shape in pooled.shapes), initial=0))
     items = [
-        {
-            "index": index,
-            "embed_dtype": asked.embed_dtype,
-            "endianness": asked.endianness,
-            "start": start,
-            "end": end,
-            "shape": shape,
-        }
+        EncodedItem(index, asked.embed_dtype, asked.endianness, start, end, shape)
         for index, ((start, end), shape) in enumerate(zip(places, pooled.shapes, strict=True))
     ]
-    counted = {"prompt_tokens": pooled.tokens, "total_tokens": pooled.tokens}
-    told = {"id": head.id, "created": head.created, "model": head.model, "data": items, "usage": counted}
-    return json.dumps(told)
+    usage = PromptUsage(pooled.tokens, pooled.tokens)
+    metadata = BytesMetadata(head.id, head.created, head.model, items, usage)
+    return json.dumps(to_builtins(metadata))

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
+from msgspec.structs import replace
+
 from app.api.responder import Responder
-from app.api.responses.event_log import EventLog, Follower
-from app.api.responses.response_object import Response as ResponseObject
-from app.api.responses.store import KeptResponse, ResponseStore
-from app.api.responses.writer import ResponseAnswer
-from app.api.writer import Answer
+from app.api.responses.store import EventLog, Follower, KeptResponse, ResponseStore
+from app.api.responses.writer import ResponsesWriter
+from app.api.writer import ResponseWriter
 from app.engine.client import EngineClient
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.request import EngineRequest
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.sse import MEDIA_TYPE
+from app.protocol.response_object import ResponseObject
 
 
 class BackgroundRun:
@@ -29,10 +30,10 @@ class BackgroundRun:
     def __init__(self, kept: KeptResponse, store: ResponseStore) -> None:
         self.kept = kept
         self._store = store
-        self._answer: ResponseAnswer | None = None
+        self._answer: ResponsesWriter | None = None
 
     def start(
-        self, engine: EngineClient, generations: Sequence[EngineRequest], answer: ResponseAnswer
+        self, engine: EngineClient, generations: Sequence[EngineRequest], answer: ResponsesWriter
     ) -> None:
         """Begin. Raises EngineError as `EngineClient.submit` does, and nothing is kept then."""
         self._answer = answer
@@ -44,7 +45,7 @@ class BackgroundRun:
         """Take an event of the service."""
         assert self._answer is not None
         if type(event) is Started:
-            self.kept.response = {**self.kept.response, "status": "in_progress"}
+            self.kept.response = replace(self.kept.response, status="in_progress")
         self._tell(self._answer.events(event))
         if type(event) is Failed or (type(event) is Tokens and event.finish is not None):
             self._tell(self._answer.last_events())
@@ -75,12 +76,12 @@ class Background(Responder):
     def respond(
         self,
         requests: Sequence[EngineRequest],
-        writer: Answer,
+        writer: ResponseWriter,
         stream: bool,
         context: RequestContext,
     ) -> Response:
         """The response as it is before anything has come; or its events, if they are kept."""
-        assert isinstance(writer, ResponseAnswer)
+        assert isinstance(writer, ResponsesWriter)
         kept = self.run.kept
         first = kept.response
         self.run.start(self.engine, requests, writer)

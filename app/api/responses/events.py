@@ -1,125 +1,191 @@
-"""The server-sent events of a response, numbered from 0; the keys of each are in vLLM's order."""
+"""The server-sent events of a response, numbered from 0."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import msgspec
+from msgspec import Raw, Struct
 
-from app.api.responses.items import CALL, REASONING, TEXT, Item
-from app.api.responses.logprobs import event_entries
+from app.api.choice import Segment
+from app.api.logprobs import Entries, ItemLogprobs
+from app.api.pieces import HOLE, template
+from app.api.responses.items import item_id, item_of, last_item
 from app.engine.outputs import TokenLogprob, Tokens
-
-dumps = msgspec.json.Encoder().encode
+from app.protocol import response_events as wire
+from app.protocol.encoding import encode
+from app.protocol.response_object import OutputItem, OutputText, ReasoningText, ResponseObject
 
 
 class EventWriter:
-    """Writes the events of one response, in order. `top_logprobs`: alternatives to tell of each token."""
+    """Writes the events of one response, in order. `top_logprobs`: alternatives of each token; None for none.
 
-    __slots__ = ("_head", "_id", "_index", "_item", "_number", "_place", "_plain", "_tail", "_top", "_untold")
+    Everything is rendered when it comes, so that the end has only to be put together.
+    """
+
+    __slots__ = (
+        "_begin",
+        "_end",
+        "_entries",
+        "_index",
+        "_logprobs",
+        "_middle",
+        "_number",
+        "_plain_middle",
+        "_segment",
+        "_silent",
+        "items",
+    )
 
     def __init__(self, top_logprobs: int | None) -> None:
-        self._top = top_logprobs
+        self._logprobs = None if top_logprobs is None else ItemLogprobs(top_logprobs)
         self._number = 0
         self._index = -1
-        self._item: Item | None = None
-        self._untold: list[TokenLogprob] = []
+        self._segment: Segment | None = None
+        self._silent: list[TokenLogprob] = []
         """Log probabilities of tokens that show nothing, until one comes that does."""
-        self._head = self._id = self._plain = self._place = self._tail = b""
-        """Pieces of the event of a text; without log probabilities, `_plain` is all of its middle."""
+        self._entries: list[bytes] = []
+        """Log probabilities of the item, as the response has them in the end."""
+        self._begin = self._plain_middle = self._end = b""
+        self._middle: tuple[bytes, bytes] = (b"", b"")
+        """What surrounds text, log probabilities and number in the event of a piece of text."""
+        self.items: list[Raw] = []
+        """The items that are over, as the response has them in the end."""
 
-    def event(self, kind: str, **fields: Any) -> bytes:
-        """One event `response.<kind>`. Keys are in alphabetical order, as they happen to be in vLLM."""
+    def of_response(self, kind: str, response: ResponseObject) -> bytes:
+        """The event `response.<kind>` of the whole response."""
         name = f"response.{kind}"
-        told = sorted({**fields, "sequence_number": self._number, "type": name}.items())
-        self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), dumps(dict(told)))
+        return _event(name, wire.ResponseEvent(response=response, sequence_number=self._next(), type=name))
 
-    def tokens(self, item: Item, event: Tokens) -> Iterator[bytes]:
-        """The events of tokens that went to `item`, and of its beginning if it is another one."""
-        if item is not self._item:
+    def tokens(self, segment: Segment, output: Tokens) -> Iterator[bytes]:
+        """The events of tokens that went to `segment`, and of its beginning if it is another one."""
+        if segment is not self._segment:
             yield from self.closing()
-            yield from self._opening(item)
-        if self._top is not None and item.part is None and event.logprobs is not None:
-            yield from self._with_logprobs(event.texts, event.logprobs, self._top)
+            yield from self._opening(segment)
+        if self._logprobs is not None and segment.part is None and output.logprobs is not None:
+            yield from self._with_logprobs(self._logprobs, output.texts, output.logprobs)
             return
-        for text in event.texts:
+        for text in output.texts:
             if text:
                 yield self.delta(text)
 
-    def delta(self, text: str, logprobs: bytes | None = None) -> bytes:
-        """The event of one more piece of the current item; `logprobs`, rendered, of a message only."""
-        middle = self._plain
-        if logprobs is not None:
-            middle = b'%b,"logprobs":%b%b' % (self._id, logprobs, self._place)
+    def delta(self, text: str) -> bytes:
+        """The event of one more piece of the current item."""
         number = self._number
-        self._number += 1
-        return b"%b%b%b%d%b" % (self._head, dumps(text), middle, number, self._tail)
+        self._number = number + 1
+        return b"%b%b%b%d%b" % (self._begin, encode(text), self._plain_middle, number, self._end)
 
     def closing(self) -> Iterator[bytes]:
         """The events at the end of the current item, if there is one."""
-        item, self._item = self._item, None
-        if item is None:
+        segment, self._segment = self._segment, None
+        if segment is None:
             return
-        if self._untold:
-            yield self.delta("", self._entries(()))
-        place = {"item_id": item.id, "output_index": self._index}
-        text = item.text
-        if item.kind == TEXT:
-            part = item.content(text)
-            yield self.event("output_text.done", **place, content_index=0, text=text, logprobs=[])
-            yield self.event("content_part.done", **place, content_index=0, part=part)
-        elif item.kind == REASONING:
-            yield self.event("reasoning_text.done", **place, content_index=0, text=text)
-            yield self.event("reasoning_part.done", **place, content_index=0, part=item.content(text))
-        elif item.kind == CALL and item.part is not None:
-            name = item.part.name
-            yield self.event("function_call_arguments.done", **place, arguments=text, name=name)
-        yield self.event("output_item.done", item=item.whole("completed"), output_index=self._index)
+        if self._logprobs is not None and self._silent:
+            yield self._delta_with(self._logprobs, "", ())
+        text = Raw(encode(segment.text))
+        yield self._done(segment, text)
+        if segment.part is None:
+            yield self._part("content_part.done", segment, OutputText(text=text))
+        elif segment.kind == "reasoning":
+            yield self._part("reasoning_part.done", segment, ReasoningText(text=text))
+        said = text if segment.part is not None or any(segment.texts) else None
+        yield self._item("output_item.done", item_of(segment, "completed", said))
+        logprobs = None if self._logprobs is None else Raw(b"[%b]" % b",".join(self._entries))
+        self._entries = []
+        self.items.append(Raw(encode(last_item(segment, said, logprobs))))
 
-    def empty(self, item: Item) -> Iterator[bytes]:
+    def empty(self, segment: Segment) -> Iterator[bytes]:
         """The events of a message without a content."""
         self._index += 1
-        yield self.event("output_item.added", item=item.opening(), output_index=self._index)
-        yield self.event("output_item.done", item=item.whole("completed"), output_index=self._index)
+        yield self._item("output_item.added", item_of(segment, "in_progress", None))
+        yield self._item("output_item.done", item_of(segment, "completed", None))
+        self.items.append(Raw(encode(item_of(segment, "completed", None))))
 
-    def _opening(self, item: Item) -> Iterator[bytes]:
-        self._item = item
+    def _opening(self, segment: Segment) -> Iterator[bytes]:
+        self._segment = segment
         self._index += 1
-        self._head, self._tail = DELTAS[item.kind]
-        self._id = b',"item_id":"%b"' % item.id.encode()
-        self._place = b',"output_index":%d,"sequence_number":' % self._index
-        self._plain = self._id + (b',"logprobs":[]' if item.kind == TEXT else b"") + self._place
-        yield self.event("output_item.added", item=item.opening(), output_index=self._index)
-        if item.kind != CALL:
-            part = item.content("") if item.kind == REASONING else {**item.content(""), "logprobs": []}
-            kind = "reasoning_part.added" if item.kind == REASONING else "content_part.added"
-            yield self.event(kind, content_index=0, item_id=item.id, output_index=self._index, part=part)
+        self._prepare(segment)
+        yield self._item("output_item.added", item_of(segment, "in_progress", None))
+        if segment.part is None:
+            yield self._part("content_part.added", segment, OutputText(text="", logprobs=()))
+        elif segment.kind == "reasoning":
+            yield self._part("reasoning_part.added", segment, ReasoningText(text=""))
+
+    def _prepare(self, segment: Segment) -> None:
+        """Render what surrounds the variable parts of its events of text."""
+        delta = self._empty_delta(segment)
+        begin, *middle, end = template(delta)
+        before, after = middle if len(middle) == 2 else (middle[0], b"")
+        self._middle = before, after
+        self._plain_middle = before + b"[]" + after if len(middle) == 2 else before
+        self._begin = b"event: %b\ndata: %b" % (delta.type.encode(), begin)
+        self._end = end + b"\n\n"
+
+    def _empty_delta(self, segment: Segment) -> wire.Delta:
+        """With holes for its text, its number and, of a message, its log probabilities."""
+        own_id, index = item_id(segment), self._index
+        if segment.part is None:
+            return wire.TextDelta(
+                delta=HOLE, item_id=own_id, logprobs=HOLE, output_index=index, sequence_number=HOLE
+            )
+        kind = wire.ReasoningDelta if segment.kind == "reasoning" else wire.ArgumentsDelta
+        return kind(delta=HOLE, item_id=own_id, output_index=index, sequence_number=HOLE)
+
+    def _done(self, segment: Segment, text: Raw) -> bytes:
+        own_id, index, number = item_id(segment), self._index, self._next()
+        done: wire.Done
+        if segment.part is None:
+            done = wire.TextDone(item_id=own_id, output_index=index, sequence_number=number, text=text)
+        elif segment.kind == "reasoning":
+            done = wire.ReasoningDone(item_id=own_id, output_index=index, sequence_number=number, text=text)
+        else:
+            done = wire.ArgumentsDone(
+                arguments=text,
+                item_id=own_id,
+                name=segment.part.name,
+                output_index=index,
+                sequence_number=number,
+            )
+        return _event(done.type, done)
+
+    def _part(self, kind: str, segment: Segment, part: OutputText | ReasoningText) -> bytes:
+        name = f"response.{kind}"
+        event = wire.PartEvent(
+            item_id=item_id(segment),
+            output_index=self._index,
+            part=part,
+            sequence_number=self._next(),
+            type=name,
+        )
+        return _event(name, event)
+
+    def _item(self, kind: str, item: OutputItem) -> bytes:
+        name = f"response.{kind}"
+        number = self._next()
+        event = wire.ItemEvent(item=item, output_index=self._index, sequence_number=number, type=name)
+        return _event(name, event)
+
+    def _next(self) -> int:
+        number = self._number
+        self._number = number + 1
+        return number
 
     def _with_logprobs(
-        self, texts: Sequence[str], entries: Sequence[TokenLogprob], top: int
+        self, logprobs: ItemLogprobs, texts: Sequence[str], entries: Entries
     ) -> Iterator[bytes]:
         for text, entry in zip(texts, entries, strict=True):
+            self._entries.append(encode(logprobs.entries((entry,)))[1:-1])
             if text:
-                yield self.delta(text, self._entries((entry,)))
+                yield self._delta_with(logprobs, text, (entry,))
             else:
-                self._untold.append(entry)
+                self._silent.append(entry)
 
-    def _entries(self, entries: Sequence[TokenLogprob]) -> bytes:
-        """What was not told yet, and `entries`."""
-        told, self._untold = [*self._untold, *entries], []
-        return dumps(event_entries(told, self._top or 0))
-
-
-def _delta_frame(kind: str, first: bytes) -> tuple[bytes, bytes]:
-    """What surrounds the variable part of the event of a piece of text."""
-    name = f"response.{kind}.delta".encode()
-    return b'event: %b\ndata: {%b"delta":' % (name, first), b',"type":"%b"}\n\n' % name
+    def _delta_with(self, logprobs: ItemLogprobs, text: str, entries: Entries) -> bytes:
+        """The event of a text, with `entries` and those that were held back."""
+        shown, self._silent = [*self._silent, *entries], []
+        before, after = self._middle
+        middle = b"%b%b%b" % (before, encode(logprobs.event_entries(shown)), after)
+        return b"%b%b%b%d%b" % (self._begin, encode(text), middle, self._next(), self._end)
 
 
-DELTAS = {
-    TEXT: _delta_frame("output_text", b'"content_index":0,'),
-    REASONING: _delta_frame("reasoning_text", b'"content_index":0,'),
-    CALL: _delta_frame("function_call_arguments", b""),
-}
+def _event(name: str, event: Struct) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(event))

@@ -11,19 +11,17 @@ from app.api.chat.route import chat_prompt
 from app.api.errors import error_response
 from app.api.frontend import Frontend
 from app.api.kv_transfer import address_of
-from app.api.response_meta import Head
+from app.api.response_meta import ResponseMeta
 from app.api.responses.background import Background, BackgroundRun, followed
-from app.api.responses.event_log import EventLog
-from app.api.responses.response_object import Response as ResponseObject
-from app.api.responses.response_object import new_response
-from app.api.responses.store import KeptResponse, ResponseStore, invalid
-from app.api.responses.writer import ResponseAnswer, ResponseShape
+from app.api.responses.store import EventLog, KeptResponse, ResponseStore, invalid
+from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.http.context import RequestContext
 from app.http.errors import ApiError, bad_request, malformed
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import Misfit, convert
+from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request, echo_text, go_on
 from app.protocol.validation.limits import resolve_max_tokens
@@ -51,8 +49,8 @@ def routes(frontend: Frontend, stores: bool) -> list[Route]:
         shape = _shape(frontend, asked, chat, prompt, head)
         if asked.background:
             return _in_background(frontend, chat, prompt, head, shape, store, context)
-        ended = partial(_keep, store, chat) if asked.store else _forget
-        answer = ResponseAnswer(shape, frontend.identity.fresh_id, ended)
+        ended = partial(_keep, store, chat) if asked.store and store.keeps else None
+        answer = ResponsesWriter(shape, frontend.identity.fresh_id, ended)
         return frontend.generate(chat, head, [prompt], answer, context)
 
     def retrieve_response(context: RequestContext) -> Response:
@@ -96,7 +94,7 @@ def _accept(frontend: Frontend, chat: ChatCompletionRequest, context: RequestCon
         raise ApiError(error.status, error.type, error.message.replace(error.param, name), name) from None
 
 
-def _head(frontend: Frontend, asked: ResponsesRequest, model: str, context: RequestContext) -> Head:
+def _head(frontend: Frontend, asked: ResponsesRequest, model: str, context: RequestContext) -> ResponseMeta:
     """The id is the body's, or made of the header's, or a fresh one."""
     head = frontend.identity.head("resp", context, "", model)
     own_id = asked.request_id or head.id.replace("-", "_", 1)
@@ -117,7 +115,7 @@ def _follow_on(asked: ResponsesRequest, chat: ChatCompletionRequest, store: Resp
             "previous_input_messages and previous_response_id exclude each other.", "previous_response_id"
         )
     before = store.get(asked.previous_response_id)
-    go_on(chat, before.messages, before.response["output"])
+    go_on(chat, before.messages, before.items())
 
 
 def _prompt(frontend: Frontend, asked: ResponsesRequest, chat: ChatCompletionRequest) -> Prompt:
@@ -130,12 +128,16 @@ def _prompt(frontend: Frontend, asked: ResponsesRequest, chat: ChatCompletionReq
 
 
 def _shape(
-    frontend: Frontend, asked: ResponsesRequest, chat: ChatCompletionRequest, prompt: Prompt, head: Head
-) -> ResponseShape:
+    frontend: Frontend,
+    asked: ResponsesRequest,
+    chat: ChatCompletionRequest,
+    prompt: Prompt,
+    head: ResponseMeta,
+) -> ResponsesOptions:
     ids, media = prompt.ids, prompt.features
     most_tokens = resolve_max_tokens(asked.max_output_tokens, len(ids), frontend.limits.max_model_len)
     hides = frontend.limits.reasons and not asked.include_reasoning
-    return ResponseShape(
+    return ResponsesOptions(
         response=new_response(asked, head, most_tokens),
         prompt_ids=ids,
         top_logprobs=None if hides else asked.logprobs,
@@ -150,27 +152,23 @@ def _in_background(
     frontend: Frontend,
     chat: ChatCompletionRequest,
     prompt: Prompt,
-    head: Head,
-    shape: ResponseShape,
+    head: ResponseMeta,
+    shape: ResponsesOptions,
     store: ResponseStore,
     context: RequestContext,
 ) -> Response:
     """Begin the response. What the engine refuses has its status here, even for a stream."""
-    queued = {**shape.response, "status": "queued"}
+    queued = msgspec.structs.replace(shape.response, status="queued")
     log = EventLog() if chat.stream else None
     run = BackgroundRun(KeptResponse(queued, chat.messages, log), store)
     chat.stream = False
-    answer = ResponseAnswer(shape, frontend.identity.fresh_id, run.end)
+    answer = ResponsesWriter(shape, frontend.identity.fresh_id, run.end)
     background = Background.of(frontend.responder, run)
     return frontend.generate(chat, head, [prompt], answer, context, responder=background)
 
 
 def _keep(store: ResponseStore, chat: ChatCompletionRequest, response: ResponseObject) -> None:
     store.keep(KeptResponse(response, chat.messages))
-
-
-def _forget(response: ResponseObject) -> None:
-    """Keep nothing."""
 
 
 def _query(context: RequestContext) -> Retrieval:

@@ -2,20 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 from cachetools import LRUCache
+from gevent.event import Event as Bell
+from msgspec.json import decode
+from msgspec.structs import replace
 
-from app.api.responses.event_log import EventLog
-from app.api.responses.response_object import Response
+from app.http.connection import Connection
 from app.http.errors import ApiError
+from app.protocol.encoding import encode
 from app.protocol.messages import Message
+from app.protocol.response_object import ResponseObject
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20
 UNFINISHED = ("queued", "in_progress")
+
+
+class EventLog:
+    """The events of a response that is generated in the background, rendered, for all who follow it.
+
+    An event's place is its sequence number.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[bytes] = []
+        self.over = False
+        self._bells: set[Bell] = set()
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(map(len, self.events))
+
+    def add(self, events: Iterable[bytes]) -> None:
+        """Tell more."""
+        self.events += events
+        self._ring()
+
+    def end(self) -> None:
+        """There will be no more."""
+        self.over = True
+        self._ring()
+
+    def join(self, bell: Bell) -> None:
+        """Ring `bell` at every change, until `leave`."""
+        self._bells.add(bell)
+
+    def leave(self, bell: Bell) -> None:
+        """Ring it no more."""
+        self._bells.discard(bell)
+
+    def _ring(self) -> None:
+        for bell in self._bells:
+            bell.set()
 
 
 @dataclass(slots=True)
@@ -25,27 +67,30 @@ class KeptResponse:
     `log` and `abort` are those of a generation in the background; `log` only if its events were asked for.
     """
 
-    response: Response
+    response: ResponseObject
     messages: Sequence[Message]
     log: EventLog | None = None
     abort: Callable[[], None] | None = None
     _asked_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._asked_bytes = len(msgspec.json.encode(self.messages))
+        self._asked_bytes = len(encode(self.messages))
 
     @property
     def size(self) -> int:
         """About as many bytes as it takes."""
-        told = len(msgspec.json.encode(self.response)) + (self.log.size if self.log else 0)
-        return self._asked_bytes + told
+        return self._asked_bytes + len(encode(self.response)) + (self.log.size if self.log else 0)
+
+    def items(self) -> list[dict[str, object]]:
+        """Its output items, as a client would send them back."""
+        return decode(encode(self.response.output), type=list[dict[str, object]])
 
     def cancel(self) -> None:
         """End the generation. ApiError 400 when it is over, or was never in the background."""
-        if self.abort is None or self.response["status"] not in UNFINISHED:
+        if self.abort is None or self.response.status not in UNFINISHED:
             raise invalid("The response is not being generated in the background.", "response_id")
         self.abort()
-        self.response = {**self.response, "status": "cancelled"}
+        self.response = replace(self.response, status="cancelled")
         if self.log is not None:
             self.log.end()
 
@@ -73,14 +118,54 @@ class ResponseStore:
     def keep(self, kept: KeptResponse) -> None:
         """Keep a response, in place of any of the same id."""
         if self.keeps:
-            self._kept[kept.response["id"]] = kept
+            self._kept[kept.response.id] = kept
 
     def weigh(self, kept: KeptResponse) -> None:
         """Take note that `kept` has changed; nothing happens when it is forgotten already."""
-        if self._kept.get(kept.response["id"]) is kept:
+        if self._kept.get(kept.response.id) is kept:
             self.keep(kept)
 
 
 def invalid(message: str, param: str, status: int = 400) -> ApiError:
     """An error of vLLM's handlers of this family, which have a type of their own."""
     return ApiError(status, "invalid_request_error", message, param)
+
+
+class Follower:
+    """The body of a response that tells the events of `log`, from number `start` on, as they come.
+
+    Iterate once; `close` always. It ends when the log does, or when the client behind `connection` has gone.
+    """
+
+    def __init__(self, log: EventLog, start: int, connection: Connection | None) -> None:
+        self._log = log
+        self._next = start
+        self._connection = connection
+        self._bell = Bell()
+        self._gone = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._log.join(self._bell)
+        yield b""  # the status line leaves at once
+        if self._connection is not None:
+            self._connection.watch(self._leave)
+        while not self._gone:
+            self._bell.clear()
+            events = self._log.events[self._next :]
+            if events:
+                self._next += len(events)
+                yield b"".join(events)
+            elif self._log.over:
+                return
+            else:
+                self._bell.wait()
+
+    def close(self) -> None:
+        """The server is done with us."""
+        self._log.leave(self._bell)
+        if self._connection is not None:
+            self._connection.unwatch()
+
+    def _leave(self) -> None:
+        self._gone = True
+        self._bell.set()

@@ -2,173 +2,272 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
-import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
+from app.api.choice import Segment
 from app.api.errors import as_stream_error
+from app.api.logprobs import ItemLogprobs, rendered
+from app.api.pieces import Holes
+from app.api.response_meta import ResponseMeta
 from app.api.responses.events import EventWriter
-from app.api.responses.items import REASONING, Item, Output
-from app.api.responses.response_object import Response, usage
-from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-
-dumps = msgspec.json.Encoder().encode
+from app.api.responses.items import last_item
+from app.api.writer import ResponseWriter
+from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
+from app.protocol.encoding import encode
+from app.protocol.response_object import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputItem,
+    OutputTokensDetails,
+    RawMessage,
+    ResponseError,
+    ResponseObject,
+    ResponseUsage,
+)
+from app.protocol.responses import ResponsesRequest, TextConfig
+from app.protocol.transfer import ECTransferParams, KVTransferParams
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """What an error of this status is called in a response; others are the server's."""
+STATUS = {"length": "incomplete", "abort": "cancelled"}
+"""What a response is after an end of this kind; after any other it is completed."""
 
 
-class ResponseShape(Struct, frozen=True, kw_only=True):
+class ResponsesOptions(Struct, frozen=True, kw_only=True):
     """What one response tells besides its items."""
 
-    response: Response
+    response: ResponseObject
     """As `new_response` makes it."""
     prompt_ids: Sequence[int]
     top_logprobs: int | None = None
-    """Alternatives to tell of each token of a message; None tells no log probabilities."""
+    """Alternatives of each token of a message; None without log probabilities."""
     shows_reasoning: bool = True
-    transfer: Mapping[str, Any] | None = None
+    transfer: KVTransferParams | None = None
     """`kv_transfer_params` of the answer."""
-    encoded_media: Mapping[str, Any] | None = None
+    encoded_media: ECTransferParams | None = None
     """`ec_transfer_params` of the answer."""
     prompt_text: str | None = None
     """The answer repeats prompt and reply as texts and token ids (`enable_response_messages`)."""
 
 
-class ResponseAnswer:
-    """Writes one request's events down; `new_id` draws the ids of items.
+class ResponsesWriter(ResponseWriter):
+    """Writes the answer to one request; `new_id` draws the ids of items.
 
-    `ended` is told the response in its last state, unless the answer is whole and fails.
+    `ended`, if there is one, gets the response in its last state, unless the answer is whole and fails.
     """
 
     def __init__(
         self,
-        shape: ResponseShape,
+        options: ResponsesOptions,
         new_id: Callable[[], str],
-        ended: Callable[[Response], None] = lambda response: None,
+        ended: Callable[[ResponseObject], None] | None = None,
     ) -> None:
-        self._shape = shape
+        super().__init__(1)
+        self._options = options
+        self._new_id = new_id
         self._ended = ended
-        self._output = Output(new_id, shape.shows_reasoning)
-        self._events = EventWriter(shape.top_logprobs)
-        self._cached_tokens = 0
-        self._message: Item | None = None
+        self._events = EventWriter(options.top_logprobs)
+        self._message: Segment | None = None
         """The message that goes on, if nothing but its texts is to be told."""
-        self._plain = shape.top_logprobs is None and shape.prompt_text is None
-        self._ids: list[int] = []
+        self._plain = options.top_logprobs is None and options.prompt_text is None
         self._opened = False
-        self._failed = False
 
-    def chunk(self, event: EngineOutput) -> bytes:
+    def chunk(self, output: EngineOutput) -> bytes:
         message = self._message
-        if message is None or type(event) is not Tokens or event.part is not None or event.finish is not None:
-            return b"".join(self.events(event))
-        if len(event.texts) != 1 or not event.texts[0]:
-            return b"".join(self.events(event))
-        # Nearly every event of a paced stream comes here.
-        self._output.tokens += 1
-        message.texts += event.texts
-        return self._events.delta(event.texts[0])
+        if (
+            message is None
+            or type(output) is not Tokens
+            or output.part is not None
+            or output.finish is not None
+        ):
+            return b"".join(self.events(output))
+        if len(output.texts) != 1 or not output.texts[0]:
+            return b"".join(self.events(output))
+        # Nearly every output of a paced stream comes here.
+        self.choices[0].tokens += 1
+        message.texts += output.texts
+        return self._events.delta(output.texts[0])
 
     def closing(self) -> bytes:
         return b"".join(self.last_events())
-
-    def body(self, events: Iterable[EngineOutput]) -> bytes:
-        for event in events:
-            if type(event) is Tokens:
-                self._take(event)
-            elif type(event) is Started:
-                self._cached_tokens = event.cached_tokens
-            elif type(event) is Failed:
-                raise event.error
-        self._output.complete()
-        return dumps(self._end())
 
     def opening(self) -> list[bytes]:
         """The events that a stream begins with; none when they are told already."""
         if self._opened:
             return []
         self._opened = True
-        response = self._shape.response
-        return [self._events.event(kind, response=response) for kind in ("created", "in_progress")]
+        response = self._options.response
+        return [self._events.of_response(kind, response) for kind in ("created", "in_progress")]
 
-    def events(self, event: EngineOutput) -> list[bytes]:
-        """The server-sent events that tell of `event`, one by one."""
-        if type(event) is Tokens:
-            item = self._take(event)
-            if item is None:
+    def events(self, output: EngineOutput) -> list[bytes]:
+        """The server-sent events that tell of `output`, one by one."""
+        if type(output) is Tokens:
+            segment = self._take(output)
+            if segment is None:
                 return []
-            self._message = item if self._plain and item.part is None else None
-            return [*self._events.tokens(item, event)]
-        if type(event) is Started:
-            self._cached_tokens = event.cached_tokens
+            self._message = segment if self._plain and segment.part is None else None
+            return [*self._events.tokens(segment, output)]
+        if type(output) is Started:
+            self.cached_tokens = output.cached_tokens
             return self.opening()
-        assert type(event) is Failed
-        self._failed = True
-        response = {**self._shape.response, "status": "failed", "error": _error(event.error)}
-        self._ended(response)
-        return [*self.opening(), self._events.event("failed", response=response)]
+        assert type(output) is Failed
+        self.has_failed = True
+        response = replace(self._options.response, status="failed", error=_error(output.error))
+        self._tell_end(response)
+        return [*self.opening(), self._events.of_response("failed", response)]
 
     def last_events(self) -> list[bytes]:
         """What ends the stream, one by one."""
-        if self._failed:
+        if self.has_failed:
             return []
-        told = [*self._events.closing()]
-        if not self._output.items:
-            self._output.complete()
-            told += self._events.empty(self._output.items[0])
-        response = self._end()
-        return [*told, self._events.event("completed", response=response)]
+        last = [*self._events.closing()]
+        if not self.choices[0].segments:
+            last += self._events.empty(self.choices[0].begin(None, self._new_id()))
+        response = self._last_state(self._events.items)
+        self._tell_end(response)
+        return [*last, self._events.of_response("completed", response)]
 
-    def _take(self, event: Tokens) -> Item | None:
-        if self._shape.prompt_text is not None:
-            self._ids += event.ids
-        return self._output.take(event)
+    def take(self, output: EngineOutput) -> None:
+        if type(output) is not Tokens:
+            super().take(output)
+            return
+        segment = self._take(output)
+        if segment is not None and segment.part is None and output.logprobs is not None:
+            segment.logprobs.append(output.logprobs)
 
-    def _end(self) -> Response:
-        """The response when all has been said, told to `ended`. Thoughts have no status in it, as in vLLM."""
-        shape, output = self._shape, self._output
-        status = {"length": "incomplete", "abort": "cancelled"}.get(output.finish.reason, "completed")
-        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        items = [
-            item.whole(None if item.kind == REASONING else "completed", shape.top_logprobs)
-            for item in output.items
-        ]
-        used = usage(len(shape.prompt_ids), self._cached_tokens, output.tokens, output.reasoning_tokens)
-        response = {
-            **shape.response,
-            "incomplete_details": reason,
-            "output": items,
-            "status": status,
-            "usage": used,
-            "kv_transfer_params": shape.transfer,
-            "ec_transfer_params": shape.encoded_media,
-            **self._messages(),
-        }
-        self._ended(response)
+    def _take(self, output: Tokens) -> Segment | None:
+        """Add the tokens; the item that they went to, or None when they show nothing."""
+        choice, options, part = self.choices[0], self._options, output.part
+        if options.prompt_text is not None:
+            choice.ids += output.ids
+        if part is not None and part.kind == "reasoning" and not options.shows_reasoning:
+            choice.count(output)
+            return None
+        segment = choice.shown(output, self._own_id)
+        if segment is not None:
+            segment.texts += output.texts
+        return segment
+
+    def _own_id(self, part: Part | None) -> str:
+        return self._new_id()
+
+    def whole(self, holes: Holes) -> ResponseObject:
+        """Its last state; when that is long, it is told with the last piece of its items."""
+        choice, options = self.choices[0], self._options
+        if not choice.segments:
+            choice.begin(None, self._new_id())
+        logprobs = None if options.top_logprobs is None else ItemLogprobs(options.top_logprobs)
+        own_holes = Holes()
+        items = [_item(segment, logprobs, own_holes) for segment in choice.segments]
+        response = self._last_state(items)
+        if not own_holes.fillings:
+            self._tell_end(response)
+            return response
+        return replace(response, output=holes.later(self._written(response, own_holes)))
+
+    def _written(self, response: ResponseObject, holes: Holes) -> Iterator[bytes]:
+        """The items in pieces; then the response has them all."""
+        kept: list[bytes] = []
+        for piece in holes.written(response.output):
+            if self._ended is not None:
+                kept.append(piece)
+            yield piece
+        if self._ended is not None:
+            self._ended(replace(response, output=Raw(b"".join(kept))))
+
+    def _tell_end(self, response: ResponseObject) -> None:
+        if self._ended is not None:
+            self._ended(response)
+
+    def _last_state(self, items: Sequence[OutputItem] | Sequence[Raw]) -> ResponseObject:
+        """The response when all has been said."""
+        choice, options = self.choices[0], self._options
+        status = STATUS.get(choice.finish.reason, "completed")
+        prompt_tokens = len(options.prompt_ids)
+        usage = ResponseUsage(
+            prompt_tokens,
+            InputTokensDetails(self.cached_tokens),
+            choice.tokens,
+            OutputTokensDetails(choice.reasoning_tokens),
+            prompt_tokens + choice.tokens,
+        )
+        response = replace(
+            options.response,
+            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            output=items,
+            status=status,
+            usage=usage,
+            kv_transfer_params=options.transfer,
+            ec_transfer_params=options.encoded_media,
+        )
+        if options.prompt_text is not None:
+            said = "".join(segment.text for segment in choice.segments)
+            response.input_messages = [RawMessage(options.prompt_text, options.prompt_ids)]
+            response.output_messages = [RawMessage(said, choice.ids)]
         return response
 
-    def _messages(self) -> dict[str, Any]:
-        """Prompt and reply as they look to the model, if that was asked for."""
-        prompt = self._shape.prompt_text
-        if prompt is None:
-            return {}
-        said = "".join(item.text for item in self._output.items)
-        return {
-            "input_messages": [_message(prompt, self._shape.prompt_ids)],
-            "output_messages": [_message(said, self._ids)],
-        }
+
+def _item(segment: Segment, logprobs: ItemLogprobs | None, holes: Holes) -> OutputItem:
+    if segment.part is None and not any(segment.texts):
+        return last_item(segment, None)
+    text = holes.text(segment.texts)
+    if logprobs is None or segment.part is not None:
+        return last_item(segment, text)
+    return last_item(segment, text, rendered(segment.logprobs, logprobs.entries, holes))
 
 
-def _message(text: str, ids: Sequence[int]) -> dict[str, Any]:
-    return {"message": text, "tokens": ids, "type": "raw_message_tokens"}
-
-
-def _error(error: Exception) -> dict[str, str]:
+def _error(error: Exception) -> ResponseError:
     """`error` of a response that has failed."""
     known = as_stream_error(error)
     # A message may quote a lone surrogate of the client.
     message = known.message.encode("utf-8", "replace").decode()
-    return {"code": ERROR_CODES.get(known.status, "server_error"), "message": message}
+    return ResponseError(ERROR_CODES.get(known.status, "server_error"), message)
+
+
+def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) -> ResponseObject:
+    """The response to `asked`, in progress and without output; at most `most_tokens` will be generated.
+
+    RecursionError when tools are nested too deeply.
+    """
+    return ResponseObject(
+        id=meta.id,
+        created_at=meta.created,
+        instructions=asked.instructions,
+        metadata=asked.metadata,
+        model=meta.model,
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        temperature=_default(asked.temperature, 1.0),
+        tool_choice=_rendered(asked.tool_choice),
+        tools=_rendered(asked.tools),
+        top_p=_default(asked.top_p, 1.0),
+        background=bool(asked.background),
+        max_output_tokens=most_tokens,
+        max_tool_calls=asked.max_tool_calls,
+        previous_response_id=asked.previous_response_id,
+        reasoning=asked.reasoning,
+        service_tier=asked.service_tier,
+        text=_rendered(_text(asked.text)),
+        top_logprobs=asked.logprobs,
+        truncation=asked.truncation or "disabled",
+        user=asked.user,
+        presence_penalty=_default(asked.presence_penalty, 0.0),
+        frequency_penalty=_default(asked.frequency_penalty, 0.0),
+    )
+
+
+def _rendered(value: object) -> Raw:
+    """What a request may nest deeply, as JSON: a stream tells it three times."""
+    return Raw(encode(value))
+
+
+def _default(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _text(config: TextConfig | None) -> dict[str, object] | None:
+    if config is None:
+        return None
+    return {"format": config.format and config.format.told(), "verbosity": config.verbosity}

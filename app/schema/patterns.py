@@ -1,0 +1,246 @@
+"""Regular expressions as JSON Schema writes them: whether a text satisfies one, and texts that do."""
+
+from __future__ import annotations
+
+import re
+import sys
+from random import Random
+from time import thread_time
+
+import regex
+
+from app.clock.offload import call_off_hub
+from app.clock.pause import Slices
+from app.schema.errors import Allowance, SchemaError, Unsatisfiable
+from app.schema.pattern_pieces import LONGEST, PLAIN, Pen, Piece, parse
+
+MOST_SOURCE = 4000
+"""Characters of the longest pattern that is read."""
+LONG_SOURCE = 400
+"""Characters of a pattern that takes a millisecond or more to compile: that is done beside the event loop."""
+SHORT_TEXT = 60
+"""Characters up to which the library's tables of a text take no time."""
+MOST_SIZE = 20_000
+"""Pieces that a pattern may have with its repeats written out: compiling costs memory for each."""
+MATCH_S = 0.01
+"""Seconds after which a search is given up: the pattern makes it try too many ways."""
+STEP_S = 8e-6
+"""Seconds of CPU time that a search may take for one step of its allowance."""
+TRIES = 40
+USUAL_EXTRA, MOST_EXTRA = 8, 24
+"""Characters drawn beyond the shortest text, usually and after some failures."""
+STEPS = 20_000
+BASE_BYTES, CHARACTER_BYTES = 1_000, 110
+"""Memory of a pattern beside that of the library, and of each character of it: measured, at the most."""
+
+CLASSES = {
+    "L": "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0370-\u03ff\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff",
+    "Lu": "A-Z\u00c0-\u00d6\u00d8-\u00de",
+    "Ll": "a-z\u00df-\u00f6\u00f8-\u00ff",
+    "N": "0-9",
+    "Nd": "0-9",
+    "P": "!-#%-*,-/:;?@\\[-\\]_{}",
+    "S": "$+<->\\^`|~",
+    "Z": " \u00a0",
+    "Zs": " \u00a0",
+}
+"""Unicode classes that are understood, by their commonest members."""
+LONG_NAMES = {"Letter": "L", "Alphabetic": "L", "Number": "N", "Digit": "Nd", "Punctuation": "P"} | {
+    "Uppercase_Letter": "Lu",
+    "Lowercase_Letter": "Ll",
+    "Uppercase": "Lu",
+    "Lowercase": "Ll",
+    "Symbol": "S",
+    "Separator": "Z",
+}
+DOUBLED = frozenset("-&~|[")
+"""Doubled in a class, these are reserved by Python for later."""
+
+ESCAPE = re.compile(
+    r"\\(?:(?P<negated>[pP])(?P<unicode>\{[^}]*\}|\w)|u\{(?P<point>[0-9a-fA-F]{1,6})\}"
+    r"|u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|c(?P<control>[A-Za-z])|k<(?P<back>\w+)>|(?P<end>z)|(?P<other>.))",
+    re.DOTALL,
+)
+NAMED = re.compile(r"\(\?<(?![=!])")
+VERBOSE = re.compile(r"\(\?[aiLmsu]*x")
+
+
+class Pattern(str):
+    """A regular expression in Python's dialect, compiled; `source` is how it was written.
+
+    Raises SchemaError for a pattern that is wrong, not supported or too large.
+    """
+
+    source: str
+    _engine: regex.Pattern[str]
+    _piece: Piece
+
+    def __new__(cls, source: str) -> Pattern:
+        if len(source) > MOST_SOURCE:
+            raise SchemaError(f"a pattern of {len(source)} characters is too long")
+        pattern = cls._compiled(source) if len(source) < LONG_SOURCE else call_off_hub(cls._compiled, source)
+        regex.purge()  # the library would keep a note of every pattern
+        return pattern
+
+    @classmethod
+    def _compiled(cls, source: str) -> Pattern:
+        translated = translate(source)
+        pattern = super().__new__(cls, translated)
+        pattern.source = source
+        try:
+            pattern._piece = parse(translated)
+            if pattern._piece.size > MOST_SIZE:
+                raise SchemaError(f"the pattern {_short(source)} repeats too much")
+            pattern._engine = regex.compile(_without_tables(translated), regex.ASCII, cache_pattern=False)
+        except (re.error, regex.error) as error:
+            raise SchemaError(f"the pattern {_short(source)} is not understood: {error}") from None
+        except (RecursionError, OverflowError, MemoryError):
+            raise SchemaError(f"the pattern {_short(source)} is too deep or too large") from None
+        return pattern
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it holds."""
+        return sys.getsizeof(self._engine) + BASE_BYTES + CHARACTER_BYTES * len(self)
+
+    def found_in(self, text: str, allowance: Allowance) -> bool:
+        """True when some part of `text` matches, as JSON Schema wants it; SchemaError if too costly."""
+        return self._search(text, allowance, whole=False)
+
+    def _search(self, text: str, allowance: Allowance, whole: bool) -> bool:
+        search = self._engine.fullmatch if whole else self._engine.search
+        begun = thread_time()
+        try:
+            found = search(text, timeout=MATCH_S) is not None
+            allowance.spend(1 + int((thread_time() - begun) / STEP_S))
+            return found
+        except (TimeoutError, MemoryError):
+            raise SchemaError(f"the pattern {_short(self.source)} takes too long to match") from None
+
+    def write(
+        self, rng: Random, allowance: Allowance, least: int = 0, most: int | None = None, whole: bool = False
+    ) -> str:
+        """A text of `least` to `most` characters that satisfies the pattern, all of it if `whole`.
+
+        Raises Unsatisfiable when none was found.
+        """
+        piece = self._piece
+        highest = min(LONGEST, LONGEST if most is None else most)
+        lowest = max(piece.least, least if whole else min(least, piece.most))
+        for attempt in range(TRIES if lowest <= min(highest, piece.most) else 0):
+            extra = USUAL_EXTRA if attempt < TRIES // 4 else MOST_EXTRA
+            length = rng.randint(lowest, min(lowest + extra, highest, piece.most))
+            pen = Pen(rng, allowance, look_around=attempt % 4 == 3)
+            piece.write(length, pen)
+            text = "".join(pen.parts)
+            for padded in (text,) if len(text) >= least else _padded(text, least, rng):
+                if least <= len(padded) <= highest and self._search(padded, allowance, whole):
+                    return padded
+        raise Unsatisfiable(f"no text was found for the pattern {_short(self.source)}")
+
+
+def matching_text(pattern: str, rng: Random, whole: bool = True) -> str:
+    """A text that matches `pattern` from start to end, or, with `whole` false, contains a match.
+
+    Raises SchemaError for a pattern that is wrong or not supported, Unsatisfiable when no text was found.
+    """
+    return Pattern(pattern).write(rng, Allowance(STEPS, Slices()), whole=whole)
+
+
+def _padded(text: str, length: int, rng: Random) -> tuple[str, ...]:
+    """`text` made as long as `length`, at its end or its start."""
+    padding = "".join(rng.choices(PLAIN, k=min(length, LONGEST) - len(text)))
+    return text + padding, padding + text
+
+
+def _without_tables(translated: str) -> str:
+    """The same pattern, for which the library makes no tables to search quickly for a text that it must hold.
+
+    Making them takes time with the cube of the text's length (28 s for 3,900 letters), whatever the limit.
+    """
+    if len(translated) < SHORT_TEXT:
+        return translated
+    end_of_comment = "\n" if VERBOSE.match(translated) else ""
+    return f"(?:{translated}{end_of_comment}|(?!))"
+
+
+def _short(source: str) -> str:
+    return repr(source if len(source) <= 60 else source[:57] + "...")
+
+
+def translate(source: str) -> str:
+    """`source` in Python's dialect; ``$`` means the very end. SchemaError for what has no equivalent."""
+    multiline = re.match(r"\(\?[aiLsux]*m", source) is not None
+    parts: list[str] = []
+    at, inside = 0, False
+    while at < len(source):
+        taken, text, inside = _next(source, at, inside, multiline)
+        parts.append(text)
+        at += taken
+    return "".join(parts)
+
+
+def _next(source: str, at: int, inside: bool, multiline: bool) -> tuple[int, str, bool]:
+    """How many characters are read at `at`, what they become, and whether a class is open after them."""
+    character = source[at]
+    if character == "\\":
+        found = ESCAPE.match(source, at)
+        if found is None:
+            raise SchemaError("the pattern ends with a backslash")
+        return len(found.group()), _escape(found, inside), inside
+    if inside:
+        if character == "]":
+            return 1, "]", False
+        doubled = character == "[" or (character in DOUBLED and source[at - 1] == character)
+        return 1, "\\" + character if doubled else character, True
+    if character == "[":
+        return _class_start(source, at)
+    if character == "$" and not multiline:
+        return 1, r"\Z", False
+    if NAMED.match(source, at):
+        return 3, "(?P<", False
+    return 1, character, False
+
+
+def _class_start(source: str, at: int) -> tuple[int, str, bool]:
+    """The start of a class.
+
+    One that seems empty matches nothing in ECMA-262, and its negation everything; in Python the
+    bracket is a member, which is what is meant when another one follows.
+    """
+    start = "[^" if source.startswith("[^", at) else "["
+    after = at + len(start)
+    if not source.startswith("]", after):
+        return len(start), start, True
+    if "]" in source[after + 1 :]:
+        return len(start) + 1, start + r"\]", True
+    return len(start) + 1, r"[\s\S]" if start == "[^" else "(?!)", False
+
+
+def _escape(found: re.Match[str], inside: bool) -> str:
+    if found["unicode"]:
+        return _unicode_class(found["unicode"].strip("{}"), found["negated"] == "P", inside)
+    if found["point"]:
+        return _literal(int(found["point"], 16))
+    if found["high"]:
+        return _literal(0x10000 + (int(found["high"], 16) % 0x400 << 10) + int(found["low"], 16) % 0x400)
+    if found["control"]:
+        return _literal(ord(found["control"].upper()) - 64)
+    if found["back"]:
+        return f"(?P={found['back']})"
+    return r"\Z" if found["end"] and not inside else found.group()
+
+
+def _literal(point: int) -> str:
+    if point > 0x10FFFF:
+        raise SchemaError("the pattern names a character beyond Unicode")
+    return f"\\U{point:08x}"
+
+
+def _unicode_class(name: str, negated: bool, inside: bool) -> str:
+    name = name.split("=")[-1]
+    members = CLASSES.get(LONG_NAMES.get(name, name))
+    if members is None or (negated and inside):
+        raise SchemaError(f"the pattern uses the Unicode class {name!r} in a way that is not supported")
+    return members if inside else f"[{'^' if negated else ''}{members}]"

@@ -1,0 +1,171 @@
+"""From engine requests to a response: at once, as a promise, or as a stream; and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any
+
+import gevent.socket
+import pytest
+
+from app.api.responder import Responder, ServerLoad
+from app.api.stream import EventStream
+from app.engine.outputs import EngineOutput, Failed, Tokens
+from app.http.connection import Connection
+from app.http.errors import bad_request
+from app.http.response import CLIENT_GONE, PendingResponse, Response
+from app.http.write_batcher import WriteBatcher
+from tests.application import request
+from tests.engine.harness import Harness, engine_request
+
+HEADERS = {"x-inference-pod": "pod-1"}
+
+
+class Texts:
+    """Writes the texts of all tokens; `fails` when it is to write a body."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+
+    def chunk(self, event: EngineOutput) -> bytes:
+        return b"[failed]" if type(event) is Failed else self._text([event])
+
+    def closing(self) -> bytes:
+        return b"[end]"
+
+    def body(self, events: Iterable[EngineOutput]) -> bytes:
+        events = list(events)
+        for event in events:
+            if type(event) is Failed:
+                raise event.error
+        if self.fails:
+            raise UnicodeError("cannot be written")
+        return self._text(events)
+
+    def _text(self, events: Iterable[EngineOutput]) -> bytes:
+        return "".join(text for event in events if type(event) is Tokens for text in event.texts).encode()
+
+
+class Responding:
+    """A responder of a house whose tokens come a second apart, the first after two; or all at once."""
+
+    def __init__(self, at_once: bool = False, **limits: Any) -> None:
+        latency = {} if at_once else {"inter_token_latency": 1.0, "time_to_first_token": 2.0}
+        self.harness = Harness(mode="echo", **latency, **limits)
+        self.load = ServerLoad(tracked=True)
+        self.responder = Responder(self.harness.engine, self.load, HEADERS, WriteBatcher(), 5.0)
+
+    def soon(self, stream: bool = False, writer: Texts | None = None, choices: int = 1) -> Any:
+        now_s = self.harness.clock.now()
+        asked = [engine_request(index=k, n=choices, arrival_s=now_s) for k in range(choices)]
+        return self.responder.respond_soon(asked, writer or Texts(), stream, request())
+
+
+def test_what_is_ready_at_once_is_no_promise() -> None:
+    at_once = Responding(at_once=True)
+    response = at_once.soon()
+    assert isinstance(response, Response) and isinstance(response.body, bytes)
+    assert response.body and b"What goes in comes out.".startswith(response.body)
+    assert list(response.headers.items())[:2] == [*HEADERS.items(), ("Content-Type", "application/json")]
+    assert at_once.load.count == 0 and at_once.harness.is_idle()
+
+
+def test_a_promise_is_kept_when_the_last_choice_is_over() -> None:
+    paced = Responding()
+    came: list[Response | Exception] = []
+    pending = paced.soon(choices=2)
+    assert isinstance(pending, PendingResponse)
+    pending.then(came.append)
+    paced.harness.clock.advance(5)
+    assert not came and paced.load.count == 1
+    paced.harness.clock.advance(5)
+    (response,) = came
+    assert isinstance(response, Response) and isinstance(response.body, bytes) and response.body
+    assert response.status == 200 and paced.load.count == 0 and paced.harness.is_idle()
+
+
+def test_who_leaves_before_gets_nothing_and_frees_the_engine() -> None:
+    paced = Responding()
+    came: list[Response | Exception] = []
+    pending = paced.soon()
+    pending.then(came.append)
+    paced.harness.clock.advance(3)
+    for _ in range(2):
+        pending.abort()
+    assert paced.harness.is_idle() and paced.load.count == 0
+    paced.harness.clock.advance(20)
+    assert not came
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_cannot_be_written_is_an_error_in_its_place(fails: bool) -> None:
+    paced = Responding()
+    pending = paced.soon(writer=Texts(fails))
+    paced.harness.clock.advance(20)
+    assert isinstance(pending.outcome, UnicodeError if fails else Response)
+    assert paced.load.count == 0
+
+
+def test_what_the_engine_refuses_is_raised_and_counts_as_no_load() -> None:
+    paced = Responding(slots=1, max_waiting=0)
+    paced.soon()
+    with pytest.raises(Exception, match="(?i)queue|full|waiting"):
+        paced.soon()
+    assert paced.load.count == 1
+
+
+def test_a_stream_is_load_until_it_is_closed() -> None:
+    paced = Responding()
+    response = paced.soon(stream=True)
+    assert isinstance(response.body, EventStream) and paced.load.count == 1
+    assert list(response.headers.items()) == [
+        *HEADERS.items(),
+        ("Content-Type", "text/event-stream; charset=utf-8"),
+    ]
+    response.close()
+    response.close()
+    assert paced.load.count == 0 and paced.harness.is_idle()
+
+
+def test_a_stream_that_is_refused_late_is_an_error_and_an_end() -> None:
+    error = bad_request("too late")
+    response = Responding().responder.broken(error, Texts())
+    assert (response.status, list(response.body)) == (200, [b"[failed]", b"[end]"])
+
+
+def test_the_client_of_a_whole_answer_that_has_left_is_told_nothing() -> None:
+    paced = Responding()
+    server, client = gevent.socket.socketpair()
+    with server:
+        client.close()
+        context = request(connection=Connection(server))
+        response = paced.responder.respond([engine_request()], Texts(), False, context)
+        assert (response.status, response.body) == (CLIENT_GONE, b"")
+        assert paced.harness.is_idle() and paced.load.count == 0
+
+
+@pytest.mark.parametrize("end", ["over", "left", "failed"])
+def test_a_promise_leaves_nothing_that_only_a_collector_frees(end: str) -> None:
+    paced = Responding()
+
+    def serve() -> None:
+        came: list[object] = []
+        pending = paced.soon(writer=Texts(fails=end == "failed"))
+        pending.then(lambda outcome: came.append((pending, outcome)))
+        if end == "left":
+            pending.abort()
+        paced.harness.clock.advance(20)
+        if isinstance(pending.outcome, Exception):
+            pending.outcome.__traceback__ = None  # as `forget_frames` does when it is answered
+        del came[:]
+
+    serve()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            serve()
+        assert gc.collect() < 10
+    finally:
+        gc.enable()

@@ -1,0 +1,176 @@
+"""What a request is to those who handle it, and how a WSGI environ becomes one."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+from urllib.parse import urlencode
+
+import gevent.socket
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from werkzeug.test import EnvironBuilder
+
+from app.http.context import RequestContext
+from app.http.wsgi import context_of
+from tests.application import request
+
+
+class Kept:
+    """Something to keep."""
+
+
+class Derived(Kept):
+    """Something else to keep."""
+
+
+def test_what_is_kept_is_found_by_its_type() -> None:
+    context, kept = request(), Kept()
+    assert context.kept(Kept) is None
+    context.keep(kept)
+    assert context.kept(Kept) is kept
+    assert context.kept(Derived) is None and context.kept(str) is None
+
+
+def test_the_last_of_a_type_is_kept_and_each_type_has_its_own() -> None:
+    context, last, derived = request(), Kept(), Derived()
+    for one in (Kept(), derived, last):
+        context.keep(one)
+    assert (context.kept(Kept), context.kept(Derived)) == (last, derived)
+
+
+def test_requests_keep_nothing_of_each_other() -> None:
+    request().keep(Kept())
+    assert request().kept(Kept) is None
+
+
+def test_an_argument_is_the_first_of_its_name() -> None:
+    context = request("/wake_up?tags=a&level=2&tags=b%20c&empty=&%C3%BC=%ff")
+    assert (context.argument("tags"), context.arguments("tags")) == ("a", ["a", "b c"])
+    assert (context.argument("level"), context.argument("empty", "x")) == ("2", "")
+    assert (context.argument("ü"), context.argument("none"), context.argument("none", "x")) == ("�", "", "x")
+    assert list(context.arguments("none")) == []
+    assert context.query() == {"tags": "a", "level": "2", "empty": "", "ü": "�"}
+
+
+@pytest.mark.parametrize("target", ["/a", "/a?", "/a#b=1", "/a?#b=1"])
+def test_a_target_without_a_query_has_no_arguments(target: str) -> None:
+    assert request(target).query() == {}
+
+
+def test_a_fragment_is_no_part_of_the_query() -> None:
+    assert request("/a?b=1&c=2#d=3?e=4").query() == {"b": "1", "c": "2"}
+
+
+@given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), max_size=8))
+def test_every_query_is_read_as_it_was_written(pairs: list[tuple[str, str]]) -> None:
+    context = request("/a?" + urlencode(pairs))
+    for name, _ in pairs:
+        assert list(context.arguments(name)) == [value for own, value in pairs if own == name]
+
+
+@pytest.mark.parametrize(
+    ("declared", "length"),
+    [
+        ("0", 0),
+        ("17", 17),
+        ("", None),
+        ("-1", None),
+        ("x", None),
+        ("9" * 19, None),
+        ("1 ", None),
+    ],
+)
+def test_a_length_that_makes_no_sense_is_none(declared: str, length: int | None) -> None:
+    assert request(headers={"content-length": declared}).content_length == length
+    assert request().content_length is None
+
+
+# From a WSGI environ
+
+
+def environ(path: str = "/", **given: Any) -> dict[str, Any]:
+    return EnvironBuilder(path=path, **given).get_environ()
+
+
+def test_an_environ_becomes_a_context() -> None:
+    body = io.BytesIO(b"{}")
+    given = environ(
+        "/v1/caf%C3%A9?a=1",
+        method="POST",
+        input_stream=body,
+        content_type="application/json",
+        headers={"X-Request-Id": "mine", "Host": "example"},
+        base_url="https://example",
+        environ_overrides={"REMOTE_ADDR": "10.1.2.3", "SERVER_PROTOCOL": "HTTP/1.0"},
+    )
+    context = context_of(given, 12.5)
+    assert (context.method, context.path, context.target) == ("POST", "/v1/café", "/v1/caf%C3%A9?a=1")
+    assert (context.client, context.arrival_s, context.http_version) == ("10.1.2.3", 12.5, "HTTP/1.0")
+    assert (context.scheme, context.host) == ("https", "example")
+    assert (context.content_type, context.headers["x-request-id"]) == ("application/json", "mine")
+    assert (context.source, context.body, context.connection) == (body, None, None)
+    assert context.argument("a") == "1"
+
+
+def test_a_request_that_is_not_stamped_arrives_now() -> None:
+    before = time.monotonic()
+    assert before <= context_of(environ()).arrival_s <= time.monotonic()
+
+
+def test_without_the_target_as_it_was_sent_the_path_and_query_stand_for_it() -> None:
+    given = environ("/a%20b?c=1%202")
+    for name in ("RAW_URI", "REQUEST_URI"):
+        given.pop(name, None)
+    context = context_of(given)
+    assert (context.target, context.argument("c")) == ("/a b?c=1%202", "1 2")
+    assert context_of({**given, "RAW_URI": "/a%20b?c=1%202"}).target == "/a%20b?c=1%202"
+
+
+def test_headers_have_lower_case_names_and_come_in_their_order() -> None:
+    given = {
+        **{name: value for name, value in environ().items() if not name.startswith(("HTTP_", "CONTENT_"))},
+        "HTTP_X_B": "2",
+        "CONTENT_TYPE": "text/plain",
+        "HTTP_ACCEPT_ENCODING": "gzip",
+        "CONTENT_LENGTH": "",
+        "HTTP_X_A": "",
+    }
+    headers = context_of(given).headers
+    assert list(headers.items()) == [
+        ("x-b", "2"),
+        ("content-type", "text/plain"),
+        ("accept-encoding", "gzip"),
+        ("x-a", ""),
+    ]
+    assert "content-length" not in headers and headers.get("cookie") is None
+
+
+def test_a_socket_of_gevent_is_the_connection_and_any_other_is_none() -> None:
+    ended: list[str] = []
+    server, client = gevent.socket.socketpair()
+    with server, client:
+        context = context_of({**environ(), "gunicorn.socket": server}, ended=lambda: ended.append("told"))
+        assert context.connection is not None and context.connection.plain
+        assert context.connection.fileno() == server.fileno()
+        assert context.connection.ended is not None
+        context.connection.ended()
+        secure = context_of({**environ(base_url="https://x"), "gunicorn.socket": server}).connection
+        assert ended == ["told"] and secure is not None and not secure.plain and secure.ended is None
+    assert context_of({**environ(), "gunicorn.socket": object()}).connection is None
+
+
+def test_a_context_does_not_hold_its_environ() -> None:
+    """It is in there itself, and cyclic garbage is hardly ever collected."""
+    given = environ("/a?b=1", headers={"X-A": "1"})
+    held: list[object] = [context_of(given)]
+    seen: set[int] = set()
+    while held:
+        one = held.pop()
+        assert one is not given
+        if id(one) not in seen and isinstance(one, RequestContext | dict | list | tuple):
+            seen.add(id(one))
+            held += vars(one).values() if isinstance(one, RequestContext) else one
+            held += one.values() if isinstance(one, dict) else ()

@@ -1,0 +1,244 @@
+"""Responses: what leaves, in which order, and who is told when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.http.response import CountedBody, PendingResponse, Response, StreamingBody, json_response
+
+
+def served(response: Response) -> tuple[str, list[tuple[str, str]], Iterable[bytes]]:
+    """Status line, headers and body as a server gets them."""
+    started: list[Any] = []
+
+    def start_response(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+        started[:] = [status, headers]
+
+    body = response({}, start_response)
+    return started[0], started[1], body
+
+
+def content(body: Iterable[bytes]) -> bytes:
+    """All of it; closed then if it can be, as a server does."""
+    whole = b"".join(body)
+    if hasattr(body, "close"):
+        body.close()
+    return whole
+
+
+class Closing:
+    """A body that knows how often it was closed."""
+
+    def __init__(self, *pieces: bytes, error: Exception | None = None) -> None:
+        self.pieces = pieces
+        self.error = error
+        self.closed = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.pieces)
+
+    def close(self) -> None:
+        self.closed += 1
+        if self.error is not None:
+            raise self.error
+
+
+def test_a_whole_body_has_its_type_and_length_after_the_given_headers() -> None:
+    response = Response(b"{}", 201, {"X-First": "1"}, "application/json")
+    response.headers["X-Last"] = "2"
+    status, headers, body = served(response)
+    assert status == "201 CREATED"
+    assert headers == [
+        ("X-First", "1"),
+        ("Content-Type", "application/json"),
+        ("Content-Length", "2"),
+        ("X-Last", "2"),
+    ]
+    assert content(body) == b"{}"
+
+
+def test_an_empty_body_has_a_length_and_no_type() -> None:
+    assert served(Response())[1] == [("Content-Length", "0")]
+
+
+def test_of_pieces_no_length_is_told() -> None:
+    status, headers, body = served(Response([b"a", b"b"], content_type="text/event-stream"))
+    assert (status, headers) == ("200 OK", [("Content-Type", "text/event-stream")])
+    assert content(body) == b"ab"
+
+
+def test_given_headers_are_copied() -> None:
+    given = {"X-Pod": "a"}
+    Response(b"x", headers=given).headers["X-Other"] = "b"
+    assert given == {"X-Pod": "a"}
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (200, "200 OK"),
+        (405, "405 METHOD NOT ALLOWED"),
+        (413, "413 REQUEST ENTITY TOO LARGE"),
+        (422, "422 UNPROCESSABLE ENTITY"),
+        (449, "449 RETRY WITH"),
+        (499, "499 UNKNOWN"),
+        (599, "599 UNKNOWN"),
+    ],
+)
+def test_a_status_line_is_the_same_under_every_python(status: int, line: str) -> None:
+    assert Response(status=status).status_line == line
+
+
+def test_json_is_encoded_unless_it_is_bytes_already() -> None:
+    for body in ({"a": [1, "ü"]}, msgspec.json.encode({"a": [1, "ü"]})):
+        response = json_response(body, 404, {"Retry-After": "1"})
+        assert (response.body, response.status) == ('{"a":[1,"ü"]}'.encode(), 404)
+        assert list(response.headers) == ["Retry-After", "Content-Type", "Content-Length"]
+
+
+def test_without_its_body_a_response_tells_the_same_length() -> None:
+    response = json_response({"detail": "Not Found"}, 404)
+    before = response.header_items()
+    response.without_body()
+    assert response.header_items() == before and response.headers["Content-Length"] == "22"
+    assert content(served(response)[2]) == b""
+
+
+def test_another_body_has_another_length_in_the_same_place() -> None:
+    response = Response(b"long", 200, {"X-First": "1"})
+    response.headers["X-Last"] = "1"
+    response.replace_body(b"x")
+    assert response.header_items() == [
+        ("X-First", "1"),
+        ("Content-Length", "1"),
+        ("X-Last", "1"),
+    ]
+    assert content(served(response)[2]) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("present", "added", "vary"),
+    [
+        ("", ("Origin",), "Origin"),
+        ("Accept", ("Origin", "Cookie"), "Accept, Origin, Cookie"),
+        ("origin ,Accept", ("Origin",), "origin, Accept"),
+        ("Origin", (), "Origin"),
+        (" , ", ("Origin",), "Origin"),
+    ],
+)
+def test_what_an_answer_depends_on_is_named_once(present: str, added: tuple[str, ...], vary: str) -> None:
+    response = Response(headers={"Vary": present} if present else None)
+    response.vary(*added)
+    assert response.headers["Vary"] == vary
+
+
+# The end
+
+
+def test_who_wants_to_know_of_the_end_is_told_once_after_the_body_is_closed() -> None:
+    told: list[str] = []
+    body = Closing(b"a")
+    response = Response(body)
+    response.on_close(lambda: told.append(f"first, {body.closed} closed"))
+    response.on_close(lambda: told.append("second"))
+    _, _, sent = served(response)
+    assert next(iter(sent)) == b"a" and not told
+    for _ in range(2):
+        sent.close()  # type: ignore[attr-defined]
+    assert told == ["first, 1 closed", "second"]
+
+
+def test_the_end_of_a_whole_body_is_told_too() -> None:
+    told: list[str] = []
+    response = Response(b"x")
+    response.on_close(lambda: told.append("over"))
+    _, _, body = served(response)
+    assert not told
+    assert content(body) == b"x" and told == ["over"]
+
+
+def test_a_whole_body_whose_end_interests_nobody_is_given_as_it_is() -> None:
+    assert served(Response(b"x"))[2] == [b"x"]
+
+
+def test_who_fails_keeps_nobody_from_being_told() -> None:
+    told: list[str] = []
+
+    def failing() -> None:
+        told.append("fails")
+        raise RuntimeError("broken")
+
+    body = Closing(error=OSError("cannot be closed"))
+    response = Response(body)
+    for callback in (failing, lambda: told.append("last")):
+        response.on_close(callback)
+    with pytest.raises(RuntimeError):
+        response.close()
+    assert told == ["fails", "last"] and body.closed == 1
+
+
+def test_a_body_that_was_never_begun_is_closed() -> None:
+    body = Closing(b"a")
+    _, _, sent = served(Response(body))
+    sent.close()  # type: ignore[attr-defined]
+    assert body.closed == 1
+
+
+def test_a_counted_body_counts_what_was_taken_and_closes_the_pieces() -> None:
+    pieces = Closing(b"abc", b"de", b"f")
+    body = CountedBody(pieces)
+    assert [next(body), next(body)] == [b"abc", b"de"]
+    body.close()
+    assert (body.bytes_sent, pieces.closed, body.gone) == (5, 1, False)
+    CountedBody([b"a"]).close()
+
+
+def test_a_streaming_body_has_to_be_written_somehow() -> None:
+    body = StreamingBody()
+    assert (body.bytes_sent, body.gone) == (0, False)
+    with pytest.raises(NotImplementedError):
+        iter(body)
+    body.close()
+
+
+# What is still to come
+
+
+def test_who_waits_is_called_when_the_response_is_there() -> None:
+    came: list[Response | Exception] = []
+    pending, response = PendingResponse(lambda: None), Response()
+    pending.then(came.append)
+    assert came == []
+    pending.resolve(response)
+    assert came == [response] and pending.outcome is response
+
+
+def test_who_leaves_is_not_called_and_says_so_once() -> None:
+    came: list[object] = []
+    pending = PendingResponse(lambda: came.append("left"))
+    pending.then(came.append)
+    for _ in range(2):
+        pending.abort()
+    pending.resolve(Response())
+    assert came == ["left"]
+
+
+def test_who_leaves_when_the_response_is_there_ends_nothing() -> None:
+    came: list[object] = []
+    pending = PendingResponse(lambda: came.append("left"))
+    pending.resolve(Response())
+    pending.abort()
+    assert not came
+
+
+@pytest.mark.parametrize("outcome", [Response(), ValueError()])
+def test_who_comes_late_is_called_at_once(outcome: Response | Exception) -> None:
+    came: list[Response | Exception] = []
+    pending = PendingResponse(lambda: None)
+    pending.resolve(outcome)
+    pending.then(came.append)
+    assert came == [outcome]

@@ -1,0 +1,181 @@
+"""The list of middleware: down it to the route, up it from the response, and only those that are active."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.engine.observer import Observers
+from app.http.context import RequestContext
+from app.http.errors import ApiError
+from app.http.response import Response
+from app.http.route import get
+from app.middleware.stack import Middleware, MiddlewareStack, observers_of
+from config.live import LiveSettings
+from config.settings import Settings
+from tests.application import application, request
+
+Ran = list[str]
+
+
+class Named(Middleware):
+    """Writes down when it begins and ends; `answer` or `error` are what it begins with."""
+
+    def __init__(
+        self, name: str, ran: Ran, answer: Response | None = None, error: Exception | None = None
+    ) -> None:
+        self.name, self.ran, self.answer, self.error = name, ran, answer, error
+
+    def begin(self, context: RequestContext) -> Response | None:
+        self.ran.append(f"{self.name} begins")
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        self.ran.append(f"{self.name} ends {response.status}")
+
+
+class Beginning(Middleware):
+    """Has no end."""
+
+    def __init__(self, ran: Ran) -> None:
+        self.ran = ran
+
+    def begin(self, context: RequestContext) -> None:
+        self.ran.append("only begins")
+
+
+class Ending(Middleware):
+    """Has no beginning."""
+
+    def __init__(self, ran: Ran) -> None:
+        self.ran = ran
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        self.ran.append("only ends")
+
+
+def exchange(stack: MiddlewareStack, status: int = 200) -> Response | None:
+    """One request, and a response of `status` that leaves unless a middleware gives one."""
+    context = request()
+    given = stack.begin(context)
+    stack.end(context, given or Response(status=status))
+    return given
+
+
+def test_requests_go_down_the_list_and_responses_up() -> None:
+    ran: Ran = []
+    assert exchange(MiddlewareStack([Named("a", ran), Named("b", ran), Named("c", ran)])) is None
+    assert ran == ["a begins", "b begins", "c begins", "c ends 200", "b ends 200", "a ends 200"]
+
+
+def test_only_what_is_overridden_runs() -> None:
+    ran: Ran = []
+    exchange(MiddlewareStack([Beginning(ran), Ending(ran), Middleware()]))
+    assert ran == ["only begins", "only ends"]
+
+
+def test_the_first_that_answers_is_the_last_that_is_asked_and_all_see_its_answer() -> None:
+    ran: Ran = []
+    answer = Response(status=401)
+    stack = MiddlewareStack([Named("a", ran), Named("b", ran, answer), Named("c", ran)])
+    assert exchange(stack) is answer
+    assert ran == ["a begins", "b begins", "c ends 401", "b ends 401", "a ends 401"]
+
+
+def test_what_is_not_active_is_passed_by_until_it_is() -> None:
+    ran: Ran = []
+    sometimes = Named("sometimes", ran)
+    sometimes.active = False
+    stack = MiddlewareStack([Named("always", ran), sometimes])
+    for active in (False, True, False):
+        sometimes.active = active
+        stack.refresh()
+        exchange(stack)
+    always, both = ["always begins", "always ends 200"], ["sometimes begins", "sometimes ends 200"]
+    assert ran == always + [always[0], *both, always[1]] + always
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_a_request_ends_with_those_that_were_active_when_it_began(active: bool) -> None:
+    ran: Ran = []
+    one = Named("one", ran)
+    one.active = active
+    stack, context = MiddlewareStack([one]), request()
+    stack.begin(context)
+    one.active = not active
+    stack.refresh()
+    stack.end(context, Response())
+    assert ran == (["one begins", "one ends 200"] if active else [])
+
+
+def test_settings_decide_what_is_active_before_the_list_looks() -> None:
+    class WithSettings(Named):
+        def on_settings(self, settings: Settings) -> None:
+            self.active = settings.log.log_http
+
+    ran: Ran = []
+    live = LiveSettings(Settings())
+    client = application(
+        [get("/", lambda context: Response())], WithSettings("a", ran), live=live
+    ).test_client()
+    for on in (False, True, False):
+        live.change({"log-http": on})
+        client.get("/")
+    assert ran == ["a begins", "a ends 200"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/", 200), ("/none", 404), ("/", 405), ("/fails", 500), ("/refuses", 429)]
+)
+def test_every_answer_of_an_application_passes_once(path: str, status: int) -> None:
+    ran: Ran = []
+
+    def fails(context: RequestContext) -> Response:
+        raise RuntimeError
+
+    def refuses(context: RequestContext) -> Response:
+        raise ApiError(429, "RateLimitError", "later")
+
+    routes = [get("/", lambda context: Response()), get("/fails", fails), get("/refuses", refuses)]
+    client = application(routes, Named("a", ran), Named("b", ran)).test_client()
+    method = "PUT" if status == 405 else "GET"
+    assert client.open(path, method=method).status_code == status
+    assert ran == ["a begins", "b begins", f"b ends {status}", f"a ends {status}"]
+
+
+def test_who_refuses_a_request_is_answered_as_a_route_is() -> None:
+    ran: Ran = []
+    refusing = Named("refusing", ran, error=ApiError(429, "RateLimitError", "later"))
+    client = application([get("/", lambda context: Response())], Named("first", ran), refusing).test_client()
+    answer = client.get("/")
+    assert (answer.status_code, answer.json["error"]["type"]) == (429, "RateLimitError")
+    assert ran == ["first begins", "refusing begins", "refusing ends 429", "first ends 429"]
+
+
+def test_the_middleware_know_the_route_that_is_meant() -> None:
+    seen: list[tuple[str | None, str, dict[str, str]]] = []
+
+    class Seeing(Middleware):
+        def begin(self, context: RequestContext) -> None:
+            route = context.route
+            seen.append((route and route.path, context.label, dict(context.params)))
+
+    route = get("/v1/responses/{response_id}", lambda context: Response())
+    client = application([route], Seeing()).test_client()
+    client.get("/v1/responses/a%20b")
+    client.put("/v1/responses/x")
+    client.get("/v1/none")
+    assert seen == [
+        ("/v1/responses/{response_id}", "/v1/responses/{response_id}", {"response_id": "a b"}),
+        (None, "/v1/responses/{response_id}", {}),
+        (None, "", {}),
+    ]
+
+
+def test_observers_of_a_request_are_one_list() -> None:
+    context = request()
+    observers_of(context).append(lambda generation: None)
+    assert len(observers_of(context)) == 1
+    assert context.kept(Observers) is observers_of(context)
+    assert not observers_of(request())

@@ -1,0 +1,20 @@
+"""What the tests of schemas do again and again: compile, and draw a value."""
+
+from __future__ import annotations
+
+from random import Random
+
+from app.schema import JSON, Ranges, Schemas
+from app.schema.strict import check_strict
+
+
+def sample(schema: object, rng: Random, ranges: Ranges, lenient: bool = False) -> JSON:
+    """A value of `schema`, compiled for this one draw."""
+    return Schemas().compile(schema, lenient).sample(rng, ranges)
+
+
+def check_schema(schema: object, strict: bool = False) -> None:
+    """Raise SchemaError for what is no schema, or with `strict` not a plain one."""
+    if strict:
+        check_strict(schema)
+    Schemas().compile(schema)
