@@ -15,9 +15,8 @@ from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
 from app.http.write_batcher import WriteBatcher
 from app.kvcache.cache import KVCache
-from app.kvcache.chain import PART_BLOCKS
 from app.kvcache.endpoints import of_rank
-from app.kvcache.hashing import BlockHasher
+from app.kvcache.hashing import PART_BLOCKS, BlockHasher
 from app.kvcache.publisher import Publisher, PublisherSettings
 from app.kvcache.residency import Residency
 from app.lora.slots import LoRASlots

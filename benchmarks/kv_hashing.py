@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     show_machine()
     blocks = options.tokens // options.block_size
-    hasher = BlockHasher(ALGORITHM, options.block_size, "0", Random(0), memo_blocks=3 * blocks)
+    hasher = BlockHasher(ALGORITHM, options.block_size, "0", Random(0), memo_bytes=600 * blocks)
     library, prompts = (
         Library(hasher.none_hash, options.block_size),
         Prompts(options.tokens, options.vocabulary),

@@ -20,9 +20,8 @@ from typing import Any
 from cachetools import LRUCache
 
 from app.kvcache.events import BlockStored, EventBatch
-from app.kvindex.cost import weigh_bytes
 from app.kvindex.index import Index
-from app.kvindex.memory import MemoryBackend
+from app.kvindex.memory import MemoryBackend, weigh_bytes
 from benchmarks.kv_ingest import blocks_per_s, into_index, into_naive
 from benchmarks.kv_naive import BLOCK, MODEL, Fleet, Naive
 from benchmarks.options import parser

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from msgspec import Raw
@@ -200,42 +200,51 @@ class CompletionLogprobs:
     ) -> wire.CompletionLogprobs:
         """The lists of the next tokens. `names` has those of the first ones, whose entries may be None.
 
-        In slices, if they are long: first their names and log probabilities are gathered, then written.
+        In slices, if they are long: names and log probabilities are gathered while the offsets are written.
         """
         tokens: list[str] = []
         values: list[float | None] = []
-
-        def offsets(entries: SomeEntries) -> list[int]:
-            begin = len(tokens)
-            for entry in entries:
-                tokens.append(
-                    names[len(tokens)] if entry is None else self._name(entry.token_id, entry.token)
-                )
-            values.extend(None if entry is None else entry.logprob for entry in entries)
-            return [self._next(token) for token in tokens[begin:]]
-
         wide = max(map(width, spans[:2]), default=1)  # a prompt's and a reply's
         if sum(map(len, spans)) * wide <= SLICE:
-            places = [place for span in spans for place in offsets(span)]
+            places = [place for span in spans for place in self._offsets(span, names, tokens, values)]
             tops = [top for span in spans for top in self._tops(span)]
             return wire.CompletionLogprobs(places, values, tokens, tops)
         size = max(1, SLICE // wide)
+
+        def offsets() -> Iterator[bytes]:
+            done = 0
+            for span in spans:
+                for some in slices(span, size):
+                    yield encode(self._offsets(some, names, tokens, values))
+                    done += len(some)
+                    if done >= size:
+                        done = 0
+                        yield b""
+
+        all_tops = (encode(self._tops(some)) for span in spans for some in slices(span, size))
         return wire.CompletionLogprobs(
-            holes.later(list_pieces(encode(offsets(some)) for span in spans for some in slices(span, size))),
+            holes.later(list_pieces(offsets())),
             holes.later(list_pieces(map(encode, slices(values)))),
             holes.later(list_pieces(map(encode, slices(tokens)))),
-            holes.later(
-                list_pieces(encode(self._tops(some)) for span in spans for some in slices(span, size))
-            ),
+            holes.later(list_pieces(all_tops)),
         )
 
-    def _name(self, token_id: int, text: str) -> str:
-        return token_name(token_id, text, self._as_ids)
-
-    def _next(self, token: str) -> int:
-        offset = self._offset
-        self._offset += len(token)
-        return offset
+    def _offsets(
+        self, entries: SomeEntries, names: Sequence[str], tokens: list[str], values: list[float | None]
+    ) -> list[int]:
+        """Where each token begins, in characters; name and log probability go to `tokens` and `values`."""
+        offsets = []
+        for entry in entries:
+            if entry is None:
+                token = names[len(tokens)]
+                values.append(None)
+            else:
+                token = token_name(entry.token_id, entry.token, self._as_ids)
+                values.append(entry.logprob)
+            tokens.append(token)
+            offsets.append(self._offset)
+            self._offset += len(token)
+        return offsets
 
     def _tops(self, entries: SomeEntries) -> list[dict[str, float] | None]:
         return [None if entry is None else self._top(entry) for entry in entries]

@@ -24,7 +24,7 @@ GAP = b"\0"
 HOLE = Raw(GAP)
 SLICE = 2048
 """Tokens, or log probabilities, that are written at once: well below 5 ms of work."""
-BLOCK_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 15
 """Pieces are joined up to here."""
 
 MAX_ANSWER_BYTES = 256 << 20
@@ -93,11 +93,13 @@ class Holes(Struct):
 
 
 def list_pieces(lists: Iterable[bytes]) -> Iterator[bytes]:
-    """One JSON list of the items of several `lists`, each JSON already."""
+    """One JSON list of the items of several `lists`, each JSON already; an empty one is a pause."""
     yield b"["
     comma = b""
     for items in lists:
-        if items != b"[]":
+        if not items:
+            yield b""
+        elif items != b"[]":
             yield comma + items[1:-1]
             comma = b","
     yield b"]"

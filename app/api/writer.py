@@ -69,7 +69,7 @@ class ResponseWriter(ABC):
         return b"".join(holes.written(whole)) if holes.fillings else encode(whole)
 
     def pieces(self, outputs: Iterable[EngineOutput] = ()) -> Iterator[bytes]:
-        """As `body`, in pieces of about 64 KiB, none of which takes longer than 5 ms to make.
+        """As `body`, in pieces of about 32 KiB, none of which takes longer than 5 ms to make.
 
         An empty piece is a pause. An error comes before the first other piece.
         """

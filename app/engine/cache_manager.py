@@ -10,8 +10,7 @@ from app.engine.errors import PromptExceedsCache
 from app.engine.request import EngineRequest
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
-from app.kvcache.extra_keys import Adapter, Placeholder
-from app.kvcache.prompt import Prompt
+from app.kvcache.prompt import Adapter, Placeholder, Prompt
 from app.metrics.recorder import Recorder
 
 Publish = Callable[[Sequence[KVEvent]], None]

@@ -10,13 +10,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from app.kvcache.announcements import Announcements
-from app.kvcache.events import KVEvent
-from app.kvcache.extra_keys import Adapter, ExtraKeys, Placeholder
-from app.kvcache.free_queue import Block
+from app.kvcache.block_pool import Block, BlockPool
+from app.kvcache.events import EventLog, KVEvent
 from app.kvcache.hashing import BlockHasher
-from app.kvcache.pool import BlockPool
-from app.kvcache.prompt import Prompt
+from app.kvcache.prompt import Adapter, ExtraKeys, Placeholder, Prompt
 from app.kvcache.residency import BlockObserver
 
 
@@ -58,8 +55,8 @@ class KVCache:
         self.caching = caching
         self.block_size = hasher.chain.block_size
         self._hasher = hasher
-        self._announcements = Announcements(events, int_hashes, self.block_size)
-        self._pool = BlockPool(num_blocks, self._announcements.removed, observer)
+        self._events = EventLog(events, int_hashes, self.block_size)
+        self._pool = BlockPool(num_blocks, self._events.removed, observer)
         self._running: dict[str, Allocation] = {}
 
     def __len__(self) -> int:
@@ -116,7 +113,7 @@ class KVCache:
         found = len(hits)
         if report_hits and hits:
             hashes = prompt.hashes[:found]
-            self._announcements.stored(hashes, None, prompt.token_ids, 0, prompt.keys, prompt.adapter)
+            self._events.stored(hashes, None, prompt.token_ids, 0, prompt.keys, prompt.adapter)
         self._pool.use(hits)
         tokens = len(prompt.token_ids)
         sequence = Allocation(
@@ -174,7 +171,7 @@ class KVCache:
             sequence.cached = False
             sequence.tail.clear()
         self._pool.clear(block for sequence in self._running.values() for block in sequence.blocks)
-        self._announcements.cleared()
+        self._events.cleared()
 
     def unload_adapter(self, name: str) -> None:
         """Let unused blocks of an adapter make room before others, until `load_adapter`. O(blocks)."""
@@ -186,7 +183,7 @@ class KVCache:
 
     def take_events(self) -> list[KVEvent]:
         """What happened since the last call, in order: a step's events, to be published together."""
-        return self._announcements.take()
+        return self._events.take()
 
     def check_integrity(self) -> None:
         """RuntimeError unless blocks and sequences add up. For tests: O(blocks)."""
@@ -229,7 +226,7 @@ class KVCache:
         for block, block_hash in zip(sequence.blocks[first:], hashes, strict=False):
             self._pool.cache(block, block_hash, name)
         parent = sequence.last_hash if first else None
-        self._announcements.stored(hashes, parent, sequence.tail, first, sequence.keys, adapter)
+        self._events.stored(hashes, parent, sequence.tail, first, sequence.keys, adapter)
         sequence.stored += len(hashes)
         sequence.last_hash = hashes[-1]
         del sequence.tail[: len(hashes) * self.block_size]

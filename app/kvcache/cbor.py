@@ -1,10 +1,19 @@
-"""Canonical CBOR (RFC 7049, section 3.9) of the few kinds of values that block hashes cover.
+"""CBOR of block hashes: of the few kinds of values that they cover, and of many token ids at once.
 
-Shortest integers, definite lengths, map keys sorted by their encoded form, shorter ones first.
+Values are in canonical form (RFC 7049, section 3.9): shortest integers, definite lengths, map keys sorted by
+their encoded form, shorter ones first.
+
+Token ids are many, and a look-up for each would be a walk through the memory of a large vocabulary. Instead a
+few operations on byte strings treat all ids together: an id is written as six characters, the start of a
+block, CBOR's head and the four bytes of the id; what does not belong there is a character that no byte is,
+and all of those are deleted in the end. (From 24 on an id has a head: 0x18 with one byte, 0x19 with two, 0x1a
+with four.)
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 
 UNSIGNED, NEGATIVE, BYTES, TEXT, ARRAY, MAP = range(6)
@@ -40,3 +49,61 @@ def encode(value: object) -> bytes:
             pairs = sorted((len(key := encode(k)), key, encode(v)) for k, v in value.items())
             return head(MAP, len(pairs)) + b"".join(key + item for _, key, item in pairs)
     raise TypeError(f"no CBOR for {type(value).__name__}")
+
+
+_NOTHING, _START = "\u0100", "\u0101"
+
+# Of the four bytes of an id, which are not 0 says how wide it is: the sum of these is its kind.
+_HIGH = bytes([0] + [4] * 255)
+_SECOND = bytes([0] + [2] * 255)
+_LOWEST = bytes([0] * 24 + [1] * 232)
+
+# By kind from 0 to 7: the head, and which characters are not there (1).
+_HEAD = bytes([0, 0x18, 0x19, 0x19, 0x1A, 0x1A, 0x1A, 0x1A]).ljust(256)
+_NO_HEAD = bytes([1, 0, 0, 0, 0, 0, 0, 0]).ljust(256)
+_NO_HIGH = bytes([1, 1, 1, 1, 0, 0, 0, 0]).ljust(256)
+_NO_SECOND = bytes([1, 1, 0, 0, 0, 0, 0, 0]).ljust(256)
+
+
+def block_codes(ids: Sequence[int], block_size: int) -> list[bytes]:
+    """For each block of ids their codes in a row, without the head of an array.
+
+    Ids are 0 or above, and fill their blocks. ValueError for one of more than 64 bits.
+    """
+    try:
+        packed = array("I", ids)
+    except OverflowError:
+        codes = [encode(id_) for id_ in ids]
+        return [b"".join(codes[start : start + block_size]) for start in range(0, len(ids), block_size)]
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return [block.encode("latin-1") for block in _text(packed.tobytes(), block_size).split(_START)[1:]]
+
+
+def _text(packed: bytes, block_size: int) -> str:
+    """All codes as Latin-1, each block after a mark; `packed` has four bytes for each id, lowest first."""
+    count = len(packed) // 4
+    lowest, second, third, fourth = (packed[byte::4] for byte in range(4))
+    kind = _any(_any(third, fourth).translate(_HIGH), second.translate(_SECOND), lowest.translate(_LOWEST))
+    start = (b"\1" + bytes(block_size - 1)) * (count // block_size)
+    # UTF-16: of each character the low byte, then the high one, which is 1 where there is to be nothing.
+    columns = (
+        *(start, b"\1" * count),
+        *(kind.translate(_HEAD), kind.translate(_NO_HEAD)),
+        *(fourth, kind.translate(_NO_HIGH)),
+        *(third, kind.translate(_NO_HIGH)),
+        *(second, kind.translate(_NO_SECOND)),
+        *(lowest, bytes(count)),
+    )
+    characters = bytearray(len(columns) * count)
+    for place, column in enumerate(columns):
+        characters[place :: len(columns)] = column
+    return characters.decode("utf-16-le").replace(_NOTHING, "")
+
+
+def _any(*columns: bytes) -> bytes:
+    """The bits of all columns together."""
+    bits = 0
+    for column in columns:
+        bits |= int.from_bytes(column, "little")
+    return bits.to_bytes(len(columns[0]), "little")

@@ -1,12 +1,93 @@
-"""A prompt as the KV cache sees it: token ids and the hashes of its full blocks."""
+"""A prompt as the KV cache sees it: token ids, what its hashes cover besides them, and the hashes.
+
+What they cover besides are the adapter, the client's salt, and images. vLLM 0.31 and later hash tagged keys,
+earlier ones (from 0.19 on) bare ones; events carry bare ones always.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TypeAlias
 
-from app.kvcache.chain import Part
-from app.kvcache.extra_keys import Adapter, ExtraKeys
-from app.kvcache.hashing import BlockHasher
+from msgspec import Struct
+
+from app.kvcache.hashing import BlockHasher, Extra, Part
+
+Key: TypeAlias = tuple[Hashable, object]
+"""An extra key: as it is hashed, and as an event publishes it."""
+
+
+class Adapter(Struct, gc=False, frozen=True):
+    """A LoRA adapter: its name, where it was loaded from, and its number in the engine."""
+
+    name: str
+    path: str = ""
+    id: int = 0
+
+
+class Placeholder(Struct, gc=False, frozen=True):
+    """The tokens of a prompt that stand for an image or the like: `length` of them from `offset` on."""
+
+    identifier: str
+    offset: int
+    length: int
+
+    def blocks(self, block_size: int) -> range:
+        """The numbers of the blocks that have some of these tokens."""
+        return range(self.offset // block_size, -(-(self.offset + self.length) // block_size))
+
+
+class ExtraKeys:
+    """The extra keys of a sequence's blocks of `block_size` tokens."""
+
+    def __init__(
+        self,
+        block_size: int,
+        adapter: Adapter | None = None,
+        salt: str | None = None,
+        placeholders: Sequence[Placeholder] = (),
+        tagged: bool = True,
+    ) -> None:
+        every: list[Key] = []
+        if adapter is not None:
+            every.append((("lora", adapter.name, adapter.path) if tagged else adapter.name, adapter.name))
+        own = _by_block(block_size, placeholders, tagged)
+        if salt:
+            own.setdefault(0, []).append((("cache_salt", salt) if tagged else salt, salt))
+        self._every = _split(every)
+        self._own = {block: _split(every + keys) for block, keys in own.items()}
+
+    def hashed(self, first: int, last: int) -> list[Extra] | None:
+        """What the hashes of blocks `first` to `last` (not included) cover; None if it is only tokens."""
+        if not self._own and self._every[0] is None:
+            return None
+        return [self._of(block)[0] for block in range(first, last)]
+
+    def published(self, first: int, last: int) -> list[list[object] | None]:
+        """What the event about these blocks says of it."""
+        if not self._own:
+            return [self._every[1]] * (last - first)
+        return [self._of(block)[1] for block in range(first, last)]
+
+    def _of(self, block: int) -> tuple[Extra, list[object] | None]:
+        return self._own.get(block, self._every)
+
+
+def _by_block(block_size: int, placeholders: Sequence[Placeholder], tagged: bool) -> dict[int, list[Key]]:
+    """The keys of each block that a placeholder touches: what it stands for, and where it starts in it."""
+    keys: dict[int, list[Key]] = {}
+    for item in sorted(placeholders, key=lambda item: item.offset):
+        for block in item.blocks(block_size):
+            offset = item.offset - block * block_size
+            hashed = ("mm", item.identifier, offset) if tagged else (item.identifier, offset)
+            keys.setdefault(block, []).append((hashed, [item.identifier, offset]))
+    return keys
+
+
+def _split(keys: list[Key]) -> tuple[Extra, list[object] | None]:
+    if not keys:
+        return None, None
+    return tuple(hashed for hashed, _ in keys), [published for _, published in keys]
 
 
 class Prompt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -14,11 +15,9 @@ from gevent.event import Event
 from msgspec import Struct
 
 from app.clock.pause import pause
-from app.kvcache.endpoints import of_rank
-from app.kvcache.event_queue import EventQueue
-from app.kvcache.events import EventBatch, KVEvent
-from app.kvcache.outlet import Outlet
-from app.kvcache.replay import Replay, ReplayLayout
+from app.kvcache.endpoints import PubSocket, of_rank
+from app.kvcache.events import EventBatch, KVEvent, event_bytes
+from app.kvcache.replay_buffer import ReplayBuffer, ReplayLayout
 from app.kvcache.wire import DEFAULT_LAYOUT, LayoutName, encoder
 
 log = logging.getLogger(__name__)
@@ -30,6 +29,12 @@ POLL_S = 0.1
 """How long a request for a replay may wait; vLLM's publisher looks as often."""
 PAUSE_EVERY = 32
 """Messages between two pauses in which other greenlets run."""
+MOST_BATCHES = 16
+"""A message costs much more than an event in it, and who listens would have to apply all of them anyway."""
+QUEUE_BYTES = 256 << 20
+"""Events that wait to be published, as `event_bytes` reckons them."""
+MESSAGE_BYTES = 1 << 20
+"""Events of one message, reckoned likewise: on the wire it is a fourth of that. A larger event goes alone."""
 LINGER_MS = 1000
 """What a close waits for subscribers to receive the last batches."""
 QUIET_S = 60.0
@@ -68,6 +73,57 @@ class Published(Struct):
     failed_listeners: int = 0
 
 
+class EventQueue:
+    """At most `capacity` events, that go as soon as there are `batch`, or `flush_s` seconds after the last.
+
+    What has gathered by then goes together, up to `MOST_BATCHES` times `batch` or `MESSAGE_BYTES`. Moments
+    are monotonic seconds.
+    """
+
+    def __init__(self, capacity: int, batch: int, flush_s: float, limit_bytes: int = QUEUE_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._capacity = capacity
+        self._batch = batch
+        self._flush_s = flush_s
+        self._events: deque[KVEvent] = deque()
+        self._last_s = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, events: Sequence[KVEvent]) -> int:
+        """Add the events of a step; how many found no room and are lost."""
+        lost = 0
+        for event in events:
+            size = event_bytes(event)
+            if len(self._events) < self._capacity and self.size_bytes + size <= self.limit_bytes:
+                self._events.append(event)
+                self.size_bytes += size
+            else:
+                lost += 1
+        return lost
+
+    def due_s(self) -> float:
+        """When the next batch goes; infinity when nothing waits."""
+        if len(self._events) >= self._batch:
+            return -math.inf
+        return self._last_s + self._flush_s if self._events else math.inf
+
+    def take(self, now_s: float) -> list[KVEvent]:
+        """The next batch."""
+        self._last_s = now_s
+        taken: list[KVEvent] = []
+        size = 0
+        while self._events and len(taken) < MOST_BATCHES * self._batch:
+            size += event_bytes(self._events[0])
+            if taken and size > MESSAGE_BYTES:
+                break
+            taken.append(self._events.popleft())
+            self.size_bytes -= event_bytes(taken[-1])
+        return taken
+
+
 class Publisher:
     """Batches events and publishes them from a greenlet that never waits for a subscriber.
 
@@ -89,19 +145,19 @@ class Publisher:
         self._wall, self._now = wall, now
         topic = settings.topic.encode()
         kept = settings.replay_batches if settings.replay_endpoint else 0
-        self.replay = Replay(topic, kept, settings.replay_layout)
-        self._outlet = Outlet(topic, settings.hwm)
+        self.replay = ReplayBuffer(topic, kept, settings.replay_layout)
+        self._socket = PubSocket(topic, settings.hwm)
         self._unopened = [
             (name, part, of_rank(endpoint, settings.rank))
             for name, part, endpoint in (
-                ("events", self._outlet, settings.endpoint),
+                ("events", self._socket, settings.endpoint),
                 ("replay", self.replay, settings.replay_endpoint),
             )
             if endpoint
         ]
         self._context, self._owns_context = context, context is None
         self._encode = encoder(settings.layout)
-        self._queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
+        self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
         self._sequence = 0
         self._listeners: list[Listener] = []
         self._wake, self._end = Event(), Event()
@@ -130,11 +186,11 @@ class Publisher:
             self.published.dropped_events += len(events)
             return
         self.start()
-        due_s = self._queue.due_s()
-        if lost := self._queue.put(events):
+        due_s = self.queue.due_s()
+        if lost := self.queue.put(events):
             self.published.dropped_events += lost
             self._complain("KV events: the queue is full, %d are lost so far", self.published.dropped_events)
-        if self._queue.due_s() < due_s:
+        if self.queue.due_s() < due_s:
             self._wake.set()
 
     def close(self) -> None:
@@ -142,7 +198,7 @@ class Publisher:
         self._end.set()
         self._wake.set()
         gevent.joinall(self._greenlets)
-        for part in (self._outlet, self.replay):
+        for part in (self._socket, self.replay):
             part.close(LINGER_MS)
         if self._owns_context and self._context is not None:
             gevent.get_hub().threadpool.apply(self._context.term)
@@ -170,7 +226,7 @@ class Publisher:
     def _publish(self) -> None:
         """Greenlet: publish batches when they are due, and the rest in the end."""
         while not self._end.is_set():
-            due_s = self._queue.due_s()
+            due_s = self.queue.due_s()
             self._wake.wait(None if due_s == math.inf else max(0.0, due_s - self._now()))
             self._wake.clear()
             _with_pauses(self._batches(self._now()))
@@ -178,8 +234,8 @@ class Publisher:
 
     def _batches(self, now_s: float) -> Iterable[None]:
         """Publish the batches that are due at `now_s`, one before each item."""
-        while len(self._queue) and self._queue.due_s() <= now_s:
-            self._send(self._queue.take(now_s))
+        while len(self.queue) and self.queue.due_s() <= now_s:
+            self._send(self.queue.take(now_s))
             yield
 
     def _send(self, events: list[KVEvent]) -> None:
@@ -187,7 +243,7 @@ class Publisher:
         sequence, self._sequence = self._sequence, self._sequence + 1
         payload = self._encode(batch)
         self.replay.record(sequence, payload)
-        if self._settings.endpoint and not self._outlet.send(sequence, payload):
+        if self._settings.endpoint and not self._socket.send(sequence, payload):
             self.published.lost_batches += 1
         self.published.batches += 1
         self.published.events += len(events)

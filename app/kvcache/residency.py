@@ -13,6 +13,9 @@ from typing import Protocol
 
 USES = 4
 """Uses of a block that are remembered, for the gaps between them."""
+LIFE_BYTES = 1100
+"""What a block that is followed takes in memory."""
+LIMIT_BYTES = 64 << 20
 
 
 class BlockObserver(Protocol):
@@ -45,22 +48,32 @@ class ResidencyMetrics(Protocol):
 
 
 class Residency:
-    """Follows a share `sample` (0 to 1) of the blocks from allocation to eviction.
+    """Follows a share `sample` (0 to 1) of the blocks from allocation to eviction, `limit_bytes` of them.
 
     `now` is a monotonic clock in seconds.
     """
 
     def __init__(
-        self, metrics: ResidencyMetrics, sample: float, rng: Random, now: Callable[[], float]
+        self,
+        metrics: ResidencyMetrics,
+        sample: float,
+        rng: Random,
+        now: Callable[[], float],
+        limit_bytes: int = LIMIT_BYTES,
     ) -> None:
+        self.limit_bytes = limit_bytes
         self._metrics = metrics
         self._sample = sample
         self._rng = rng
         self._now = now
         self._lives: dict[int, tuple[float, deque[float]]] = {}
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self._lives) * LIFE_BYTES
+
     def allocated(self, block: int) -> None:
-        if self._rng.random() < self._sample:
+        if self._rng.random() < self._sample and self.size_bytes + LIFE_BYTES <= self.limit_bytes:
             self._lives[block] = self._now(), deque(maxlen=USES)
 
     def accessed(self, block: int) -> None:

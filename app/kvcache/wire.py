@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias, get_args
 
 from msgspec import Raw, Struct
 from msgspec.msgpack import Encoder
 
-from app.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent, PublishedKeys
 
 LayoutName: TypeAlias = Literal[
     "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
@@ -32,7 +32,7 @@ class Arrays(Struct, frozen=True):
     rank: bool = True
     offsets: bool = True
 
-    def event(self, event: KVEvent) -> list[Any]:
+    def event(self, event: KVEvent) -> Sequence[object]:
         match event:
             case BlockStored():
                 return [
@@ -87,7 +87,7 @@ def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Encode:
     return lambda batch: encode([batch.ts, list(map(arrays.event, batch.events))])
 
 
-def _legacy(event: KVEvent) -> list[Any]:
+def _legacy(event: KVEvent) -> Sequence[object]:
     """The arrays of llm-d's simulator: 0 for no parent, extra keys always nil."""
     match event:
         case BlockStored():
@@ -107,7 +107,7 @@ def _legacy(event: KVEvent) -> list[Any]:
     return ["AllBlocksCleared"]
 
 
-def _without_offsets(extra_keys: list[list[Any] | None] | None) -> list[list[Any] | None] | None:
+def _without_offsets(extra_keys: PublishedKeys | None) -> PublishedKeys | None:
     if extra_keys is None:
         return None
     return [keys and [key[0] if isinstance(key, list) else key for key in keys] for keys in extra_keys]

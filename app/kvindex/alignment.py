@@ -1,4 +1,4 @@
-"""Blocks of an engine on blocks of the index, whatever their sizes.
+"""What the blocks that an engine has stored are called in the index, whatever their sizes.
 
 The tokens of a prompt are cut anew into blocks of the index. An engine's block has a part in every block of
 the index that it overlaps; one that ends inside such a block leaves a tail, from which the next event of that
@@ -7,16 +7,169 @@ prompt goes on.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from cachetools import LRUCache
 from msgspec import Struct
 
-from app.kvindex.backend import UNALIGNED, Owned
-from app.kvindex.features import folded
-from app.kvindex.keys import Features, RequestKeys
+from app.kvcache.events import BlockHash, BlockStored
+from app.kvindex.backend import UNALIGNED, Owned, Store
+from app.kvindex.decoding import LOW_64, engine_keys
+from app.kvindex.holders import Source
+from app.kvindex.keys import Features, RequestKeys, fold_features, published_features
+from app.kvindex.large_events import MOST_BLOCK_TOKENS
 
-MOST_TAILS = 100_000
+TAILS_BYTES = 64 << 20
+SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""Kinds of KV cache groups of which a hit needs every block from the start of the prompt on."""
+MOST_MODELS, MOST_SIZES = 1024, 8
+"""Models whose block sizes are remembered, and how many for each."""
+
+Known: TypeAlias = Callable[[int], Owned | None]
+"""The request keys of an engine's block, None where it is not known."""
+
+
+class Refused(Exception):
+    """An event cannot be used; the message is the reason as `Losses.event` takes it."""
+
+
+class Run(Struct, gc=False):
+    """Stores that differ only in their blocks, with engine keys as numbers.
+
+    `engine` are those of all blocks in a row, `parents` has one for each event. `adapter` is None for the
+    base model.
+    """
+
+    events: Sequence[BlockStored]
+    engine: Sequence[int]
+    parents: Sequence[int | None]
+    group: int
+    tier: str
+    adapter: str | None
+
+    def apart(self) -> Iterator[Run]:
+        """Every event as a run of its own."""
+        at = 0
+        for event, parent in zip(self.events, self.parents, strict=True):
+            end = at + len(event.block_hashes)
+            yield Run([event], self.engine[at:end], [parent], self.group, self.tier, self.adapter)
+            at = end
+
+
+class Stores:
+    """Makes operations of runs. Remembers the block sizes of engines, and the tails of their prompts."""
+
+    def __init__(self, request_keys: RequestKeys, tails_bytes: int = TAILS_BYTES) -> None:
+        self._request_keys = request_keys
+        self._size = request_keys.block_size
+        self.tails = Tails(tails_bytes)
+        self.block_sizes: dict[str, set[int]] = {}
+        """Model -> sizes of the blocks of its engines."""
+
+    def operation(self, source: Source, run: Run, known: Known) -> Store:
+        """The operation of a run. Refused when its event cannot be used, or several not as one."""
+        try:
+            return (self._one if len(run.events) == 1 else self._several)(source, run, known)
+        except ValueError:
+            raise Refused("bad_token_ids") from None
+
+    def _one(self, source: Source, run: Run, known: Known) -> Store:
+        event, engine = run.events[0], run.engine
+        before = self._before(source, run, run.parents[0], known)
+        _check(event)
+        features = published_features(event.extra_keys, event.lora_name)
+        self._note_size(source.model, run)
+        if event.block_size == self._size and isinstance(before, int):
+            keys = self._request_keys.keys(before, event.token_ids, features)
+            return _store(run, keys, keys)
+        tail = Tail(before) if isinstance(before, int) else before
+        aligned = align(self._request_keys, tail, engine, event.block_size, event.token_ids, features)
+        self.tails.put((source, run.group), aligned.tails)
+        return _store(run, aligned.owned, aligned.keys, aligned.remapped)
+
+    def _several(self, source: Source, run: Run, known: Known) -> Store:
+        place = dict(zip(run.engine, range(len(run.engine)), strict=True))
+        root = self._request_keys.root(run.adapter or source.model)
+        keys: list[int] = []
+        for event, parent in zip(run.events, run.parents, strict=True):
+            before: int | Tail = root
+            if parent is not None:
+                at = place.get(parent, len(keys))
+                before = keys[at] if at < len(keys) else self._before(source, run, parent, known)
+            if isinstance(before, Tail):
+                raise Refused
+            _check(event)
+            keys += self._request_keys.keys(before, event.token_ids)
+        # A block that is stored again is a further copy of it, which has to be seen as such.
+        if len(place) < len(keys) or len(set(keys)) < len(keys):
+            raise Refused
+        self._note_size(source.model, run)
+        return _store(run, keys, keys)
+
+    def _before(self, source: Source, run: Run, parent: int | None, known: Known) -> int | Tail:
+        """What the blocks of an event follow: a request key, or a tail."""
+        if parent is None:
+            return self._request_keys.root(run.adapter or source.model)
+        tail = self.tails.get((source, run.group), parent) if len(self.tails) else None
+        if tail is not None:
+            return tail
+        owned = known(parent)
+        if owned is None:
+            raise Refused("unknown_parent")
+        last = owned if isinstance(owned, int) else owned[-1] if owned else UNALIGNED
+        if last == UNALIGNED:
+            raise Refused("unaligned_parent")
+        return last
+
+    def _note_size(self, model: str, run: Run) -> None:
+        if len(run.engine) == len(run.events):
+            return  # a single block may be the partial one at the end of a hybrid model's prompt
+        sizes = self.block_sizes.get(model)
+        if sizes is None:
+            if len(self.block_sizes) >= MOST_MODELS:
+                return
+            sizes = self.block_sizes[model] = set()
+        if len(sizes) < MOST_SIZES:
+            sizes.add(run.events[0].block_size)
+
+
+def _check(event: BlockStored) -> None:
+    """Refused for numbers of tokens and of extra keys that do not fit the number of blocks."""
+    blocks = len(event.block_hashes)
+    if not 0 < event.block_size <= MOST_BLOCK_TOKENS:
+        raise Refused("bad_block_size")
+    if len(event.token_ids) != blocks * event.block_size:
+        raise Refused("token_count")
+    if event.extra_keys and len(event.extra_keys) != blocks:
+        raise Refused("extra_keys_count")
+
+
+def _store(
+    run: Run,
+    owned: Sequence[Owned],
+    keys: Sequence[int],
+    remapped: Sequence[tuple[int, tuple[int, ...]]] = (),
+) -> Store:
+    kind = run.events[0].kv_cache_spec_kind
+    scored = None if kind is None else kind in SCORED_KINDS
+    return Store(run.group, run.tier, run.engine, owned, keys, remapped, scored, run.adapter)
+
+
+def engine_keys_of(field: str, values: Sequence[BlockHash]) -> list[int]:
+    """Block hashes as engine keys. Refused for hashes that are none."""
+    try:
+        return engine_keys(values)
+    except ValueError:
+        raise Refused(f"bad_{field}") from None
+
+
+def parent_of(event: BlockStored) -> int | None:
+    """The engine key of the block before the first one; some engines write 0 for none."""
+    parent = event.parent_block_hash
+    if parent is None or parent.__class__ is int:
+        return parent and int(parent) & LOW_64 or None
+    return engine_keys_of("parent_block_hash", [parent])[0] or None
 
 
 class Span(Struct, frozen=True, gc=False):
@@ -57,18 +210,33 @@ class Aligned(Struct, frozen=True):
 class Tails:
     """The latest tails, by whose they are and the engine key that they follow."""
 
-    def __init__(self, most: int = MOST_TAILS) -> None:
-        self._tails: LRUCache[Hashable, Tail] = LRUCache(most)
+    def __init__(self, limit_bytes: int = TAILS_BYTES) -> None:
+        self._tails: LRUCache[Hashable, Tail] = LRUCache(limit_bytes, getsizeof=_tail_bytes)
 
     def __len__(self) -> int:
         return len(self._tails)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._tails.currsize)
+
+    @property
+    def limit_bytes(self) -> int:
+        return int(self._tails.maxsize)
 
     def get(self, whose: Hashable, engine: int) -> Tail | None:
         return self._tails.get((whose, engine))
 
     def put(self, whose: Hashable, tails: Mapping[int, Tail]) -> None:
         for engine, tail in tails.items():
-            self._tails[whose, engine] = tail
+            if _tail_bytes(tail) <= self.limit_bytes:
+                self._tails[whose, engine] = tail
+
+
+def _tail_bytes(tail: Tail) -> int:
+    """A key with its place in two dictionaries, numbers of 40 bytes, and spans; texts are shared."""
+    spans = sum([160 + 40 * len(span.before) for span in tail.spans])
+    return 900 + 40 * len(tail.tokens) + spans
 
 
 def align(
@@ -109,7 +277,7 @@ def _features(spans: Sequence[Span], full: int, size: int) -> list[Features] | N
     """The features of the full blocks, None where there are none at all."""
     if not any(span.features for span in spans):
         return None
-    return folded(((span.start, span.features) for span in spans), full, size)
+    return fold_features(((span.start, span.features) for span in spans), full, size)
 
 
 def _owned(span: Span, keys: Sequence[int], size: int) -> tuple[int, ...]:

@@ -18,17 +18,17 @@ from app.kvcache.events import EventBatch
 from app.kvcache.publisher import Listener
 from app.kvcache.wire import encoder
 from app.kvindex.discovery import Discovery
+from app.kvindex.event_pool import PoolSettings
 from app.kvindex.feed import Message
-from app.kvindex.generations import GENERATIONS, GenerationName
 from app.kvindex.index import IndexSettings
+from app.kvindex.keys import GENERATIONS, Generation
 from app.kvindex.library import TokenizerLibrary
-from app.kvindex.pool import PoolSettings
-from app.kvindex.redis_settings import RedisSettings
+from app.kvindex.pods import parse
+from app.kvindex.redis_wire import RedisSettings
 from app.kvindex.scorer import Weights
 from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.subscriber import SubscriberSettings
 from app.kvindex.tokenizers import TokenizationSettings
-from app.kvindex.topics import parse
 from app.lora.registry import adapters_of
 from app.tokenization import Tokenizer, load_tokenizer
 from config import ConfigError, Settings
@@ -37,7 +37,7 @@ from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sou
 DEFAULT_BIND = "tcp://*:5557"
 """Where an indexer listens that is told nothing: the port of llm-d's manager."""
 RETRY_S = 1.0
-GENERATION: Mapping[str, GenerationName] = {name.lower(): name for name in GENERATIONS}
+GENERATION: Mapping[str, Generation] = {name.lower(): name for name in GENERATIONS}
 
 log = logging.getLogger(__name__)
 

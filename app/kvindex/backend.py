@@ -6,19 +6,21 @@ engine gave it. Scores ask by request keys; engines take blocks away by engine k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from app.kvindex.holders import Holders, Source
+from app.clock.pause import pause
+from app.kvindex.holders import Copies, Holders, Source
 
 GPU, CPU = "gpu", "cpu"
 MOST_TIERS = 16
 """Storage tiers that the index tells apart."""
+MOST_HOLDERS = 65_536
+"""KV cache groups of engines that there may be at once."""
 
-Copies: TypeAlias = tuple[int, ...]
-"""Of one block, the holders as a mask, tier by tier, in the order of `Found.tiers`."""
+PAUSE_EVERY = 1024
 
 Owned: TypeAlias = int | tuple[int, ...]
 """The request keys that an engine's block has a part in, in their order.
@@ -29,6 +31,39 @@ block of the index.
 
 UNALIGNED = 0
 """No block has this request key."""
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]
+"""Work of any length that returns a T. At each `yield`, some milliseconds apart, others may run."""
+
+
+def at_once(steps: Steps[T]) -> T:
+    """All of it, without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def with_pauses(items: Collection[T], every: int = PAUSE_EVERY) -> Iterable[T]:
+    """The items; between so many of them others may run."""
+    return items if len(items) <= every else _with_pauses(items, every)
+
+
+def _with_pauses(items: Iterable[T], every: int) -> Iterator[T]:
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % every == 0:
+            pause()
+
+
+def keys_of(owned: Owned) -> tuple[int, ...]:
+    """The request keys of an entry."""
+    if isinstance(owned, int):
+        return (owned,)
+    return owned[:-1] if owned and owned[-1] == UNALIGNED else owned
 
 
 class Store(Struct, frozen=True, gc=False):
@@ -72,7 +107,7 @@ Operation: TypeAlias = Store | Offload | Remove | Clear
 
 
 class Stamp(Struct, frozen=True, gc=False):
-    """Which batch of an engine it is: indexers that share a backend apply it once.
+    """Which batch of an engine it is, and which part of it: indexers that share a backend apply it once.
 
     `restart` says that it is the first that was seen of an engine which has begun anew.
     """
@@ -80,6 +115,7 @@ class Stamp(Struct, frozen=True, gc=False):
     sequence: int
     ts: float
     restart: bool = False
+    part: int = 0
 
 
 class Outcome(Struct):
@@ -92,6 +128,13 @@ class Outcome(Struct):
     removed: int = 0
     unknown: int = 0
     applied: bool = True
+
+    def add(self, other: Outcome) -> None:
+        """Something else was done after that."""
+        self.added += other.added
+        self.removed += other.removed
+        self.unknown += other.unknown
+        self.applied = other.applied
 
 
 class Size(Struct, frozen=True):
@@ -132,11 +175,21 @@ class Backend(Protocol):
     def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         """What each engine key of a source, given as (group, key), has a part in; None for unknown ones."""
 
-    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
-        """Do these in order, and all or none of them where several indexers share the backend.
+    def applying(
+        self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None
+    ) -> Steps[Outcome]:
+        """Do these in order; where several indexers share the backend, each part of them or none of it.
 
         TooManyHolders when there is no room for the source.
         """
+
+    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+        """As `applying`, without a pause."""
+        return at_once(self.applying(source, operations, stamp))
+
+    def clear(self, pod: str) -> int:
+        """As `clearing`, without a pause."""
+        return at_once(self.clearing(pod))
 
     def lookup(self, keys: Sequence[int]) -> Found:
         """Who holds the blocks, up to the first that nobody holds."""
@@ -144,7 +197,7 @@ class Backend(Protocol):
     def position(self, source: Source) -> Stamp | None:
         """The latest batch of an engine that was applied, by whichever indexer; None if nobody knows."""
 
-    def clear(self, pod: str) -> int:
+    def clearing(self, pod: str) -> Steps[int]:
         """Forget a pod; how many copies it had."""
 
     def pods(self) -> list[str]:

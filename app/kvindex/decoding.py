@@ -1,38 +1,43 @@
-"""Batches of events off the wire: maps and arrays of every vLLM and SGLang, any width of integer.
+"""Events off the wire: maps and arrays of every vLLM and SGLang, any width of integer.
 
-A batch that is well-formed is decoded in one step into typed events. Any other is taken apart, so that only
-the events that cannot be used are lost.
+Events that are well-formed are decoded together in one step into typed ones. Others are taken apart, so that
+only those are lost that cannot be used.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import isfinite, nan
-from typing import Any, get_type_hints
+from typing import NamedTuple, get_type_hints
 
 import msgspec
-from msgspec import DecodeError, Raw, Struct, ValidationError
+from msgspec import DecodeError, Struct, ValidationError
 from msgspec.msgpack import Decoder
 
-from app.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.kvcache.events import (
+    AllBlocksCleared,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    KVEvent,
+    PublishedKeys,
+)
 from app.kvcache.hashing import low64
-from app.kvindex.losses import EventLoss
+from app.kvindex.metrics import EventLoss
+from app.kvindex.scanning import Data, array_of, skip
 
 LOW_64 = (1 << 64) - 1
 MOST_HASH_BYTES = 64
+BROKEN = DecodeError, RecursionError, UnicodeDecodeError
+"""What msgspec raises for bytes that are no msgpack, nested too deeply, or text that is none."""
 
 
-class Batch(Struct, frozen=True):
-    """The events that can be used, in order, and why others cannot."""
+class Part(NamedTuple):
+    """Some events of a batch that can be used, in order, and why others could not: reason -> how many."""
 
-    ts: float
-    rank: int
     events: Sequence[KVEvent]
-    losses: Sequence[str] = ()
-
-
-class Unreadable(Exception):
-    """The payload is no batch at all."""
+    losses: Mapping[str, int] = {}
 
 
 class ArrayStored(Struct, gc=False, array_like=True, tag="BlockStored"):
@@ -45,7 +50,7 @@ class ArrayStored(Struct, gc=False, array_like=True, tag="BlockStored"):
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
-    extra_keys: list[list[Any] | None] | None = None
+    extra_keys: PublishedKeys | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -92,53 +97,69 @@ class ArrayBatch(Struct, gc=False, array_like=True):
     data_parallel_rank: int | None = None
 
 
-class LooseBatch(Struct, gc=False, array_like=True):
-    """A batch of anything, its events still in bytes."""
-
-    ts: Raw
-    events: list[Raw]
-    data_parallel_rank: Raw = Raw(b"\xc0")
-
-
-BROKEN = DecodeError, RecursionError, UnicodeDecodeError
-"""What msgspec raises for bytes that are no msgpack, nested too deeply, or text that is none."""
-
-_MAPS: Decoder[EventBatch] = Decoder(EventBatch)
-_ARRAYS: Decoder[ArrayBatch] = Decoder(ArrayBatch)
-_LOOSE: Decoder[LooseBatch] = Decoder(LooseBatch)
+_MAP_BATCH: Decoder[EventBatch] = Decoder(EventBatch)
+_ARRAY_BATCH: Decoder[ArrayBatch] = Decoder(ArrayBatch)
+_MAPS: Decoder[list[KVEvent]] = Decoder(list[KVEvent])
+_ARRAYS: Decoder[list[ArrayStored | ArrayRemoved | ArrayCleared]] = Decoder(
+    list[ArrayStored | ArrayRemoved | ArrayCleared]
+)
 _ARRAY_EVENT: Decoder[ArrayStored | ArrayRemoved | ArrayCleared] = Decoder(
     ArrayStored | ArrayRemoved | ArrayCleared
 )
 _MAP_EVENT: Decoder[KVEvent] = Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
 
-_FIELDS: Mapping[str, Mapping[str, Any]] = {
+FIELDS: Mapping[str, Mapping[str, object]] = {
     "BlockStored": get_type_hints(ArrayStored),
     "BlockRemoved": get_type_hints(ArrayRemoved),
     "AllBlocksCleared": {},
 }
 """Name of an event -> field -> type, in the order of arrays."""
-_OPTIONAL = {"parent_block_hash", *ArrayStored.__struct_fields__[4:], *ArrayRemoved.__struct_fields__[1:]}
+OPTIONAL = {"parent_block_hash", *ArrayStored.__struct_fields__[4:], *ArrayRemoved.__struct_fields__[1:]}
 
 
-def decode(payload: bytes) -> Batch:
-    """The batch of a message. Raises `Unreadable` when not even its parts can be told apart."""
+def field_losses() -> list[str]:
+    """Every `bad_<field>` that there can be."""
+    return sorted({"bad_ts"} | {f"bad_{field}" for fields in FIELDS.values() for field in fields})
+
+
+def decode_batch(payload: bytes | memoryview) -> EventBatch | None:
+    """A batch whose events are all well-formed, maps or arrays; None for anything else."""
     try:
-        batch = _MAPS.decode(payload)
-        if isfinite(batch.ts):
-            return Batch(batch.ts, batch.data_parallel_rank or 0, batch.events)
+        return _MAP_BATCH.decode(payload)
     except BROKEN:
         pass
     try:
-        arrays = _ARRAYS.decode(payload)
-        events = [event.event() for event in arrays.events]
-        if isfinite(arrays.ts):
-            return Batch(arrays.ts, arrays.data_parallel_rank or 0, events)
+        batch = _ARRAY_BATCH.decode(payload)
+        return EventBatch(batch.ts, [event.event() for event in batch.events], batch.data_parallel_rank)
+    except BROKEN:
+        return None
+
+
+def decode_events(count: int, items: Data) -> Part:
+    """The events of an array that is msgpack, whatever is in it."""
+    packed = array_of(count, items)
+    try:
+        return Part(_MAPS.decode(packed))
     except BROKEN:
         pass
-    return _taken_apart(payload)
+    try:
+        return Part([event.event() for event in _ARRAYS.decode(packed)])
+    except BROKEN:
+        pass
+    events: list[KVEvent] = []
+    losses: Counter[str] = Counter()
+    end = 0
+    for _ in range(count):
+        start, (end, _) = end, skip(items, end, 1, len(items))
+        found = _event(items[start:end])
+        if isinstance(found, str):
+            losses[found] += 1
+        else:
+            events.append(found)
+    return Part(events, losses)
 
 
-def hashes(values: Sequence[BlockHash]) -> list[int]:
+def engine_keys(values: Sequence[BlockHash]) -> list[int]:
     """Block hashes as engine keys: the low 64 bits. ValueError for no bytes, or too many."""
     try:
         if min(values, default=0) >= 0:  # type: ignore[operator]
@@ -154,31 +175,7 @@ def _low64(value: bytes) -> int:
     return low64(value)
 
 
-def _taken_apart(payload: bytes) -> Batch:
-    losses: list[str] = []
-    try:
-        loose = _LOOSE.decode(payload)
-        rank = msgspec.msgpack.decode(loose.data_parallel_rank, type=int | None) or 0
-    except BROKEN as error:
-        raise Unreadable(str(error)) from None
-    try:
-        ts = msgspec.msgpack.decode(loose.ts, type=float)
-    except BROKEN:
-        ts = nan
-    if not isfinite(ts):
-        ts = 0.0
-        losses.append("bad_ts")
-    events: list[KVEvent] = []
-    for raw in loose.events:
-        found = _event(bytes(raw))
-        if isinstance(found, str):
-            losses.append(found)
-        else:
-            events.append(found)
-    return Batch(ts, rank, events, losses)
-
-
-def _event(raw: bytes) -> KVEvent | str:
+def _event(raw: Data) -> KVEvent | str:
     """One event, or why there is none."""
     for read in (_MAP_EVENT.decode, lambda data: _ARRAY_EVENT.decode(data).event()):
         try:
@@ -187,7 +184,7 @@ def _event(raw: bytes) -> KVEvent | str:
         except BROKEN:
             continue
     try:
-        value = msgspec.msgpack.decode(raw)
+        value: object = msgspec.msgpack.decode(raw)
     except BROKEN:
         return _malformed()
     if isinstance(value, bytes):  # packed by itself, as llm-d's storage publishers do
@@ -199,41 +196,36 @@ def _malformed() -> EventLoss:
     return "malformed_event"
 
 
-def _explained(value: Any) -> KVEvent | str:
+def _explained(value: object) -> KVEvent | str:
     """An event that is not of one of the usual forms, or the first field that makes it unusable."""
     name, fields = _named(value)
-    types = _FIELDS.get(name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        return _malformed()
+    types = FIELDS.get(name)
     if types is None:
-        return "unknown_event" if isinstance(name, str) else _malformed()
-    known: dict[str, Any] = {}
+        return "unknown_event"
+    known: dict[str, object] = {}
     for field, kind in types.items():
-        if field not in fields and field not in _OPTIONAL:
+        if field not in fields and field not in OPTIONAL:
             return f"bad_{field}"
         try:
             known[field] = msgspec.convert(fields.get(field), kind)
         except ValidationError:
             return f"bad_{field}"
-    return _made(name, known)
+    return event_of(name, known)
 
 
-def _named(value: Any) -> tuple[Any, Mapping[str, Any]]:
+def _named(value: object) -> tuple[object, Mapping[str, object]]:
     match value:
         case dict():
             return value.get("type"), value
         case [str() as name, *items]:
-            return name, dict(zip(_FIELDS.get(name, ()), items, strict=False))
+            return name, dict(zip(FIELDS.get(name, ()), items, strict=False))
     return None, {}
 
 
-def _made(name: str, fields: Mapping[str, Any]) -> KVEvent:
-    match name:
-        case "BlockStored":
-            return ArrayStored(**fields).event()
-        case "BlockRemoved":
-            return ArrayRemoved(**fields).event()
-    return AllBlocksCleared()
-
-
-def field_losses() -> list[str]:
-    """Every `bad_<field>` that there can be."""
-    return sorted({"bad_ts"} | {f"bad_{field}" for fields in _FIELDS.values() for field in fields})
+def event_of(name: str, fields: Mapping[str, object]) -> KVEvent:
+    """The event of a name, of fields that have their types."""
+    everything = {"type": name, "lora_id": None, **fields, "token_ids": fields.get("token_ids") or []}
+    event: KVEvent = msgspec.convert(everything, BlockStored | BlockRemoved | AllBlocksCleared)
+    return event

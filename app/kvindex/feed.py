@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
+from enum import Enum, auto
 
 import zmq
 from msgspec import Struct
 
-from app.kvindex.decoding import Batch, Unreadable, decode
+from app.kvindex.backend import Steps
+from app.kvindex.batches import Batch, Unreadable, decoding
 from app.kvindex.index import Index
-from app.kvindex.replay import Replay, Replayed, Replays
-from app.kvindex.sequence import Stream, Verdict
+from app.kvindex.replay_client import Replay, Replayed, Replays
+from app.kvindex.scanning import Data
 
+REMEMBERED = 64
+"""Latest batches that are known again when they come twice, or late."""
 MOST_HELD, MOST_HELD_BYTES = 10_000, 32 << 20
-"""Messages, and bytes of their payloads, that wait for the end of a replay; with more it has failed."""
+"""Messages, and bytes of them, that wait for the end of a replay; with more it has failed."""
+MESSAGE_BYTES = 300
+"""What a message takes besides its payload."""
+FEED_BYTES = 2500
+"""What an engine's stream takes that needs no replay."""
+_MISSING = float("nan")
 
 
 class Message(Struct, frozen=True, gc=False):
@@ -24,19 +34,145 @@ class Message(Struct, frozen=True, gc=False):
     pod: str
     model: str
     sequence: int
-    payload: bytes
+    payload: Data
     replay: str | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory."""
+        return len(self.payload) + MESSAGE_BYTES
 
-class Arrived(Struct, frozen=True):
-    """A message, decoded."""
 
-    message: Message
-    batch: Batch
+class Verdict(Enum):
+    """What the number of a batch says."""
+
+    FIRST = auto()
+    """Nothing came before it from here: apply it, and ask for what was before."""
+    NEXT = auto()
+    """Apply it."""
+    GAP = auto()
+    """Some are missing before it."""
+    LATE = auto()
+    """It was missing and came after all: apply it."""
+    DUPLICATE = auto()
+    """It was applied: leave it."""
+    RESTART = auto()
+    """The engine began anew: forget what it had, then apply it."""
+
+
+class Stream:
+    """The batches of one data parallel rank of a pod, told apart by number and time of publication.
+
+    A number at or below the last one is a batch that came before if its time is the same, or if it was part
+    of a replay; it was missing if its number was skipped. Otherwise the engine counts anew.
+    """
+
+    def __init__(self, applied: int | None = None, last_ts: float = 0.0) -> None:
+        """`applied` and `last_ts` are those of a batch that somebody has applied before."""
+        self.applied = applied
+        """The highest number that was applied."""
+        self.received = -1
+        """The highest number that came by itself, not in a replay."""
+        self.last_ts = last_ts
+        self._recent = array("d")
+
+    def judge(self, sequence: int, ts: float) -> Verdict:
+        """What to do with a batch that came by itself."""
+        if self.applied is None:
+            return Verdict.FIRST
+        ahead = sequence - self.applied
+        if ahead > 0:
+            return Verdict.NEXT if ahead == 1 else Verdict.GAP
+        if -ahead < len(self._recent):
+            known = self._recent[ahead - 1]
+            if known == ts:
+                return Verdict.DUPLICATE
+            if known != known:
+                return Verdict.LATE
+        if self.received < sequence and ts <= self.last_ts:
+            return Verdict.DUPLICATE
+        return Verdict.RESTART
+
+    def missing(self, sequence: int) -> int:
+        """How many numbers are missing before this one."""
+        return 0 if self.applied is None else max(0, sequence - self.applied - 1)
+
+    def apply(self, sequence: int, ts: float, replayed: bool = False) -> None:
+        """The batch has been applied; numbers between the last one and it are missing."""
+        if self.applied is None or sequence > self.applied:
+            skipped = 0 if self.applied is None else sequence - self.applied - 1
+            self._recent.extend([_MISSING] * min(skipped, REMEMBERED))
+            self._recent.append(ts)
+            del self._recent[:-REMEMBERED]
+            self.applied = sequence
+        elif self.applied - sequence < len(self._recent):
+            self._recent[sequence - self.applied - 1] = ts
+        if not replayed:
+            self.received = max(self.received, sequence)
+        self.last_ts = max(self.last_ts, ts)
+
+    def restart(self) -> None:
+        """The engine counts anew."""
+        self.applied, self.received, self.last_ts = None, -1, 0.0
+        del self._recent[:]
+
+    def skip(self, sequence: int) -> None:
+        """A message with this number came, but nothing can be done with it."""
+        if self.applied is not None and sequence == self.applied + 1:
+            self.apply(sequence, self.last_ts)
+
+
+class Recovery:
+    """A replay that an engine's messages wait for: what arrives meanwhile is held back behind it.
+
+    `wanted` is the first number to ask for, `asked` the last one that was.
+    """
+
+    def __init__(self, replays: Replays, wanted: int) -> None:
+        self.wanted: int | None = wanted
+        self.asked: int | None = None
+        self.replay: Replay | None = None
+        self.replayed: deque[Replayed] = deque()
+        self.held: deque[tuple[Message, float]] = deque()
+        """Messages, and when they were published."""
+        self._replays = replays
+        self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that the replay has failed."""
+        replays = self._replays
+        too_much = len(self.held) > MOST_HELD or self._bytes > MOST_HELD_BYTES
+        return too_much or replays.size_bytes > replays.limit_bytes
+
+    def hold(self, message: Message, ts: float) -> None:
+        self.held.append((message, ts))
+        self._count(message.size_bytes)
+
+    def release(self) -> None:
+        """The first message waits no longer."""
+        self._count(-self.held.popleft()[0].size_bytes)
+
+    def close(self) -> None:
+        """Nothing waits any more."""
+        self.stop()
+        self.held.clear()
+        self._count(-self._bytes)
+
+    def stop(self) -> None:
+        """End the replay."""
+        self.replayed.clear()
+        if self.replay is not None:
+            self._replays.end(self.replay)
+            self.replay = None
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        self._replays.size_bytes += size
 
 
 class Feed:
-    """One engine's stream. While a replay runs, what arrives is held back behind it.
+    """One engine's stream.
 
     Every method may raise BackendUnavailable and can then be called again: nothing is applied twice or lost.
     """
@@ -52,75 +188,64 @@ class Feed:
         self.lag_s = 0.0
         """From publication to application of the latest batch, by the clocks of both sides."""
         self._index, self._replays, self._wall = index, replays, wall
-        self._held: deque[Arrived] = deque()
-        self._held_bytes = 0
-        self._replay: Replay | None = None
-        self._replayed: deque[Replayed] = deque()
-        self._wanted: int | None = None
-        self._asked: int | None = None
+        self._recovery: Recovery | None = None
         self._cool_until = float("-inf")
         self._restarting = False
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do in `step`."""
-        return bool(self._held)
+        """Whether there is something to do in `stepping`."""
+        return self._recovery is not None
 
-    def receive(self, arrived: Arrived, now: float) -> None:
+    def receiving(self, message: Message, batch: Batch, now: float) -> Steps[None]:
         """Apply a message, or hold it back until what comes before it is there."""
-        if self._held:
-            self._hold(arrived)
+        if self._recovery is not None:
+            self._recovery.hold(message, batch.ts)
             return
-        message, ts = arrived.message, arrived.batch.ts
-        verdict = self.stream.judge(message.sequence, ts)
+        verdict = self.stream.judge(message.sequence, batch.ts)
+        if verdict is Verdict.RESTART:
+            self._begin_anew()
+            verdict = Verdict.FIRST
         if verdict is Verdict.DUPLICATE:
             self._index.losses.message("duplicate")
-        elif verdict is Verdict.RESTART:
-            self._begin_anew()
-            self.receive(arrived, now)
         elif verdict in (Verdict.FIRST, Verdict.GAP) and self._can_ask(message, now):
-            self._wanted = self._next()
-            self._hold(arrived)
+            self._recovery = Recovery(self._replays, self._next())
+            self._recovery.hold(message, batch.ts)
         else:
-            self._apply(arrived)
+            yield from self._apply(message, batch)
 
-    def step(self, now: float) -> int:
+    def stepping(self, now: float) -> Steps[int]:
         """Go on with a replay and then with what was held back; how many batches were applied."""
-        if not self._held:
+        recovery, applied = self._recovery, 0
+        if recovery is None:
             return 0
-        if self._wanted is not None:
-            self._ask(now)
-        if self._replay is not None:
-            self._replayed.extend(self._replay.step(now))
-        applied = 0
-        while self._replayed:
-            applied += self._apply_replayed(self._replayed[0])
-            self._replayed.popleft()
-        if self._replay is not None and (self._replay.state != "running" or self._full):
-            self._end(self._replay, now)
-        while self._replay is None and self._wanted is None and self._held:
-            applied += self._go_through(now)
+        if recovery.wanted is not None:
+            self._ask(recovery, now)
+        if recovery.replay is not None:
+            recovery.replayed.extend(recovery.replay.step(now))
+        while recovery.replayed:
+            applied += yield from self._apply_replayed(recovery, recovery.replayed[0])
+            recovery.replayed.popleft()
+        if recovery.replay is not None and (recovery.replay.state != "running" or recovery.full):
+            self._end(recovery, recovery.replay.state == "complete", now)
+        while recovery.replay is None and recovery.wanted is None and recovery.held:
+            applied += yield from self._go_through(recovery, now)
+        if not recovery.held:
+            self._recovery = None
         return applied
 
     def forget(self) -> None:
         """The index has lost everything: begin as if nothing had come before."""
-        self.close()
-        self._replayed.clear()
         self.stream.restart()
-        self._wanted = 0 if self._held and self._held[0].message.replay is not None else None
+        recovery = self._recovery
+        if recovery is not None:
+            recovery.stop()
+            recovery.wanted = 0 if recovery.held[0][0].replay is not None else None
 
     def close(self) -> None:
-        if self._replay is not None:
-            self._replays.end(self._replay)
-            self._replay = None
-
-    @property
-    def _full(self) -> bool:
-        return len(self._held) > MOST_HELD or self._held_bytes > MOST_HELD_BYTES
-
-    def _hold(self, arrived: Arrived) -> None:
-        self._held.append(arrived)
-        self._held_bytes += len(arrived.message.payload)
+        if self._recovery is not None:
+            self._recovery.close()
+            self._recovery = None
 
     def _begin_anew(self) -> None:
         self._index.metrics.restarted()
@@ -130,70 +255,67 @@ class Feed:
     def _can_ask(self, message: Message, now: float) -> bool:
         return message.replay is not None and self._replays.possible and now >= self._cool_until
 
-    def _ask(self, now: float) -> None:
+    def _ask(self, recovery: Recovery, now: float) -> None:
         """Begin the replay that is wanted, unless too many run."""
-        endpoint, wanted = self._held[0].message.replay, self._wanted
+        endpoint, wanted = recovery.held[0][0].replay, recovery.wanted
         assert endpoint is not None and wanted is not None
         try:
-            self._replay = self._replays.begin(endpoint, wanted, now)
+            recovery.replay = self._replays.begin(endpoint, wanted, now)
         except zmq.ZMQError:
-            self._failed(now)
-        if self._replay is not None or self._full:
-            self._asked, self._wanted = wanted, None
+            self._failed(recovery, now)
+        if recovery.replay is not None or recovery.full:
+            recovery.asked, recovery.wanted = wanted, None
 
-    def _end(self, replay: Replay, now: float) -> None:
-        complete = replay.state == "complete"
-        self._replays.end(replay)
-        self._replay = None
+    def _end(self, recovery: Recovery, complete: bool, now: float) -> None:
+        recovery.stop()
         if complete:
             self._index.metrics.replayed("complete")
         else:
-            self._failed(now)
+            self._failed(recovery, now)
 
-    def _failed(self, now: float) -> None:
+    def _failed(self, recovery: Recovery, now: float) -> None:
         self._index.metrics.replayed("failed")
-        self._wanted = None
+        recovery.wanted = None
         self._cool_until = now + self._replays.limits.cool_down_s
 
-    def _apply_replayed(self, replayed: Replayed) -> int:
+    def _apply_replayed(self, recovery: Recovery, replayed: Replayed) -> Steps[int]:
         if self.stream.applied is not None and replayed.sequence <= self.stream.applied:
             return 0
-        message = self._held[0].message
+        message, _ = recovery.held[0]
         try:
-            batch = decode(replayed.payload)
+            batch = yield from decoding(replayed.payload)
         except Unreadable:
             self._index.losses.message("unreadable")
             self.stream.skip(replayed.sequence)
             return 0
         again = Message(message.pod, message.model, replayed.sequence, replayed.payload)
-        self._apply(Arrived(again, batch), replayed=True)
+        yield from self._apply(again, batch, replayed=True)
         return 1
 
-    def _go_through(self, now: float) -> int:
+    def _go_through(self, recovery: Recovery, now: float) -> Steps[int]:
         """Apply the first message that was held back, unless a replay brought it, or it wants another."""
-        arrived = self._held[0]
-        sequence = arrived.message.sequence
-        verdict = self.stream.judge(sequence, arrived.batch.ts)
-        if verdict is Verdict.GAP and self._can_ask(arrived.message, now) and self._asked != self._next():
-            self._wanted = self._next()
+        message, ts = recovery.held[0]
+        verdict = self.stream.judge(message.sequence, ts)
+        if verdict is Verdict.GAP and self._can_ask(message, now) and recovery.asked != self._next():
+            recovery.wanted = self._next()
             return 0
         if verdict is Verdict.RESTART:
             self._begin_anew()
         if verdict is Verdict.DUPLICATE:
-            self.stream.received = max(self.stream.received, sequence)
+            self.stream.received = max(self.stream.received, message.sequence)
         else:
-            self._apply(arrived)
-        self._held.popleft()
-        self._held_bytes -= len(arrived.message.payload)
+            yield from self._apply(message, (yield from decoding(message.payload)))
+        recovery.release()
         return int(verdict is not Verdict.DUPLICATE)
 
     def _next(self) -> int:
         """The number that should come next."""
         return 0 if self.stream.applied is None else self.stream.applied + 1
 
-    def _apply(self, arrived: Arrived, replayed: bool = False) -> None:
-        message, batch = arrived.message, arrived.batch
-        self._index.ingest(batch, message.pod, message.model, message.sequence, restart=self._restarting)
+    def _apply(self, message: Message, batch: Batch, replayed: bool = False) -> Steps[None]:
+        yield from self._index.ingesting(
+            batch, message.pod, message.model, message.sequence, restart=self._restarting
+        )
         if missing := self.stream.missing(message.sequence):
             self._index.losses.message("gap", missing)
         self._restarting = False

@@ -1,11 +1,26 @@
-"""Who holds blocks, as bits: a set of holders is one integer, and sets meet in one instruction."""
+"""Who holds blocks, as bits: a set of holders is one integer, and sets meet in one instruction.
+
+A mask is such a set. The copies of a block are its masks, tier by tier; no function here changes any.
+"""
 
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
+from sys import getsizeof
+from typing import TypeAlias
 
 from msgspec import Struct
+
+Copies: TypeAlias = tuple[int, ...]
+"""Of one block, the holders as a mask, tier by tier, in the order of the backend's tiers."""
+
+HOLDER_BYTES = 2000
+"""What a holder takes in memory, with names of a usual length."""
+MOST_ADAPTERS = 1024
+ADAPTERS_BYTES = 32 << 20
+"""Which holders have blocks of which adapters: the latest of these are known."""
 
 
 class Source(Struct, frozen=True, gc=False):
@@ -40,17 +55,30 @@ class Holders:
         self._holders: list[Holder | None] = []
         self._free: list[int] = []
         self._groups: dict[Source, dict[int, int]] = {}
-        self._pods: dict[str, int] = {}
+        self._pods: dict[str, tuple[int, ...]] = {}
         self._models: dict[str, int] = {}
-        self._adapters: dict[str, int] = {}
+        self._adapters = AdapterMasks()
 
     def __len__(self) -> int:
         return len(self._holders) - len(self._free)
 
     @property
+    def size_bytes(self) -> int:
+        return len(self) * HOLDER_BYTES + self._adapters.size_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._most * HOLDER_BYTES + self._adapters.limit_bytes
+
+    @property
     def one_group_each(self) -> bool:
         """Whether no source has more than one group."""
         return len(self._groups) == len(self)
+
+    @property
+    def pods(self) -> Collection[str]:
+        """The names of all pods."""
+        return self._pods.keys()
 
     def __iter__(self) -> Iterator[Holder]:
         return (holder for holder in self._holders if holder is not None)
@@ -84,7 +112,7 @@ class Holders:
 
     def sources(self, pod: str) -> list[Source]:
         """The sources of a pod."""
-        return list({holder.source for _, holder in self.of(self._pods.get(pod, 0))})
+        return list({holder.source for _, holder in self.among(self._pods.get(pod, ()))})
 
     def assign(self, number: int, holder: Holder) -> None:
         """Say who has bit `number`, as somebody else has decided."""
@@ -101,28 +129,37 @@ class Holders:
         holder = self[number]
         if holder is None:
             return
+        source = holder.source
         self._holders[number] = None
         heapq.heappush(self._free, number)
-        groups = self._groups[holder.source]
+        groups = self._groups[source]
         del groups[holder.group]
         if not groups:
-            del self._groups[holder.source]
-        _drop(self._pods, holder.source.pod, number)
-        _drop(self._models, holder.source.model, number)
-        for adapter in list(self._adapters):
-            _drop(self._adapters, adapter, number)
+            del self._groups[source]
+        left = tuple(other for other in self._pods[source.pod] if other != number)
+        if left:
+            self._pods[source.pod] = left
+        else:
+            del self._pods[source.pod]
+        _drop(self._models, source.model, number)
+        self._adapters.release(number)
 
     def serves(self, adapter: str, number: int) -> None:
         """A holder has blocks of this adapter."""
-        self._adapters[adapter] = self._adapters.get(adapter, 0) | 1 << number
+        self._adapters.add(adapter, number)
 
     def mask(self, model: str, pods: Collection[str] = ()) -> int:
         """The scored holders that serve a model, or else an adapter of that name; without pods, of all."""
-        serving = self._models.get(model) or self._adapters.get(model, 0)
+        serving = self._models.get(model) or self._adapters.mask(model)
         wanted = 0
         for pod in pods:
-            wanted |= self._pods.get(pod, 0)
+            for number in self._pods.get(pod, ()):
+                wanted |= 1 << number
         return serving & wanted if pods else serving
+
+    def seats(self) -> list[Holder | None]:
+        """Who has which bit now, by its number."""
+        return self._holders.copy()
 
     def of(self, mask: int) -> list[tuple[int, Holder]]:
         """The holders of a mask with their bits, lowest first."""
@@ -142,12 +179,61 @@ class Holders:
         return len(self._holders) - 1
 
     def _place(self, number: int, holder: Holder) -> None:
-        source, bit = holder.source, 1 << number
+        source = holder.source
         self._holders[number] = holder
         self._groups.setdefault(source, {})[holder.group] = number
-        self._pods[source.pod] = self._pods.get(source.pod, 0) | bit
+        self._pods[source.pod] = (*self._pods.get(source.pod, ()), number)
         if holder.scored:
-            self._models[source.model] = self._models.get(source.model, 0) | bit
+            self._models[source.model] = self._models.get(source.model, 0) | 1 << number
+
+
+class AdapterMasks:
+    """Which holders have blocks of an adapter. Names of adapters come from outside: the latest ones stay."""
+
+    def __init__(self, limit_bytes: int = ADAPTERS_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._masks: OrderedDict[str, int] = OrderedDict()
+        self._of: dict[int, set[str]] = {}
+
+    def mask(self, adapter: str) -> int:
+        return self._masks.get(adapter, 0)
+
+    def add(self, adapter: str, number: int) -> None:
+        """The holder has some. Beyond `MOST_ADAPTERS` of one holder they are not told apart by name."""
+        mask = self._masks.get(adapter, 0)
+        if not mask >> number & 1:
+            names = self._of.setdefault(number, set())
+            if len(names) >= MOST_ADAPTERS:
+                return
+            names.add(adapter)
+            self._put(adapter, mask | 1 << number)
+        self._masks.move_to_end(adapter)
+        while self.size_bytes > self.limit_bytes:
+            self._forget(next(iter(self._masks)))
+
+    def release(self, number: int) -> None:
+        """The holder is no more."""
+        for adapter in self._of.pop(number, ()):
+            self._put(adapter, self._masks[adapter] & ~(1 << number))
+
+    def _forget(self, adapter: str) -> None:
+        for number in bits(self._masks[adapter]):
+            self._of[number].discard(adapter)
+        self._put(adapter, 0)
+
+    def _put(self, adapter: str, mask: int) -> None:
+        self.size_bytes -= _adapter_bytes(adapter, self._masks.get(adapter, 0))
+        self.size_bytes += _adapter_bytes(adapter, mask)
+        if mask:
+            self._masks[adapter] = mask
+        else:
+            del self._masks[adapter]
+
+
+def _adapter_bytes(adapter: str, mask: int) -> int:
+    """A name, a mask, and a place in the set of each holder."""
+    return 200 + 4 * len(adapter) + getsizeof(mask) + 100 * mask.bit_count() if mask else 0
 
 
 def _drop(masks: dict[str, int], name: str, number: int) -> None:
@@ -167,3 +253,37 @@ def bits(mask: int) -> list[int]:
         found.append(at)
         at = digits.find("1", at + 1)
     return found
+
+
+def count_copies(copies: Copies) -> int:
+    """How many holders have a block, counted once for each tier."""
+    if len(copies) == 1:
+        return copies[0].bit_count()
+    return sum(map(int.bit_count, copies))
+
+
+def with_holder(copies: Copies, tier: int, bit: int) -> Copies:
+    """The copies with one more; the same object if it is there."""
+    if tier < len(copies):
+        if copies[tier] & bit:
+            return copies
+        return (*copies[:tier], copies[tier] | bit, *copies[tier + 1 :])
+    return (*copies, *(0,) * (tier - len(copies)), bit)
+
+
+def without_holder(copies: Copies, tier: int | None, bit: int) -> Copies:
+    """The copies without a holder, in one tier or all; the same object if it is not there."""
+    if not any(mask & bit for mask in (copies if tier is None else copies[tier : tier + 1])):
+        return copies
+    left = [mask & ~bit if tier in (None, at) else mask for at, mask in enumerate(copies)]
+    while left and not left[-1]:
+        left.pop()
+    return tuple(left)
+
+
+def anywhere(copies: Copies) -> int:
+    """Who has a block in any tier."""
+    mask = 0
+    for one in copies:
+        mask |= one
+    return mask

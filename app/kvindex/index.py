@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct
 
+from app.clock.pause import pause
 from app.kvcache.events import EventBatch
-from app.kvcache.extra_keys import Placeholder
-from app.kvindex.backend import Backend, Outcome, Size, Stamp
-from app.kvindex.decoding import Batch
-from app.kvindex.features import granularities, requested
-from app.kvindex.generations import GenerationName
+from app.kvcache.prompt import Placeholder
+from app.kvindex.backend import Backend, Outcome, Size, Stamp, Steps, at_once
+from app.kvindex.batches import Batch, batch_of
+from app.kvindex.decoding import field_losses
 from app.kvindex.holders import Source, TooManyHolders
 from app.kvindex.ingest import Ingest
-from app.kvindex.keys import DEFAULT_GENERATION, request_keys
-from app.kvindex.losses import Losses
-from app.kvindex.metrics import IndexMetrics
+from app.kvindex.keys import (
+    DEFAULT_GENERATION,
+    Features,
+    Generation,
+    granularities,
+    request_keys,
+    requested_features,
+)
+from app.kvindex.metrics import IndexMetrics, Losses
 from app.kvindex.scorer import PodScore, Weights, score_prefixes
 
 DEFAULT_BLOCK_SIZE = 16
@@ -27,7 +34,7 @@ class IndexSettings(Struct, frozen=True, kw_only=True):
     """`block_size` is the index's, in tokens; engines may have others. Keys are those of `generation`."""
 
     block_size: int = DEFAULT_BLOCK_SIZE
-    generation: GenerationName = DEFAULT_GENERATION
+    generation: Generation = DEFAULT_GENERATION
     seed: str = ""
     weights: Weights = Weights()
 
@@ -49,9 +56,9 @@ class Index:
         self.backend = backend
         self.settings = settings
         self.losses = losses or Losses()
-        self.metrics = IndexMetrics()
+        self.metrics = IndexMetrics(reasons=field_losses())
         self._keys = request_keys(settings.generation, settings.block_size, settings.seed)
-        self._ingest = Ingest(backend, self._keys, self.losses)
+        self._ingest = Ingest(backend, self._keys)
         self._clock = clock
 
     def ingest(
@@ -62,29 +69,53 @@ class Index:
         sequence: int | None = None,
         restart: bool = False,
     ) -> Outcome | None:
+        """As `ingesting`, without a pause."""
+        batch = batch_of(batch) if isinstance(batch, EventBatch) else batch
+        return at_once(self.ingesting(batch, pod, model, sequence, restart))
+
+    def ingesting(
+        self, batch: Batch, pod: str, model: str, sequence: int | None = None, restart: bool = False
+    ) -> Steps[Outcome | None]:
         """Apply a batch that a pod has published.
 
         With its `sequence` number indexers that share a backend apply it once; `restart` begins the pod anew.
         None when there are too many pods, which is counted. BackendUnavailable: apply the batch again later.
         """
-        rank = batch.rank if isinstance(batch, Batch) else batch.data_parallel_rank or 0
-        source = Source(pod, model, rank)
-        stamp = None if sequence is None else Stamp(sequence, batch.ts, restart)
+        source, total, losses = Source(pod, model, batch.rank), Outcome(), Counter[str]()
+        slices = 0
         try:
-            outcome = self._ingest.apply(source, batch.events, stamp)
+            for part in batch.parts:
+                if part.losses:
+                    losses.update(part.losses)
+                if slices and not part.events:
+                    yield
+                    continue
+                for events in self._ingest.slices(part.events):
+                    first = slices == 0
+                    stamp = (
+                        Stamp(sequence, batch.ts, restart and first, slices) if sequence is not None else None
+                    )
+                    total.add((yield from self._ingest.applying(source, events, stamp, losses)))
+                    slices += 1
+                    yield
         except TooManyHolders:
             self.losses.message("too_many_pods")
             return None
-        for reason in batch.losses if isinstance(batch, Batch) else ():
-            self.losses.event(reason)
-        self.metrics.changed(outcome.added, outcome.removed)
-        return outcome
+        # Counted only now: a batch that has to be applied again would be counted again.
+        for reason, count in losses.items():
+            self.losses.event(reason, count)
+        self.metrics.changed(total.added, total.removed)
+        return total
 
-    def clear(self, pod: str) -> int:
+    def clearing(self, pod: str) -> Steps[int]:
         """Forget a pod; how many copies of blocks it had."""
-        removed = self.backend.clear(pod)
+        removed = yield from self.backend.clearing(pod)
         self.metrics.changed(0, removed)
         return removed
+
+    def clear(self, pod: str) -> int:
+        """As `clearing`, without a pause."""
+        return at_once(self.clearing(pod))
 
     def block_keys(
         self,
@@ -148,10 +179,18 @@ class Index:
         media: Sequence[Placeholder],
         granularity: int,
     ) -> list[int]:
-        size = self.settings.block_size
+        size, most = self.settings.block_size, self._keys.slice_blocks
         full = len(tokens) // size
-        features = requested(full, size, media, salt, granularity)
-        return self._keys.keys(self._keys.root(lora or model), tokens[: full * size], features)
+        features: Sequence[Features] | None = requested_features(full, size, media, salt, granularity)
+        parent, keys = self._keys.root(lora or model), list[int]()
+        for start in range(0, full, most):
+            if start:
+                pause()
+            end = min(start + most, full)
+            some = features and features[start:end]
+            keys += self._keys.keys(parent, tokens[start * size : end * size], some)
+            parent = keys[-1]
+        return keys
 
     def _score_keys(self, model: str, keys: Sequence[int], pods: Collection[str]) -> list[PodScore]:
         if not keys:

@@ -1,13 +1,19 @@
-"""Events of an engine turned into operations on the index."""
+"""Events of an engine turned into operations on the index.
+
+Engines announce blocks one by one, and to use a few of them at once costs much less than one after the other:
+events in a row that differ only in their blocks are a run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import cast
 
 from app.kvcache.events import BlockRemoved, BlockStored, KVEvent
+from app.kvindex.alignment import Refused, Run, Stores, engine_keys_of, parent_of
 from app.kvindex.backend import (
     GPU,
     MOST_TIERS,
@@ -19,48 +25,71 @@ from app.kvindex.backend import (
     Owned,
     Remove,
     Stamp,
+    Steps,
 )
 from app.kvindex.holders import Source
 from app.kvindex.keys import RequestKeys
-from app.kvindex.losses import Losses
-from app.kvindex.runs import Refused, Run, group_of, parent_of, runs, whole
-from app.kvindex.stores import Stores
 
-MOST_TIER_LETTERS, MOST_MEDIA = 64, 256
+MOST_TIER_LETTERS, MOST_MEDIA, MOST_NAME_LETTERS = 64, 256, 512
+MOST_GROUPS = 64
+"""KV cache groups of one engine."""
+TOKENS_SHIFT = 4
+"""In slices 16 tokens count as much as a block."""
 
 
 class Ingest:
-    """Applies batches to a backend. What cannot be used is counted in `losses`, event by event."""
+    """Applies events to a backend. What cannot be used is counted, event by event."""
 
-    def __init__(self, backend: Backend, request_keys: RequestKeys, losses: Losses) -> None:
+    def __init__(self, backend: Backend, request_keys: RequestKeys) -> None:
         self._backend = backend
-        self._losses = losses
         self._media: dict[str | None, str] = {}
         self.block_size = request_keys.block_size
+        self.slice_blocks = request_keys.slice_blocks
         self.stores = Stores(request_keys)
 
-    def apply(self, source: Source, events: Sequence[KVEvent], stamp: Stamp | None = None) -> Outcome:
-        """Apply a batch. BackendUnavailable leaves everything as it was: apply the batch again later.
+    def applying(
+        self,
+        source: Source,
+        events: Sequence[KVEvent],
+        stamp: Stamp | None,
+        losses: Counter[str],
+    ) -> Steps[Outcome]:
+        """Apply some events of a batch, those of one slice; reasons why some are lost go to `losses`.
 
-        TooManyHolders when the source is one too many.
+        BackendUnavailable: apply the batch again later. TooManyHolders when the source is one too many.
         """
         batch = _Batch(self, source)
-        outcome = self._backend.apply(source, batch.operations(events), stamp)
-        # Counted only now: a batch that has to be applied again would be counted again.
-        for reason in batch.losses:
-            self._losses.event(reason)
+        outcome = yield from self._backend.applying(source, batch.operations(events), stamp)
+        losses.update(batch.losses)
         if outcome.unknown:
-            self._losses.event("unknown_block", outcome.unknown)
+            losses["unknown_block"] += outcome.unknown
         return outcome
+
+    def slices(self, events: Sequence[KVEvent]) -> Iterator[Sequence[KVEvent]]:
+        """The events in their order, so many at a time as are applied in a few milliseconds."""
+        most = self.slice_blocks
+        if sum(map(_work, events)) <= most:
+            yield events
+            return
+        part: list[KVEvent] = []
+        room = most
+        for event in chain.from_iterable(_pieces(event, most) for event in events):
+            work = _work(event)
+            if work > room and part:
+                yield part
+                part, room = [], most
+            part.append(event)
+            room -= work
+        yield part
 
     def tier(self, medium: str | None) -> str:
         """The tier of a medium. Refused for a name too long, and for one tier too many."""
         if medium in self._media:
             return self._media[medium]
+        if medium and len(medium) > MOST_TIER_LETTERS:
+            raise Refused("bad_medium")
         tier = medium.lower() if medium else GPU
         known = {*self._media.values(), *self._backend.tiers}
-        if len(tier) > MOST_TIER_LETTERS:
-            raise Refused("bad_medium")
         if tier not in known and len(known) >= MOST_TIERS:
             raise Refused("too_many_tiers")
         if len(self._media) < MOST_MEDIA:
@@ -73,7 +102,7 @@ class Ingest:
 
 
 class _Batch:
-    """One batch on its way: what its own events say of blocks comes before what the index knows.
+    """Some events on their way: what they say themselves of blocks comes before what the index knows.
 
     Events in a row that are refused as one are tried one by one; those that are refused alone are lost.
     """
@@ -106,11 +135,13 @@ class _Batch:
 
     def _stored(self, events: Sequence[BlockStored]) -> Run | Offload:
         first = events[0]
+        if first.lora_name and len(first.lora_name) > MOST_NAME_LETTERS:
+            raise Refused("bad_lora_name")
         run = Run(
             events,
-            whole("block_hashes", [key for event in events for key in event.block_hashes]),
+            engine_keys_of("block_hashes", [key for event in events for key in event.block_hashes]),
             [parent_of(event) for event in events],
-            group_of(first.group_idx),
+            _group_of(first.group_idx),
             self._ingest.tier(first.medium),
             # Engines of before vLLM 0.14 tell only the number of an adapter.
             first.lora_name or (str(first.lora_id) if first.lora_id else None),
@@ -118,11 +149,11 @@ class _Batch:
         return run if first.token_ids else Offload(run.group, run.tier, run.engine)
 
     def _removed(self, events: Sequence[BlockRemoved]) -> Remove:
-        engine = whole("block_hashes", [key for event in events for key in event.block_hashes])
-        return Remove(group_of(events[0].group_idx), self._ingest.tier(events[0].medium), engine)
+        engine = engine_keys_of("block_hashes", [key for event in events for key in event.block_hashes])
+        return Remove(_group_of(events[0].group_idx), self._ingest.tier(events[0].medium), engine)
 
     def _look_up(self, stored: Sequence[Run]) -> None:
-        """Ask the index for all blocks that events of this batch continue, at once."""
+        """Ask the index for all blocks that these events continue, at once."""
         wanted = [(run.group, parent) for run in stored for parent in run.parents if parent is not None]
         self._known = dict(zip(wanted, self._ingest.known(self._source, wanted), strict=True))
 
@@ -146,3 +177,104 @@ class _Batch:
     def _owned(self, group: int, engine: int) -> Owned | None:
         fresh = self._fresh.get(group, {})
         return fresh[engine] if engine in fresh else self._known[group, engine]
+
+
+def runs(events: Iterable[KVEvent], block_size: int) -> Iterator[list[KVEvent]]:
+    """The events in their order, those together that one operation can stand for.
+
+    Those are removals from one medium and group, and stores of one medium, group and adapter whose blocks
+    have `block_size` tokens and no extra keys.
+    """
+    run: list[KVEvent] = []
+    may_go_on = False
+    for event in events:
+        if run and not (may_go_on and _alike(run[0], event)):
+            yield run
+            run = []
+        if not run:
+            may_go_on = isinstance(event, BlockRemoved) or _is_plain(event, block_size)
+        run.append(event)
+    if run:
+        yield run
+
+
+def _is_plain(event: KVEvent, block_size: int) -> bool:
+    """Whether a store has tokens for blocks of this size, and nothing else tells the blocks apart."""
+    return (
+        isinstance(event, BlockStored)
+        and event.block_size == block_size
+        and bool(event.token_ids)
+        and not (event.extra_keys and any(event.extra_keys))
+    )
+
+
+def _alike(first: KVEvent, event: KVEvent) -> bool:
+    """Whether an event differs only in its blocks from one that is plain, or a removal."""
+    if isinstance(event, BlockStored):
+        return (
+            isinstance(first, BlockStored)
+            and event.medium == first.medium
+            and event.lora_name == first.lora_name
+            and event.lora_id == first.lora_id
+            and event.group_idx == first.group_idx
+            and event.kv_cache_spec_kind == first.kv_cache_spec_kind
+            and _is_plain(event, first.block_size)
+        )
+    return (
+        isinstance(event, BlockRemoved)
+        and isinstance(first, BlockRemoved)
+        and event.medium == first.medium
+        and event.group_idx == first.group_idx
+    )
+
+
+def _group_of(group: int | None) -> int:
+    if group is not None and not 0 <= group < MOST_GROUPS:
+        raise Refused("bad_group_idx")
+    return group or 0
+
+
+def _work(event: KVEvent) -> int:
+    """What an event counts in a slice: about its blocks."""
+    if isinstance(event, BlockStored):
+        return 1 + len(event.block_hashes) + (len(event.token_ids) >> TOKENS_SHIFT)
+    return 1 + len(event.block_hashes) if isinstance(event, BlockRemoved) else 1
+
+
+def _pieces(event: KVEvent, most: int) -> Iterator[KVEvent]:
+    """An event as several of `most` blocks each, where it can be: later ones continue earlier ones."""
+    blocks = 0 if not isinstance(event, BlockStored | BlockRemoved) else len(event.block_hashes)
+    if _work(event) <= most or blocks < 2:
+        yield event
+    elif isinstance(event, BlockRemoved):
+        for start in range(0, blocks, most):
+            yield BlockRemoved(event.block_hashes[start : start + most], event.medium, event.group_idx)
+    elif isinstance(event, BlockStored):
+        yield from _store_pieces(event, most)
+
+
+def _not_each(keys: Sequence[object] | None, hashes: Sequence[object]) -> bool:
+    return bool(keys) and len(keys or ()) != len(hashes)
+
+
+def _store_pieces(event: BlockStored, most: int) -> Iterator[BlockStored]:
+    hashes, tokens, keys = event.block_hashes, event.token_ids, event.extra_keys
+    size = len(tokens) // len(hashes)
+    if len(tokens) != len(hashes) * size or size and size != event.block_size or _not_each(keys, hashes):
+        yield event  # which is refused
+        return
+    count = max(1, most // (1 + (size >> TOKENS_SHIFT)) - 1)
+    for start in range(0, len(hashes), count):
+        end = start + count
+        yield BlockStored(
+            hashes[start:end],
+            hashes[start - 1] if start else event.parent_block_hash,
+            tokens[start * size : end * size],
+            event.block_size,
+            event.lora_id,
+            event.medium,
+            event.lora_name,
+            keys[start:end] if keys else keys,
+            event.group_idx,
+            event.kv_cache_spec_kind,
+        )

@@ -1,21 +1,19 @@
-"""The index in this process: a table of block -> masks, least recently used first, and a map per holder.
-
-An `OrderedDict` rather than cachetools' `LRUCache`: the same order and bound at a fifth of the time for each
-block (benchmarks/kv_index.py measures both).
-"""
+"""The index in this process: a table of block -> copies, and for each holder a map of engine key -> block."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
+from sys import getsizeof
 
+from app.kvcache.memo import Memo
 from app.kvindex.backend import (
     CPU,
     GPU,
+    MOST_HOLDERS,
+    Backend,
     Clear,
-    Copies,
     Found,
     Offload,
     Operation,
@@ -24,28 +22,62 @@ from app.kvindex.backend import (
     Remove,
     Size,
     Stamp,
+    Steps,
     Store,
+    keys_of,
 )
-from app.kvindex.copies import anywhere, count_copies, keys_of, spans, with_holder, without_holder
-from app.kvindex.holders import Holders, Source, bits
+from app.kvindex.holders import (
+    Copies,
+    Holders,
+    Source,
+    anywhere,
+    bits,
+    count_copies,
+    with_holder,
+    without_holder,
+)
+from app.kvindex.tables import BlockTable, EngineMap
 
 MOST_COPIES = 10_000_000
-MOST_HOLDERS = 65_536
-_SPARE = 64
+BLOCK_BYTES = 240
+"""What a block takes in the table: its key, its places in two dictionaries."""
+COPY_BYTES = 180
+"""What a holder's map takes for a block: two keys and their place in the dictionary."""
+SHARE_BYTES = 1024
+"""What a copy may take where copies are the bound: a block that takes more counts as several."""
+REPEAT_BYTES, REPEATS_BYTES = 200, 64 << 20
+"""What a block takes that is held more than once, and all of them. Beyond that they are held once."""
+ALONE_BYTES = 16 << 20
+SLICE = 2048
+"""Blocks that are cleared, or looked at, in one go: about a millisecond."""
+SPARE = 64
 
 
-class MemoryBackend:
+def weigh_bytes(copies: Copies) -> int:
+    """The bytes of a block, at most: blocks of one prompt share their masks, which is not counted."""
+    if not copies:
+        return 0
+    masks = getsizeof(copies) + sum(map(getsizeof, copies))
+    return BLOCK_BYTES + masks + COPY_BYTES * count_copies(copies)
+
+
+def weigh_copies(copies: Copies) -> int:
+    """How many copies a block has, or how many `SHARE_BYTES` it takes."""
+    return max(count_copies(copies), -(-weigh_bytes(copies) // SHARE_BYTES))
+
+
+class MemoryBackend(Backend):
     """Bounded by the sum of what its blocks weigh: `bound` block copies, or whatever `weigh` measures.
 
-    Beyond the bound the block that was least recently stored or asked for makes room, whoever has it. A
-    holder's map may keep a quarter more entries than blocks are left (entries of blocks that made room).
-    Threads may share it. `count_repeats`: see `docs/kv-index.md`.
+    Beyond the bound blocks make room as `BlockTable` has it, whoever holds them. A holder's map may keep a
+    quarter more entries than blocks are left (entries of blocks that made room). Threads may share it.
+    `count_repeats`: see `docs/kv-index.md`.
     """
 
     def __init__(
         self,
         bound: int = MOST_COPIES,
-        weigh: Callable[[Copies], int] = count_copies,
+        weigh: Callable[[Copies], int] = weigh_copies,
         most_holders: int = MOST_HOLDERS,
         count_repeats: bool = True,
     ) -> None:
@@ -55,15 +87,22 @@ class MemoryBackend:
         self.tiers = [GPU, CPU]
         self.epoch = ""
         self.times_lost = 0
-        self._bound, self._weigh = bound, weigh
+        self.table = BlockTable(bound, weigh, self._made_room)
         self._count_repeats = count_repeats
-        self._table: OrderedDict[int, Copies] = OrderedDict()
-        self._maps: dict[int, dict[int, Owned]] = {}
-        self._repeats: dict[int, dict[tuple[int, int], int]] = {}
-        self._stale: dict[int, int] = {}
-        self._alone: dict[tuple[int, int], Copies] = {}
-        self._weight = self._copies = self._evicted = 0
+        self._maps: dict[int, EngineMap] = {}
+        self._due: dict[int, None] = {}
+        self._alone: Memo[tuple[int, int], Copies] = Memo(ALONE_BYTES)
+        self._copies = self._evicted = self._repeats = 0
         self._lock = threading.Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        """What all of it takes, reckoned as `weigh_bytes` and `SHARE_BYTES` say: more than is used."""
+        return self._bytes(self.table.weight) + REPEAT_BYTES * self._repeats + self.holders.size_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._bytes(self.table.bound) + REPEATS_BYTES + self.holders.limit_bytes
 
     def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         numbers = self.holders.groups(source)
@@ -73,69 +112,77 @@ class MemoryBackend:
             found.append(None if number is None else self._maps[number].get(key))
         return found
 
-    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+    def applying(
+        self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None
+    ) -> Steps[Outcome]:
         outcome = Outcome()
-        with self._lock:
-            if stamp is not None and stamp.restart:
-                outcome.removed += self._clear(source)
-            for operation in operations:
-                match operation:
-                    case Store():
-                        self._store(source, operation, outcome)
-                    case Remove():
-                        self._remove(source, operation, outcome)
-                    case Offload():
-                        self._offload(source, operation, outcome)
-                    case Clear():
-                        outcome.removed += self._clear(source)
-            self._evict()
+        if stamp is not None and stamp.restart:
+            outcome.removed += yield from self._clearing(source)
+        left = iter(operations)
+        while self._apply_until_clear(source, left, outcome):
+            outcome.removed += yield from self._clearing(source)
+        yield from self._sweeping()
         return outcome
 
     def lookup(self, keys: Sequence[int]) -> Found:
         with self._lock:
-            found: list[Copies] = []
-            table = self._table
-            try:
-                for key in keys:
-                    found.append(table[key])
-            except KeyError:
-                pass
-            self._touch(keys[: len(found)])
-        return Found(found, self.holders, self.tiers)
+            return Found(self.table.prefix(keys), self.holders, self.tiers)
 
     def position(self, source: Source) -> Stamp | None:
         return None
 
-    def clear(self, pod: str) -> int:
-        with self._lock:
-            return sum(map(self._clear, self.holders.sources(pod)))
+    def clearing(self, pod: str) -> Steps[int]:
+        removed = 0
+        for source in self.holders.sources(pod):
+            removed += yield from self._clearing(source)
+        return removed
 
     def pods(self) -> list[str]:
-        return sorted({holder.source.pod for holder in self.holders})
+        return list(self.holders.pods)
 
     def size(self) -> Size:
-        return Size(len(self._table), self._copies, self._evicted, self._weight, self._bound)
+        return Size(len(self.table), self._copies, self._evicted, self.table.weight, self.table.bound)
 
     def close(self) -> None:
         pass
+
+    def _bytes(self, weight: int) -> int:
+        return weight if self.table.weigh is weigh_bytes else weight * SHARE_BYTES
+
+    def _apply_until_clear(self, source: Source, operations: Iterator[Operation], outcome: Outcome) -> bool:
+        """Do some operations in one go; whether a clear is to be done before the next one."""
+        with self._lock:
+            try:
+                for operation in operations:
+                    match operation:
+                        case Store():
+                            self._store(source, operation, outcome)
+                        case Remove():
+                            self._remove(source, operation, outcome)
+                        case Offload():
+                            self._offload(source, operation, outcome)
+                        case Clear():
+                            return True
+                return False
+            finally:
+                self.table.settle()
 
     def _store(self, source: Source, store: Store, outcome: Outcome) -> None:
         number = self.holders.number(source, store.group, store.scored)
         mapping = self._maps.get(number)
         if mapping is None:
-            mapping = self._maps[number] = {}
+            mapping = self._maps[number] = EngineMap()
         if store.adapter is not None:
             self.holders.serves(store.adapter, number)
         tier = self._tier(store.tier)
-        if mapping and not mapping.keys().isdisjoint(store.engine):
+        if mapping.has_any(store.engine):
             self._meet_again(number, tier, mapping, store, outcome)
-        mapping.update(zip(store.engine, store.owned, strict=True))
-        mapping.update([pair for pair in store.remapped if pair[0] in mapping])
+        mapping.young.update(zip(store.engine, store.owned, strict=True))
+        if store.remapped:
+            mapping.young.update([pair for pair in store.remapped if mapping.get(pair[0]) is not None])
         outcome.added += self._add(store.keys, tier, number)
 
-    def _meet_again(
-        self, number: int, tier: int, mapping: dict[int, Owned], store: Store, outcome: Outcome
-    ) -> None:
+    def _meet_again(self, number: int, tier: int, mapping: EngineMap, store: Store, outcome: Outcome) -> None:
         """Some blocks of a store are known: they are held once more, or their key now means other tokens."""
         for key, owned in zip(store.engine, store.owned, strict=True):
             before = mapping.get(key)
@@ -145,13 +192,16 @@ class MemoryBackend:
                 kept = set(keys_of(owned))
                 lost = [other for other in keys_of(before) if other not in kept]
                 outcome.removed += self._take(lost, number)
-            elif self._count_repeats and self._has(owned, number, tier):
-                repeats = self._repeats.setdefault(number, {})
-                repeats[tier, key] = repeats.get((tier, key), 0) + 1
+            elif self._may_repeat and self._has(owned, number, tier):
+                self._repeats += mapping.repeat(tier, key)
+
+    @property
+    def _may_repeat(self) -> bool:
+        return self._count_repeats and REPEAT_BYTES * self._repeats < REPEATS_BYTES
 
     def _offload(self, source: Source, offload: Offload, outcome: Outcome) -> None:
         number = self.holders.find(source, offload.group)
-        mapping = {} if number is None else self._maps[number]
+        mapping = EngineMap() if number is None else self._maps[number]
         known = [owned for key in offload.engine if (owned := mapping.get(key)) is not None]
         outcome.unknown += len(offload.engine) - len(known)
         if number is not None:
@@ -163,93 +213,89 @@ class MemoryBackend:
         if number is None or remove.tier not in self.tiers:
             outcome.unknown += len(remove.engine)
             return
-        mapping, repeats = self._maps[number], self._repeats.get(number)
-        tier = self.tiers.index(remove.tier)
+        mapping, tier = self._maps[number], self.tiers.index(remove.tier)
         for key in remove.engine:
             owned = mapping.get(key)
             if owned is None:
                 outcome.unknown += 1
-            elif repeats and (tier, key) in repeats:
-                repeats[tier, key] -= 1
-                if not repeats[tier, key]:
-                    del repeats[tier, key]
+            elif (tier, key) in mapping.repeats:
+                self._repeats -= mapping.repeat(tier, key, -1)
             else:
                 keys = keys_of(owned)
                 outcome.removed += self._take(keys, number, tier)
                 if not any(self._has(other, number) for other in keys):
-                    del mapping[key]
+                    self._repeats -= mapping.forget(key)
 
-    def _clear(self, source: Source) -> int:
+    def _clearing(self, source: Source) -> Steps[int]:
         """Forget all groups of a source; how many copies they had."""
         removed = 0
         for number in list(self.holders.groups(source).values()):
-            everything = chain.from_iterable(map(keys_of, self._maps.pop(number).values()))
-            removed += self._take(everything, number)
-            self._repeats.pop(number, None)
-            self._stale.pop(number, None)
-            self.holders.release(number)
+            mapping = self._maps[number]
+            while True:
+                with self._lock:
+                    some = mapping.take(SLICE)
+                    removed += self._take(chain.from_iterable(map(keys_of, some)), number)
+                    self.table.settle()
+                    if not len(mapping):
+                        self._repeats -= len(mapping.repeats)
+                        del self._maps[number]
+                        self.holders.release(number)
+                        break
+                yield
         return removed
 
     def _add(self, keys: Sequence[int], tier: int, number: int) -> int:
         """Give a holder these blocks, all different, in a tier; how many of them it did not have there."""
-        if not keys:
-            return 0
         added = 0
-        for copies, span in spans(keys, list(map(self._table.get, keys))):
+        before: Copies | None = None
+        after: Copies = ()
+        for segment, copies, run in self.table.runs(keys):
             # Neighbours have the same holders more often than not: one tuple then serves them all.
-            added += self._replace(span, copies, self._given(copies, tier, number))
-        self._touch(keys)
+            if copies != before:
+                before = copies
+                after = with_holder(copies, tier, 1 << number) if copies else self._only(number, tier)
+            if after is before:
+                self.table.use(segment)
+            else:
+                self.table.put(segment, run, copies, after)
+                added += len(run)
+        self._copies += added
         return added
 
-    def _given(self, copies: Copies, tier: int, number: int) -> Copies:
-        """The copies with one more. Blocks that only one holder has share one tuple."""
-        if copies:
-            return with_holder(copies, tier, 1 << number)
+    def _only(self, number: int, tier: int) -> Copies:
+        """The copies of a block that only one holder has: one tuple for all of them."""
         alone = self._alone.get((number, tier))
         if alone is None:
-            alone = self._alone[number, tier] = with_holder((), tier, 1 << number)
+            alone = with_holder((), tier, 1 << number)
+            self._alone.put((number, tier), alone, getsizeof(alone[-1]) + 300)
         return alone
-
-    def _replace(self, keys: Sequence[int], before: Copies, after: Copies) -> int:
-        """Blocks that had the copies `before` have one more; how many of them, none if that is the same."""
-        if after is before:
-            return 0
-        table = self._table
-        for key in keys:
-            table[key] = after
-        self._weight += (self._weigh(after) - self._weigh(before)) * len(keys)
-        self._copies += len(keys)
-        return len(keys)
 
     def _take(self, keys: Iterable[int], number: int, tier: int | None = None) -> int:
         """Take these blocks from a holder, in one tier or in all; how many copies that were."""
-        table, bit, taken = self._table, 1 << number, 0
+        table, bit, taken = self.table, 1 << number, 0
         before: Copies | None = None
         left: Copies = ()
         fewer = loss = 0
         for key in keys:
             copies = table.get(key)
-            if copies is None:
-                self._forget_stale(number)
+            if not copies:
+                mapping = self._maps[number]
+                mapping.stale = max(0, mapping.stale - 1)
                 continue
             if copies is not before:
                 before, left = copies, without_holder(copies, tier, bit)
                 fewer = count_copies(copies) - count_copies(left)
-                loss = self._weigh(copies) - self._weigh(left)
+                loss = table.weigh(copies) - table.weigh(left)
             if fewer:
                 taken += fewer
-                self._weight -= loss
-                if left:
-                    table[key] = left
-                else:
-                    del table[key]
+                table.reduce(key, loss, left)
         self._copies -= taken
         return taken
 
     def _has(self, owned: Owned, number: int, tier: int | None = None) -> bool:
         """Whether a holder has the blocks, in one tier or in any. True for no blocks."""
         for key in keys_of(owned):
-            masks = self._table.get(key, ())
+            masks = self.table.get(key)
             if tier is not None:
                 masks = masks[tier : tier + 1]
             if not any(mask >> number & 1 for mask in masks):
@@ -261,35 +307,32 @@ class MemoryBackend:
             self.tiers.append(name)
         return self.tiers.index(name)
 
-    def _touch(self, keys: Sequence[int]) -> None:
-        """These blocks are in use. In a table less than half full nothing is about to make room."""
-        if self._weight * 2 > self._bound:
-            table = self._table
-            for key in keys:
-                if key in table:
-                    table.move_to_end(key)
-
-    def _evict(self) -> None:
-        while self._weight > self._bound and self._table:
-            _, copies = self._table.popitem(last=False)
-            self._weight -= self._weigh(copies)
-            held = count_copies(copies)
+    def _made_room(self, blocks: Mapping[int, Copies]) -> None:
+        """Count what is lost, and note which maps have many entries that lead nowhere."""
+        for copies, alike in groupby(blocks.values()):
+            count = len(list(alike))
+            held = count * count_copies(copies)
             self._copies -= held
             self._evicted += held
             for number in bits(anywhere(copies)):
-                self._stale[number] = self._stale.get(number, 0) + 1
-                if self._stale[number] > len(self._maps[number]) // 4 + _SPARE:
-                    self._sweep(number)
+                mapping = self._maps[number]
+                mapping.stale += count
+                if mapping.stale > len(mapping) // 4 + SPARE:
+                    self._due[number] = None
 
-    def _forget_stale(self, number: int) -> None:
-        if self._stale.get(number):
-            self._stale[number] -= 1
+    def _sweeping(self) -> Steps[None]:
+        """Forget the entries of maps for blocks that made room."""
+        while self._due:
+            with self._lock:
+                number, _ = self._due.popitem()
+                mapping = self._maps.get(number)
+                if mapping is not None:
+                    self._repeats -= mapping.sweep(self._is_held, SLICE)
+                    if mapping.old:
+                        self._due[number] = None
+            yield
 
-    def _sweep(self, number: int) -> None:
-        """Forget a holder's entries for blocks that made room."""
-        table, self._stale[number] = self._table, 0
-        self._maps[number] = {
-            key: owned
-            for key, owned in self._maps[number].items()
-            if not (keys := keys_of(owned)) or any(other in table for other in keys)
-        }
+    def _is_held(self, owned: Owned) -> bool:
+        """Whether any of the blocks is still there; True for no blocks."""
+        keys = keys_of(owned)
+        return not keys or any(key in self.table for key in keys)

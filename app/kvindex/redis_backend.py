@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 import redis
@@ -17,6 +18,7 @@ from app.kvindex import redis_scripts
 from app.kvindex.backend import (
     CPU,
     GPU,
+    Backend,
     BackendUnavailable,
     Clear,
     Found,
@@ -25,15 +27,30 @@ from app.kvindex.backend import (
     Owned,
     Size,
     Stamp,
+    Steps,
+    with_pauses,
 )
 from app.kvindex.holders import Holder, Holders, Source, TooManyHolders
-from app.kvindex.redis_settings import RedisSettings
-from app.kvindex.redis_wire import copies_of, digits, name_of, parts, unpacked, written
+from app.kvindex.redis_wire import (
+    RedisSettings,
+    copies_of,
+    digits,
+    name_of,
+    parts,
+    unpacked,
+    written,
+)
 
 SWEEP_BLOCKS = 500
+MOST_PARTS = 1 << 20
+"""Of the operations of one call."""
+LEARN_HOLDERS = 512
+"""Holders that are read in one go."""
 UNAVAILABLE = redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError
 _ATTEMPTS = 5
 _SCHEMES = {"valkey://": "redis://", "valkeys://": "rediss://"}
+
+T = TypeVar("T")
 
 
 class Who(Struct, frozen=True):
@@ -44,7 +61,7 @@ class Who(Struct, frozen=True):
     tiers: Sequence[str]
 
 
-class RedisBackend:
+class RedisBackend(Backend):
     """See `Backend`; the layout of the data is told in `redis_scripts`. Threads may share it.
 
     Nothing is connected before the first call.
@@ -70,25 +87,24 @@ class RedisBackend:
         )
 
     def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
-        arguments: list[Any] = [name_of(source)]
+        arguments: list[str | int] = [name_of(source)]
         for group, key in engine:
             arguments += group, digits(key)
         found = _asked(lambda: self._owned(keys=[self._namespace], args=arguments))
         return [None if value is None else unpacked(value) for value in found]
 
-    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+    def applying(
+        self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None
+    ) -> Steps[Outcome]:
         total = Outcome()
         clears = stamp is not None and stamp.restart
         for number, part in enumerate(parts(operations)):
-            outcome = self._apply_part(source, part, stamp, number)
-            total.added += outcome.added
-            total.removed += outcome.removed
-            total.unknown += outcome.unknown
-            total.applied = outcome.applied
+            total.add(self._apply_part(source, part, stamp, number))
             clears = clears or any(isinstance(operation, Clear) for operation in part)
+            yield
         if clears:
             with suppress(BackendUnavailable):  # the batch is applied: what is left now goes next time
-                total.removed += self.tidy()
+                total.removed += yield from self.tidying()
         return total
 
     def lookup(self, keys: Sequence[int]) -> Found:
@@ -105,21 +121,26 @@ class RedisBackend:
         sequence, ts = _asked(lambda: self._redis.hmget(self._key("s", name_of(source)), ["seq", "ts"]))
         return None if sequence is None or ts is None else Stamp(int(float(sequence)), float(ts))
 
-    def clear(self, pod: str) -> int:
+    def clearing(self, pod: str) -> Steps[int]:
         _asked(lambda: self._clear(keys=[self._namespace], args=[pod]))
-        return self.tidy()
+        return (yield from self.tidying())
 
-    def tidy(self) -> int:
+    def tidying(self) -> Steps[int]:
         """Remove what is left of holders that were cleared, a few blocks at a time; how many copies it was.
 
         Called after each clear; once more at a start it goes on where an indexer was interrupted.
         """
-        numbers = _asked(lambda: self._redis.smembers(self._key("retired")))
-        return sum(map(self._sweep_all, numbers))
+        removed = 0
+        for number in _asked(lambda: self._redis.smembers(self._key("retired"))):
+            while page := _asked(partial(self._page, number)):
+                removed += self._sweep_page(number, page)
+                yield
+            removed += self._sweep_page(number, {})
+        return removed
 
     def pods(self) -> list[str]:
         self._learn()
-        return sorted({holder.source.pod for holder in self._who.holders})
+        return list(self._who.holders.pods)
 
     def size(self) -> Size:
         blocks, copies = _asked(lambda: self._redis.mget(self._key("blocks"), self._key("copies")))
@@ -141,7 +162,7 @@ class RedisBackend:
             "ops": [written(operation, source) for operation in operations],
         }
         if stamp is not None:
-            batch |= {"seq": stamp.sequence, "ts": stamp.ts, "part": part}
+            batch |= {"seq": stamp.sequence, "ts": stamp.ts, "part": stamp.part * MOST_PARTS + part}
             batch["restart"] = stamp.restart and part == 0
         packed = msgspec.msgpack.encode(batch)
         epoch, result, *counts = _asked(lambda: self._apply(keys=[self._namespace], args=[packed]))
@@ -174,30 +195,21 @@ class RedisBackend:
         pipeline.smembers(self._key("tiers"))
         version, described, adapters, tiers = _asked(pipeline.execute)
         holders = Holders(self._settings.most_holders)
-        for number, description in sorted(described.items(), key=lambda item: int(item[0])):
+        for number, description in with_pauses(sorted(described.items(), key=_number), LEARN_HOLDERS):
             pod, model, rank, group, scored = msgspec.json.decode(description)
             holders.assign(int(number), Holder(Source(pod, model, rank), group, scored))
-        for entry in adapters:
+        for entry in with_pauses(adapters, LEARN_HOLDERS):
             number, _, adapter = entry.decode().partition(" ")
             holders.serves(adapter, int(number))
         known = [tier.decode() for tier in tiers]
         self.tiers = [GPU, CPU, *sorted({*known} - {GPU, CPU})]
         self._who = Who(version, holders, self.tiers)
 
-    def _sweep_all(self, number: bytes) -> int:
-        """Take all blocks from a retired number, which then is free; how many copies that were."""
-        removed = 0
-        while True:
-            page = _asked(lambda: self._page(number))
-            removed += self._sweep_page(number, page)
-            if not page:
-                return removed
-
-    def _sweep_page(self, number: bytes, page: dict[bytes, bytes]) -> int:
+    def _sweep_page(self, number: bytes | str, page: dict[bytes, bytes]) -> int:
         arguments = [number, *chain.from_iterable(page.items())]
         return int(_asked(lambda: self._sweep([self._namespace], arguments)))
 
-    def _page(self, number: bytes) -> dict[bytes, bytes]:
+    def _page(self, number: bytes | str) -> dict[bytes, bytes]:
         """Some of the entries of a holder's map."""
         entries: Iterator[tuple[bytes, bytes]] = self._redis.hscan_iter(
             self._key("e", number), count=SWEEP_BLOCKS
@@ -210,6 +222,10 @@ class RedisBackend:
         )
 
 
+def _number(item: tuple[bytes, bytes]) -> int:
+    return int(item[0])
+
+
 def redis_url(url: str) -> str:
     """The URL as redis-py knows it."""
     for scheme, other in _SCHEMES.items():
@@ -218,7 +234,7 @@ def redis_url(url: str) -> str:
     return url if "://" in url else f"redis://{url}"
 
 
-def _asked(ask: Callable[[], Any]) -> Any:
+def _asked(ask: Callable[[], T]) -> T:
     """An answer of Redis. BackendUnavailable when there is none."""
     try:
         return ask()

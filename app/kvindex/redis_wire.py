@@ -1,28 +1,46 @@
-"""Operations as the scripts of Redis read them, and what Redis answers."""
+"""How Redis is reached, operations as its scripts read them, and what it answers.
+
+Apart from the backend, whose client takes long to import.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from app.kvindex.backend import Clear, Copies, Offload, Operation, Owned, Remove, Store
-from app.kvindex.holders import Source
+from app.kvindex.backend import MOST_HOLDERS, Clear, Offload, Operation, Owned, Remove, Store
+from app.kvindex.holders import Copies, Source
 
 PART_BLOCKS = 2_000
 """Blocks after which a batch goes on in another script: others have their turn in between."""
+
+
+class RedisSettings(Struct, frozen=True, kw_only=True):
+    """`url` is of redis, rediss, valkey, valkeys or unix, or only host and port.
+
+    All keys begin with `namespace`. A block that nobody has stored for `ttl_s` seconds is forgotten, with 0
+    never; `size` then tells what was stored and not removed. `timeout_s` is for one call.
+    """
+
+    url: str = "redis://127.0.0.1:6379"
+    namespace: str = "kvindex"
+    ttl_s: int = 0
+    timeout_s: float = 1.0
+    most_holders: int = MOST_HOLDERS
+    count_repeats: bool = True
 
 
 def name_of(source: Source) -> str:
     return msgspec.json.encode((source.pod, source.model, source.rank)).decode()
 
 
-def written(operation: Operation, source: Source) -> dict[str, Any]:
+def written(operation: Operation, source: Source) -> dict[str, object]:
     """An operation as the script reads it."""
     match operation:
         case Store():
-            fields = {
+            fields: dict[str, object] = {
                 "kind": "s",
                 "group": operation.group,
                 "tier": operation.tier,

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from app.kvindex.backend import CPU, GPU, Copies
-from app.kvindex.holders import Holder, Holders, Source, bits
+from app.clock.pause import pause
+from app.kvindex.backend import CPU, GPU, with_pauses
+from app.kvindex.holders import Copies, Holder, Holders, Source, bits
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """What a block in a tier is worth (llm-d's defaults)."""
 DEFAULT_WEIGHT = 0.5
 """What a block in any other tier is worth."""
+RUNS_A_SLICE = 1024
+"""Blocks in a row of other copies than the ones before them, after which others may run."""
 
 
 class PodScore(Struct, gc=False, frozen=True):
@@ -69,11 +72,11 @@ def score_prefixes(
     `found` are the masks of the prompt's first blocks, `blocks` how many the prompt has, `candidates` the
     holders to score. Of an engine with several scored groups the one that has least counts.
     """
-    order = weights.order(tiers)
+    order, seats = weights.order(tiers), holders.seats()
     prefixes = longest_prefixes(found, candidates, order)
     values, best = [weights.of(tier) for tier in tiers], order[0]
     scores = []
-    for holder, prefix in _engines(prefixes, holders).items():
+    for holder, prefix in with_pauses(_engines(prefixes, seats, holders).items()):
         counts = {best: prefix.matched}
         if prefix.lower:
             counts = {best: prefix.matched - sum(prefix.lower.values()), **prefix.lower}
@@ -91,13 +94,22 @@ def score_prefixes(
     return scores
 
 
-def _engines(prefixes: Mapping[int, Prefix], holders: Holders) -> Mapping[Source, Prefix]:
+def _engines(
+    prefixes: Mapping[int, Prefix], seats: Sequence[Holder | None], holders: Holders
+) -> Mapping[Source, Prefix]:
     if holders.one_group_each:
-        return {holder.source: prefixes[number] for number, holder in holders.among(prefixes)}
+        return {
+            holder.source: prefix
+            for number, prefix in prefixes.items()
+            if (holder := seats[number]) is not None
+        }
     engines: dict[Source, Prefix] = {}
     groups: dict[Source, int] = {}
-    for number, holder in holders.among(prefixes):
-        prefix, source = prefixes[number], holder.source
+    for number, prefix in with_pauses(prefixes.items()):
+        holder = seats[number]
+        if holder is None:
+            continue
+        source = holder.source
         groups[source] = groups.get(source, 0) + 1
         least = engines.get(source)
         if least is None or prefix.matched < least.matched:
@@ -105,7 +117,7 @@ def _engines(prefixes: Mapping[int, Prefix], holders: Holders) -> Mapping[Source
     # A hit needs every group: an engine one of whose groups lacks the first block has nothing.
     return {
         source: prefix
-        for source, prefix in engines.items()
+        for source, prefix in with_pauses(engines.items())
         if groups[source] == _scored_groups(holders, source)
     }
 
@@ -125,10 +137,13 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
     tallies: dict[int, Tally] = {}
     before: Copies | None = None
     below: list[tuple[int, int]] = []
-    begun = 0
+    begun = runs = 0
     for at, copies in enumerate(found):
         if copies is before:
             continue
+        runs += 1
+        if runs % RUNS_A_SLICE == 0:
+            pause()
         _count(tallies, below, at - begun)
         begun, before = at, copies
         present = 0
@@ -147,7 +162,7 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
     ended.append((active, len(found)))
     prefixes = {}
     for mask, matched in ended:
-        for number in bits(mask) if matched else ():
+        for number in with_pauses(bits(mask)) if matched else ():
             lower = {tier: n for tier, tally in tallies.items() if (n := tally.of(number))} if tallies else {}
             prefixes[number] = Prefix(matched, lower)
     return prefixes

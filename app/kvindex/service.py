@@ -14,15 +14,14 @@ import zmq
 from msgspec import Struct
 
 from app.clock.pause import PAUSE_S
-from app.kvcache.extra_keys import Placeholder
+from app.kvcache.prompt import Placeholder
 from app.kvindex.backend import Backend, BackendUnavailable, Size
-from app.kvindex.cost import weigh_bytes
+from app.kvindex.event_pool import Pool, PoolSettings, Position, Shard
 from app.kvindex.feed import Message
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.memory import MOST_COPIES, MemoryBackend
-from app.kvindex.pool import Pool, PoolSettings, Position, Shard
-from app.kvindex.redis_settings import RedisSettings
-from app.kvindex.replay import ReplayLimits, Replays
+from app.kvindex.memory import MOST_COPIES, MemoryBackend, weigh_bytes
+from app.kvindex.redis_wire import RedisSettings
+from app.kvindex.replay_client import ReplayLimits, Replays
 from app.kvindex.scorer import PodScore
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from app.kvindex.targets import target_sources
@@ -203,7 +202,7 @@ class KvIndex:
         losses = self.index.losses
         held: tuple[Size | None, list[str] | None] = None, None
         with suppress(BackendUnavailable):
-            held = self.index.backend.size(), self.index.backend.pods()
+            held = self.index.backend.size(), sorted(self.index.backend.pods())
         return Stats(
             size=held[0],
             pods=held[1],
@@ -216,17 +215,12 @@ class KvIndex:
 
     def metrics_text(self) -> str:
         """The `kvcache_` families in the Prometheus text format."""
-        stats = self.stats()
-        gauges = {"events_queue_depth": float(stats.queued)}
-        if stats.size is not None and stats.pods is not None:
-            gauges |= {
-                "index_blocks": stats.size.blocks,
-                "index_copies": stats.size.copies,
-                "events_pods": len(stats.pods),
-            }
-        return self.index.metrics.render(
-            gauges, stats.skipped_messages, stats.skipped_events, self.index.backend.times_lost
-        )
+        backend, losses = self.index.backend, self.index.losses
+        gauges = {"events_queue_depth": float(0 if self._pool is None else len(self._pool))}
+        with suppress(BackendUnavailable):
+            size, pods = backend.size(), backend.pods()
+            gauges |= {"index_blocks": size.blocks, "index_copies": size.copies, "events_pods": len(pods)}
+        return self.index.metrics.render(gauges, losses.messages, losses.events, backend.times_lost)
 
     def _run(self, name: str, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name=f"kvindex-{name}", daemon=True)

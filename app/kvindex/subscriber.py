@@ -6,7 +6,7 @@ import logging
 import select
 from collections.abc import Hashable, Sequence
 from ipaddress import ip_address
-from typing import Any
+from typing import TypeAlias
 
 import zmq
 from msgspec import Struct
@@ -14,23 +14,27 @@ from zmq.utils.monitor import parse_monitor_message
 
 from app.kvcache.endpoints import address_of, is_ipv6
 from app.kvcache.memo import Memo
+from app.kvindex.event_pool import Pool
 from app.kvindex.feed import Message
-from app.kvindex.losses import Losses
-from app.kvindex.pool import Pool
-from app.kvindex.presence import Presence
+from app.kvindex.metrics import Losses
+from app.kvindex.pods import PREFIX, Presence, Topic, parse
 from app.kvindex.targets import Target, TargetSource
-from app.kvindex.topics import PREFIX, Topic, parse
 
 log = logging.getLogger(__name__)
 
-Context = zmq.Context[zmq.Socket[bytes]]
+Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
+Frame: TypeAlias = zmq.Frame
 
 SEQUENCE_BYTES = 8
-REMEMBERED_TOPICS = 1 << 14
+COPIED_BYTES = 1 << 20
+"""A payload of more stays where ZMQ has put it: to copy 128 MB takes a tenth of a second."""
+TOPICS_BYTES = 8 << 20
 FULL_S = 0.01
 """Between two looks at queues that are full."""
-MOST_A_STEP = 64
-"""Messages read from one socket before the others have their turn."""
+MOST_A_STEP, MOST_BYTES_A_STEP = 64, 4 << 20
+"""Messages, and bytes, that are read in one go."""
+MOST_FRAMES = 1000
+"""Parts of a message that are read in one go. One of ours has three."""
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 
 
@@ -45,18 +49,22 @@ class SubscriberSettings(Struct, frozen=True, kw_only=True):
     topic: str = PREFIX
     model: str = ""
     replay_port: int | None = None
-    hwm: int = 10_000
+    hwm: int = 1_000
     most_bytes: int = 128 << 20
     grace_s: float = 30.0
     look_again_s: float = 5.0
 
 
 class Line(Struct):
-    """A socket, its monitor, and the target that it is connected to (None if pods connect to it)."""
+    """A socket, its monitor, and the target that it is connected to (None if pods connect to it).
+
+    `frames` are the first ones of a message that is not read to its end.
+    """
 
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     target: Target | None
+    frames: list[Frame] = []
 
 
 class Subscriber:
@@ -80,9 +88,19 @@ class Subscriber:
         self._presence = Presence(settings.grace_s)
         self._bound: Line | None = None
         self._lines: dict[Target, Line] = {}
-        self._topics: Memo[bytes, Topic] = Memo(REMEMBERED_TOPICS)
+        self._topics: Memo[bytes, Topic] = Memo(TOPICS_BYTES)
         self._poller = zmq.Poller()
         self._look_at = float("-inf")
+        self._turn = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What is remembered of topics and connections."""
+        return self._topics.size_bytes + self._presence.size_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._topics.limit_bytes + self._presence.limit_bytes
 
     @property
     def address(self) -> str | None:
@@ -100,7 +118,7 @@ class Subscriber:
             self._bound = self._line(self._settings.bind, None, self._settings.topic)
 
     def step(self, now: float) -> bool:
-        """Read what is there, at most `MOST_A_STEP` messages of each socket; whether there was anything.
+        """Read some of what is there, a few milliseconds' worth; whether there was anything.
 
         `now` is monotonic, in seconds.
         """
@@ -110,13 +128,14 @@ class Subscriber:
             self._follow(now)
         lines = self._all_lines()
         ready = dict(self._poller.poll(0))
-        read = sum([self._read(line, now) for line in lines if line.socket in ready])
+        done = self._read_some([line for line in lines if line.socket in ready], now)
         for line in lines:
             if line.monitor in ready:
-                self._watch(line, now)
-        for pod in self._presence.step(now):
+                done += self._watch(line, now)
+        gone = self._presence.step(now)
+        for pod in gone:
             self._pool.gone(pod)
-        return read > 0
+        return done + len(gone) > 0
 
     def wait(self, timeout_s: float) -> None:
         """Until there may be something to read. Greenlets and threads go on meanwhile."""
@@ -184,36 +203,48 @@ class Subscriber:
         except zmq.ZMQError as error:
             log.warning("KV event sources: no connection to %s: %s", target.endpoint, error)
 
-    def _read(self, line: Line, now: float) -> int:
+    def _read_some(self, lines: Sequence[Line], now: float) -> int:
+        """Read from these sockets, another one first every time; how many messages."""
+        self._turn += 1
+        first = self._turn % max(1, len(lines))
         read = 0
-        while read < MOST_A_STEP and not self._pool.full:
+        for line in (*lines[first:], *lines[:first]):
+            if read >= MOST_A_STEP:
+                break
+            read += self._read(line, now)
+        return read
+
+    def _read(self, line: Line, now: float) -> int:
+        read = size = 0
+        while read < MOST_A_STEP and size < MOST_BYTES_A_STEP and not self._pool.full:
             try:
-                frames = line.socket.recv_multipart(zmq.NOBLOCK, copy=line.target is not None)
+                frames = _next_message(line)
             except zmq.Again:
                 break
             read += 1
-            self._take(frames, line.target, now)
+            if frames is not None:
+                size += len(frames[-1])
+                self._take(frames, line.target, now)
         return read
 
-    def _take(self, frames: Sequence[Any], target: Target | None, now: float) -> None:
-        connection: Hashable = target
-        peer = None
-        if target is None:
-            connection, peer = _peer(frames[0])
-            frames = [frame.bytes for frame in frames]
+    def _take(self, frames: Sequence[Frame], target: Target | None, now: float) -> None:
         if len(frames) != 3 or len(frames[1]) != SEQUENCE_BYTES:
             self._losses.message("bad_frames")
             return
+        connection, peer = (target, None) if target is not None else _peer(frames[0])
         message = self._message(frames, target, peer)
         if message is None:
             self._losses.message("bad_topic")
             return
         self._presence.heard(message.pod, connection, now)
-        self._pool.put(message)
+        crowded_out = self._pool.put(message)
+        if crowded_out is not None:
+            self._presence.forget(crowded_out)
 
-    def _message(self, frames: Sequence[bytes], target: Target | None, peer: str | None) -> Message | None:
-        topic = self._topic(frames[0])
-        if topic is None and (target is None or frames[0]):
+    def _message(self, frames: Sequence[Frame], target: Target | None, peer: str | None) -> Message | None:
+        name, number, content = frames
+        topic = self._topic(name.bytes)
+        if topic is None and (target is None or len(name)):
             return None
         pod = topic.pod if topic else ""
         model = topic.model if topic else None
@@ -222,18 +253,21 @@ class Subscriber:
             pod = target.pod or (topic.pod if topic and topic.standard else target.name)
             model = target.model or model
             replay = target.replay
-        sequence = int.from_bytes(frames[1], "big")
-        return Message(pod, model or self._settings.model, sequence, frames[2], replay)
+        sequence = int.from_bytes(number.bytes, "big")
+        payload = content.bytes if len(content) <= COPIED_BYTES else content.buffer
+        return Message(pod, model or self._settings.model, sequence, payload, replay)
 
     def _topic(self, topic: bytes) -> Topic | None:
         known = self._topics.get(topic)
         if known is None and (known := parse(topic)) is not None:
-            self._topics.put([topic], [known])
+            self._topics.put(topic, known, 6 * len(topic))
         return known
 
-    def _watch(self, line: Line, now: float) -> None:
-        """Follow the connections of a socket."""
-        while line.monitor.poll(0):
+    def _watch(self, line: Line, now: float) -> int:
+        """Follow the connections of a socket; how many of them began or ended."""
+        seen = 0
+        while seen < MOST_A_STEP and line.monitor.poll(0):
+            seen += 1
             event = parse_monitor_message(line.monitor.recv_multipart(zmq.NOBLOCK))
             connection: Hashable = line.target or int(event["value"])
             if event["event"] == zmq.EVENT_DISCONNECTED:
@@ -242,12 +276,29 @@ class Subscriber:
                 self._presence.opened(connection)
             elif event["event"] == zmq.EVENT_ACCEPTED:
                 self._presence.replaced(connection)
+        return seen
 
 
-def _peer(frame: Any) -> tuple[int, str | None]:
+def _next_message(line: Line) -> list[Frame] | None:
+    """The parts of the next message, four at most; None when it has more than are read now.
+
+    zmq.Again when there is none. Part by part it costs half of what `recv_multipart` takes.
+    """
+    frames = line.frames
+    for _ in range(MOST_FRAMES):
+        frame = line.socket.recv(zmq.NOBLOCK, copy=False)
+        if len(frames) < 4:
+            frames.append(frame)
+        if not frame.more:
+            line.frames = []
+            return frames
+    return None
+
+
+def _peer(frame: Frame) -> tuple[Hashable, str | None]:
     """The connection that a message came over, and the address at its other end if it is one of IP."""
     try:
-        connection = int(frame.get(zmq.SRCFD))
+        connection = int(str(frame.get(zmq.SRCFD)))
     except zmq.ZMQError:  # from within the process
         return -1, None
     try:

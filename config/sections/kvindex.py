@@ -112,7 +112,7 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
         About("Tokens of a block of the index; those of engines may differ.", unit="tokens"),
     ] = 16
     kv_index_hash: Annotated[
-        Literal["a", "b", "c", "d", "e"],
+        Literal["d", "e"],
         About("Generation of llm-d's block keys that the index computes; e (XXH64) is the fastest."),
     ] = "e"
     kv_index_hash_seed: Annotated[str, About("Seed of those keys.")] = ""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.response_meta import ResponseMeta
-from app.engine.outputs import Event, Failed, Finish, Started, TokenLogprob, Tokens
+from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.http.errors import too_many
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
@@ -55,9 +55,9 @@ REPLY = st.builds(
 REPLIES = st.lists(REPLY, min_size=1, max_size=3)
 
 
-def told(replies: Sequence[Reply], most: int, rng: Random, logprobs: bool = False) -> list[Event]:
+def told(replies: Sequence[Reply], most: int, rng: Random, logprobs: bool = False) -> list[EngineOutput]:
     """The events of `replies`, interleaved, up to `most` tokens in each."""
-    events: list[Event] = [Started(index, 0.5) for index in range(len(replies))]
+    events: list[EngineOutput] = [Started(index, 0.5) for index in range(len(replies))]
     positions = [0] * len(replies)
     open_choices = list(range(len(replies)))
     while open_choices:
@@ -78,7 +78,7 @@ def completion(replies: Sequence[Reply], **shape: Any) -> CompletionWriter:
     return CompletionWriter(META, CompletionResponseOptions(prompts=[PROMPT], n=len(replies), **shape))
 
 
-def streamed(answer: ChatWriter | CompletionWriter, events: Sequence[Event]) -> list[dict[str, Any]]:
+def streamed(answer: ChatWriter | CompletionWriter, events: Sequence[EngineOutput]) -> list[dict[str, Any]]:
     """The JSON of every event of the stream; it ends with [DONE] and holds nothing but events."""
     text = (b"".join(map(answer.chunk, events)) + answer.closing()).decode()
     *items, done, rest = text.split("\n\n")
@@ -86,7 +86,7 @@ def streamed(answer: ChatWriter | CompletionWriter, events: Sequence[Event]) -> 
     return [json.loads(item.removeprefix("data: ")) for item in items]
 
 
-def whole(answer: ChatWriter | CompletionWriter, events: Sequence[Event]) -> dict[str, Any]:
+def whole(answer: ChatWriter | CompletionWriter, events: Sequence[EngineOutput]) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(answer.body(events))
     return body
 

@@ -10,7 +10,7 @@ import pytest
 
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.response_meta import ResponseMeta
-from app.engine.outputs import Event, Finish, Part, Started, Tokens
+from app.engine.outputs import EngineOutput, Finish, Part, Started, Tokens
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
 THOUGHT = Part("reasoning")
@@ -32,7 +32,7 @@ def shape(**fields: Any) -> ChatResponseOptions:
     return ChatResponseOptions(**given)
 
 
-def chunks(events: list[Event], **fields: Any) -> list[dict[str, Any]]:
+def chunks(events: list[EngineOutput], **fields: Any) -> list[dict[str, Any]]:
     """The chunks of a stream, without its [DONE]."""
     answer = ChatWriter(META, shape(**fields))
     data = b"".join(
@@ -41,21 +41,21 @@ def chunks(events: list[Event], **fields: Any) -> list[dict[str, Any]]:
     return [json.loads(block[6:]) for block in data.decode().split("\n\n") if block and block[6:] != "[DONE]"]
 
 
-def deltas(events: list[Event], **fields: Any) -> list[dict[str, Any]]:
+def deltas(events: list[EngineOutput], **fields: Any) -> list[dict[str, Any]]:
     return [chunk["choices"][0]["delta"] for chunk in chunks(events, **fields)[1:] if chunk["choices"]]
 
 
-def whole(events: list[Event], **fields: Any) -> dict[str, Any]:
+def whole(events: list[EngineOutput], **fields: Any) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(ChatWriter(META, shape(**fields)).body([Started(0, 0.5), *events]))
     return body
 
 
-MARKED_UP: list[Event] = [
+MARKED_UP: list[EngineOutput] = [
     tokens(["", "", '{"a"', ": 1}", ""], call(0)),
     tokens(["", "{}", ""], call(1, "seek"), STOP),
 ]
 """Two calls as a model with markup makes them."""
-NAMED: list[Event] = [tokens(['{"a"', ": 1}"], call(0), STOP)]
+NAMED: list[EngineOutput] = [tokens(['{"a"', ": 1}"], call(0), STOP)]
 
 
 def test_a_call_begins_with_its_id_and_name_and_goes_on_with_its_arguments() -> None:
@@ -81,7 +81,7 @@ def test_a_named_call_has_arguments_in_its_first_chunk() -> None:
     ("events", "named", "reason"), [(MARKED_UP, False, "tool_calls"), (NAMED, True, "stop")]
 )
 def test_calls_end_for_themselves_unless_the_client_named_one(
-    events: list[Event], named: bool, reason: str
+    events: list[EngineOutput], named: bool, reason: str
 ) -> None:
     assert chunks(events, named_tool=named)[-1]["choices"][0]["finish_reason"] == reason
     assert whole(events, named_tool=named)["choices"][0]["finish_reason"] == reason
@@ -105,7 +105,7 @@ def test_without_calls_there_is_no_key_for_them() -> None:
     assert "tool_calls" not in whole([tokens(["Hi"], None, STOP)])["choices"][0]["message"]
 
 
-THINKING: list[Event] = [tokens(["Hm", "."], THOUGHT), tokens(["Yes", "."], None, STOP)]
+THINKING: list[EngineOutput] = [tokens(["Hm", "."], THOUGHT), tokens(["Yes", "."], None, STOP)]
 
 
 def test_thoughts_come_before_the_reply_under_a_key_of_their_own() -> None:
@@ -147,7 +147,7 @@ def test_with_token_ids_markup_has_chunks_too() -> None:
 
 
 def test_an_image_makes_blocks_of_everything() -> None:
-    events: list[Event] = [tokens(["Look"]), Tokens(0, ["data:x"], [], 1.0, None, STOP, IMAGE)]
+    events: list[EngineOutput] = [tokens(["Look"]), Tokens(0, ["data:x"], [], 1.0, None, STOP, IMAGE)]
     picture = {"type": "image_url", "image_url": {"url": "data:x"}}
     assert deltas(events, blocks=True) == [
         {"content": [{"type": "text", "text": "Look"}]},

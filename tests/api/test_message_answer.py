@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
 from app.api.response_meta import ResponseMeta
-from app.engine.outputs import Event, Failed, Finish, Part, Started, Tokens
+from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
 from app.http.errors import ApiError, internal, retryable, too_many
 from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
 from tests.conformance.wire import parsed
@@ -30,9 +30,9 @@ def answer(cached_details: bool = False, **shape: Any) -> MessageWriter:
     )
 
 
-def told(segments: Sequence[Segment], finish: Finish, most: int = 1, cached: int = 0) -> list[Event]:
+def told(segments: Sequence[Segment], finish: Finish, most: int = 1, cached: int = 0) -> list[EngineOutput]:
     """The events of a reply, up to `most` tokens in each; at least one has the end."""
-    events: list[Event] = [Started(0, 0.5, cached)]
+    events: list[EngineOutput] = [Started(0, 0.5, cached)]
     for part, texts in segments or [(None, [""])]:
         for start in range(0, len(texts), most):
             some = texts[start : start + most]
@@ -48,11 +48,11 @@ def named(data: bytes) -> list[tuple[str, dict[str, Any]]]:
     return [(event["type"], event) for event in parsed(data)]
 
 
-def streamed(writer: MessageWriter, events: Sequence[Event]) -> list[tuple[str, dict[str, Any]]]:
+def streamed(writer: MessageWriter, events: Sequence[EngineOutput]) -> list[tuple[str, dict[str, Any]]]:
     return named(b"".join(map(writer.chunk, events)) + writer.closing())
 
 
-def whole(writer: MessageWriter, events: Sequence[Event]) -> dict[str, Any]:
+def whole(writer: MessageWriter, events: Sequence[EngineOutput]) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(writer.body(events))
     return body
 
@@ -259,6 +259,6 @@ def test_a_failure_ends_the_stream_with_an_error(error: Exception, kind: str) ->
 
 
 def test_a_failure_of_a_whole_message_is_raised() -> None:
-    events: Iterator[Event] = iter([Started(0, 0.5), Failed(0, too_many("Full."))])
+    events: Iterator[EngineOutput] = iter([Started(0, 0.5), Failed(0, too_many("Full."))])
     with pytest.raises(ApiError, match="Full"):
         answer().body(events)

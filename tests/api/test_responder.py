@@ -8,16 +8,16 @@ from typing import Any
 
 import gevent.socket
 import pytest
-from tests.engine.house import House, generation
 
 from app.api.responder import Responder, ServerLoad
 from app.api.stream import EventStream
-from app.engine.outputs import Event, Failed, Tokens
+from app.engine.outputs import EngineOutput, Failed, Tokens
 from app.http.connection import Connection
 from app.http.errors import bad_request
 from app.http.response import CLIENT_GONE, PendingResponse, Response
 from app.http.write_batcher import WriteBatcher
 from tests.application import request
+from tests.engine.harness import Harness, engine_request
 
 HEADERS = {"x-inference-pod": "pod-1"}
 
@@ -28,13 +28,13 @@ class Texts:
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
 
-    def chunk(self, event: Event) -> bytes:
+    def chunk(self, event: EngineOutput) -> bytes:
         return b"[failed]" if type(event) is Failed else self._text([event])
 
     def closing(self) -> bytes:
         return b"[end]"
 
-    def body(self, events: Iterable[Event]) -> bytes:
+    def body(self, events: Iterable[EngineOutput]) -> bytes:
         events = list(events)
         for event in events:
             if type(event) is Failed:
@@ -43,7 +43,7 @@ class Texts:
             raise UnicodeError("cannot be written")
         return self._text(events)
 
-    def _text(self, events: Iterable[Event]) -> bytes:
+    def _text(self, events: Iterable[EngineOutput]) -> bytes:
         return "".join(text for event in events if type(event) is Tokens for text in event.texts).encode()
 
 
@@ -52,13 +52,13 @@ class Responding:
 
     def __init__(self, at_once: bool = False, **limits: Any) -> None:
         latency = {} if at_once else {"inter_token_latency": 1.0, "time_to_first_token": 2.0}
-        self.house = House(mode="echo", **latency, **limits)
+        self.harness = Harness(mode="echo", **latency, **limits)
         self.load = ServerLoad(tracked=True)
-        self.responder = Responder(self.house.service, self.load, HEADERS, WriteBatcher(), 5.0)
+        self.responder = Responder(self.harness.engine, self.load, HEADERS, WriteBatcher(), 5.0)
 
     def soon(self, stream: bool = False, writer: Texts | None = None, choices: int = 1) -> Any:
-        now_s = self.house.clock.now()
-        asked = [generation(index=k, n=choices, arrival_s=now_s) for k in range(choices)]
+        now_s = self.harness.clock.now()
+        asked = [engine_request(index=k, n=choices, arrival_s=now_s) for k in range(choices)]
         return self.responder.respond_soon(asked, writer or Texts(), stream, request())
 
 
@@ -68,7 +68,7 @@ def test_what_is_ready_at_once_is_no_promise() -> None:
     assert isinstance(response, Response) and isinstance(response.body, bytes)
     assert response.body and b"What goes in comes out.".startswith(response.body)
     assert list(response.headers.items())[:2] == [*HEADERS.items(), ("Content-Type", "application/json")]
-    assert at_once.load.count == 0 and at_once.house.is_idle()
+    assert at_once.load.count == 0 and at_once.harness.is_idle()
 
 
 def test_a_promise_is_kept_when_the_last_choice_is_over() -> None:
@@ -77,12 +77,12 @@ def test_a_promise_is_kept_when_the_last_choice_is_over() -> None:
     pending = paced.soon(choices=2)
     assert isinstance(pending, PendingResponse)
     pending.then(came.append)
-    paced.house.clock.advance(5)
+    paced.harness.clock.advance(5)
     assert not came and paced.load.count == 1
-    paced.house.clock.advance(5)
+    paced.harness.clock.advance(5)
     (response,) = came
     assert isinstance(response, Response) and isinstance(response.body, bytes) and response.body
-    assert response.status == 200 and paced.load.count == 0 and paced.house.is_idle()
+    assert response.status == 200 and paced.load.count == 0 and paced.harness.is_idle()
 
 
 def test_who_leaves_before_gets_nothing_and_frees_the_engine() -> None:
@@ -90,11 +90,11 @@ def test_who_leaves_before_gets_nothing_and_frees_the_engine() -> None:
     came: list[Response | Exception] = []
     pending = paced.soon()
     pending.then(came.append)
-    paced.house.clock.advance(3)
+    paced.harness.clock.advance(3)
     for _ in range(2):
         pending.abort()
-    assert paced.house.is_idle() and paced.load.count == 0
-    paced.house.clock.advance(20)
+    assert paced.harness.is_idle() and paced.load.count == 0
+    paced.harness.clock.advance(20)
     assert not came
 
 
@@ -102,13 +102,13 @@ def test_who_leaves_before_gets_nothing_and_frees_the_engine() -> None:
 def test_what_cannot_be_written_is_an_error_in_its_place(fails: bool) -> None:
     paced = Responding()
     pending = paced.soon(writer=Texts(fails))
-    paced.house.clock.advance(20)
+    paced.harness.clock.advance(20)
     assert isinstance(pending.outcome, UnicodeError if fails else Response)
     assert paced.load.count == 0
 
 
 def test_what_the_engine_refuses_is_raised_and_counts_as_no_load() -> None:
-    paced = Responding(places=1, max_waiting=0)
+    paced = Responding(slots=1, max_waiting=0)
     paced.soon()
     with pytest.raises(Exception, match="(?i)queue|full|waiting"):
         paced.soon()
@@ -125,7 +125,7 @@ def test_a_stream_is_load_until_it_is_closed() -> None:
     ]
     response.close()
     response.close()
-    assert paced.load.count == 0 and paced.house.is_idle()
+    assert paced.load.count == 0 and paced.harness.is_idle()
 
 
 def test_a_stream_that_is_refused_late_is_an_error_and_an_end() -> None:
@@ -140,9 +140,9 @@ def test_the_client_of_a_whole_answer_that_has_left_is_told_nothing() -> None:
     with server:
         client.close()
         context = request(connection=Connection(server))
-        response = paced.responder.respond([generation()], Texts(), False, context)
+        response = paced.responder.respond([engine_request()], Texts(), False, context)
         assert (response.status, response.body) == (CLIENT_GONE, b"")
-        assert paced.house.is_idle() and paced.load.count == 0
+        assert paced.harness.is_idle() and paced.load.count == 0
 
 
 @pytest.mark.parametrize("end", ["over", "left", "failed"])
@@ -155,7 +155,7 @@ def test_a_promise_leaves_nothing_that_only_a_collector_frees(end: str) -> None:
         pending.then(lambda outcome: came.append((pending, outcome)))
         if end == "left":
             pending.abort()
-        paced.house.clock.advance(20)
+        paced.harness.clock.advance(20)
         if isinstance(pending.outcome, Exception):
             pending.outcome.__traceback__ = None  # as `forget_frames` does when it is answered
         del came[:]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.api.response_meta import ResponseMeta
 from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
-from app.engine.outputs import Event, Failed, Finish, Started, TokenLogprob, Tokens
+from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.http.errors import ApiError, bad_request, internal, too_many
 from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
@@ -39,9 +39,9 @@ def logprob(token: str) -> TokenLogprob:
 
 def told(
     segments: Sequence[Segment], finish: Finish, most: int = 1, cached: int = 0, logprobs: bool = False
-) -> list[Event]:
+) -> list[EngineOutput]:
     """The events of a reply, up to `most` tokens in each; at least one has the end."""
-    events: list[Event] = [Started(0, 0.5, cached)]
+    events: list[EngineOutput] = [Started(0, 0.5, cached)]
     for part, texts in segments or [(None, [""])]:
         for start in range(0, len(texts), most):
             some = texts[start : start + most]
@@ -53,13 +53,13 @@ def told(
     return events
 
 
-def streamed(writer: ResponsesWriter, events: Sequence[Event]) -> list[dict[str, Any]]:
+def streamed(writer: ResponsesWriter, events: Sequence[EngineOutput]) -> list[dict[str, Any]]:
     found = parsed(b"".join(map(writer.chunk, events)) + writer.closing())
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
 
-def whole(writer: ResponsesWriter, events: Sequence[Event]) -> dict[str, Any]:
+def whole(writer: ResponsesWriter, events: Sequence[EngineOutput]) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(writer.body(events))
     return body
 

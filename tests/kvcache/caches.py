@@ -7,8 +7,8 @@ from typing import Any
 
 from app.kvcache.cache import KVCache
 from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from app.kvcache.extra_keys import Adapter, Placeholder
 from app.kvcache.hashing import BlockHasher
+from app.kvcache.prompt import Adapter, Placeholder
 
 ALICE = Adapter("Alice", "/p/alice", 7)
 BOB = Adapter("Bob", "/p/bob", 8)

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
-from app.kvcache.extra_keys import Placeholder
+from app.kvcache.prompt import Placeholder
 from tests.kvcache.caches import ALICE, BOB, begin, serve, small_cache, tokens, told
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from app.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
-from app.kvcache.extra_keys import Adapter
+from app.kvcache.prompt import Adapter
 from tests.kvcache.caches import ALICE, begin, small_cache
 from tests.kvcache.plain_cache import PlainCache, Prefix
 

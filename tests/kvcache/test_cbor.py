@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvcache import cbor
-from app.kvcache.token_codes import block_codes
+from app.kvcache.cbor import block_codes
 
 EDGES = [0, 23, 24, 255, 256, 65_535, 65_536, 151_643, 2**18 - 1, 2**18, 2**32 - 1, 2**32, 2**53, 2**64 - 1]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from app.kvcache.event_queue import MOST_BATCHES, EventQueue
 from app.kvcache.events import BlockRemoved, KVEvent
+from app.kvcache.publisher import MOST_BATCHES, EventQueue
 
 
 def events(count: int, first: int = 0) -> list[KVEvent]:

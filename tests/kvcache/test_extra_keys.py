@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.extra_keys import ExtraKeys, Placeholder
+from app.kvcache.prompt import ExtraKeys, Placeholder
 from tests.kvcache.caches import ALICE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.kvcache.free_queue import Block, FreeQueue
+from app.kvcache.block_pool import Block, FreeQueue
 
 
 def held(number: int, adapter: str | None = None) -> Block:

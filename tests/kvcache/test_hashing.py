@@ -12,8 +12,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.chain import PART_BLOCKS, Extra
-from app.kvcache.hashing import Algorithm, BlockHasher, low64, none_hash
+from app.kvcache.hashing import PART_BLOCKS, Algorithm, BlockHasher, Extra, low64, none_hash
 
 IDS = range(1, 33)
 
@@ -165,8 +164,8 @@ def test_hashing_in_parts_gives_the_same_hashes(count: int) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=30), max_size=30), st.integers(2, 8))
-def test_forgetting_hashes_changes_none(prompts: list[list[int]], memo_blocks: int) -> None:
-    forgetful = BlockHasher("sha256_cbor", 2, "0", Random(0), memo_blocks)
+def test_forgetting_hashes_changes_none(prompts: list[list[int]], entries: int) -> None:
+    forgetful = BlockHasher("sha256_cbor", 2, "0", Random(0), entries * 500)
     for prompt in prompts:
         assert forgetful.hashes(prompt) == hasher(block_size=2).hashes(prompt)
 

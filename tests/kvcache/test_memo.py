@@ -5,40 +5,50 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.memo import Memo
+from app.kvcache.memo import ENTRY_BYTES, Memo
+
+ONE = ENTRY_BYTES + 10
+"""An entry of 10 bytes."""
 
 
 @given(st.integers(2, 20), st.lists(st.integers(0, 30), max_size=200))
 def test_a_memo_never_has_more_than_its_size_and_never_a_wrong_value(size: int, keys: list[int]) -> None:
-    memo: Memo[int, int] = Memo(size)
+    memo: Memo[int, int] = Memo(size * ONE)
     for key in keys:
         if (known := memo.get(key)) is None:
-            memo.put([key], [key * key])
+            memo.put(key, key * key, 10)
         assert known in (None, key * key)
         assert memo.get(key) == key * key
-        assert len(memo) <= size
+        assert memo.size_bytes == len(memo) * ONE <= memo.limit_bytes
 
 
 @given(st.integers(4, 20), st.lists(st.integers(0, 1000), max_size=200))
 def test_what_is_used_all_the_time_is_never_forgotten(size: int, others: list[int]) -> None:
-    memo: Memo[int, int] = Memo(size)
-    memo.put([-1], [7])
+    memo: Memo[int, int] = Memo(size * ONE)
+    memo.put(-1, 7, 10)
     for key in set(others):
-        memo.put([key], [key])
+        memo.put(key, key, 10)
         assert memo.get(-1) == 7
 
 
 def test_what_is_not_used_is_forgotten_in_the_end() -> None:
-    memo: Memo[int, int] = Memo(10)
-    memo.put(range(11), range(11))
+    memo: Memo[int, int] = Memo(10 * ONE)
+    for number in range(11):
+        memo.put(number, number, 10)
     assert memo.get(0) is None
     assert memo.get(10) == 10
 
 
 def test_large_entries_make_others_be_forgotten_sooner() -> None:
-    memo: Memo[str, str] = Memo(10)
-    memo.put("a", "A")
-    memo.put("b", "B", 5)
+    memo: Memo[str, str] = Memo(10 * ONE)
+    memo.put("a", "A", 10)
+    memo.put("b", "B", 5 * ONE - ENTRY_BYTES)
     assert memo.get("a") == "A"
-    memo.put("c", "C", 5)
-    assert (memo.get("a"), memo.get("b"), len(memo)) == ("A", None, 6)
+    memo.put("c", "C", 5 * ONE - ENTRY_BYTES)
+    assert (memo.get("a"), memo.get("b"), memo.size_bytes) == ("A", None, 6 * ONE)
+
+
+def test_what_is_larger_than_half_is_not_remembered() -> None:
+    memo: Memo[str, str] = Memo(10 * ONE)
+    memo.put("a", "A", 5 * ONE)
+    assert (memo.get("a"), memo.size_bytes) == (None, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.kvcache.pool import BlockPool
+from app.kvcache.block_pool import BlockPool
 
 HASH = b"h" * 32
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import zmq
 
-from app.kvcache.event_queue import MOST_BATCHES
 from app.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.kvcache.publisher import MOST_BATCHES
 from tests.kvcache.sockets import TOPIC, Peers, meet, received, removed, until
 
 
@@ -163,7 +163,7 @@ def test_a_subscriber_that_stops_reading_holds_nobody_up(peers: Peers) -> None:
     large: list[KVEvent] = [BlockStored([1], None, [100_000] * 10_000, 10_000, None)]
     for _ in range(600):
         publisher.put(large)
-        while len(publisher._queue):
+        while len(publisher.queue):
             gevent.sleep(0.0001)
     sequences = []
     while stopped.poll(200):

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from app.kvcache.publisher import Publisher
-from app.kvcache.replay import Replay
+from app.kvcache.replay_buffer import BATCH_BYTES, ReplayBuffer
 from tests.kvcache.sockets import END, TOPIC, Peers, meet, patience, removed, until
 
 
@@ -80,7 +80,7 @@ def test_only_the_last_batches_are_kept(peers: Peers, start: int, expected: list
 
 
 def test_large_batches_are_kept_as_far_as_they_fit() -> None:
-    replay = Replay(b"kv@", 100, most_bytes=100)
+    replay = ReplayBuffer(b"kv@", 100, limit_bytes=100 + 3 * BATCH_BYTES)
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
         client.connect(replay.open(context, "inproc://replay"))
         for sequence, size in enumerate((30, 30, 60, 10, 30)):
@@ -88,7 +88,7 @@ def test_large_batches_are_kept_as_far_as_they_fit() -> None:
         ask(client, 0)
         list(replay.serve())
         assert sequences(answer(client)) == [2, 3, 4]
-        replay.record(5, bytes(101))
+        replay.record(5, bytes(101 + 2 * BATCH_BYTES))
         ask(client, 0)
         list(replay.serve())
         assert sequences(answer(client)) == []
@@ -143,7 +143,7 @@ def test_a_client_that_leaves_while_it_is_answered_harms_nobody(peers: Peers) ->
 
 
 def test_an_answer_pauses_after_every_message_and_is_what_was_kept_when_it_began() -> None:
-    replay = Replay(b"kv@", 3)
+    replay = ReplayBuffer(b"kv@", 3)
     for sequence in range(3):
         replay.record(sequence, b"payload")
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:

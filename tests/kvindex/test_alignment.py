@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.extra_keys import Placeholder
+from app.kvcache.prompt import Placeholder
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, removed, stored
@@ -70,7 +70,7 @@ def test_a_prompt_may_fork_inside_a_block_of_the_index() -> None:
 def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
     index = make_index(64)
     stores = index._ingest.stores
-    stores._tails = type(stores._tails)(1)
+    stores.tails = type(stores.tails)(3000)
     index.ingest(batch(stored([1, 2], list(range(32)), size=16)), "a", "m")
     index.ingest(batch(stored([3], list(range(16)), 1, 16)), "a", "m")
     assert index.losses.events == {"unaligned_parent": 1}

@@ -10,15 +10,15 @@ import pytest
 
 from app.kvcache.cache import KVCache
 from app.kvcache.events import EventBatch
-from app.kvcache.extra_keys import Adapter, ExtraKeys
 from app.kvcache.hashing import BlockHasher
+from app.kvcache.prompt import Adapter, ExtraKeys
 from app.kvcache.wire import LayoutName, encoder
 from app.kvindex.backend import Backend
+from app.kvindex.event_pool import Pool
 from app.kvindex.feed import Message
 from app.kvindex.holders import bits
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.pool import Pool
-from app.kvindex.replay import Replays
+from app.kvindex.replay_client import Replays
 
 PODS, DAY_S, BLOCK = 100, 24 * 3600.0, 4
 REQUESTS_PER_POD = 80

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.kvcache.events import AllBlocksCleared, KVEvent
-from app.kvcache.fnv import fnv1a_32
 from app.kvindex.feed import Message
+from app.kvindex.keys import fnv1a_32
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import Engine, Station
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from app.kvcache.events import AllBlocksCleared, KVEvent
-from app.kvcache.extra_keys import Placeholder
+from app.kvcache.prompt import Placeholder
 from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
+from app.kvindex.keys import GENERATIONS
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.scorer import Weights
 from tests.kvindex.engines import batch, offloaded, removed, stored
@@ -108,8 +109,8 @@ def test_models_do_not_meet_though_their_hashes_do(index: Index) -> None:
     assert matched(index, PROMPT) == {"a": 2}
 
 
-@pytest.mark.parametrize("generation", ["A", "B", "C"])
-def test_models_do_not_meet_though_their_request_keys_do(backend: Backend, generation: str) -> None:
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_models_do_not_meet_in_any_generation(backend: Backend, generation: str) -> None:
     index = make_index(backend, generation=generation)
     tell(index, "a", stored([1, 2], PROMPT[:8]))
     tell(index, "b", stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 1), model="other")

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvindex.backend import Offload, Remove, Store
-from app.kvindex.copies import count_copies
-from app.kvindex.cost import BLOCK_BYTES, COPY_BYTES, weigh_bytes
-from app.kvindex.memory import MemoryBackend
+from app.kvindex.holders import count_copies
+from app.kvindex.memory import BLOCK_BYTES, COPY_BYTES, MemoryBackend, weigh_bytes
 from tests.kvindex.held import content, source, store
 
 A, B = source("a"), source("b")
@@ -81,10 +80,10 @@ def test_its_weight_is_the_sum_of_what_its_blocks_weigh(history: list[Any], boun
                 case _:
                     operation = Store(0, tier, [key], [(key + 10, key + 11)], [key + 10, key + 11])
             backend.apply(source(f"pod{pod}"), [operation])
-        size, table = backend.size(), backend._table
-        assert size.weight == sum(map(weigh, table.values())) <= (size.bound or 0)
-        assert size.copies == sum(map(count_copies, table.values()))
-        assert all(table.values())
+        size, held = backend.size(), [copies for _, copies in backend.table]
+        assert size.weight == sum(map(weigh, held)) <= (size.bound or 0)
+        assert size.copies == sum(map(count_copies, held))
+        assert all(held)
 
 
 def test_repeats_can_be_reports_of_what_is_known() -> None:
@@ -99,7 +98,7 @@ def test_blocks_of_one_prompt_share_their_masks() -> None:
     keys = range(1000)
     for pod in range(50):
         backend.apply(source(f"pod{pod}"), [store(keys, keys)])
-    assert len({id(copies) for copies in backend._table.values()}) == 1
+    assert len({id(copies) for _, copies in backend.table}) == 1
 
 
 def test_a_block_weighs_its_entry_and_one_for_each_copy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -9,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.kvcache.wire import encoder
-from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp
+from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp, Steps
+from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.feed import Message
 from app.kvindex.holders import Source
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.pool import Pool, PoolSettings
-from app.kvindex.replay import Replays
+from app.kvindex.replay_client import Replays
 from tests.kvindex.engines import PROMPT, batch, removed, stored
 from tests.kvindex.held import matched
 from tests.kvindex.publisher import station
@@ -28,10 +29,12 @@ class Flaky(MemoryBackend):
 
     away = False
 
-    def apply(self, source: Source, operations: list[Operation], stamp: Stamp | None = None) -> Outcome:  # type: ignore[override]
+    def applying(
+        self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None
+    ) -> Steps[Outcome]:
         if self.away:
             raise BackendUnavailable("away")
-        return super().apply(source, operations, stamp)
+        return (yield from super().applying(source, operations, stamp))
 
 
 def make(backend: MemoryBackend | None = None, **more: object) -> tuple[Index, Pool]:
@@ -122,8 +125,8 @@ def test_messages_wait_for_a_backend_that_is_away_and_it_is_asked_ever_less_ofte
     backend.away = True
     pool.put(message("a", 0, stored([1], PROMPT[:4])))
     asked = []
-    apply = backend.apply
-    backend.apply = lambda *a, **k: (asked.append(now), apply(*a, **k))[1]  # type: ignore[method-assign]
+    applying = backend.applying
+    backend.applying = lambda *a, **k: (asked.append(now), applying(*a, **k))[1]  # type: ignore[method-assign]
     for tick in range(300):
         now = tick / 10
         pool.step(now)
@@ -151,14 +154,14 @@ def test_a_restart_is_counted_once_though_the_backend_is_away() -> None:
 
 def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptureFixture) -> None:
     index, pool = make(shards=1)
-    ingest = index.ingest
+    ingesting = index.ingesting
 
     def fail(batch_: object, pod: str, *more: object, **named: object) -> object:
         if pod == "bad":
             raise RuntimeError("a fault")
-        return ingest(batch_, pod, *more, **named)  # type: ignore[arg-type]
+        return ingesting(batch_, pod, *more, **named)  # type: ignore[arg-type]
 
-    index.ingest = fail  # type: ignore[assignment,method-assign]
+    index.ingesting = fail  # type: ignore[assignment,method-assign]
     for pod in ("bad", "a"):
         pool.put(message(pod, 0, stored([1], PROMPT[:4])))
     run(pool)

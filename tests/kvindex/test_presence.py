@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.kvindex.presence import Presence
+from app.kvindex.pods import Presence
 
 
 def test_a_pod_is_gone_some_time_after_its_connection() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from app.kvindex.backend import BackendUnavailable, Clear, Remove, Stamp
+from app.kvindex.backend import BackendUnavailable, Clear, Remove, Stamp, Steps, at_once
 from app.kvindex.feed import Message
 from app.kvindex.redis_backend import RedisBackend, redis_url
-from app.kvindex.redis_settings import RedisSettings
+from app.kvindex.redis_wire import RedisSettings
 from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.engines import PROMPT, block
 from tests.kvindex.held import content, holders_of, source, store
@@ -90,17 +90,23 @@ def test_it_is_all_there_when_an_indexer_starts_again(redis_process: RedisServer
     assert content(second, [11, 12]) == {12: {("a", "gpu")}}
 
 
+def nothing() -> Steps[int]:
+    """Instead of what is interrupted."""
+    return 0
+    yield
+
+
 def test_what_an_interrupted_clear_left_is_removed_by_the_next(
     redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = connect(redis_process, namespace)
     keys = range(1, 1500)
     backend.apply(A, [store(keys, keys)])
-    monkeypatch.setattr(backend, "tidy", lambda: 0)
+    monkeypatch.setattr(backend, "tidying", lambda: nothing())
     backend.apply(A, [Clear(), store([5], [9_999])])
     assert content(backend, [1, 5, 1499, 9_999]) == {9_999: {("a", "gpu")}}
     monkeypatch.undo()
-    assert backend.tidy() == 1499
+    assert at_once(backend.tidying()) == 1499
     assert backend.size().copies == 1
     assert redis_process.client().keys(f"{namespace}:b:*") == [f"{namespace}:b:gpu:{9_999:016x}".encode()]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from app.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
 from app.kvindex import ingest
 from app.kvindex.index import Index, IndexSettings
+from app.kvindex.ingest import runs
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.runs import runs
 from tests.kvindex.engines import batch, offloaded, removed, stored
 
 FIRST, SECOND = stored([1], range(4)), stored([2], range(4), 1)
@@ -128,5 +128,6 @@ def state(batches: list[list[KVEvent]]) -> tuple[Any, ...]:
     backend = MemoryBackend()
     index = Index(backend, IndexSettings(block_size=2))
     outcomes = [index.ingest(batch(*each), "a", "m") for each in batches]
-    held = dict(backend._table), backend._maps, backend._repeats, index.size()
+    maps = {number: (map_.young, map_.repeats) for number, map_ in backend._maps.items()}
+    held = dict(backend.table), maps, index.size()
     return outcomes, held, index.losses.events, index._ingest.stores.block_sizes

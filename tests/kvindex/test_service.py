@@ -11,13 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.kvcache.events import EventBatch
 from app.kvcache.wire import encoder
-from app.kvindex.cost import weigh_bytes
 from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
-from app.kvindex.losses import EVENT_LOSSES, MESSAGE_LOSSES
-from app.kvindex.memory import MemoryBackend
+from app.kvindex.memory import MemoryBackend, weigh_bytes
+from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES
 from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.redis_settings import RedisSettings
+from app.kvindex.redis_wire import RedisSettings
 from app.kvindex.service import KvIndex, KvIndexSettings, open_backend
 from app.kvindex.subscriber import SubscriberSettings
 from app.tokenization import LocalTokenizer, default_tokenizer
@@ -154,7 +153,7 @@ def test_backends_are_chosen_by_name() -> None:
     assert isinstance(open_backend(KvIndexSettings()), MemoryBackend)
     costly = open_backend(KvIndexSettings(backend="cost-aware", most_bytes=1 << 20))
     assert isinstance(costly, MemoryBackend)
-    assert costly._weigh is weigh_bytes and costly.size().bound == 1 << 20
+    assert costly.table.weigh is weigh_bytes and costly.size().bound == 1 << 20
     assert isinstance(open_backend(KvIndexSettings(backend="redis")), RedisBackend)
     with pytest.raises(ValueError):
         open_backend(KvIndexSettings(backend="other"))  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from app.kvindex.pool import PoolSettings
+from app.kvindex.event_pool import PoolSettings
 from app.kvindex.targets import FileTargets, FixedTargets, Target
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, Engine, Station, station

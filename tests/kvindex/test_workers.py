@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from app.kvindex.workers import Workers, WorkersBusy
+from app.kvindex.tokenizers import Workers, WorkersBusy
 
 
 def test_work_gives_what_it_returns_or_raises() -> None:

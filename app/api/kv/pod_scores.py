@@ -12,7 +12,7 @@ from app.http.context import RequestContext
 from app.http.errors import not_found, timed_out, unavailable
 from app.http.response import Response, json_response
 from app.http.route import Route, post
-from app.kvcache.extra_keys import Placeholder
+from app.kvcache.prompt import Placeholder
 from app.kvindex.backend import BackendUnavailable
 from app.kvindex.library import UnknownModelError
 from app.kvindex.scorer import PodScore

@@ -8,9 +8,11 @@ import zmq
 from msgspec import Struct
 
 from app.kvcache.endpoints import is_ipv6
-from app.kvcache.replay import END
+from app.kvcache.replay_buffer import END
 
-MOST_A_STEP = 256
+MOST_A_STEP, MOST_BYTES_A_STEP = 256, 1 << 20
+HELD_BYTES = 256 << 20
+"""Messages of all pods that wait for the ends of replays."""
 
 State = Literal["running", "complete", "failed"]
 
@@ -23,12 +25,16 @@ class Replayed(NamedTuple):
 
 
 class ReplayLimits(Struct, frozen=True, kw_only=True):
-    """When a replay has failed, how long its publisher is then left alone, and how many may run at once."""
+    """When a replay has failed, how long its publisher is then left alone, and how many may run at once.
+
+    Batches above `most_bytes` end the connection.
+    """
 
     idle_s: float = 2.0
     total_s: float = 120.0
     cool_down_s: float = 30.0
     at_once: int = 8
+    most_bytes: int = 128 << 20
 
 
 class Replay:
@@ -49,6 +55,7 @@ class Replay:
         self._socket = context.socket(zmq.DEALER)
         try:
             self._socket.linger = 0
+            self._socket.maxmsgsize = limits.most_bytes
             self._socket.ipv6 = is_ipv6(endpoint)
             self._socket.connect(endpoint)
             self._socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
@@ -59,12 +66,14 @@ class Replay:
     def step(self, now: float) -> list[Replayed]:
         """The batches that have come since, some at a time; `state` tells whether there will be more."""
         batches: list[Replayed] = []
-        while self.state == "running" and len(batches) < MOST_A_STEP:
+        size = 0
+        while self.state == "running" and len(batches) < MOST_A_STEP and size < MOST_BYTES_A_STEP:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
             self._idle_until = now + self._idle_s
+            size += len(frames[-1])
             self._take(frames, batches)
         if self.state == "running" and not batches and now >= min(self._idle_until, self._until):
             self.state = "failed"
@@ -84,7 +93,7 @@ class Replay:
 
 
 class Replays:
-    """Begins replays, a few at once."""
+    """Begins replays, a few at once, and bounds what waits for their ends."""
 
     def __init__(
         self,
@@ -93,6 +102,9 @@ class Replays:
     ) -> None:
         """Without a `context` there are none."""
         self.limits = limits
+        self.size_bytes = 0
+        """What the messages take that wait."""
+        self.limit_bytes = HELD_BYTES
         self._context = context
         self._running = 0
 

@@ -17,27 +17,29 @@ ReplayLayout: TypeAlias = Literal["topic", "bare"]
 
 END = b"\xff" * 8
 """Stands for a sequence number behind the last batch: -1 in 64 bits."""
-MOST_BYTES = 64 << 20
+LIMIT_BYTES = 64 << 20
 """Batches of long prompts are large: ten thousand of them could have gigabytes."""
+BATCH_BYTES = 150
+"""What a batch takes besides its payload."""
 
 
-class Replay:
+class ReplayBuffer:
     """Keeps the last `batches` batches, and sends those from a sequence number on to whoever asks.
 
-    Fewer are kept where they have more than `most_bytes` together. A request is [empty, sequence number];
+    Fewer are kept where they take more than `limit_bytes` together. A request is [empty, sequence number];
     each batch is a message of its own, and a marker follows the last. Whoever asks with a REQ socket receives
     the first message only, as ZMQ has it; a DEALER receives all.
     """
 
     def __init__(
-        self, topic: bytes, batches: int, layout: ReplayLayout = "topic", most_bytes: int = MOST_BYTES
+        self, topic: bytes, batches: int, layout: ReplayLayout = "topic", limit_bytes: int = LIMIT_BYTES
     ) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
         self._topic = topic
         self._layout = layout
         self._batches: deque[tuple[int, bytes]] = deque()
         self._most_batches = batches
-        self._most_bytes = most_bytes
-        self._bytes = 0
         self._socket: zmq.Socket[bytes] | None = None
         self.answered = 0
         """Requests that were answered."""
@@ -47,9 +49,9 @@ class Replay:
     def record(self, sequence: int, payload: bytes) -> None:
         """A batch has been published."""
         self._batches.append((sequence, payload))
-        self._bytes += len(payload)
-        while len(self._batches) > self._most_batches or self._bytes > self._most_bytes:
-            self._bytes -= len(self._batches.popleft()[1])
+        self.size_bytes += len(payload) + BATCH_BYTES
+        while len(self._batches) > self._most_batches or self.size_bytes > self.limit_bytes:
+            self.size_bytes -= len(self._batches.popleft()[1]) + BATCH_BYTES
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> str:
         """Answer at `endpoint`; its real address. ZMQError when that is not possible."""

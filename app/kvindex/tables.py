@@ -1,0 +1,303 @@
+"""The tables of the index in memory: blocks with their copies, and what one holder calls them.
+
+Blocks are in segments, of which a cachetools cache bounds the sum. A segment is a dictionary of blocks that
+were stored around the same time. An `LRUCache` over segments weighs them, and decides which goes: an entry of
+its own for every block was measured to cost five to seven times as much (benchmarks/kv_index.py). So blocks
+make room by the segment: first the one of which no block was stored or asked for for longest. A segment holds
+at most `SEGMENT_BLOCKS` blocks and weighs at most a 1024th of the bound, unless it is a single block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from cachetools import Cache, LRUCache
+from msgspec import Struct
+
+from app.kvindex.backend import MOST_TIERS, Owned
+from app.kvindex.holders import Copies
+
+SEGMENT_BLOCKS = 1365
+"""As many as a dictionary of 2,048 places takes before it grows."""
+SEGMENTS = 1024
+"""At least so many share the bound."""
+
+
+class Segment(Struct, gc=False, eq=False):
+    """Some blocks, and what they weigh together."""
+
+    blocks: dict[int, Copies]
+    weight: int = 0
+
+
+class SegmentCache(LRUCache[Segment, Segment]):
+    """Segments by their use; what makes room is told to `on_evict`."""
+
+    def __init__(self, bound: int, on_evict: Callable[[Segment], None]) -> None:
+        super().__init__(bound, getsizeof=lambda segment: segment.weight)
+        self._on_evict = on_evict
+
+    def popitem(self) -> tuple[Segment, Segment]:
+        segment, _ = super().popitem()
+        self._on_evict(segment)
+        return segment, segment
+
+    def shrink(self, segment: Segment) -> None:
+        """A segment weighs less than before; that is no use of it."""
+        Cache.__setitem__(self, segment, segment)
+
+
+class BlockTable:
+    """Block -> copies, of a total weight up to `bound`.
+
+    `weigh` tells what a block of such copies weighs, 0 for none. `on_evict` is given blocks that have made
+    room. The bound holds after each `settle`, which is due after every change.
+    """
+
+    def __init__(
+        self,
+        bound: int,
+        weigh: Callable[[Copies], int],
+        on_evict: Callable[[Mapping[int, Copies]], None],
+    ) -> None:
+        self.bound = bound
+        self.weigh = weigh
+        self._on_evict = on_evict
+        self._grain = max(1, bound // SEGMENTS)
+        self._cache = SegmentCache(bound, self._evicted)
+        self._segment_of: dict[int, Segment] = {}
+        self._open = Segment({})
+        self._used: dict[Segment, None] = {}
+        self._shrunk: dict[Segment, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._segment_of)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._segment_of
+
+    def __iter__(self) -> Iterator[tuple[int, Copies]]:
+        """All blocks, in no order that matters."""
+        return ((key, segment.blocks[key]) for key, segment in self._segment_of.items())
+
+    @property
+    def weight(self) -> int:
+        """What all blocks weigh, as of the last `settle`."""
+        return int(self._cache.currsize)
+
+    def get(self, key: int) -> Copies:
+        """The copies of a block, () if there are none."""
+        segment = self._segment_of.get(key)
+        return () if segment is None else segment.blocks[key]
+
+    def prefix(self, keys: Sequence[int]) -> list[Copies]:
+        """The copies of the first of `keys`, up to one that has none. They are now in use."""
+        found: list[Copies] = []
+        add, segment_of = found.append, self._segment_of
+        blocks: dict[int, Copies] = {}
+        used: dict[Segment, None] = {}
+        for key in keys:
+            copies = blocks.get(key)
+            if copies is None:
+                segment = segment_of.get(key)
+                if segment is None:
+                    break
+                used[segment] = None
+                blocks = segment.blocks
+                copies = blocks[key]
+            add(copies)
+        # In a table less than half full nothing is about to make room.
+        if self.weight * 2 > self.bound:
+            self._touch(used)
+        return found
+
+    def runs(self, keys: Sequence[int]) -> Iterator[tuple[Segment | None, Copies, Sequence[int]]]:
+        """The keys in a row that are in one segment and have the same copies, with both; None and () if new.
+
+        A run may be `put` before the next one is taken.
+        """
+        segments = list(map(self._segment_of.get, keys))
+        for start, end in _equal(segments):
+            segment, run = segments[start], keys[start:end]
+            if segment is None:
+                yield None, (), run
+                continue
+            found = list(map(segment.blocks.__getitem__, run))
+            for first, last in _equal(found):
+                yield segment, found[first], run[first:last]
+
+    def put(self, segment: Segment | None, keys: Sequence[int], before: Copies, after: Copies) -> None:
+        """Give blocks of a run, which have the copies `before`, others, some. They are now in use."""
+        if segment is None:
+            for start in range(0, len(keys), SEGMENT_BLOCKS):
+                self._append(keys[start : start + SEGMENT_BLOCKS], after)
+            return
+        blocks = segment.blocks
+        for key in keys:
+            blocks[key] = after
+        segment.weight += (self.weigh(after) - self.weigh(before)) * len(keys)
+        self._used[segment] = None
+
+    def use(self, segment: Segment | None) -> None:
+        """Some of these blocks were stored again."""
+        if segment is not None:
+            self._used[segment] = None
+
+    def reduce(self, key: int, loss: int, left: Copies) -> None:
+        """Take copies from a block: `left` are what it has then, `loss` what it weighs less."""
+        segment = self._segment_of[key]
+        segment.weight -= loss
+        if left:
+            segment.blocks[key] = left
+        else:
+            del segment.blocks[key], self._segment_of[key]
+        self._shrunk[segment] = None
+
+    def settle(self) -> None:
+        """Weigh again what has changed, and let segments make room."""
+        used, self._used = self._used, {}
+        shrunk, self._shrunk = self._shrunk, {}
+        for segment in shrunk:
+            if segment in used or segment not in self._cache:
+                continue
+            if segment.blocks:
+                self._cache.shrink(segment)
+            else:
+                del self._cache[segment]
+        self._touch(used)
+        for segment in used:
+            self._weigh_again(segment)
+
+    def _append(self, keys: Sequence[int], copies: Copies) -> None:
+        """New blocks, in the segment that is being filled, or in a new one."""
+        segment = self._open
+        if len(segment.blocks) + len(keys) > SEGMENT_BLOCKS or segment.weight >= self._grain:
+            segment = self._open = Segment({})
+        blocks, segment_of = segment.blocks, self._segment_of
+        for key in keys:
+            blocks[key] = copies
+            segment_of[key] = segment
+        segment.weight += self.weigh(copies) * len(keys)
+        self._used[segment] = None
+
+    def _touch(self, segments: Mapping[Segment, None]) -> None:
+        for segment in segments:
+            self._cache.get(segment)
+
+    def _weigh_again(self, segment: Segment) -> None:
+        """Put a segment into the cache by its present weight, in two if it is too large for one."""
+        if not segment.blocks:  # it has made room for another one
+            self._cache.pop(segment, None)
+        elif segment.weight > self._grain and len(segment.blocks) > 1:
+            upper = self._split(segment)
+            self._weigh_again(segment)
+            self._weigh_again(upper)
+        elif segment.weight > self.bound:
+            self._cache.pop(segment, None)
+            self._evicted(segment)
+        else:
+            self._cache.get(segment)  # the last one to make room, also for itself
+            self._cache[segment] = segment
+
+    def _split(self, segment: Segment) -> Segment:
+        """Take the newer half of a segment's blocks out of it; they are a segment of their own."""
+        items = list(segment.blocks.items())
+        lower, upper = items[: len(items) // 2], Segment(dict(items[len(items) // 2 :]))
+        segment.blocks = dict(lower)
+        upper.weight = sum(map(self.weigh, upper.blocks.values()))
+        segment.weight -= upper.weight
+        for key in upper.blocks:
+            self._segment_of[key] = upper
+        if segment is self._open:
+            self._open = upper
+        return upper
+
+    def _evicted(self, segment: Segment) -> None:
+        blocks, segment.blocks, segment.weight = segment.blocks, {}, 0
+        for key in blocks:
+            del self._segment_of[key]
+        self._on_evict(blocks)
+
+
+def _equal(values: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Where the stretches of equal neighbours begin and end."""
+    if not values:
+        return
+    if values.count(values[0]) == len(values):
+        yield 0, len(values)
+        return
+    start = 0
+    for end in range(1, len(values) + 1):
+        if end == len(values) or values[end] != values[start]:
+            yield start, end
+            start = end
+
+
+class EngineMap:
+    """Engine key -> request keys of one holder, and which blocks it holds more than once.
+
+    It is swept without standing still: what is still held goes from the old dictionary to the young one.
+    """
+
+    __slots__ = ("old", "repeats", "stale", "young")
+
+    def __init__(self) -> None:
+        self.young: dict[int, Owned] = {}
+        self.old: dict[int, Owned] = {}
+        self.repeats: dict[tuple[int, int], int] = {}
+        """Tier and engine key -> further copies."""
+        self.stale = 0
+        """About how many entries are for blocks that made room."""
+
+    def __len__(self) -> int:
+        return len(self.young) + len(self.old)
+
+    def get(self, key: int) -> Owned | None:
+        owned = self.young.get(key)
+        return self.old.get(key) if owned is None and self.old else owned
+
+    def has_any(self, keys: Sequence[int]) -> bool:
+        known = not self.young.keys().isdisjoint(keys)
+        return known or (bool(self.old) and not self.old.keys().isdisjoint(keys))
+
+    def forget(self, key: int) -> int:
+        """Forget a block; how many repeats it had."""
+        self.young.pop(key, None)
+        self.old.pop(key, None)
+        tiers = range(MOST_TIERS) if self.repeats else ()
+        return sum(self.repeats.pop((tier, key), 0) > 0 for tier in tiers)
+
+    def repeat(self, tier: int, key: int, count: int = 1) -> bool:
+        """A block is held once more in a tier, or once less; whether it is the first or the last repeat."""
+        repeats = self.repeats.get((tier, key), 0)
+        if repeats + count:
+            self.repeats[tier, key] = repeats + count
+        else:
+            del self.repeats[tier, key]
+        return not repeats or not repeats + count
+
+    def take(self, most: int) -> list[Owned]:
+        """Some of the entries, no longer here."""
+        taken: list[Owned] = []
+        for entries in (self.old, self.young):
+            while entries and len(taken) < most:
+                taken.append(entries.popitem()[1])
+        return taken
+
+    def sweep(self, is_held: Callable[[Owned], bool], most: int) -> int:
+        """Look at some entries, and forget those not held; how many repeats they had.
+
+        It is over when `old` is empty.
+        """
+        if not self.old:
+            self.old, self.young, self.stale = self.young, {}, 0
+        repeats = 0
+        for _ in range(min(most, len(self.old))):
+            key, owned = self.old.popitem()
+            if key in self.young:
+                continue
+            if is_held(owned):
+                self.young[key] = owned
+            else:
+                repeats += self.forget(key)
+        return repeats
