@@ -168,7 +168,7 @@ def _traces(settings: Settings, clock: Clock) -> list[Middleware]:
     if settings.tracing.otlp_traces_endpoint is None:
         return []
     from app.middleware.traces import Traces
-    from app.tracing.export import exporter_to, tracer_to
+    from app.tracing.export import exporter_to, resource_of, tracer_to
 
-    exporter = exporter_to(settings.tracing)
-    return [Traces(partial(tracer_to, exporter, settings.tracing.otlp_service_name), clock)]
+    exporter, resource = exporter_to(settings.tracing), resource_of(settings.tracing)
+    return [Traces(partial(tracer_to, exporter, resource), clock)]

@@ -117,7 +117,7 @@ class Engine:
             return submission
         replies = self._replies(requests)
         if self._needs_no_slot(requests, replies):
-            self.check_admission(1)
+            self.check_accepting(1)
             emit_at_once(requests[0], replies[0], emit, self._runtime)
             return submission
         blocks = repeat(None) if self._cache is None else self._cache.blocks_of(requests)

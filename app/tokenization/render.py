@@ -8,6 +8,7 @@ import urllib3
 
 from app.tokenization.base import (
     PLAIN_CHAT,
+    BoundedCache,
     ChatOptions,
     Message,
     TokenIdError,
@@ -38,6 +39,8 @@ class RenderTokenizer:
         self.name = url.rstrip("/")
         self.vocab_size: int | None = None
         self.longest_token: int | None = None
+        self.tells_time = False
+        self.caches: Mapping[str, BoundedCache] = {}
         self.eos_token_id: int | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
         self._model = model
