@@ -125,6 +125,11 @@ class Tokenizer(Protocol):
         """Return the prompt of a conversation as token ids."""
 
 
+def not_unicode() -> TokenizerInputError:
+    """The error for a text that cannot be encoded."""
+    return TokenizerInputError("The text holds half of a surrogate pair, which no encoding can express.")
+
+
 def json_length(value: object, most: int) -> int:
     """About how many members and characters the JSON of `value` has; no more is counted than `most`."""
     length, waiting = 0, [value]

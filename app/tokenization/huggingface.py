@@ -19,9 +19,9 @@ from app.tokenization.base import (
     ChatOptions,
     Message,
     TokenIdError,
-    TokenizerInputError,
     TokenizerLoadError,
     json_length,
+    not_unicode,
 )
 from app.tokenization.chat_template import ChatTemplates, CompiledTemplate
 from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, TokenTexts, check_id_range
@@ -150,7 +150,7 @@ class LocalTokenizer:
         try:
             return self._encoder.encode(text, add_special_tokens)
         except TypeError as error:
-            raise _not_unicode() from error
+            raise not_unicode() from error
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
         """See `Tokenizer.encode_many`."""
@@ -160,7 +160,7 @@ class LocalTokenizer:
                 return call_off_hub(encode, texts, add_special_tokens)
             return encode(texts, add_special_tokens)
         except TypeError as error:
-            raise _not_unicode() from error
+            raise not_unicode() from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
@@ -233,7 +233,7 @@ class LocalTokenizer:
         try:
             key = msgspec.json.encode((messages, options))
         except UnicodeEncodeError as error:
-            raise _not_unicode() from error
+            raise not_unicode() from error
         ids = self._chats.get(key)
         if ids is None:
             ids = self.encode(self._templates.render(messages, options), options.add_special_tokens)
@@ -258,7 +258,3 @@ def _is_short(messages: Sequence[Message], options: ChatOptions) -> bool:
         length += len(content) if plain else json_length(message, LONG_CHAT)  # type: ignore[arg-type]
     given = options.tools, options.documents, options.chat_template_kwargs
     return length + (0 if given == NOTHING_GIVEN else json_length(given, LONG_CHAT)) < LONG_CHAT
-
-
-def _not_unicode() -> TokenizerInputError:
-    return TokenizerInputError("The text holds half of a surrogate pair, which no encoding can express.")
