@@ -9,7 +9,7 @@ from functools import partial
 
 from app.api import models, tokens
 from app.api.admin import config as admin
-from app.api.admin import fake_metrics, health, lora, metrics, verdict
+from app.api.admin import fake_metrics, health, lora, memory, metrics, verdict
 from app.api.admin import lifecycle as lifecycle_routes
 from app.api.admin.peer_ranks import PeerRanks
 from app.api.anthropic import routes as anthropic
@@ -23,7 +23,8 @@ from app.api.kv import event_sources
 from app.api.pooling import routes as pooling
 from app.api.responder import ServerLoad
 from app.api.responses import routes as responses
-from app.assembly import cache_of, fakes_of, frontend_of, publisher_of, publishing, service_of
+from app.api.responses.store import ResponseStore
+from app.assembly import cache_of, caches_of, fakes_of, frontend_of, publisher_of, publishing, service_of
 from app.clock.clock import Clock
 from app.components import Components, dataset_settings
 from app.dataset import DatasetError, prepare
@@ -106,9 +107,14 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
     audit = FaultAudit(injector, AuditTrail(), clock.now)
-    middleware = middleware_of(settings, live, clock, http_metrics, audit)
+    limits = RateLimits(clock)
+    middleware = middleware_of(settings, live, clock, http_metrics, limits, audit)
     app = Understudy(engine, middleware, components.streams("request ids"))
 
+    app.caches.append(
+        lambda: {"rate limits": limits, "fault scripts": injector.plan, "client audit": audit.trail}
+    )
+    app.caches += caches_of(components, cache, publisher)
     families = [engine_families(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
     if settings.kvindex.kv_index:
@@ -117,12 +123,20 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         families.append(add_index(app, live, tokenizer, publisher))
     if settings.model.task == "generate":
         plain_chats, plain_completions = PlainChats(frontend), PlainCompletions(frontend)
+        store = ResponseStore(settings.api.enable_responses_store)
+        app.caches.append(
+            lambda: {
+                "plain chats": plain_chats.known.memo,
+                "plain prompts": plain_completions.known.memo,
+                "responses": store,
+            }
+        )
         live.subscribe(plain_chats.on_settings)
         live.subscribe(plain_completions.on_settings)
         app.add_routes("chat", chat.routes(frontend, plain_chats))
         app.add_routes("completions", completions.routes(frontend, plain_completions))
         app.add_routes("anthropic", anthropic.routes(frontend))
-        app.add_routes("responses", responses.routes(frontend, settings.api.enable_responses_store))
+        app.add_routes("responses", responses.routes(frontend, store))
         app.add_routes("generate", generate.routes(frontend, settings.api.enable_scale_out))
     else:
         app.add_routes("pooling", pooling.routes(frontend, settings.model))
@@ -133,6 +147,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes("metrics", metrics.routes(Exposition(families, http_metrics)))
     app.add_routes("kv_events", event_sources.routes(publishes, publisher is not None, server.ranks))
     app.add_routes("admin", admin.routes(live, lifecycle, engine, frontend.body, peers))
+    app.add_routes("memory", memory.routes(app.caches))
     app.add_routes("verdict", verdict.routes(audit.report, audit.restart))
     app.add_routes("fake_metrics", fake_metrics.routes(frontend.body, live))
     if settings.lora.allow_runtime_lora_updating:
@@ -150,10 +165,11 @@ def middleware_of(
     live: LiveSettings,
     clock: Clock,
     http_metrics: HttpMetrics,
+    limits: RateLimits,
     audit: FaultAudit,
 ) -> MiddlewareStack:
     """All middleware, the outermost first."""
-    http_log, keys, limits = HttpLog(), ApiKeys(), RateLimits(clock)
+    http_log, keys = HttpLog(), ApiKeys()
     for one in (http_log, keys, limits):
         live.subscribe(one.on_settings)
     cors = Cors(settings.access)
@@ -168,7 +184,7 @@ def _traces(settings: Settings, clock: Clock) -> list[Middleware]:
     if settings.tracing.otlp_traces_endpoint is None:
         return []
     from app.middleware.traces import Traces
-    from app.tracing.export import exporter_to, tracer_to
+    from app.tracing.export import exporter_to, resource_of, tracer_to
 
-    exporter = exporter_to(settings.tracing)
-    return [Traces(partial(tracer_to, exporter, settings.tracing.otlp_service_name), clock)]
+    exporter, resource = exporter_to(settings.tracing), resource_of(settings.tracing)
+    return [Traces(partial(tracer_to, exporter, resource), clock)]
