@@ -56,7 +56,7 @@ class TextFormat(msgspec.Struct, kw_only=True):
                 if value is None:
                     raise Misfit("a value, it is missing", "json_schema", key)
 
-    def told(self) -> dict[str, Any]:
+    def echoed(self) -> dict[str, Any]:
         """As the answer repeats it."""
         if self.type != "json_schema":
             return {"type": self.type}
