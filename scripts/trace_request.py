@@ -31,14 +31,15 @@ sys.path.insert(0, str(ROOT))
 from gunicorn.config import Config  # noqa: E402
 
 from app.factory import create_app  # noqa: E402
-from app.logs import ServerLogger  # noqa: E402
 from app.server.fast.connection import FastConnection, FastPath  # noqa: E402
+from app.server.logs import ServerLogger  # noqa: E402
 from app.web.application import Understudy  # noqa: E402
 from config.loader import load  # noqa: E402
 
 BODY = b'{"messages":[{"role":"user","content":"Hello!"}],"stream":true,"max_tokens":3}'
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+WARM_UP = 300
 OWN = (str(ROOT / "app"), str(ROOT / "config"))
 Call = tuple[str, str]
 """File, from the root on, and name of a function of ours."""
@@ -137,7 +138,8 @@ def main() -> int:
     asked = options.parse_args()
     app = create_app(load(("--seed", "7"), {}))
     serve = (general if asked.general else fast)(app)
-    serve()  # what is made once is made now
+    for _ in range(WARM_UP):  # what is made once is made now
+        serve()
     show(traced(serve), not asked.summary)
     return 0
 

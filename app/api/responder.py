@@ -64,7 +64,13 @@ class Responder:
             direct = context.http_version == "HTTP/1.1" and (fault is None or fault.damage is None)
             connection = context.connection
             takes_over = direct and connection is not None and connection.plain
-            response = self._stream(requests, writer, connection, self._take_over if takes_over else None)
+            response = self._stream(
+                requests,
+                writer,
+                connection,
+                self._take_over if takes_over else None,
+                may_join=fault is None or fault.damage is None,
+            )
         else:
             response = self._whole(requests, writer, context.connection)
         return damage(response, fault, context)
@@ -102,10 +108,14 @@ class Responder:
         writer: ResponseWriter,
         connection: Connection | None,
         take_over: TakeOver | None,
+        may_join: bool = True,
     ) -> Response:
+        """`may_join`: what is all there already may leave in one piece."""
         entries = 1 + (requests[0].logprobs or 0) if requests else 1
         stream = EventStream(writer, len(requests), connection, take_over, entries)
         stream.handle = self.engine.submit(requests, stream.emit)
+        if may_join and (data := stream.complete()) is not None:
+            return Response(data, 200, self.headers, MEDIA_TYPE, streamed=True)
         response = Response(stream, 200, self.headers, MEDIA_TYPE)
         if self.load.tracked:
             self.load.begin()

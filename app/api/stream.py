@@ -98,11 +98,10 @@ class EventStream(StreamingBody):
 
     def complete(self) -> bytes | None:
         """All events and the end, if the generation is over already and makes no more than one slice."""
-        if self._unfinished or sum(map(_weight, self._pending)) > self._slice_tokens:
+        pending, write = self._pending, self._writer.chunk
+        if self._unfinished or sum(map(_weight, pending)) > self._slice_tokens:
             return None
-        data = self._slice()
-        self.bytes_sent += len(data)
-        return data
+        return b"".join([*map(write, pending), self._writer.closing()])
 
     def attach(self, transport: StreamTransport) -> None:
         """Have `transport` write the stream: what has come already now, the rest as it comes."""

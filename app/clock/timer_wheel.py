@@ -87,9 +87,9 @@ class TimerWheel:
 
     def _take(self, slot: int, now_s: float, last_s: float, budget: int) -> tuple[float, int]:
         """Give a turn to what is in `slot`, until `last_s` or for `budget` turns; the time and turns left."""
-        now = self._clock.now
+        now, wheel = self._clock.now, self._wheel
         heapq.heappop(self._slots)
-        waiting = self._wheel.pop(slot)
+        waiting = wheel.pop(slot)
         for done, timed in enumerate(waiting):
             if not budget or now_s >= last_s:
                 self._put_back(slot, waiting[done:])
@@ -104,7 +104,11 @@ class TimerWheel:
                     timed.fail(error)
             else:
                 if due_s is not None:
-                    self.add(due_s, timed)
+                    later = wheel.get(int(due_s * SLOTS_PER_S) + 1)
+                    if later is not None:  # as nearly always when there are many
+                        later.append(timed)
+                    else:
+                        self.add(due_s, timed)
             now_s = now()
         return now_s, budget
 

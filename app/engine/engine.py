@@ -28,8 +28,14 @@ from config.settings import Settings
 
 MOST_TOKENS_UNPAUSED = 65_536
 """Tokens of replies that may be made in one go: some milliseconds of work."""
+REPLY_TOKENS = 500
+"""What any reply counts for, in tokens of text: its end may have to be tokenized."""
 FORM_TOKENS = 1000
 """What making a tool call or JSON counts for, in tokens of text."""
+STOP_TOKENS = 100
+"""The same for the search for a stop string."""
+STARTED_AT_ONCE = 128
+"""Choices of a request that may start in the turn in which it came."""
 LONGEST_WORK_S = 0.005
 """After so long others have their turn."""
 SEEDS = 2**48
@@ -111,7 +117,7 @@ class Engine:
             return submission
         replies = self._replies(requests)
         if self._needs_no_slot(requests, replies):
-            self.check_admission(1)
+            self.check_accepting(1)
             emit_at_once(requests[0], replies[0], emit, self._runtime)
             return submission
         blocks = repeat(None) if self._cache is None else self._cache.blocks_of(requests)
@@ -209,13 +215,13 @@ class Submission:
         return self._future
 
     def begin(self, sequences: Listed[Sequence]) -> None:
-        """Let every sequence ask for a slot, in order."""
+        """Let every sequence ask for a slot, in order; when they are many, most of them in a while."""
         self._sequences = sequences
         self._unfinished = len(sequences)
         self._active[self] = None
-        for sequence in sequences:
+        for number, sequence in enumerate(sequences):
             if not sequence.over:
-                sequence.enter()
+                sequence.enter(soon=number >= STARTED_AT_ONCE)
 
     def abort(self) -> None:
         """See `Handle.abort`. The last goes first, so that none gets a slot on the way out."""
@@ -253,5 +259,9 @@ def _observe(sequences: Listed[Sequence]) -> None:
 
 def _work(request: EngineRequest) -> int:
     """How much work a reply may be, in tokens of text."""
-    formed = request.tool_calls is not None or request.constraint is not None
-    return request.max_tokens + FORM_TOKENS * formed
+    work = REPLY_TOKENS + request.max_tokens + len(request.prompt_ids) // 16  # which may have to be hashed
+    if request.stop:
+        work += 3 * request.max_tokens + STOP_TOKENS * len(request.stop)
+    if request.tool_calls is not None or request.constraint is not None:
+        work += FORM_TOKENS
+    return work

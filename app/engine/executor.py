@@ -134,6 +134,7 @@ class SlotExecutor(Executor):
         self._adapters: dict[Task, str] = {}
         """Which adapter a running task holds, if any: it may be unloaded before the task leaves."""
         self._later = later
+        self._will_fill = False
         self._closed = False
 
     @property
@@ -158,10 +159,17 @@ class SlotExecutor(Executor):
         self.enter(call)
         return call
 
-    def enter(self, task: Task) -> bool:
-        """Start `task` as soon as a slot is free; True when that was now. RuntimeError after `shutdown`."""
+    def enter(self, task: Task, soon: bool = False) -> bool:
+        """Start `task` as soon as a slot is free; True when that was now. RuntimeError after `shutdown`.
+
+        With `soon` it starts in a later turn of the event loop: for those of which many come together.
+        """
         if self._closed:
             raise RuntimeError("no new tasks after shutdown")
+        if soon and self._later is not None:
+            self._queue.add(task)
+            self._fill_later()
+            return False
         tasks = self._queue.tasks
         if not tasks and self.free(task.adapter) > 0 and task.fits():
             self._run(task)
@@ -206,13 +214,22 @@ class SlotExecutor(Executor):
         started = 0
         while not self.paused and self.running < self.slots:
             if started == MOST_AT_ONCE and self._later is not None:
-                self._later(self._fill)
+                self._fill_later()
                 return
             task = self._queue.pop()
             if task is None:
                 return
             started += 1
             self._run(task)
+
+    def _fill_later(self) -> None:
+        if self._later is not None and not self._will_fill:
+            self._will_fill = True
+            self._later(self._fill_now)
+
+    def _fill_now(self) -> None:
+        self._will_fill = False
+        self._fill()
 
     def _run(self, task: Task) -> None:
         self.running += 1

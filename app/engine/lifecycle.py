@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal, Protocol
+from typing import Literal
 
 import gevent
 
+from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
 from app.engine.errors import InvalidSleepLevel, UnknownWakeTags
 from app.metrics.recorder import Recorder
@@ -18,19 +19,6 @@ LOOK_AGAIN_S = 0.01
 TAGS = frozenset(("weights", "kv_cache", "scheduling"))
 
 
-class ResettableCache(Protocol):
-    """A cache, as an operator sees it."""
-
-    def reset(self) -> bool:
-        """Forget everything, unless requests run."""
-
-    def sleep(self) -> None:
-        """Forget everything and cache nothing more."""
-
-    def wake(self) -> None:
-        """Cache again."""
-
-
 class Lifecycle:
     """What an operator does to a server. Level 0 of sleep only pauses; 1 and 2 play that memory was freed.
 
@@ -38,7 +26,7 @@ class Lifecycle:
     miss (simulator.md 2.13). While it is paused they wait.
     """
 
-    def __init__(self, engine: Engine, recorder: Recorder, cache: ResettableCache | None = None) -> None:
+    def __init__(self, engine: Engine, recorder: Recorder, cache: KVCacheManager | None = None) -> None:
         self.paused = False
         self._cache = cache
         self._asleep: set[str] = set()

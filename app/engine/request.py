@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from app.engine.observer import Observer
 
 JsonSchema = Mapping[str, object] | bool
 
@@ -95,5 +99,5 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """Choices that this prompt was asked for (metrics only)."""
     together: int = 1
     """Choices of the whole request. Several take turns token by token, as in the steps of an engine."""
-    observers: Sequence[Callable[..., Callable[..., None] | None]] = ()
-    """Asked about this sequence when it is admitted (`app.engine.observer`)."""
+    observers: Sequence[Observer] = ()
+    """Asked about this sequence when it is admitted."""

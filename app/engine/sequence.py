@@ -121,9 +121,9 @@ class Sequence:
         """Whether the KV cache has room for the prompt now."""
         return self._blocks is None or self._blocks.fits()
 
-    def enter(self) -> None:
-        """Ask for a slot; wait in the queue when none is free."""
-        if not self._runtime.executor.enter(self) and not self.over:
+    def enter(self, soon: bool = False) -> None:
+        """Ask for a slot, or for one in a later turn; wait in the queue when none is free."""
+        if not self._runtime.executor.enter(self, soon) and not self.over:
             self._queued = True
             self._runtime.recorder.waiting(1, self.adapter)
 
@@ -335,20 +335,19 @@ class Sequence:
 
 def emit_at_once(request: EngineRequest, reply: Reply, emit: Emit, runtime: Runtime) -> None:
     """Emit and count a reply that waits for nothing, as a `Sequence` would, in a fifth of its time."""
-    at_s, recorder, tokens = request.arrival_s, runtime.recorder, 0
+    at_s, recorder, tokens = request.arrival_s, runtime.recorder, len(reply.ids)
     prompt_tokens, failure = len(request.prompt_ids), None
     try:
         emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
-        tokens = len(reply.ids)
-        recorder.prefilled(0.0, prompt_tokens, 0, at_s, 1 if tokens else 0)
-        if tokens > 1:
-            recorder.decoded(tokens - 1, 0.0, at_s)
         emit(Tokens(request.index, reply.texts, reply.ids, at_s, None, reply.finish))
         reason = COUNTED_AS[reply.finish.reason]
     except Exception as error:
         log.exception("a sequence failed at its start")
         reason, failure = "error", error
     e2e_s = runtime.clock.now() - at_s
+    recorder.prefilled(0.0, prompt_tokens, 0, at_s, 1 if tokens else 0)
+    if tokens > 1:
+        recorder.decoded(tokens - 1, 0.0, at_s)
     recorder.sequence_finished(
         FinishedSequence(
             reason, prompt_tokens, tokens, 0, request.max_tokens, 0.0, 0.0, 0.0, e2e_s, 0, 1, tokens

@@ -40,10 +40,6 @@ class StreamingBody:
     def __iter__(self) -> Iterator[bytes]:
         raise NotImplementedError
 
-    def complete(self) -> bytes | None:
-        """The whole body, if it is all there and little: then it is sent at once, and not attached."""
-        return None
-
     def attach(self, transport: StreamTransport) -> None:
         """Have the pieces written to `transport` from the hub, as they come."""
         raise NotImplementedError
@@ -77,13 +73,14 @@ class CountedBody:
 
 
 class Response:
-    """Status, headers and body; every body that is bytes has its `Content-Length`.
+    """Status, headers and body; a body that is bytes has its `Content-Length`, unless it is `streamed`.
 
-    `body` is bytes, or any iterable of bytes that is sent on as it comes. The names of `headers` differ in
-    more than case; they leave in the order in which they were set.
+    `body` is bytes, or any iterable of bytes that is sent on as it comes. `streamed` says that bytes are a
+    stream whose pieces were all there at once: they leave as one chunk. The names of `headers` differ in more
+    than case; they leave in the order in which they were set.
     """
 
-    __slots__ = ("_on_close", "body", "headers", "status")
+    __slots__ = ("callbacks", "body", "headers", "status", "streamed")
 
     def __init__(
         self,
@@ -91,15 +88,18 @@ class Response:
         status: int = 200,
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
+        streamed: bool = False,
     ) -> None:
         self.status = status
+        self.streamed = streamed
         self.headers = dict(headers) if headers else {}
         if content_type is not None:
             self.headers["Content-Type"] = content_type
-        if isinstance(body, bytes):
+        if not streamed and isinstance(body, bytes):
             self.headers["Content-Length"] = str(len(body))
         self.body = body
-        self._on_close: list[Callable[[], None]] | None = None
+        self.callbacks: list[Callable[[], None]] | None = None
+        """What `close` calls. A response of bytes without any need not be closed."""
 
     @property
     def status_line(self) -> str:
@@ -120,19 +120,17 @@ class Response:
         lines = ""
         for name, value in self.headers.items():
             lines += f"{name}: {value}\r\n"
-        if isinstance(self.body, bytes) and "Content-Length" not in self.headers:
-            return f"{lines}Content-Length: {len(self.body)}\r\n\r\n"
         return lines + "\r\n"
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when the answer has been sent, or nobody waits for it any more."""
-        if self._on_close is None:
-            self._on_close = []
-        self._on_close.append(callback)
+        if self.callbacks is None:
+            self.callbacks = []
+        self.callbacks.append(callback)
 
     def close(self) -> None:
         """The server is done with the response: close the body, then call back, whatever of it fails."""
-        callbacks, self._on_close = self._on_close, None
+        callbacks, self.callbacks = self.callbacks, None
         with ExitStack() as last_first:
             for callback in reversed(callbacks or ()):
                 last_first.callback(callback)
@@ -152,7 +150,7 @@ class Response:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response(self.status_line, self.header_items())
         if isinstance(self.body, bytes):
-            if self._on_close is None:
+            if self.callbacks is None:
                 return [self.body]
             return ClosingBody([self.body], self)
         return ClosingBody(self.body, self)

@@ -69,6 +69,8 @@ class Recorder:
         self._tokens: list[TokenRow] = []
         self._prefills: list[tuple[float, int, int]] = []
         """TTFT, prompt tokens and cached tokens."""
+        self._finished: list[FinishedSequence] = []
+        self._completed: list[tuple[int, int]] = []
         self._bind_gauges()
         self._bind_tokens()
 
@@ -91,6 +93,11 @@ class Recorder:
         self._cached = one(Counter, "prompt_tokens_cached_total")
         self._computed = one(Counter, by_source, source="local_compute")
         self._local_hit = one(Counter, by_source, source="local_cache_hit")
+
+    @property
+    def adapter_series(self) -> LoraRequests | None:
+        """The series of adapters, if there are any."""
+        return self._loras
 
     def waiting(self, delta: int, adapter: str | None = None) -> None:
         """So many sequences, which need `adapter`, entered (or, negative, left) the waiting list."""
@@ -169,8 +176,10 @@ class Recorder:
             self._fold_prefills()
 
     def sequence_finished(self, row: FinishedSequence) -> None:
-        """A sequence ended. KeyError for a reason that vLLM does not have."""
-        self._sequences.add(row)
+        """A sequence ended."""
+        self._finished.append(row)
+        if len(self._finished) >= BLOCK:
+            self._fold_finished()
 
     def finished(
         self,
@@ -204,7 +213,9 @@ class Recorder:
 
     def completed(self, n: int, longest: int) -> None:
         """The last of a prompt's `n` sequences finished; the longest had `longest` generated tokens."""
-        self._sequences.completed(n, longest)
+        self._completed.append((n, longest))
+        if len(self._completed) >= BLOCK:
+            self._fold_finished()
 
     def render(self) -> str:
         """The text of all `vllm:` families."""
@@ -217,7 +228,12 @@ class Recorder:
         """Count what was only noted so far; to be called before any number is read."""
         self._fold_tokens()
         self._fold_prefills()
-        self._sequences.fold()
+        self._fold_finished()
+
+    def _fold_finished(self) -> None:
+        rows, self._finished = self._finished, []
+        prompts, self._completed = self._completed, []
+        self._sequences.observe(rows, prompts)
 
     def _fold_tokens(self) -> None:
         rows, self._tokens = self._tokens, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -45,12 +46,10 @@ class FinishedSequence(Struct, frozen=True, gc=False):
 
 
 class FinishedSequences:
-    """The families of sequences that are over. At most `BLOCK` rows wait to be observed."""
+    """The families of sequences that are over."""
 
     def __init__(self, families: EngineFamilies) -> None:
         one, success = families.one, "request_success_total"
-        self._rows: list[FinishedSequence] = []
-        self._completed: list[tuple[int, int]] = []
         self._success = {reason: one(Counter, success, finished_reason=reason) for reason in FINISHED}
         self._prompt_tokens = one(Histogram, "request_prompt_tokens")
         self._generation_tokens = one(Histogram, "request_generation_tokens")
@@ -66,23 +65,10 @@ class FinishedSequences:
         self._choices = one(Histogram, "request_params_n")
         self._longest = one(Histogram, "request_max_num_generation_tokens")
 
-    def add(self, row: FinishedSequence) -> None:
-        """All its histograms are observed, whatever the reason. KeyError for an unknown one."""
-        if row.reason not in self._success:
-            raise KeyError(row.reason)
-        self._rows.append(row)
-        if len(self._rows) >= BLOCK:
-            self.fold()
-
-    def completed(self, choices: int, longest: int) -> None:
-        """A prompt is over, and no row has said so."""
-        self._completed.append((choices, longest))
-        if len(self._completed) >= BLOCK:
-            self.fold()
-
-    def fold(self) -> None:
-        """Observe what waits."""
-        rows, self._rows = self._rows, []
+    def observe(self, rows: Sequence[FinishedSequence], completed: Sequence[tuple[int, int]]) -> None:
+        """All histograms of each row, whatever its reason; `completed`: choices and the longest of prompts
+        that are over, and no row has said so.
+        """
         for reason, count in Tally(row.reason for row in rows).items():
             self._success[reason].value += count
         self._prompt_tokens.observe_all([row.prompt_tokens for row in rows])
@@ -96,7 +82,6 @@ class FinishedSequences:
         self._decode.observe_all([row.decode_s for row in rows])
         self._mean_gap.observe_all([row.mean_gap_s for row in rows])
         self._e2e.observe_all([row.e2e_s for row in rows])
-        prompts, self._completed = self._completed, []
-        prompts += [(row.choices, row.longest) for row in rows if row.choices]
+        prompts = [*completed, *((row.choices, row.longest) for row in rows if row.choices)]
         self._choices.observe_all([choices for choices, _ in prompts])
         self._longest.observe_all([longest for _, longest in prompts])

@@ -48,7 +48,9 @@ def _response(response: Response) -> dict[str, object]:
     return {
         "status": response.status,
         "response_headers": mask_headers(response.header_items()),
-        "response": _text(whole[:MOST_BYTES], len(whole)) if isinstance(whole, bytes) else "(stream)",
+        "response": _text(whole[:MOST_BYTES], len(whole))
+        if isinstance(whole, bytes) and not response.streamed
+        else "(stream)",
     }
 
 

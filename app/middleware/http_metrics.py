@@ -1,8 +1,7 @@
 """HTTP metrics: vLLM's families, observed when a response has ended (last byte sent, or client gone).
 
-prometheus-flask-exporter's own defaults stop at the headers and look their labels up at every request; it
-only makes the text of the process families here, and serves whatever an embedding application adds to its
-registry.
+prometheus-flask-exporter's own defaults stop at the headers and look their labels up at every request. Its
+decorators are there for whoever embeds the application.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from prometheus_client import (
     GCCollector,
     PlatformCollector,
     ProcessCollector,
+    generate_latest,
 )
 from prometheus_flask_exporter import PrometheusMetrics
 
@@ -49,7 +49,8 @@ class HttpMetrics(Middleware):
         self.registry = CollectorRegistry()
         for collector in (GCCollector, PlatformCollector, ProcessCollector):
             collector(registry=self.registry)
-        self._exporter = PrometheusMetrics(None, path=None, export_defaults=False, registry=self.registry)
+        self.exporter = PrometheusMetrics(None, path=None, export_defaults=False, registry=self.registry)
+        """What its decorators count is in `registry`, and so served."""
         self.families = HttpFamilies(now)
         self._clock = clock
         self._served = self.families.by_way
@@ -58,9 +59,11 @@ class HttpMetrics(Middleware):
         """(method, label of the route, status) to series, or None for routes that are not counted."""
 
     def process_text(self) -> str:
-        """Python and process families, and whatever else was added to the registry."""
-        text, _ = self._exporter.generate_metrics()
-        return str(text)
+        """Python and process families, and whatever else was added to the registry.
+
+        The exporter's text would be that of PROMETHEUS_MULTIPROC_DIR, which may be set for others.
+        """
+        return generate_latest(self.registry).decode()
 
     def end(self, context: RequestContext, response: Response) -> None:
         self._served[context.fast].value += 1

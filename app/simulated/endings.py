@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from random import Random
 
+from app.clock.pause import Slices
 from app.engine.outputs import Finish
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
@@ -28,6 +29,12 @@ BUCKETS = 5
 BUCKET_TOKENS = 20
 FLEXIBLE = 3
 """The bucket that takes up what a large limit has beyond the others."""
+SEARCHED_IN_A_STEP = 20_000
+"""Characters that are searched for a stop string in a step of work, about 10 us."""
+PART_TOKENS, PART_STEPS = 2048, 100
+"""Tokens of a long reply whose texts are cut in one go, and the steps that it takes."""
+TOKENS_IN_A_STEP = 100
+"""Tokens whose texts are drawn, or joined, in a step."""
 
 
 def reply_length(most: int, limited: bool, rng: Random) -> int:
@@ -105,9 +112,12 @@ def _stopped_by_token(reply: Reply, request: EngineRequest) -> Reply:
 
 
 def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
+    slices = Slices()
+    slices.spend(len(reply.texts) // TOKENS_IN_A_STEP)  # making it took that long
     text = "".join(reply.texts)
     offsets = [0, *accumulate(map(len, reply.texts))]
-    found = _first_stop(text, offsets, request)
+    slices.spend(len(reply.texts) // TOKENS_IN_A_STEP)
+    found = _first_stop(text, offsets, request, slices)
     finish, count = reply.finish, len(reply.ids)
     if found is not None:
         stop, start = found
@@ -116,10 +126,17 @@ def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
         text = text[: end if request.include_stop else start]
         finish = Finish("stop", stop)
     held = 0 if request.include_stop else max(map(len, request.stop)) - 1
-    return Reply(_held_back(text, offsets[: count + 1], held), reply.ids[:count], finish)
+    texts: list[str] = []
+    for begin in range(0, count, PART_TOKENS):
+        end = min(begin + PART_TOKENS, count)
+        texts += _held_back(text, offsets[begin : end + 1], held, last=end == count)
+        slices.spend(PART_STEPS)
+    return Reply(texts, reply.ids[:count], finish)
 
 
-def _first_stop(text: str, offsets: Sequence[int], request: EngineRequest) -> tuple[str, int] | None:
+def _first_stop(
+    text: str, offsets: Sequence[int], request: EngineRequest, slices: Slices
+) -> tuple[str, int] | None:
     """The stop string that is complete first, and where it starts; None when none occurs.
 
     A stop that ends within the first `min_tokens` tokens does not count.
@@ -127,19 +144,19 @@ def _first_stop(text: str, offsets: Sequence[int], request: EngineRequest) -> tu
     if request.min_tokens >= len(offsets) - 1:
         return None
     protected = offsets[request.min_tokens]
-    found = [
-        (start + len(stop), i, stop, start)
-        for i, stop in enumerate(request.stop)
-        if (start := text.find(stop, max(0, protected + 1 - len(stop)))) >= 0
-    ]
-    if not found:
-        return None
-    _, _, stop, start = min(found)
-    return stop, start
+    first: tuple[int, str, int] | None = None
+    for stop in request.stop:
+        slices.spend(1 + len(text) // SEARCHED_IN_A_STEP)
+        start = text.find(stop, max(0, protected + 1 - len(stop)))
+        if start >= 0 and (first is None or start + len(stop) < first[0]):
+            first = start + len(stop), stop, start
+    return None if first is None else first[1:]
 
 
-def _held_back(text: str, offsets: Sequence[int], held: int) -> list[str]:
-    """Cut `text` into what leaves with each token: `held` characters late, all with the last one."""
-    ends = [max(0, min(end - held, len(text))) for end in offsets]
-    ends[0], ends[-1] = 0, len(text)
-    return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+def _held_back(text: str, offsets: Sequence[int], held: int, last: bool) -> list[str]:
+    """What leaves of `text` with the tokens between `offsets`: `held` characters late, all with the last."""
+    size = len(text)
+    ends = [max(0, min(end - held, size)) for end in offsets]
+    if last:
+        ends[-1] = size
+    return [text[start:end] for start, end in pairwise(ends)]

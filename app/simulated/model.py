@@ -53,6 +53,7 @@ class SimulatedModel:
         self._tokenizer = tokenizer
         self._corpus = corpus
         self._datasets = datasets
+        self._has_datasets = bool(datasets)
         self._structured = StructuredReplies(tokenizer, corpus, schemas, settings.tools)
         self._text_rng, self._call_rng = text_rng, call_rng
 
@@ -103,8 +104,9 @@ class SimulatedModel:
         elif self._settings.reply.mode == "echo":
             said = self._echoed(request)
         else:
-            said = self._recorded(request, rng) or self._composed(request, rng)
-        return stopped(said, request)
+            recorded = self._recorded(request, rng) if self._has_datasets else None
+            said = recorded or self._composed(request, rng)
+        return stopped(said, request) if request.stop or request.stop_token_ids else said
 
     def _recorded(self, request: EngineRequest, rng: Random) -> Reply | None:
         """A recorded reply (5.10); None without a dataset for the model, and when it fails."""

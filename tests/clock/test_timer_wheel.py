@@ -140,3 +140,38 @@ def test_a_failure_that_cannot_be_told_stops_nobody_either() -> None:
     wheel.add(beat.due_s, beat)
     clock.advance(1)
     assert len(beat.turns) == 5
+
+
+class Slow(Metronome):
+    """Each of its turns takes a millisecond."""
+
+    def turn(self, now_s: float) -> float | None:
+        self.clock._now += 0.001
+        return super().turn(now_s)
+
+
+def test_a_ring_that_takes_long_leaves_the_rest_to_the_next_one() -> None:
+    clock = Recording()
+    wheel = TimerWheel(clock)
+    beats = [Slow(clock, 0.01, 1) for _ in range(12)]
+    for beat in beats:
+        wheel.add(beat.due_s, beat)
+    clock.advance(0.011)
+    done = []
+    while len(wheel):
+        wheel.ring()
+        done.append(sum(len(beat.turns) for beat in beats))
+    assert done == [5, 10, 12]
+    assert [beat.turns[0][1] for beat in beats] == sorted(beat.turns[0][1] for beat in beats)
+
+
+def test_what_is_to_be_done_soon_is_done_in_the_next_ring_and_never_again() -> None:
+    clock = VirtualClock()
+    wheel = TimerWheel(clock)
+    done: list[int] = []
+    wheel.call_soon(lambda: done.append(1))
+    wheel.call_soon(lambda: done.append(1 // 0))
+    wheel.call_soon(lambda: done.append(2))
+    assert done == []
+    clock.advance(1)
+    assert done == [1, 2] and len(wheel) == 0

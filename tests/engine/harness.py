@@ -84,10 +84,11 @@ class Harness:
         sections: Mapping[str, Any] | None = None,
         blocks: int | None = None,
         refuses_full: bool = False,
+        clock: Any = None,
         **latency: Any,
     ) -> None:
         self.adapters = set(adapters)
-        self.clock = VirtualClock(START_S)
+        self.clock = clock or VirtualClock(START_S)
         self.recorder = Recorder("test", 4096, {}, max_loras=max_loras)
         self.settings = settings = Settings(
             reply=ReplySettings(mode=mode),  # type: ignore[arg-type]

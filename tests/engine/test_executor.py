@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, wait
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.engine.executor import SlotExecutor
+from app.engine.executor import MOST_AT_ONCE, SlotExecutor
 
 
 def test_it_is_an_executor_whose_futures_behave_as_usual() -> None:
@@ -155,6 +156,81 @@ def test_a_thousand_short_tasks_behind_a_long_one_need_no_deep_stack() -> None:
     futures = [slots.submit(lambda n=n: n) for n in range(5000)]  # type: ignore[misc]
     over.set_result(None)
     assert [future.result(0) for future in futures] == list(range(5000))
+
+
+class Waiter:
+    """A task that keeps its slot; `free` says whether it fits."""
+
+    adapter: str | None = None
+    priority = 0
+
+    def __init__(self, fits: bool = True, keeps: bool = True) -> None:
+        self.free, self.keeps, self.started = fits, keeps, False
+
+    def fits(self) -> bool:
+        return self.free
+
+    def start(self) -> bool:
+        self.started = True
+        return self.keeps
+
+
+def test_a_task_keeps_its_slot_until_it_leaves() -> None:
+    slots = SlotExecutor(1)
+    first, second = Waiter(), Waiter()
+    assert slots.enter(first) and not slots.enter(second)
+    assert (slots.running, slots.waiting, second.started) == (1, 1, False)
+    slots.leave(first)
+    assert (slots.running, slots.waiting, second.started) == (1, 0, True)
+
+
+def test_a_task_that_does_not_fit_holds_up_those_behind_it() -> None:
+    slots = SlotExecutor(3)
+    large, small = Waiter(fits=False), Waiter()
+    assert not slots.enter(large) and not slots.enter(small)
+    large.free = True
+    assert slots.enter(Waiter()) and (slots.running, slots.waiting) == (3, 0)
+
+
+def test_a_task_that_cannot_start_loses_no_slot(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Waiter):
+        def start(self) -> bool:
+            raise ZeroDivisionError
+
+    slots = SlotExecutor(1)
+    slots.enter(Broken())
+    assert slots.running == 0 and "could not be started" in caplog.text
+
+
+def test_many_that_may_start_together_do_so_in_portions() -> None:
+    soon: list[Callable[[], None]] = []
+    slots = SlotExecutor(1000, later=soon.append)
+    slots.pause()
+    tasks = [Waiter(keeps=number % 2 == 0) for number in range(300)]
+    for task in tasks:
+        slots.enter(task)
+    slots.resume()
+    started = [MOST_AT_ONCE]
+    while soon:
+        soon.pop()()
+        started.append(sum(task.started for task in tasks))
+    assert started == [128, 256, 300] and (slots.running, slots.waiting) == (150, 0)
+
+
+def test_those_who_left_the_queue_are_forgotten_though_nobody_ever_gets_a_slot() -> None:
+    slots = SlotExecutor(1)
+    slots.enter(Waiter())
+    stays = [Waiter() for _ in range(5)]
+    for task in stays:
+        slots.enter(task)
+    for _ in range(10_000):
+        gone = Waiter()
+        slots.enter(gone)
+        assert slots.forget(gone) and not slots.forget(gone)
+    assert sum(map(len, slots._queue._heaps.values())) < 200
+    while not stays[-1].started:
+        slots.leave(stays[0])
+    assert all(task.started for task in stays) and slots.waiting == 0
 
 
 class Slots(RuleBasedStateMachine):

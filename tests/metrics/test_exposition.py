@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from flask import Flask
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.http.response import Response
@@ -37,6 +38,21 @@ def test_a_scrape_parses_and_has_every_kind_of_family() -> None:
     } <= families.keys()
     (running,) = families["vllm:num_requests_running"].samples
     assert running.labels == {"model_name": 'mo"del\\\n%s', "engine": "0"}
+
+
+def test_what_an_embedding_application_counts_is_served() -> None:
+    http = HttpMetrics()
+    count = http.exporter.counter("tea_pots", "Pots of tea.")(lambda: "tea")
+    with Flask("embedding").test_request_context("/"):
+        assert [count(), count()] == ["tea", "tea"]
+    assert "tea_pots_total 2.0" in Exposition([], http).render().decode()
+
+
+def test_metrics_are_those_of_this_process_whatever_directory_others_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/nowhere")
+    assert "process_open_fds" in Exposition([], HttpMetrics()).render().decode()
 
 
 def test_no_family_is_printed_twice() -> None:

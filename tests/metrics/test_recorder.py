@@ -211,12 +211,6 @@ def test_a_row_with_its_prompt_counts_as_two_events() -> None:
     assert one.render() == two.render()
 
 
-def test_an_unknown_reason_is_refused_when_it_is_told(recorder: Recorder) -> None:
-    with pytest.raises(KeyError, match="tired"):
-        finish(recorder, "tired")
-    assert samples(recorder)["vllm:e2e_request_latency_seconds_count"] == 0
-
-
 def test_no_more_than_a_block_of_rows_waits_to_be_counted(recorder: Recorder) -> None:
     for number in range(3 * BLOCK + 1):
         recorder.prefilled(0.1, 10, 0, at_s=number)
@@ -226,8 +220,8 @@ def test_no_more_than_a_block_of_rows_waits_to_be_counted(recorder: Recorder) ->
         waiting = (
             recorder._tokens,
             recorder._prefills,
-            recorder._sequences._rows,
-            recorder._sequences._completed,
+            recorder._finished,
+            recorder._completed,
         )
         assert all(len(rows) < BLOCK for rows in waiting)
     assert samples(recorder)["vllm:request_params_n_count"] == 3 * BLOCK + 1

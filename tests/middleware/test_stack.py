@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from app.engine.observer import Observers
 from app.http.context import RequestContext
 from app.http.errors import ApiError
 from app.http.response import Response
 from app.http.route import get
-from app.middleware.stack import Middleware, MiddlewareStack, observers_of
+from app.middleware.stack import Middleware, MiddlewareStack
 from config.live import LiveSettings
 from config.settings import Settings
 from tests.application import application, request
@@ -171,11 +170,3 @@ def test_the_middleware_know_the_route_that_is_meant() -> None:
         (None, "/v1/responses/{response_id}", {}),
         (None, "", {}),
     ]
-
-
-def test_observers_of_a_request_are_one_list() -> None:
-    context = request()
-    observers_of(context).append(lambda generation: None)
-    assert len(observers_of(context)) == 1
-    assert context.kept(Observers) is observers_of(context)
-    assert not observers_of(request())

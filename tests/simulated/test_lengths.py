@@ -49,3 +49,12 @@ def test_without_a_limit_lengths_gather_around_forty() -> None:
     drawn = [reply_length(4000, False, rng) for _ in range(20_000)]
     assert sum(drawn) / len(drawn) == pytest.approx(41, abs=1.5)
     assert min(drawn) == 2
+
+
+@pytest.mark.parametrize(("drawn", "length"), [(1.4, 2), (12.4, 12), (12.6, 13), (99.9, 100)])
+def test_without_a_limit_a_length_is_what_was_drawn_to_the_nearest_token(drawn: float, length: int) -> None:
+    class Drawn(Random):
+        def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
+            return drawn
+
+    assert reply_length(100, False, Drawn()) == length

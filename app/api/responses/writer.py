@@ -270,4 +270,4 @@ def _default(value: float | None, default: float) -> float:
 def _text(config: TextConfig | None) -> dict[str, object] | None:
     if config is None:
         return None
-    return {"format": config.format and config.format.echoed(), "verbosity": config.verbosity}
+    return {"format": config.format and config.format.told(), "verbosity": config.verbosity}

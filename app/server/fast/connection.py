@@ -13,13 +13,13 @@ import gevent
 
 from app.api.errors import respond_to_error
 from app.http.connection import READ, Connection, GeventSocket, Watcher
-from app.http.context import RequestContext
+from app.http.context import RequestContext, current_request
 from app.http.response import STATUS_LINES, PendingResponse, Response, StreamingBody
 from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
 from app.http.write_batcher import WriteBatcher
-from app.logs import ServerLogger, current_request
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, RequestHeads
 from app.server.joined_response import default_head
+from app.server.logs import ServerLogger
 from app.web.application import Understudy
 
 RECEIVE = 1 << 16
@@ -176,13 +176,13 @@ class FastConnection:
         self._response = response
         body = response.body
         if isinstance(body, bytes):
-            self._write(self._path.head(response) + body)
-        elif isinstance(body, StreamingBody):
-            data = body.complete()
-            if data is None:
-                self._stream(response, body)
+            head = self._path.head(response)
+            if response.streamed:
+                self._write(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
             else:
-                self._write(b"%b%x\r\n%b\r\n%b" % (self._path.head(response), len(data), data, LAST_CHUNK))
+                self._write(head + body)
+        elif isinstance(body, StreamingBody):
+            self._stream(response, body)
         else:  # pragma: no cover  # routes answer plain requests in no other way
             raise TypeError("a plain request is answered by bytes or by a StreamingBody")
 
@@ -250,7 +250,8 @@ class FastConnection:
         self._response = self._context = None
         if self._path.logs_access:
             self._path.log_access(context, response)
-        response.close()
+        if response.callbacks or type(response.body) is not bytes:
+            response.close()
         self.busy = False
         if not self._path.is_open:
             self.close()
@@ -330,7 +331,7 @@ class FastPath:
     def head(self, response: Response) -> bytes:
         """Status line and headers as gunicorn sends them."""
         status = STATUS_LINES.get(response.status) or response.status_line
-        chunked = type(response.body) is not bytes
+        chunked = response.streamed or type(response.body) is not bytes
         return (default_head(status, int(time.time()), False, chunked) + response.header_lines()).encode(
             "latin-1"
         )

@@ -1,0 +1,99 @@
+"""The real clock's alarm in the hub: at its moment, once, and the last one that was set."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import gevent
+import pytest
+
+from app.clock.clock import Alarm, LiveClock, LoopTimer, TimerFd
+
+SOON_S = 0.01
+PATIENCE_S = 2.0
+EARLY_S = 0.001
+"""libev rounds to its own, coarser time."""
+
+
+@pytest.fixture(params=[TimerFd, LoopTimer])
+def timer(request: pytest.FixtureRequest) -> TimerFd | LoopTimer:
+    made: TimerFd | LoopTimer = request.param()
+    return made
+
+
+class Rings:
+    """Remembers when an alarm rang, and which."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, float]] = []
+
+    def alarm(self, name: str = "alarm") -> Alarm:
+        return lambda: self.heard.append((name, time.monotonic()))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.heard]
+
+    def wait_for(self, count: int) -> None:
+        """Until so many have rung, and a moment longer for those that should not."""
+        with gevent.Timeout(PATIENCE_S):
+            while len(self.heard) < count:
+                gevent.sleep(0.001)
+        gevent.sleep(2 * SOON_S)
+
+
+def test_an_alarm_rings_once_and_not_before_its_moment(timer: TimerFd | LoopTimer) -> None:
+    rings = Rings()
+    gevent.get_hub().loop.update_now()  # libev counts from when it last looked at the time
+    moment_s = time.monotonic() + SOON_S
+    timer.set(moment_s, rings.alarm())
+    rings.wait_for(1)
+    [(_, rang_s)] = rings.heard
+    assert moment_s - EARLY_S <= rang_s < moment_s + PATIENCE_S
+
+
+@pytest.mark.parametrize(("first_s", "second_s"), [(SOON_S, 2 * SOON_S), (60.0, SOON_S)])
+def test_a_later_alarm_replaces_an_earlier_one(
+    timer: TimerFd | LoopTimer, first_s: float, second_s: float
+) -> None:
+    rings = Rings()
+    now_s = time.monotonic()
+    timer.set(now_s + first_s, rings.alarm("first"))
+    timer.set(now_s + second_s, rings.alarm("second"))
+    rings.wait_for(1)
+    assert rings.names == ["second"]
+
+
+def test_an_alarm_may_set_the_next(timer: TimerFd | LoopTimer) -> None:
+    rings = Rings()
+
+    def ring() -> None:
+        rings.alarm()()
+        if len(rings.heard) < 5:
+            timer.set(time.monotonic() + 0.001, ring)
+
+    timer.set(time.monotonic(), ring)
+    rings.wait_for(5)
+    assert len(rings.heard) == 5
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 1.0])
+def test_a_moment_that_is_over_rings_at_once(timer: TimerFd | LoopTimer, moment_s: float) -> None:
+    rings = Rings()
+    timer.set(moment_s, rings.alarm())
+    rings.wait_for(1)
+    assert rings.names == ["alarm"]
+
+
+def test_a_clock_opens_nothing_before_its_first_alarm_and_one_timer_for_all() -> None:
+    clock, rings = LiveClock(), Rings()
+    gevent.sleep(0)  # the hub is there from now on
+    descriptors = [len(os.listdir("/proc/self/fd"))]
+    for _ in range(3):
+        clock.ring_at(clock.now() + 60, rings.alarm("never"))
+        descriptors.append(len(os.listdir("/proc/self/fd")))
+    clock.ring_at(clock.now(), rings.alarm())
+    rings.wait_for(1)
+    assert rings.names == ["alarm"]
+    assert descriptors == [descriptors[0], *[descriptors[0] + 1] * 3]

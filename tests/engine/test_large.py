@@ -1,0 +1,159 @@
+"""Large requests keep nobody waiting: they are prepared and emitted in portions."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import gevent
+import pytest
+
+from app.clock.clock import LiveClock, VirtualClock
+from app.engine.sequence import MOST_AT_ONCE
+from tests.engine.harness import START_S, Harness, engine_request
+
+LONGEST_S = 0.02
+LARGE = {"choices": 128, "max_tokens": 4000, "limited": True}
+
+
+class BusyClock(VirtualClock):
+    """Every look at it takes a millisecond."""
+
+    def now(self) -> float:
+        self._now += 0.001
+        return self._now
+
+
+def test_the_replies_of_a_large_request_are_made_with_pauses() -> None:
+    harness = Harness(slots=200, clock=BusyClock(START_S), time_to_first_token=1.0)
+    turns: list[float] = []
+
+    def others() -> None:
+        while True:
+            turns.append(harness.clock.now())
+            gevent.sleep(0)
+
+    watcher = gevent.spawn(others)
+    harness.ask(**LARGE)
+    assert len(turns) > 10
+    watcher.kill()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**LARGE, "logprobs": 20, "prompt_logprobs": 20, "prompt_ids": list(range(4000))},
+        {**LARGE, "stop": ("zzzz", "qqqq")},
+        {"choices": 1, "max_tokens": 131_072, "stop": ("zzzz", "qqqq", "xyzzy")},
+        {"choices": 2, "max_tokens": 10, "stop": tuple(f"stop {number}" for number in range(10_000))},
+        {"choices": 128, "max_tokens": 1, "greedy": True, "prompt_ids": list(range(100_000))},
+        {"choices": 1024, "max_tokens": 60},
+    ],
+)
+def test_in_real_time_no_pause_is_far_away(fields: dict[str, Any]) -> None:
+    # Time of the processor, the best of three: other processes make a machine's caches slow, too.
+    assert min(longest_turn_s(fields) for _ in range(3)) < LONGEST_S
+
+
+def longest_turn_s(fields: dict[str, Any]) -> float:
+    """How long others have to wait at most while a request with `fields` comes, and begins."""
+    harness = Harness(slots=2000, clock=LiveClock(), time_to_first_token=100.0)
+    held: list[float] = []
+
+    def others() -> None:
+        before_s = time.process_time()
+        while True:
+            gevent.sleep(0.0005)
+            now_s = time.process_time()
+            held.append(now_s - before_s)
+            before_s = now_s
+
+    watcher = gevent.spawn(others)
+    gevent.sleep(0.001)
+    handle = harness.ask(**fields)
+    gevent.sleep(0.005)
+    watcher.kill()
+    handle.abort()
+    return max(held)
+
+
+def said(harness: Harness, request_id: str) -> list[str]:
+    return [harness.said(request_id, index) for index in range(128) if harness.of(request_id, index)]
+
+
+def test_who_comes_in_such_a_pause_changes_no_reply_and_gets_the_one_that_is_due() -> None:
+    alone = Harness(slots=500, clock=BusyClock(START_S), seed=4)
+    for name, choices in (("large", 128), ("small", 1), ("last", 1)):
+        alone.ask(name, **{**LARGE, "choices": choices})
+    alone.clock.advance(100)
+
+    mixed = Harness(slots=500, clock=BusyClock(START_S), seed=4)
+    comer = gevent.spawn(mixed.ask, "small", **{**LARGE, "choices": 1})
+    mixed.ask("large", **LARGE)
+    assert comer.ready(), "it came and went while the large one was prepared"
+    mixed.ask("last", **{**LARGE, "choices": 1})
+    mixed.clock.advance(100)
+    for name in ("large", "small", "last"):
+        assert said(mixed, name) == said(alone, name)
+    assert len(set(said(mixed, "large"))) == 128
+
+
+def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:
+    harness = Harness(slots=200, max_waiting=0, clock=BusyClock(START_S), time_to_first_token=1.0)
+    comer = gevent.spawn(harness.ask, "small", 100)
+    with pytest.raises(Exception, match="queue is full"):
+        harness.ask("large", **LARGE)
+    assert comer.ready() and harness.of("large") == [] and harness.gauges() == (100, 0)
+
+
+@pytest.mark.parametrize(("logprobs", "most"), [(None, MOST_AT_ONCE), (0, 512), (20, 46), (5000, 1)])
+def test_no_output_is_more_than_can_be_rendered_in_one_go(logprobs: int | None, most: int) -> None:
+    harness = Harness()
+    harness.ask(max_tokens=2500, logprobs=logprobs)
+    harness.clock.advance(10)
+    counts = [len(event.ids) for event in harness.tokens()]
+    assert sum(counts) == 2500 and max(counts) == most and harness.finish() == "length"
+
+
+def test_log_probabilities_are_made_when_they_are_looked_at() -> None:
+    harness = Harness()
+    before_s = time.process_time()
+    harness.ask(max_tokens=4000, logprobs=1_000_000, prompt_logprobs=1_000_000, prompt_ids=list(range(5000)))
+    harness.clock.advance(0.1)
+    assert harness.tokens() and time.process_time() - before_s < 1
+
+
+def test_the_future_of_a_handle_is_done_with_the_last_choice() -> None:
+    harness = Harness(slots=1, inter_token_latency=0.1)
+    handle = harness.ask(choices=2, max_tokens=3)
+    future = handle.future
+    assert future is handle.future and not future.cancel()
+    rung: list[Future[None]] = []
+    future.add_done_callback(rung.append)
+    harness.clock.advance(0.35)
+    assert harness.finish(index=0) == "length" and not future.done() and not rung
+    harness.clock.advance(10)
+    assert future.done() and future.result() is None and rung == [future]
+    assert harness.ask(max_tokens=1).future.done()
+    assert harness.engine.submit([], harness.events.append).future.done()  # type: ignore[arg-type]
+
+
+def test_an_abort_and_an_interruption_are_ends_too() -> None:
+    harness = Harness(slots=1, inter_token_latency=0.1)
+    aborted, interrupted = harness.ask("a").future, harness.ask("b").future
+    late = harness.ask("c")
+    assert harness.engine.interrupt({"a"}) == 1 and aborted.done() and not interrupted.done()
+    assert harness.engine.interrupt() == 2 and interrupted.done() and late.future.done()
+    late.abort()
+    assert harness.finish("a") == harness.finish("b") == "abort" and harness.is_idle()
+
+
+def test_an_engine_keeps_nothing_of_what_is_over() -> None:
+    harness = Harness(slots=2, inter_token_latency=0.1)
+    handles = [harness.engine.submit([engine_request()], lambda output: None) for _ in range(9)]
+    for handle in handles[::2]:
+        handle.abort()
+    harness.clock.advance(100)
+    assert harness.is_idle() and not harness.engine._active and len(harness.wheel) == 0
+    assert all(not handle._sequences for handle in handles)
