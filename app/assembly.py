@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from app.api.admin.memory import Bounded, Caches
 from app.api.builder import RequestBuilder
 from app.api.frontend import Frontend
 from app.api.identity import Identity, pod_headers
@@ -164,3 +165,18 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
         components.adapters.watch(cache.load_adapter, cache.unload_adapter)
     publish = None if publisher is None else publisher.put
     return KVCacheManager(cache, components.recorder, components.adapters.path, publish)
+
+
+def caches_of(
+    components: Components, cache: KVCacheManager | None, publisher: Publisher | None
+) -> list[Caches]:
+    """What the rooms below the API remember."""
+    kept: dict[str, Bounded] = {"schemas": components.schemas, "adapters": components.adapters}
+    if (series := components.recorder.adapter_series) is not None:
+        kept["adapter series"] = series
+    rooms: list[Caches] = [lambda: kept, lambda: components.tokenizer.caches]
+    if cache is not None:
+        rooms.append(lambda: cache.cache.caches)
+    if publisher is not None:
+        rooms.append(lambda: publisher.caches)
+    return rooms

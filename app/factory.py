@@ -9,7 +9,7 @@ from functools import partial
 
 from app.api import models, tokens
 from app.api.admin import config as admin
-from app.api.admin import fake_metrics, health, lora, metrics, verdict
+from app.api.admin import fake_metrics, health, lora, memory, metrics, verdict
 from app.api.admin import lifecycle as lifecycle_routes
 from app.api.admin.peer_ranks import PeerRanks
 from app.api.anthropic import routes as anthropic
@@ -23,10 +23,12 @@ from app.api.kv import event_sources
 from app.api.pooling import routes as pooling
 from app.api.responder import ServerLoad
 from app.api.responses import routes as responses
-from app.assembly import cache_of, fakes_of, frontend_of, publisher_of, publishing, service_of
+from app.api.responses.store import ResponseStore
+from app.assembly import cache_of, caches_of, fakes_of, frontend_of, publisher_of, publishing, service_of
 from app.clock.clock import Clock
 from app.components import Components, dataset_settings
-from app.dataset import DatasetError, prepare
+from app.dataset import DatasetError
+from app.dataset import prepare as prepare_datasets
 from app.engine.lifecycle import Lifecycle
 from app.faults.audit_trail import AuditTrail
 from app.faults.injector import FaultInjector
@@ -58,7 +60,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
     try:
         settings = settings or handed_over(os.environ) or load((), os.environ)
         check_tracing(settings.tracing)
-        prepare(dataset_settings(settings))
+        prepare_datasets(dataset_settings(settings))
         tokenizer = tokenizer_of(settings)
         if settings.kvindex.role == "indexer":
             from app.web.indexer import build_indexer  # with clients of databases that take time to import
@@ -84,9 +86,15 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
     )
 
 
-def check_tokenizer(settings: Settings) -> None:
-    """TokenizerError when the tokenizer cannot be loaded, or its service does not answer."""
-    tokenizer_of(settings).encode("Ready?")
+def prepare(settings: Settings) -> None:
+    """Fetch and look at what the settings name, before workers start.
+
+    TokenizerError when a tokenizer that was asked for by name cannot be used, DatasetError for a dataset.
+    """
+    named = settings.tokenizer
+    if named.tokenizer or named.render_url or named.chat_template:
+        tokenizer_of(settings).encode("Ready?")
+    prepare_datasets(dataset_settings(settings))
 
 
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
@@ -106,9 +114,14 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
     audit = FaultAudit(injector, AuditTrail(), clock.now)
-    middleware = middleware_of(settings, live, clock, http_metrics, audit)
+    limits = RateLimits(clock)
+    middleware = middleware_of(settings, live, clock, http_metrics, limits, audit)
     app = Understudy(engine, middleware, components.streams("request ids"))
 
+    app.caches.append(
+        lambda: {"rate limits": limits, "fault scripts": injector.plan, "client audit": audit.trail}
+    )
+    app.caches += caches_of(components, cache, publisher)
     families = [engine_families(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
     if settings.kvindex.kv_index:
@@ -117,12 +130,20 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         families.append(add_index(app, live, tokenizer, publisher))
     if settings.model.task == "generate":
         plain_chats, plain_completions = PlainChats(frontend), PlainCompletions(frontend)
+        store = ResponseStore(settings.api.enable_responses_store)
+        app.caches.append(
+            lambda: {
+                "plain chats": plain_chats.known.memo,
+                "plain prompts": plain_completions.known.memo,
+                "responses": store,
+            }
+        )
         live.subscribe(plain_chats.on_settings)
         live.subscribe(plain_completions.on_settings)
         app.add_routes("chat", chat.routes(frontend, plain_chats))
         app.add_routes("completions", completions.routes(frontend, plain_completions))
         app.add_routes("anthropic", anthropic.routes(frontend))
-        app.add_routes("responses", responses.routes(frontend, settings.api.enable_responses_store))
+        app.add_routes("responses", responses.routes(frontend, store))
         app.add_routes("generate", generate.routes(frontend, settings.api.enable_scale_out))
     else:
         app.add_routes("pooling", pooling.routes(frontend, settings.model))
@@ -133,6 +154,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes("metrics", metrics.routes(Exposition(families, http_metrics)))
     app.add_routes("kv_events", event_sources.routes(publishes, publisher is not None, server.ranks))
     app.add_routes("admin", admin.routes(live, lifecycle, engine, frontend.body, peers))
+    app.add_routes("memory", memory.routes(app.caches))
     app.add_routes("verdict", verdict.routes(audit.report, audit.restart))
     app.add_routes("fake_metrics", fake_metrics.routes(frontend.body, live))
     if settings.lora.allow_runtime_lora_updating:
@@ -150,10 +172,11 @@ def middleware_of(
     live: LiveSettings,
     clock: Clock,
     http_metrics: HttpMetrics,
+    limits: RateLimits,
     audit: FaultAudit,
 ) -> MiddlewareStack:
     """All middleware, the outermost first."""
-    http_log, keys, limits = HttpLog(), ApiKeys(), RateLimits(clock)
+    http_log, keys = HttpLog(), ApiKeys()
     for one in (http_log, keys, limits):
         live.subscribe(one.on_settings)
     cors = Cors(settings.access)
@@ -168,7 +191,7 @@ def _traces(settings: Settings, clock: Clock) -> list[Middleware]:
     if settings.tracing.otlp_traces_endpoint is None:
         return []
     from app.middleware.traces import Traces
-    from app.tracing.export import exporter_to, tracer_to
+    from app.tracing.export import exporter_to, resource_of, tracer_to
 
-    exporter = exporter_to(settings.tracing)
-    return [Traces(partial(tracer_to, exporter, settings.tracing.otlp_service_name), clock)]
+    exporter, resource = exporter_to(settings.tracing), resource_of(settings.tracing)
+    return [Traces(partial(tracer_to, exporter, resource), clock)]

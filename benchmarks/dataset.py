@@ -17,8 +17,8 @@ from random import Random
 import gevent
 
 from app.dataset.build import Record, write_sqlite
+from app.dataset.catalogue import ids_hash
 from app.dataset.dataset import Dataset
-from app.dataset.hashes import ids_hash
 from app.dataset.rows import FileRows, MemoryRows
 from app.dataset.tokens import Tokens
 from app.tokenization import default_tokenizer
@@ -63,6 +63,7 @@ class Inline:
 
     def __init__(self, rows: FileRows) -> None:
         self.catalogue = rows.catalogue
+        self.size_bytes = rows.size_bytes
         self.close = rows.close
         self.read = rows.read_here
 

@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 from gunicorn.config import Config  # noqa: E402
 
 from app.factory import create_app  # noqa: E402
-from app.logs import ServerLogger  # noqa: E402
 from app.server.fast.connection import FastConnection, FastPath  # noqa: E402
+from app.server.logs import ServerLogger  # noqa: E402
 from app.web.application import Understudy  # noqa: E402
 from config.loader import load  # noqa: E402
 

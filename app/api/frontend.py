@@ -20,8 +20,7 @@ from app.http.body import BodyLimits
 from app.http.context import RequestContext
 from app.http.errors import ApiError, bad_request
 from app.http.response import Response
-from app.protocol.decoding import decode
-from app.protocol.request import Request
+from app.protocol.decoding import Request, decode
 from app.protocol.transfer import ECTransferParams
 from app.protocol.validation import limits as rules
 from app.protocol.validation import model as model_rules

@@ -206,6 +206,7 @@ class CompletionLogprobs:
         values: list[float | None] = []
         wide = max(map(width, spans[:2]), default=1)  # a prompt's and a reply's
         if sum(map(len, spans)) * wide <= SLICE:
+            spans = [tuple(span) for span in spans]  # each entry is made once
             places = [place for span in spans for place in self._offsets(span, names, tokens, values)]
             tops = [top for span in spans for top in self._tops(span)]
             return wire.CompletionLogprobs(places, values, tokens, tops)

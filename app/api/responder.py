@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gevent.event import Event as Bell
 
+from app.api.pieces import body_of
 from app.api.stream import EventStream, TakeOver
 from app.api.writer import ResponseWriter
-from app.clock.pause import pause
 from app.engine.client import EngineClient, Handle
 from app.engine.outputs import EngineOutput, Failed, Tokens
 from app.engine.request import EngineRequest
@@ -18,7 +18,7 @@ from app.faults.injector import fault_of
 from app.http.connection import Connection
 from app.http.context import RequestContext
 from app.http.errors import ApiError
-from app.http.response import CLIENT_GONE, PendingResponse, Response, json_response
+from app.http.response import CLIENT_GONE, JSON, PendingResponse, Response, json_response
 from app.http.sse import MEDIA_TYPE
 from app.http.stream import StreamTransport
 from app.http.write_batcher import WriteBatcher
@@ -85,11 +85,11 @@ class Responder:
         """As `respond`, but nothing is waited for, and no fault is looked for."""
         if stream:
             return self._stream(requests, writer, context.connection, None)
-        gathered = Gathering(len(requests))
+        gathered = Gathering(writer, len(requests))
         handle = self.engine.submit(requests, gathered.emit)
         if not gathered.unfinished:
-            return json_response(writer.body(gathered.outputs), 200, self.headers)
-        return self._pending(gathered, handle, writer)
+            return json_response(gathered.body(), 200, self.headers)
+        return self._pending(gathered, handle)
 
     def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
         """A stream that ends with `error` before its first token."""
@@ -129,7 +129,7 @@ class Responder:
     def _whole(
         self, requests: Sequence[EngineRequest], writer: ResponseWriter, connection: Connection | None
     ) -> Response:
-        gathered = Gathering(len(requests))
+        gathered = Gathering(writer, len(requests))
         handle = self.engine.submit(requests, gathered.emit)
         if gathered.unfinished:
             self.load.begin()
@@ -139,15 +139,15 @@ class Responder:
                 self.load.end()
         if gathered.gone:
             return json_response(b"", CLIENT_GONE)
-        return json_response(_paused(writer.pieces(gathered.outputs)), 200, self.headers)
+        return Response(body_of(gathered.pieces()), 200, self.headers, JSON)
 
-    def _pending(self, gathered: Gathering, handle: Handle, writer: ResponseWriter) -> PendingResponse:
+    def _pending(self, gathered: Gathering, handle: Handle) -> PendingResponse:
         """The response that comes with the last output."""
 
         def over() -> None:
             self.load.end()
             try:
-                pending.resolve(json_response(writer.body(gathered.outputs), 200, self.headers))
+                pending.resolve(json_response(gathered.body(), 200, self.headers))
             except Exception as error:
                 pending.resolve(error)
 
@@ -163,13 +163,14 @@ class Responder:
 
 
 class Gathering:
-    """Collects the outputs of `choices` sequences until the last one is over, then calls `on_end`, if set.
+    """Has `writer` take the outputs of `choices` sequences until the last one is over; then calls `on_end`.
 
     It lets go of `on_end` then: who is called may know this object.
     """
 
-    def __init__(self, choices: int) -> None:
-        self.outputs: list[EngineOutput] = []
+    def __init__(self, writer: ResponseWriter, choices: int) -> None:
+        self._writer = writer
+        self._error: Exception | None = None
         self.unfinished = choices
         self.gone = False
         self.on_end: Callable[[], None] | None = None
@@ -177,14 +178,27 @@ class Gathering:
     def emit(self, output: EngineOutput) -> None:
         if not self.unfinished:  # one choice failed: the others do not matter any more
             return
-        self.outputs.append(output)
         if type(output) is Failed:
-            self.unfinished = 0
-        elif type(output) is Tokens and output.finish is not None:
-            self.unfinished -= 1
+            self._error, self.unfinished = output.error, 0
+        else:
+            self._writer.take(output)
+            if type(output) is Tokens and output.finish is not None:
+                self.unfinished -= 1
         if not self.unfinished and self.on_end is not None:
             on_end, self.on_end = self.on_end, None
             on_end()
+
+    def body(self) -> bytes:
+        """The whole answer. Raises what made a choice fail."""
+        if self._error is not None:
+            raise self._error
+        return self._writer.body()
+
+    def pieces(self) -> Iterator[bytes]:
+        """The same in pieces."""
+        if self._error is not None:
+            raise self._error
+        return self._writer.pieces()
 
     def wait(self, handle: Handle, connection: Connection | None) -> None:
         """Sleep until all is gathered, or the client has gone; then nothing of the request goes on."""
@@ -203,12 +217,3 @@ class Gathering:
             if connection is not None:
                 connection.unwatch()
             handle.abort()
-
-
-def _paused(pieces: Iterator[bytes]) -> bytes:
-    """All of a body, whose pieces take their time; others have their turn in between."""
-    parts = [next(pieces)]
-    for piece in pieces:
-        pause()
-        parts.append(piece)
-    return b"".join(parts)

@@ -1,4 +1,4 @@
-"""Making a dataset out of conversations (simulator.md 5.11)."""
+"""Making a dataset out of conversations as ShareGPT files have them (simulator.md 5.11)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,99 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import BinaryIO, NamedTuple, TextIO
 
+import ijson  # type: ignore[import-untyped]
 import msgspec
 from sqlalchemy import NullPool, create_engine, insert
 
-from app.dataset.hashes import ids_hash
-from app.dataset.schema import replies_table
-from app.dataset.sharegpt import Pair, pairs
+from app.dataset.catalogue import ids_hash
+from app.dataset.errors import DatasetError
+from app.dataset.rows import replies_table
 from app.dataset.tokens import Tokens, encode
 from app.tokenization import Message, Tokenizer, TokenizerInputError
 
+BOM = b"\xef\xbb\xbf"
+HUMAN, MODEL = "human", "gpt"
+LOOK_BYTES = 4096
 ROWS_PER_INSERT = 1000
+CARD = """\
+# {title}
+
+Recorded replies for Understudy and for llm-d's inference simulator, in the SQLite file `{file}`.
+
+| | |
+|---|---|
+| made from | `{source}` |
+| model | `{model}` |
+| tokenizer | `{tokenizer}` |
+| conversations read | {conversations} |
+| records | {records} |
+
+Each question of a human with its reply is there twice: as a text prompt, and as a chat with all that was
+said before. A prompt is found by its token ids, so a server must use the same tokenizer and chat template.
+
+## Table `{table}`
+
+| column | type | content |
+|---|---|---|
+| `id` | INTEGER | row number |
+| `prompt_hash` | BLOB | SHA-256 of the prompt's token ids, each as four bytes, the lowest first |
+| `gen_tokens` | JSON | the reply: `{{"Tokens": [ids], "Strings": [text of each]}}` |
+| `n_gen_tokens` | INTEGER | tokens of the reply |
+"""
+"""The page that tells what a dataset is made of."""
+
+
+class Pair(NamedTuple):
+    """A question, everything that was said up to it (with it), and the reply."""
+
+    question: str
+    messages: list[Message]
+    reply: str
+
+
+def conversations(file: BinaryIO) -> Iterator[object]:
+    """Every item of the array in `file`, whatever it is; only one is in memory at a time.
+
+    DatasetError when the file is no JSON array.
+    """
+    start = file.read(LOOK_BYTES)
+    if not start.removeprefix(BOM).lstrip().startswith(b"["):
+        raise DatasetError("it is not a JSON array of conversations")
+    file.seek(len(BOM) if start.startswith(BOM) else 0)
+    try:
+        yield from ijson.items(file, "item", use_float=True)
+    except ijson.JSONError as error:
+        raise DatasetError(f"it is not JSON: {_first_line(error.args[0])}") from error
+
+
+def _first_line(told: str | bytes) -> str:
+    text = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+    return text.splitlines()[0]
+
+
+def pairs(conversation: object) -> Iterator[Pair]:
+    """The questions of a human with their replies, up to the first turn that somebody else has."""
+    turns = conversation.get("conversations") if isinstance(conversation, dict) else None
+    if not isinstance(turns, list):
+        return
+    said: list[Message] = []
+    for question, reply in zip(turns[::2], turns[1::2], strict=False):
+        asked, answered = _text(question, HUMAN), _text(reply, MODEL)
+        if asked is None or answered is None:
+            return
+        said = [*said, {"role": "user", "content": asked}]
+        yield Pair(asked, said, answered)
+        said = [*said, {"role": "assistant", "content": answered}]
+
+
+def _text(turn: object, speaker: str) -> str | None:
+    """What `speaker` says in `turn`; None when the turn is somebody else's or has no text."""
+    if not isinstance(turn, dict) or turn.get("from") != speaker:
+        return None
+    value = turn.get("value")
+    return value if isinstance(value, str) else None
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -49,7 +130,7 @@ class Recorder:
         self.counts = Counts()
         self._tokenizer = tokenizer
 
-    def records(self, conversations: Iterable[Any]) -> Iterator[Record]:
+    def records(self, conversations: Iterable[object]) -> Iterator[Record]:
         """Two records for each question with a reply: one as text, one as the chat so far.
 
         A conversation ends where the tokenizer refuses it. TokenizerError when the tokenizer fails.
@@ -92,7 +173,7 @@ def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None
             connection.execute(insert(table), rows)
 
 
-def _row(record: Record) -> dict[str, Any]:
+def _row(record: Record) -> dict[str, object]:
     return {
         "prompt_hash": record.prompt_hash,
         "gen_tokens": encode(record.tokens),
@@ -100,8 +181,8 @@ def _row(record: Record) -> dict[str, Any]:
     }
 
 
-def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
+def _batches(rows: Iterable[dict[str, object]]) -> Iterator[list[dict[str, object]]]:
+    batch: list[dict[str, object]] = []
     for row in rows:
         batch.append(row)
         if len(batch) == ROWS_PER_INSERT:
@@ -142,3 +223,17 @@ def all_or_none(paths: Sequence[Path]) -> Iterator[list[Path]]:
     finally:
         for part in parts:
             part.unlink(missing_ok=True)
+
+
+def card(title: str, source: str, model: str, tokenizer: str, table: str, counts: Counts) -> str:
+    """The page as Markdown; `title` is the name of the SQLite file, `source` that of the input."""
+    return CARD.format(
+        title=title.rpartition(".")[0] or title,
+        file=title,
+        source=source,
+        model=model,
+        tokenizer=tokenizer,
+        table=table,
+        conversations=counts.conversations,
+        records=counts.records,
+    )

@@ -1,4 +1,4 @@
-"""Which rows there are: what is needed to choose one, without reading any.
+"""How a prompt is found again: two kinds of hashes, and a catalogue of all rows (simulator.md 5.10).
 
 SQLite cannot draw a random row of a given length without looking at all of them, and files often have
 no index. So hashes, lengths and keys of all rows are kept in arrays: 32 bytes a row.
@@ -6,13 +6,34 @@ no index. So hashes, lengths and keys of all rows are kept in arrays: 32 bytes a
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from random import Random
 
+Turn = tuple[str, str]
+"""Role and text of a message; a text prompt is one turn of the user."""
+
+ROLES = frozenset({"user", "assistant"})
 PREFIX_BYTES = 8
 """Of a hash: enough to tell millions of prompts apart."""
+
+
+def ids_hash(ids: Sequence[int]) -> bytes:
+    """SHA-256 of the prompt's token ids, four bytes each, the lowest first."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return sha256(packed).digest()
+
+
+def text_hash(turns: Iterable[Turn]) -> bytes:
+    """SHA-256 of the prompt's text with a headline per turn, as older files have it."""
+    heads = ((role if role in ROLES else "unknown", text) for role, text in turns)
+    written = "".join(f"### {role}:\n{text}\n" for role, text in heads)
+    return sha256(written.encode("utf-8", "surrogatepass")).digest()
 
 
 class Catalogue:
@@ -36,6 +57,12 @@ class Catalogue:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the arrays."""
+        arrays = (self._prefixes, self._lengths, self._keys, self._by_length, self._by_hash)
+        return sum(map(sys.getsizeof, arrays))
 
     def recorded(self, digest: bytes, least: int, most: int, rng: Random) -> int | None:
         """Key of a random row with this hash, or None without any.

@@ -14,10 +14,16 @@ from typing import Any, BinaryIO
 from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
-from app.dataset.build import Counts, Recorder, all_or_none, write_sqlite, written_as_json
-from app.dataset.card import card
+from app.dataset.build import (
+    Counts,
+    Recorder,
+    all_or_none,
+    card,
+    conversations,
+    write_sqlite,
+    written_as_json,
+)
 from app.dataset.errors import DatasetError
-from app.dataset.sharegpt import conversations
 from app.tokenization import Tokenizer, TokenizerError
 from config import ConfigError, Settings
 from config.flags import Parser, whole_number

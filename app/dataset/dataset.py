@@ -9,8 +9,8 @@ from random import Random
 
 from msgspec import Struct
 
+from app.dataset.catalogue import Turn, ids_hash, text_hash
 from app.dataset.errors import DatasetError
-from app.dataset.hashes import Turn, ids_hash, text_hash
 from app.dataset.rows import FileRows, MemoryRows, Rows
 from app.dataset.tokens import completed, decode
 from app.tokenization import Tokenizer
@@ -44,6 +44,11 @@ class Dataset:
 
     def __bool__(self) -> bool:
         return True
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that is held: the catalogue, and the copy of the file if there is one."""
+        return self._rows.size_bytes
 
     def reply(
         self, prompt_ids: Sequence[int], turns: Sequence[Turn], least: int, most: int, rng: Random

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import urllib3
 from filelock import FileLock
+from tqdm import tqdm
 from urllib3.exceptions import HTTPError, LocationParseError
 from urllib3.util import Retry, Timeout, parse_url
 
 from app.dataset.errors import DatasetError
-from app.dataset.progress import Progress, shown
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT = Timeout(connect=10, read=60)
@@ -22,6 +26,16 @@ REDIRECTS = Retry(connect=0, read=0, other=0, status=0, redirect=5)
 OK, PARTIAL, UNSATISFIABLE = 200, 206, 416
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed: what has come so far is kept."""
+EVERY_S = 5.0
+EVERY_SHARE = 0.1
+MEGABYTE = 1_000_000
+
+Advance = Callable[[int], object]
+"""Takes the number of bytes that have come."""
+Progress = Callable[[int, int | None], AbstractContextManager[Advance]]
+"""Begins with the bytes that were there already, and the size in the end if it is known."""
+
+logger = logging.getLogger(__name__)
 
 
 def download(url: str, path: Path, sha256: str | None = None, progress: Progress | None = None) -> None:
@@ -155,10 +169,10 @@ class Download:
         self._validator.unlink(missing_ok=True)
 
     def _failed(self, why: str) -> DatasetError:
-        return DatasetError(f"the dataset cannot be downloaded from {_shown(self._url)}: {why}")
+        return DatasetError(f"the dataset cannot be downloaded from {_public(self._url)}: {why}")
 
 
-def _shown(url: str) -> str:
+def _public(url: str) -> str:
     """An address without user, password and signature, which are nobody's business."""
     try:
         return parse_url(url)._replace(auth=None, query=None).url
@@ -177,3 +191,47 @@ def _flush(folder: Path) -> None:
 
 def _reason(error: HTTPError) -> str:
     return str(getattr(error, "reason", None) or error)
+
+
+def shown(name: str) -> Progress:
+    """A bar where somebody looks at a terminal, else a line in the log now and then."""
+    if sys.stderr.isatty():
+        return lambda have, total: bar(name, have, total)
+    return lambda have, total: lines(name, have, total, time.monotonic)
+
+
+@contextmanager
+def bar(name: str, have: int, total: int | None) -> Iterator[Advance]:
+    """A bar on stderr."""
+    with tqdm(
+        desc=name, initial=have, total=total, unit="B", unit_scale=True, dynamic_ncols=True
+    ) as progress:
+        yield progress.update
+
+
+@contextmanager
+def lines(name: str, have: int, total: int | None, now: Callable[[], float]) -> Iterator[Advance]:
+    """A line in the log every `EVERY_S` seconds of `now` or `EVERY_SHARE` of the file."""
+    begun_s = told_s = now()
+    done = told = have
+
+    def advance(count: int) -> None:
+        nonlocal done, told, told_s
+        done += count
+        now_s = now()
+        if now_s - told_s >= EVERY_S or (total and done - told >= EVERY_SHARE * total):
+            logger.info("%s", line(name, done, total, (done - have) / max(now_s - begun_s, 1e-9)))
+            told, told_s = done, now_s
+
+    yield advance
+
+
+def line(name: str, done: int, total: int | None, per_s: float) -> str:
+    """What a line says; `per_s` in bytes."""
+    speed = f"{per_s / MEGABYTE:.1f} MB/s"
+    if not total:
+        return f"download of {name}: {done / MEGABYTE:.1f} MB, {speed}"
+    left_s = (total - done) / max(per_s, 1e-9)
+    return (
+        f"download of {name}: {done / total:.0%} of {total / MEGABYTE:.1f} MB, {speed}, {left_s:.0f} s left"
+    )

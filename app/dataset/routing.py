@@ -31,6 +31,11 @@ class Datasets:
         """The model's own, else the one for all models, else None."""
         return self._by_model.get(model) or self._by_model.get(ALL_MODELS)
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory that is held: as much as the files make necessary, which nothing adds to later."""
+        return sum(dataset.size_bytes for dataset in self._by_model.values())
+
     def close(self) -> None:
         """Close the files."""
         for dataset in self._by_model.values():

@@ -1,4 +1,4 @@
-"""Rows of a dataset, read by key: from a file, or from a copy of it in memory."""
+"""The table of recorded replies (simulator.md 5.10): rows read by key, from a file or a copy in memory."""
 
 from __future__ import annotations
 
@@ -10,23 +10,89 @@ from pathlib import Path
 from typing import Protocol
 
 from gevent import monkey
-from sqlalchemy import Connection, NullPool, Select, StaticPool, bindparam, create_engine, select
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Index,
+    Integer,
+    MetaData,
+    NullPool,
+    Select,
+    StaticPool,
+    Table,
+    bindparam,
+    column,
+    create_engine,
+    func,
+    literal_column,
+    select,
+)
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import UserDefinedType
 
 from app.clock.offload import call_off_hub
 from app.dataset.catalogue import Catalogue
 from app.dataset.errors import DatasetError
-from app.dataset.schema import checked_key, replies_table
 
 BUSY_S = 0.25
 """How long to wait for another process that writes to the file."""
 ROWS_PER_READ = 10_000
+COLUMNS = {"id": "INTEGER", "prompt_hash": "BLOB", "gen_tokens": "JSON", "n_gen_tokens": "INTEGER"}
+"""Column to the type that it must be declared with."""
+
+
+class Declared(UserDefinedType[object]):
+    """A column type that is only declared: values come and go as SQLite has them."""
+
+    cache_ok = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_col_spec(self, **kwargs: object) -> str:
+        """The declared type."""
+        return self.name
+
+
+def replies_table(name: str) -> Table:
+    """The table called `name`; its index lets a start read hashes and lengths without the replies."""
+    others = [
+        Column(title, Declared(declared), nullable=False)
+        for title, declared in COLUMNS.items()
+        if title != "id"
+    ]
+    index = Index(f"{name}_prompt_hash", "prompt_hash", "n_gen_tokens")
+    return Table(name, MetaData(), Column("id", Integer, primary_key=True), *others, index)
+
+
+def checked_key(connection: Connection, table: Table) -> ColumnElement[int]:
+    """What identifies a row: its id if that is the primary key, else SQLite's own row number.
+
+    DatasetError when the table, or a column, is missing or declared with another type.
+    """
+    info = func.pragma_table_info(table.name).table_valued(column("name"), column("type"), column("pk"))
+    found = {row.name.lower(): row for row in connection.execute(select(info))}
+    if not found:
+        raise DatasetError(f"it has no table {table.name}")
+    for name, declared in COLUMNS.items():
+        if name not in found:
+            raise DatasetError(f"table {table.name} has no column {name}")
+        if (told := found[name].type).upper() != declared:
+            raise DatasetError(
+                f"column {name} of table {table.name} is declared as {told or 'nothing'}, not {declared}"
+            )
+    return table.c.id if found["id"].pk else literal_column("rowid", Integer)
 
 
 class Rows(Protocol):
     """The replies of a dataset."""
 
     catalogue: Catalogue
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that is held."""
 
     def read(self, key: int) -> object:
         """The value of `gen_tokens` in the row `key`. DatasetError when it cannot be had."""
@@ -47,6 +113,11 @@ class FileRows:
         self._idle: deque[Connection] = deque()
         with _reported(), self._engine.connect() as connection:
             self.catalogue, self._reply = _prepared(connection, table_name)
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Rows.size_bytes`."""
+        return self.catalogue.size_bytes
 
     def read(self, key: int) -> object:
         """See `Rows.read`. Other greenlets run meanwhile."""
@@ -85,9 +156,15 @@ class MemoryRows:
             self._connection = engine.connect()
             try:
                 self.catalogue, self._reply = _prepared(self._connection, table_name)
+                self._copy_bytes = _pages_bytes(self._connection)
             except BaseException:
                 self.close()
                 raise
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Rows.size_bytes`."""
+        return self.catalogue.size_bytes + self._copy_bytes
 
     def read(self, key: int) -> object:
         """See `Rows.read`."""
@@ -120,6 +197,14 @@ def _value(connection: Connection, reply: Reply, key: int) -> object:
     if row is None:
         raise DatasetError("a row has gone")
     return row[0]
+
+
+def _pages_bytes(connection: Connection) -> int:
+    """What SQLite holds of the file."""
+    pages, size = (
+        connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("page_count", "page_size")
+    )
+    return int(pages) * int(size)
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import msgspec
 
@@ -41,31 +41,32 @@ def decode(raw: object) -> Tokens:
         value = msgspec.json.decode(raw) if isinstance(raw, str | bytes) else None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         value = None
-    lists = (
-        {key.lower(): part for key, part in value.items()} if isinstance(value, dict) else {"tokens": value}
-    )
-    if isinstance(value, list) and all(type(each) is str for each in value):
-        lists = {"strings": value}
-    tokens = Tokens(_first(lists, IDS), _first(lists, STRINGS))
-    if not len(tokens) or not _are_ids(tokens.ids) or not all(type(each) is str for each in tokens.strings):
+    lists = _lists(value)
+    ids, strings = _first(lists, IDS), _first(lists, STRINGS)
+    if not (ids or strings) or not _are_ids(ids) or not _are_strings(strings):
         raise DatasetError("a value of gen_tokens holds no token ids and no strings")
-    return tokens
+    return Tokens(ids, strings)
 
 
-def _lists(value: Any) -> dict[str, Any]:
+def _lists(value: object) -> dict[str, object]:
     if isinstance(value, dict):
         return {key.lower(): part for key, part in value.items()}
-    if isinstance(value, list) and all(type(each) is str for each in value):
+    if isinstance(value, list) and _are_strings(value):
         return {"strings": value}
     return {"tokens": value}
 
 
-def _first(lists: dict[str, Any], keys: Sequence[str]) -> list[Any]:
-    return next((lists[key] for key in keys if isinstance(lists.get(key), list)), [])
+def _first(lists: Mapping[str, object], keys: Sequence[str]) -> list[object]:
+    found = (lists.get(key) for key in keys)
+    return next((part for part in found if isinstance(part, list)), [])
 
 
-def _are_ids(ids: Sequence[Any]) -> bool:
-    return all(type(each) is int and 0 <= each < ID_LIMIT for each in ids)
+def _are_ids(values: list[object]) -> TypeGuard[list[int]]:
+    return all(type(each) is int and 0 <= each < ID_LIMIT for each in values)
+
+
+def _are_strings(values: list[object]) -> TypeGuard[list[str]]:
+    return all(type(each) is str for each in values)
 
 
 def encode(tokens: Tokens) -> str:

@@ -20,23 +20,23 @@ class FaultInjector:
     """Decides by its plan what goes wrong with a request. `now` gives monotonic seconds."""
 
     def __init__(self, rng: Random, now: Callable[[], float]) -> None:
-        self._plan = FaultPlan(rng, now)
+        self.plan = FaultPlan(rng, now)
         self.active = False
         """True as soon as something went wrong on purpose."""
 
     def on_settings(self, settings: Settings) -> None:
         """Work by `settings` from now on."""
-        self._plan.on_settings(settings)
+        self.plan.on_settings(settings)
 
     @property
     def is_quiet(self) -> bool:
         """True when nothing goes wrong but what a request itself asks for; changes with the settings only."""
-        return self._plan.is_quiet
+        return self.plan.is_quiet
 
     def spares(self, context: RequestContext) -> bool:
         """True when nothing can go wrong with the request: no rule is set, and it asks for no failure."""
         headers = context.headers
-        return self._plan.is_quiet and not ("x-fault" in headers or "x-return-error" in headers)
+        return self.plan.is_quiet and not ("x-fault" in headers or "x-return-error" in headers)
 
     def inject(self, context: RequestContext, model: str | None) -> None:
         """Decide about a request for generation that has been decoded, and keep its `Fault` in the context.
@@ -53,7 +53,7 @@ class FaultInjector:
             partial(client_name, context),
             (context.content_length or 0) / BYTES_PER_TOKEN,
         )
-        fault = self._plan.fault_for(facts)
+        fault = self.plan.fault_for(facts)
         if fault is None:
             return
         context.keep(fault)
@@ -65,7 +65,7 @@ class FaultInjector:
     def restart(self) -> None:
         """Rules count from their first request again."""
         self.active = False
-        self._plan.restart()
+        self.plan.restart()
 
 
 def fault_of(context: RequestContext) -> Fault | None:

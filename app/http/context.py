@@ -8,6 +8,7 @@ middleware, route, errors. What a room wants to remember about a request it keep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import parse_qs
@@ -135,3 +136,7 @@ class RequestContext:
     def query(self) -> dict[str, str]:
         """The query as a dictionary of first values."""
         return {name: values[0] for name, values in self._query.items()}
+
+
+current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
+"""The request that is served here and now; every greenlet has a context of its own."""

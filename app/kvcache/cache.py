@@ -6,13 +6,14 @@ once if they were computed more than once, and the last token of a prompt is alw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from app.kvcache.block_pool import Block, BlockPool
 from app.kvcache.events import EventLog, KVEvent
 from app.kvcache.hashing import BlockHasher
+from app.kvcache.memo import Bounded
 from app.kvcache.prompt import Adapter, ExtraKeys, Placeholder, Prompt
 from app.kvcache.residency import BlockObserver
 
@@ -58,6 +59,11 @@ class KVCache:
         self._events = EventLog(events, int_hashes, self.block_size)
         self._pool = BlockPool(num_blocks, self._events.removed, observer)
         self._running: dict[str, Allocation] = {}
+
+    @property
+    def caches(self) -> Mapping[str, Bounded]:
+        """What is remembered, by name."""
+        return {"KV cache blocks": self._pool, "block hashes": self._hasher.chain.memo}
 
     def __len__(self) -> int:
         """Sequences that have blocks."""

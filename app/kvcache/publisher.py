@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import gevent
@@ -17,6 +17,7 @@ from msgspec import Struct
 from app.clock.pause import pause
 from app.kvcache.endpoints import PubSocket, of_rank
 from app.kvcache.events import EventBatch, KVEvent, event_bytes
+from app.kvcache.memo import Bounded
 from app.kvcache.replay_buffer import ReplayBuffer, ReplayLayout
 from app.kvcache.wire import DEFAULT_LAYOUT, LayoutName, encoder
 
@@ -170,6 +171,11 @@ class Publisher:
     def listen(self, listener: Listener) -> None:
         """Hand every batch to `listener` too, from the publisher's greenlet."""
         self._listeners.append(listener)
+
+    @property
+    def caches(self) -> Mapping[str, Bounded]:
+        """What is kept, by name."""
+        return {"KV events to publish": self.queue, "KV events to replay": self.replay}
 
     def start(self) -> None:
         """Open the sockets, so that subscribers and requests for replays find them."""

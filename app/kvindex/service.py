@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Literal, TypeAlias
@@ -14,6 +14,7 @@ import zmq
 from msgspec import Struct
 
 from app.clock.pause import PAUSE_S
+from app.kvcache.memo import Bounded
 from app.kvcache.prompt import Placeholder
 from app.kvindex.backend import Backend, BackendUnavailable, Size
 from app.kvindex.event_pool import Pool, PoolSettings, Position, Shard
@@ -122,6 +123,16 @@ class KvIndex:
     def block_size(self) -> int:
         """Tokens of a block of the index."""
         return self._settings.index.block_size
+
+    @property
+    def caches(self) -> Mapping[str, Bounded]:
+        """What is kept in memory, by name; that of a database is not ours."""
+        kept: dict[str, Bounded] = {}
+        if isinstance(self.index.backend, MemoryBackend):
+            kept["index blocks"] = self.index.backend
+        if self._pool is not None and self._subscriber is not None:
+            kept |= {"index messages": self._pool, "index topics": self._subscriber}
+        return kept
 
     def start(self) -> None:
         """Listen, in the process that calls this. ZMQError when the address is taken or none."""

@@ -94,6 +94,11 @@ class Recorder:
         self._computed = one(Counter, by_source, source="local_compute")
         self._local_hit = one(Counter, by_source, source="local_cache_hit")
 
+    @property
+    def adapter_series(self) -> LoraRequests | None:
+        """The series of adapters, if there are any."""
+        return self._loras
+
     def waiting(self, delta: int, adapter: str | None = None) -> None:
         """So many sequences, which need `adapter`, entered (or, negative, left) the waiting list."""
         self._waiting.value += delta

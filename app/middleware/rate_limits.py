@@ -39,6 +39,8 @@ LIMITED = frozenset(
 )
 """Paths whose POST requests count."""
 MOST_CALLERS = 10_000
+CALLER_BYTES = 1000
+"""Memory of a caller's hash and buckets, measured."""
 """Of so many callers the use is remembered; of the one who was away longest it is forgotten first."""
 MINUTE_S = 60.0
 ROUNDING_TOKENS = 1e-6
@@ -80,6 +82,16 @@ class RateLimits(Middleware):
         self._limits: tuple[int | None, int | None] = (None, None)
         self._usage: LRUCache[bytes, Usage] = LRUCache(MOST_CALLERS)
         self.active = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of what is remembered."""
+        return len(self._usage) * CALLER_BYTES
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory that it may take."""
+        return MOST_CALLERS * CALLER_BYTES
 
     def __len__(self) -> int:
         """Callers whose use is remembered."""

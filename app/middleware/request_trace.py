@@ -49,16 +49,25 @@ class RequestTrace:
         self._tokens = {names.PROMPT_TOKENS: 0, names.CACHED_TOKENS: 0, names.COMPLETION_TOKENS: 0}
         self._latency: dict[str, float] = {}
         self._reasons: list[str] = []
+        self._open = 0
+        """Sequences that are not over."""
+        self._answered_s: float | None = None
 
     def watch(self, generation: EngineRequest) -> Watch:
         """What a sequence of this request is to tell its outcome to."""
         if generation.index == 0:
             self.span.update_name(NAME)
             self.span.set_attributes(_asked(generation))
+        self._open += 1
         return partial(self._ended, generation)
 
     def end(self, now_s: float) -> None:
-        """The answer has been sent, or nobody waits for it any more."""
+        """The answer has been sent, or nobody waits for it any more; its last sequences may end after it."""
+        self._answered_s = now_s
+        if not self._open:
+            self._end_span(now_s)
+
+    def _end_span(self, now_s: float) -> None:
         if self._reasons:
             self.span.set_attributes(
                 {**self._tokens, **self._latency, names.FINISH_REASONS: tuple(self._reasons)}
@@ -84,6 +93,9 @@ class RequestTrace:
             if outcome.reason in BROKEN and phase == list(passed)[-1]:
                 span.set_status(Status(StatusCode.ERROR, outcome.reason))
             span.end(self._ns(end_s))
+        self._open -= 1
+        if not self._open and self._answered_s is not None:
+            self._end_span(self._answered_s)
 
     def _ns(self, moment_s: float) -> int:
         return self._unix_ns + int(moment_s * NANOSECONDS)

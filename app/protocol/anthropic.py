@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from app.http.errors import malformed
-from app.protocol.coercion import Misfit
+from app.protocol.coercion import JsonObject, Misfit
+from app.protocol.decoding import Request
 from app.protocol.options import MAX_STOP_STRINGS, CacheSalt, ExtraArg, Int64
-from app.protocol.request import Request
 
 MIN_THINKING_TOKENS = 1024
 
@@ -24,13 +24,13 @@ class Block(Struct, kw_only=True):
         "text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking"
     ]
     text: str | None = None
-    source: dict[str, Any] | None = None
+    source: JsonObject | None = None
     """Of an image: its URL, or its bytes in base64."""
     id: str | None = None
     tool_use_id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
-    content: str | list[dict[str, Any]] | None = None
+    input: JsonObject | None = None
+    content: str | list[JsonObject] | None = None
     """Of a tool result."""
     is_error: bool | None = None
     tool_name: str | None = None
@@ -51,7 +51,7 @@ class ToolParam(Struct, kw_only=True):
 
     name: str
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     strict: bool | None = None
     defer_loading: bool | None = None
 
@@ -74,7 +74,7 @@ class ToolChoiceParam(Struct, kw_only=True):
 class OutputFormat(Struct, kw_only=True):
     """JSON of a schema; ``schema`` on the wire is `json_schema` here."""
 
-    json_schema: dict[str, Any] | None = msgspec.field(default=None, name="schema")
+    json_schema: JsonObject | None = msgspec.field(default=None, name="schema")
     type: Literal["json_schema"] = "json_schema"
 
 
@@ -106,7 +106,7 @@ class MessagesRequest(Request, kw_only=True):
     model: Name
     messages: list[MessageParam]
     max_tokens: Annotated[int, Meta(ge=1)]
-    metadata: dict[str, Any] | None = None
+    metadata: JsonObject | None = None
     output_config: OutputConfig | None = None
     thinking: Thinking | None = None
     stop_sequences: Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
@@ -118,10 +118,10 @@ class MessagesRequest(Request, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     cache_salt: CacheSalt | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
     vllm_xargs: dict[str, ExtraArg] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     priority: Int64 = 0
     """Not vLLM's; what the other generating endpoints have."""
 
@@ -144,4 +144,4 @@ class CountTokensRequest(Request, kw_only=True):
     system: str | list[Block] | None = None
     tool_choice: ToolChoiceParam | None = None
     tools: list[ToolParam] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None

@@ -16,8 +16,15 @@ from app.protocol.anthropic import (
 )
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.messages import Message
-from app.protocol.options import JsonSchema, ResponseFormat
-from app.protocol.tools import FunctionDefinition, NamedFunction, NamedToolChoice, Tool, ToolChoice
+from app.protocol.options import (
+    FunctionDefinition,
+    JsonSchema,
+    NamedFunction,
+    NamedToolChoice,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+)
 
 BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a system text that differs from request to request and would spoil the prefix cache."""
@@ -35,7 +42,7 @@ def chat_request(asked: MessagesRequest | CountTokensRequest) -> ChatCompletionR
         _take_sampling(chat, asked)
         _take_thinking(chat, asked)
         _take_transfer(chat, asked)
-    chat.check_rules(chat)
+    chat.check_rules()
     return chat
 
 

@@ -1,15 +1,17 @@
-"""The body of ``POST /v1/chat/completions`` (vllm-api.md 3.1)."""
+"""The bodies of ``POST /v1/chat/completions`` and of its batch (vllm-api.md 3.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
+from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import Misfit
-from app.protocol.messages import Message, check_tool_calls, convert_messages, is_plain, normalize_messages
+from app.protocol.coercion import JsonObject, Misfit, slices
+from app.protocol.decoding import RawRequest, Request
+from app.protocol.messages import Message, are_plain, check_tool_calls, convert_messages, normalize_messages
 from app.protocol.options import (
     CacheSalt,
     ExtraArg,
@@ -21,12 +23,14 @@ from app.protocol.options import (
     StopStrings,
     StreamOptions,
     StructuredOutputs,
+    Tool,
+    ToolChoice,
     Truncation,
 )
-from app.protocol.request import Request
-from app.protocol.tools import Tool, ToolChoice
 from app.protocol.validation import rules
 from app.protocol.validation.rules import part
+
+Conversations = list[list[Message]]
 
 
 class ChatCompletionRequest(Request, kw_only=True):
@@ -86,9 +90,9 @@ class ChatCompletionRequest(Request, kw_only=True):
     add_special_tokens: bool = False
     documents: list[dict[str, str]] | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    media_io_kwargs: dict[str, dict[str, Any]] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    media_io_kwargs: dict[str, JsonObject] | None = None
+    mm_processor_kwargs: JsonObject | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: Int64 = 0
     request_id: str = ""
@@ -104,14 +108,14 @@ class ChatCompletionRequest(Request, kw_only=True):
     cache_salt: CacheSalt | None = None
     cache_hit_threshold: Share | None = None
     """Not vLLM's: with a smaller share of the prompt cached the reply is empty."""
-    kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
     vllm_xargs: dict[str, ExtraArg] | None = None
     repetition_detection: RepetitionDetection | None = None
     stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
-    lax: ClassVar[Mapping[str, Any]] = {"messages": convert_messages, "tool_choice": ToolChoice}
-    absent: ClassVar[Mapping[str, Any]] = {"messages": [], "tool_choice": "none"}
+    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages, "tool_choice": ToolChoice}
+    absent: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
 
     def __post_init__(self) -> None:
         if self.tool_choice is UNSET:
@@ -122,34 +126,34 @@ class ChatCompletionRequest(Request, kw_only=True):
             self.thinking_token_budget = None
 
     def check(self) -> None:
-        if not all(map(is_plain, self.messages)):
-            normalize_messages(self.messages)
-            convert_messages(self.messages)
-            self.check_converted()
+        within = slices()
+        if not are_plain(self.messages, within):
+            normalize_messages(self.messages, within)
+            convert_messages(self.messages, within)
+            check_tool_calls(self.messages, within)
         if self.continue_final_message:
             raise Misfit("add_generation_prompt to be absent or false")
-        self.check_rules(self)
+        self.check_rules()
+
+    def check_rules(self: ChatCompletionRequest | RawRequest) -> None:
+        if not isinstance(self.messages, list | dict | str):
+            raise bad_request("messages must be a list")
+        within = slices()
+        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
+        _check_tools(self.tools, self.tool_choice, within)
+        _check_structured_outputs(self.structured_outputs, self.tool_choice)
+        _check_logprobs(self)
+        rules.check_stream_options(self.stream_options, self.stream)
+        rules.check_response_format(self.response_format)
+        normalize_messages(self.messages, within)
+        rules.check_cache_salt(self.cache_salt)
+        rules.check_thinking_budget(self.thinking_token_budget)
 
     def check_converted(self) -> None:
-        check_tool_calls(self.messages)
-
-    @staticmethod
-    def check_rules(request: Any) -> None:
-        if not isinstance(request.messages, list | dict | str):
-            raise bad_request("messages must be a list")
-        rules.check_continuation(request)
-        _check_tools(request)
-        _check_structured_outputs(request)
-        _check_logprobs(request)
-        rules.check_stream_options(request)
-        rules.check_response_format(request.response_format)
-        normalize_messages(request.messages)
-        rules.check_cache_salt(request.cache_salt)
-        rules.check_thinking_budget(request.thinking_token_budget)
+        check_tool_calls(self.messages, slices())
 
 
-def _check_tools(request: Any) -> None:
-    tools, choice = request.tools, request.tool_choice
+def _check_tools(tools: object, choice: object, within: Slices) -> None:
     if tools == []:
         raise bad_request("tools must not be empty: leave it out or name a tool", "tools")
     if choice is None or choice == "none":
@@ -161,59 +165,115 @@ def _check_tools(request: Any) -> None:
     if isinstance(choice, str | int | float | list):
         raise bad_request("tool_choice is none, auto, required or an object that names a tool", "tool_choice")
     if part(choice, "type") == "allowed_tools":
-        _check_allowed_tools(part(choice, "allowed_tools"), tools)
+        _check_allowed_tools(part(choice, "allowed_tools"), tools, within)
     else:
-        _check_named_tool(part(choice, "function"), tools)
+        _check_named_tool(part(choice, "function"), tools, within)
 
 
-def _check_allowed_tools(allowed: Any, tools: Any) -> None:
+def _check_allowed_tools(allowed: object, tools: object, within: Slices) -> None:
     listed = part(allowed, "tools")
     if not isinstance(listed, list) or not listed:
         raise bad_request("tool_choice.allowed_tools needs tools", "tool_choice.allowed_tools")
-    names = [part(_function_of(tool), "name") for tool in tools] if isinstance(tools, list) else []
-    if any(part(_function_of(tool), "name") not in names for tool in listed):
+    if not set(_names(listed, within)) <= set(_names(tools, within)):
         raise bad_request("tool_choice allows a tool that is not among tools", "tool_choice")
 
 
-def _check_named_tool(function: Any, tools: Any) -> None:
+def _check_named_tool(function: object, tools: object, within: Slices) -> None:
     if function is None or isinstance(function, str | int | float | list):
         raise bad_request("tool_choice needs a function object", "tool_choice.function")
     name = part(function, "name")
     if not isinstance(name, str) or not name:
         raise bad_request("tool_choice.function needs a name", "tool_choice.function.name")
-    if not isinstance(tools, list) or any(
-        isinstance(_function_of(tool), str | int | float) for tool in tools
-    ):
+    functions = list(_functions(tools, within))
+    if not isinstance(tools, list) or any(isinstance(function, str | int | float) for function in functions):
         raise bad_request("tools must be a list of objects")
-    if name not in [part(_function_of(tool), "name") for tool in tools]:
+    if name not in _names(tools, within):
         raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
 
 
-def _function_of(tool: Any) -> Any:
-    return part(tool, "function") if isinstance(tool, dict | Tool) else 0
+def _names(tools: object, within: Slices) -> Iterator[str | None]:
+    """The name of each tool; None for what the schema will not take as one."""
+    for function in _functions(tools, within):
+        name = part(function, "name")
+        yield name if isinstance(name, str) else None
 
 
-def _check_structured_outputs(request: Any) -> None:
-    wanted = request.structured_outputs
+def _functions(tools: object, within: Slices) -> Iterator[object]:
+    for tool in tools if isinstance(tools, list) else ():
+        within.spend()
+        yield part(tool, "function") if isinstance(tool, dict | Tool) else 0
+
+
+def _check_structured_outputs(wanted: object, tool_choice: object) -> None:
     if wanted is None:
         return
     given = rules.count_constraints(wanted, None)
-    if given and request.tool_choice not in ("none", "auto", "required"):
+    if given and tool_choice not in ("none", "auto", "required"):
         raise bad_request("structured_outputs and a named tool exclude each other")
     rules.check_structural_tag(wanted)
 
 
-def _check_logprobs(request: Any) -> None:
+def _check_logprobs(request: ChatCompletionRequest | RawRequest) -> None:
     if request.logprob_token_ids and request.use_beam_search:
         raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
     if request.logprob_token_ids and not request.logprobs:
         raise bad_request("logprob_token_ids need logprobs=true", "logprob_token_ids")
-    rules.check_whole_numbers(request, "prompt_logprobs", "top_logprobs")
-    rules.check_prompt_logprobs(request)
     top = request.top_logprobs
+    rules.check_number("prompt_logprobs", request.prompt_logprobs)
+    rules.check_number("top_logprobs", top)
+    rules.check_prompt_logprobs(request.prompt_logprobs, request.stream)
     if top is None:
         return
     if top < 0 and top != -1:
         raise bad_request("top_logprobs must be 0 or more, or -1", "top_logprobs")
     if (top == -1 or top > 0) and not request.logprobs:
         raise bad_request("top_logprobs need logprobs=true", "top_logprobs")
+
+
+def convert_conversations(value: object, within: Slices) -> Conversations:
+    """The conversations in `value`, which have been normalized; raises `Misfit`."""
+    if not isinstance(value, list) or not value:
+        raise Misfit("a list of conversations")
+    for index, conversation in enumerate(value):
+        try:
+            convert_messages(conversation, within)
+        except Misfit as misfit:
+            raise misfit.under(index) from None
+    return value
+
+
+class BatchChatRequest(ChatCompletionRequest, kw_only=True):
+    """The body of ``POST /v1/chat/completions/batch``: `messages` is a list of conversations.
+
+    Each is answered by one choice.
+    """
+
+    messages: Conversations  # type: ignore[assignment]
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations, "tool_choice": ToolChoice}
+
+    def check(self) -> None:
+        convert_conversations(self.messages, slices())
+        self.check_rules()
+        self.check_converted()
+
+    def check_rules(self: BatchChatRequest | RawRequest) -> None:
+        for name in ("stream", "tools", "use_beam_search"):
+            if getattr(self, name):
+                raise bad_request(f"A batch does not go with {name}.", name)
+        if self.n not in (None, 1):
+            raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
+        if not isinstance(self.messages, list) or not self.messages:
+            raise bad_request("messages must be a list of conversations", "messages")
+        within = slices()
+        for conversation in self.messages:
+            normalize_messages(conversation, within)
+        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
+        rules.check_response_format(self.response_format)
+        rules.check_cache_salt(self.cache_salt)
+        rules.check_thinking_budget(self.thinking_token_budget)
+
+    def check_converted(self) -> None:
+        within = slices()
+        for conversation in self.messages:
+            check_tool_calls(conversation, within)

@@ -10,15 +10,26 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Meta, Struct, UnsetType
 
+from app.clock.pause import Slices
+
 T = TypeVar("T", bound=Struct)
-Convert = Callable[[Any], Any]
+V = TypeVar("V")
+Convert = Callable[[object, Slices], object]
+
+JsonObject = dict[str, object]
+"""A JSON object of a client, of which nothing else is known."""
+
+SLICE = 12_000
+"""Values, about 0.3 us each, that are looked at before others have their turn: about 4 ms."""
+_PART = 1_000
 
 _INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
 _MAX_DIGITS = 4300
@@ -26,6 +37,17 @@ _BOOLEANS = {
     **dict.fromkeys(("1", "on", "t", "true", "y", "yes"), True),
     **dict.fromkeys(("0", "off", "f", "false", "n", "no"), False),
 }
+_BRACKETS = frozenset("[]{}()")
+# Steps that read like the internals of the schema library never reach a client, not even when they are
+# the client's own keys: `{"logit_bias": {"int": "x"}}` is wrong at `body.logit_bias`.
+_INTERNAL = frozenset(
+    (
+        *("function-wrap", "function-after", "function-before", "function-plain", "json-or-python"),
+        *("lax-or-strict", "chain", "default", "nullable", "tagged-union", "union", "call", "arguments"),
+        *("is-instance", "is-subclass", "callable", "str", "int", "float", "bool", "bytes", "bytearray"),
+        *("list", "tuple", "dict", "set", "frozenset", "complex", "none", "nonetype"),
+    )
+)
 
 
 class Misfit(Exception):
@@ -41,24 +63,52 @@ class Misfit(Exception):
         return Misfit(self.expected, step, *self.path)
 
 
-def convert(kind: type[T], value: Any) -> T:
-    """Build `kind` from parsed JSON; unknown keys are dropped.
+def param_of(path: tuple[str | int, ...]) -> str:
+    """`path` below the body as ``param`` (vllm-api.md section 4): ``("stop", 0)`` is ``body.stop.0``."""
+    steps = [str(step) for step in path]
+    return ".".join(["body", *(step for step in steps if not _is_internal(step))])
+
+
+def _is_internal(step: str) -> bool:
+    return step.lower() in _INTERNAL or not _BRACKETS.isdisjoint(step)
+
+
+def slices() -> Slices:
+    """Counts values of a request that are looked at, and pauses after each `SLICE` of them."""
+    return Slices(SLICE)
+
+
+def every(fits: Callable[[V], bool], values: Sequence[V], within: Slices) -> bool:
+    """Whether all `values` do, however many there are."""
+    return all(all(map(fits, part)) for part in within.parts(values, _PART, _PART))
+
+
+def kinds_of(values: Sequence[object], within: Slices) -> set[type]:
+    """The types of `values`, however many there are."""
+    kinds: set[type] = set()
+    for part in within.parts(values, _PART, _PART // 20):
+        kinds.update(map(type, part))
+    return kinds
+
+
+def convert(kind: type[T], value: object, within: Slices | None = None) -> T:
+    """Build `kind` from parsed JSON; unknown keys are dropped. What is long is converted in slices.
 
     A class attribute ``lax`` of a struct maps field names to a wider annotation, or to a function, where
     msgspec's types cannot say what is accepted. Raises `Misfit`, and what a ``__post_init__`` raises.
     """
-    built = _converter(kind)(value)
+    built = _converter(kind)(value, within or slices())
     assert isinstance(built, kind)
     return built
 
 
-def _string(value: Any) -> str:
+def _string(value: object, _: Slices) -> str:
     if isinstance(value, str):
         return value
     raise Misfit("a string")
 
 
-def _integer(value: Any) -> int:
+def _integer(value: object, _: Slices) -> int:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
@@ -68,18 +118,18 @@ def _integer(value: Any) -> int:
     raise Misfit("an integer")
 
 
-def _number(value: Any) -> float:
+def _number(value: object, _: Slices) -> float:
     if isinstance(value, int | float | str):
         try:
             return float(value)
         except OverflowError:
-            return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+            return math.inf if isinstance(value, int) and value > 0 else -math.inf
         except ValueError:
             pass
     raise Misfit("a number")
 
 
-def _boolean(value: Any) -> bool:
+def _boolean(value: object, _: Slices) -> bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float) and value in (0, 1):
@@ -89,23 +139,28 @@ def _boolean(value: Any) -> bool:
     raise Misfit("a boolean")
 
 
-def _nothing(value: Any) -> None:
+def _nothing(value: object, _: Slices) -> None:
     if value is not None:
         raise Misfit("null")
 
 
-_SCALARS: dict[Any, Convert] = {
+def as_it_is(value: object, _: Slices) -> object:
+    """The conversion of a field that takes anything, or whose form depends on others."""
+    return value
+
+
+_SCALARS: Mapping[object, Convert] = {
     str: _string,
     int: _integer,
     float: _number,
     bool: _boolean,
-    type(None): _nothing,
-    Any: lambda value: value,
+    NoneType: _nothing,
+    object: as_it_is,
 }
 
 
 @cache
-def _converter(annotation: Any) -> Convert:
+def _converter(annotation: object) -> Convert:
     origin = get_origin(annotation)
     if annotation in _SCALARS:
         return _SCALARS[annotation]
@@ -124,28 +179,34 @@ def _converter(annotation: Any) -> Convert:
     raise TypeError(f"no lax conversion for {annotation!r}")
 
 
-def _bounded(inner: Any, *constraints: Any) -> Convert:
+def _bounded(inner: object, *constraints: object) -> Convert:
     convert_inner = _converter(inner)
     metas = [constraint for constraint in constraints if isinstance(constraint, Meta)]
 
-    def bounded(value: Any) -> Any:
-        result = convert_inner(value)
+    def bounded(value: object, within: Slices) -> object:
+        result = convert_inner(value, within)
         for meta in metas:
-            if meta.ge is not None and result < meta.ge:
-                raise Misfit(f"at least {meta.ge}")
-            if meta.le is not None and result > meta.le:
-                raise Misfit(f"at most {meta.le}")
-            if meta.min_length is not None and len(result) < meta.min_length:
-                raise Misfit(f"a length of at least {meta.min_length}")
-            if meta.max_length is not None and len(result) > meta.max_length:
-                raise Misfit(f"a length of at most {meta.max_length}")
+            _check_bounds(result, meta)
         return result
 
     return bounded
 
 
-def _literal(words: tuple[Any, ...]) -> Convert:
-    def literal(value: Any) -> Any:
+def _check_bounds(value: object, meta: Meta) -> None:
+    if isinstance(value, int | float):
+        if meta.ge is not None and value < meta.ge:
+            raise Misfit(f"at least {meta.ge}")
+        if meta.le is not None and value > meta.le:
+            raise Misfit(f"at most {meta.le}")
+    elif isinstance(value, str | list):
+        if meta.min_length is not None and len(value) < meta.min_length:
+            raise Misfit(f"a length of at least {meta.min_length}")
+        if meta.max_length is not None and len(value) > meta.max_length:
+            raise Misfit(f"a length of at most {meta.max_length}")
+
+
+def _literal(words: tuple[object, ...]) -> Convert:
+    def literal(value: object, _: Slices) -> object:
         if isinstance(value, str) and value in words:
             return value
         raise Misfit("one of " + ", ".join(repr(word) for word in words))
@@ -154,13 +215,14 @@ def _literal(words: tuple[Any, ...]) -> Convert:
 
 
 def _list(item: Convert) -> Convert:
-    def convert_list(value: Any) -> list[Any]:
+    def convert_list(value: object, within: Slices) -> list[object]:
         if not isinstance(value, list):
             raise Misfit("a list")
-        result: list[Any] = []
+        result: list[object] = []
         try:
             for element in value:
-                result.append(item(element))
+                result.append(item(element, within))
+                within.spend()
         except Misfit as misfit:
             raise misfit.under(len(result)) from None
         return result
@@ -169,36 +231,39 @@ def _list(item: Convert) -> Convert:
 
 
 def _mapping(item: Convert) -> Convert:
-    def convert_mapping(value: Any) -> dict[str, Any]:
+    def convert_mapping(value: object, within: Slices) -> JsonObject:
         if not isinstance(value, dict):
             raise Misfit("an object")
-        result: dict[str, Any] = {}
+        result: JsonObject = {}
         for key, element in value.items():
             try:
-                result[key] = item(element)
+                result[key] = item(element, within)
             except Misfit as misfit:
                 raise misfit.under(key) from None
+            within.spend()
         return result
 
     return convert_mapping
 
 
-def _union(members: tuple[Any, ...]) -> Convert:
+def _union(members: tuple[object, ...]) -> Convert:
     """The member whose type the value has already, else the first that takes it; else the first's misfit."""
-    nullable = type(None) in members
-    branches = [member for member in members if member not in (type(None), UnsetType)]
-    exact = {branch: _converter(branch) for branch in branches if branch in (str, int, float)}
+    nullable = NoneType in members
+    branches = [member for member in members if member not in (NoneType, UnsetType)]
+    exact: Mapping[object, Convert] = {
+        branch: _converter(branch) for branch in branches if branch in (str, int, float)
+    }
     converters = [_converter(branch) for branch in branches]
 
-    def union(value: Any) -> Any:
+    def union(value: object, within: Slices) -> object:
         if value is None and nullable:
             return None
         if (same := exact.get(type(value))) is not None:
-            return same(value)
+            return same(value, within)
         first: Misfit | None = None
         for converter in converters:
             try:
-                return converter(value)
+                return converter(value, within)
             except Misfit as misfit:
                 first = first or misfit
         assert first is not None
@@ -211,18 +276,18 @@ def _union(members: tuple[Any, ...]) -> Convert:
 
 
 def _struct(kind: type[Struct]) -> Convert:
-    wider: dict[str, Any] = getattr(kind, "lax", {})
-    fields = []
+    wider: dict[str, Hashable] = getattr(kind, "lax", {})
+    fields: list[tuple[str, str, bool, Convert]] = []
     for field in msgspec.structs.fields(kind):
         required = field.default is NODEFAULT and field.default_factory is NODEFAULT
         annotation = wider.get(field.name, field.type)
         converter = annotation if isinstance(annotation, types.FunctionType) else _converter(annotation)
         fields.append((field.name, field.encode_name, required, converter))
 
-    def convert_struct(value: Any) -> Struct:
+    def convert_struct(value: object, within: Slices) -> Struct:
         if not isinstance(value, dict):
             raise Misfit("an object")
-        arguments: dict[str, Any] = {}
+        arguments: JsonObject = {}
         first: Misfit | None = None
         for name, key, required, converter in fields:
             if key not in value:
@@ -230,9 +295,10 @@ def _struct(kind: type[Struct]) -> Convert:
                     first = first or Misfit("a value, it is missing", key)
                 continue
             try:
-                arguments[name] = converter(value[key])
+                arguments[name] = converter(value[key], within)
             except Misfit as misfit:
                 first = first or misfit.under(key)
+        within.spend(len(fields))
         try:
             if first is not None:
                 raise first

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Hashable, Mapping
+from typing import Annotated, ClassVar, Literal, cast
 
 from msgspec import Meta
 
 from app.http.errors import bad_request
-from app.protocol.coercion import Misfit
+from app.protocol.coercion import JsonObject, Misfit, kinds_of, slices
+from app.protocol.decoding import RawRequest, Request
 from app.protocol.options import (
     CacheSalt,
     ExtraArg,
@@ -22,7 +23,6 @@ from app.protocol.options import (
     StructuredOutputs,
     Truncation,
 )
-from app.protocol.request import Request
 from app.protocol.validation import rules
 
 DEFAULT_MAX_TOKENS = 16
@@ -92,14 +92,14 @@ class CompletionRequest(Request, kw_only=True):
     cache_salt: CacheSalt | None = None
     cache_hit_threshold: Share | None = None
     """Not vLLM's: with a smaller share of the prompt cached the reply is empty."""
-    kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
     vllm_xargs: dict[str, ExtraArg] | None = None
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: int | None = None
     stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
-    lax: ClassVar[Mapping[str, Any]] = {
+    lax: ClassVar[Mapping[str, Hashable]] = {
         "prompt": list[Natural] | list[list[Natural]] | str | list[str] | None,
     }
 
@@ -111,35 +111,36 @@ class CompletionRequest(Request, kw_only=True):
 
     def prompts(self) -> list[str] | list[TokenIds]:
         """The prompts one by one, whichever of the four forms they came in."""
-        prompt: Any = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if prompt and isinstance(prompt[0], int):
-            return [prompt]
-        return prompt or []
+        prompt = self.prompt
+        if isinstance(prompt, str) or prompt and isinstance(prompt[0], int):
+            return cast("list[str] | list[TokenIds]", [prompt])
+        return cast("list[str] | list[TokenIds]", prompt or [])
 
     def check(self) -> None:
-        if isinstance(self.prompt, list) and len(set(map(type, self.prompt))) > 1:
+        if isinstance(self.prompt, list) and len(kinds_of(self.prompt, slices())) > 1:
             raise Misfit("prompts of one kind", "prompt")
-        self.check_rules(self)
+        self.check_rules()
 
-    @staticmethod
-    def check_rules(request: Any) -> None:
-        _check_prompt_count(request)
-        _check_prompt_given(request)
-        rules.check_stream_options(request)
-        _check_logprobs(request)
-        if request.structured_outputs is not None:
-            rules.count_constraints(request.structured_outputs, "structured_outputs")
-            rules.check_structural_tag(request.structured_outputs)
-        rules.check_response_format(request.response_format)
-        rules.check_cache_salt(request.cache_salt)
-        rules.check_thinking_budget(request.thinking_token_budget)
+    def check_rules(self: CompletionRequest | RawRequest) -> None:
+        _check_prompt_count(self.prompt, self.prompt_embeds)
+        if self.prompt in (None, "") and self.prompt_embeds in (None, []):
+            raise bad_request("a prompt that is not empty is needed", "prompt")
+        rules.check_stream_options(self.stream_options, self.stream)
+        _check_logprobs(self)
+        if self.structured_outputs is not None:
+            rules.count_constraints(self.structured_outputs, "structured_outputs")
+            rules.check_structural_tag(self.structured_outputs)
+        rules.check_response_format(self.response_format)
+        rules.check_cache_salt(self.cache_salt)
+        rules.check_thinking_budget(self.thinking_token_budget)
 
 
-def _check_prompt_count(request: Any) -> None:
-    prompt, embeds = request.prompt, request.prompt_embeds
-    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not all(isinstance(x, int) for x in prompt):
+def _check_prompt_count(prompt: object, embeds: object) -> None:
+    if (
+        isinstance(prompt, list)
+        and len(prompt) > MAX_PROMPTS
+        and not kinds_of(prompt, slices()) <= {int, bool}
+    ):
         raise bad_request(f"at most {MAX_PROMPTS} prompts fit into one request, got {len(prompt)}", "prompt")
     if isinstance(embeds, list) and len(embeds) > MAX_PROMPTS:
         raise bad_request(
@@ -147,12 +148,7 @@ def _check_prompt_count(request: Any) -> None:
         )
 
 
-def _check_prompt_given(request: Any) -> None:
-    if request.prompt in (None, "") and request.prompt_embeds in (None, []):
-        raise bad_request("a prompt that is not empty is needed", "prompt")
-
-
-def _check_logprobs(request: Any) -> None:
+def _check_logprobs(request: CompletionRequest | RawRequest) -> None:
     ids, logprobs = request.logprob_token_ids, request.logprobs
     if ids and request.use_beam_search:
         raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
@@ -164,7 +160,8 @@ def _check_logprobs(request: Any) -> None:
         )
     if ids and logprobs is None:
         raise bad_request("logprob_token_ids need logprobs", "logprob_token_ids")
-    rules.check_whole_numbers(request, "prompt_logprobs", "logprobs")
-    rules.check_prompt_logprobs(request)
+    rules.check_number("prompt_logprobs", request.prompt_logprobs)
+    rules.check_number("logprobs", logprobs)
+    rules.check_prompt_logprobs(request.prompt_logprobs, request.stream)
     if logprobs is not None and logprobs < 0 and logprobs != -1:
         raise bad_request("logprobs must be 0 or more, or -1", "logprobs")

@@ -8,21 +8,59 @@ know: not JSON; then the request's own rules, over raw values; then the schema.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from email.message import Message
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from app.http.errors import ApiError, malformed
-from app.protocol.coercion import Misfit, convert
-from app.protocol.paths import param_of
-from app.protocol.request import RawRequest, Request
+from app.protocol.coercion import JsonObject, Misfit, convert, param_of, slices
 from app.protocol.validation.rules import check_unicode
 
-T = TypeVar("T", bound=Request)
-U = TypeVar("U", bound=Request)
+T = TypeVar("T", bound="Request")
+U = TypeVar("U", bound="Request")
+
+
+class Request(Struct, kw_only=True):
+    """A request body. A subclass lists its fields in vLLM's order: the first that does not fit is reported.
+
+    `lax` maps field names to what the lax conversion takes where the annotation cannot say it; `absent` has
+    what rules see in place of fields that are not there, when that is not None.
+    """
+
+    lax: ClassVar[Mapping[str, Hashable]] = {}
+    absent: ClassVar[Mapping[str, object]] = {}
+
+    def check(self) -> None:
+        """All rules, for a request from the strict decoder.
+
+        Raises `ApiError`, or `Misfit` where only the raw body can tell.
+        """
+        self.check_rules()
+
+    def check_rules(self: Request | RawRequest) -> None:
+        """vLLM's own rules in vLLM's order, over fields of any type: they come before the schema.
+
+        Raises `ApiError`.
+        """
+
+    def check_converted(self) -> None:
+        """What vLLM looks at only once every field has its type. Raises `ApiError`."""
+
+
+class RawRequest:
+    """Parsed JSON that looks like a request: raw values; `absent`, or None, for those that are not there."""
+
+    def __init__(self, values: Mapping[str, object], absent: Mapping[str, object]) -> None:
+        self._values = values
+        self._absent = absent
+
+    def __getattr__(self, name: str) -> Any:
+        values = self._values
+        return values[name] if name in values else self._absent.get(name)
 
 
 class UnparsableBody(ApiError):
@@ -44,9 +82,11 @@ def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
 
     Raises `ApiError` (always status 400).
     """
-    request = _decode(body, content_type, (kind,))
-    assert isinstance(request, kind)
-    return request
+    if _is_json(content_type) and (request := _strictly(body, kind)) is not None:
+        return request
+    converted = _convert_first(_parse(body, content_type), (kind,))
+    assert isinstance(converted, kind)
+    return converted
 
 
 def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], type[U]]) -> T | U:
@@ -54,21 +94,23 @@ def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], ty
 
     Raises `ApiError` (always status 400).
     """
-    request = _decode(body, content_type, kinds)
-    assert isinstance(request, kinds)
+    for kind in kinds if _is_json(content_type) else ():
+        if (request := _strictly(body, kind)) is not None:
+            return request
+    converted = _convert_first(_parse(body, content_type), kinds)
+    assert isinstance(converted, kinds)
+    return converted
+
+
+def _strictly(body: bytes, kind: type[T]) -> T | None:
+    """The request in `body`; None where the lax conversion must find out whether it is one."""
+    try:
+        request = _decoder(kind).decode(body)
+        request.check()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Misfit, ApiError):
+        return None
+    assert isinstance(request, kind)
     return request
-
-
-def _decode(body: bytes, content_type: str | None, kinds: Sequence[type[Request]]) -> Request:
-    if _is_json(content_type):
-        for kind in kinds:
-            try:
-                request = _decoder(kind).decode(body)
-                request.check()
-                return request
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Misfit, ApiError):
-                pass
-    return _convert_first(_parse(body, content_type), kinds)
 
 
 @cache
@@ -77,6 +119,8 @@ def _decoder(kind: type[Request]) -> msgspec.json.Decoder[Request]:
 
 
 def _is_json(content_type: str | None) -> bool:
+    if content_type == "application/json":
+        return True
     return content_type is not None and content_type.lower().partition(";")[0] == "application/json"
 
 
@@ -89,7 +133,7 @@ def _resembles_json(content_type: str | None) -> bool:
     return is_json and message.get_content_maintype() == "application"
 
 
-def _parse(body: bytes, content_type: str | None) -> Mapping[str, Any]:
+def _parse(body: bytes, content_type: str | None) -> JsonObject:
     values = _parse_json(body) if body and _resembles_json(content_type) else None
     if not _is_json(content_type):
         raise malformed("the content type must be application/json")
@@ -100,9 +144,10 @@ def _parse(body: bytes, content_type: str | None) -> Mapping[str, Any]:
     return values
 
 
-def _parse_json(body: bytes) -> Any:
+def _parse_json(body: bytes) -> object:
     try:
-        return json.loads(body)
+        parsed: object = json.loads(body)
+        return parsed
     except json.JSONDecodeError as error:
         at = _place(error)
         raise malformed(f"body: not JSON at character {at}: {error.msg}", f"body.{at}") from None
@@ -117,16 +162,17 @@ def _place(error: json.JSONDecodeError) -> int:
     return len(error.doc) - len(error.doc[error.pos + 1 :].lstrip(" \t\n\r"))
 
 
-def _convert_first(values: Mapping[str, Any], kinds: Sequence[type[Request]]) -> Request:
+def _convert_first(values: JsonObject, kinds: Sequence[type[Request]]) -> Request:
     for kind in kinds:
         kind.check_rules(RawRequest(values, kind.absent))
+    within = slices()
     for kind in kinds:
         try:
-            request = convert(kind, values)
+            request = convert(kind, values, within)
         except Misfit as misfit:
             path, expected = misfit.path, misfit.expected
         else:
-            check_unicode(values)
+            check_unicode(values, within)
             request.check_converted()
             return request
     where = param_of(path)

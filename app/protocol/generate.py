@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.http.errors import bad_request
+from app.protocol.coercion import JsonObject
 from app.protocol.completions import CompletionRequest
+from app.protocol.decoding import RawRequest, Request
 from app.protocol.options import CacheSalt, Int64, StopStrings, StreamOptions, StructuredOutputs
-from app.protocol.request import Request
 from app.protocol.validation import rules
 
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
@@ -39,7 +39,7 @@ class SamplingParams(Struct, kw_only=True):
     include_stop_str_in_output: bool = False
     bad_words: list[str] | None = None
     structured_outputs: StructuredOutputs | None = None
-    extra_args: dict[str, Any] | None = None
+    extra_args: JsonObject | None = None
 
 
 class GenerateRequest(Request, kw_only=True):
@@ -48,6 +48,7 @@ class GenerateRequest(Request, kw_only=True):
     request_id: str = ""
     token_ids: Ids
     features: dict[str, Any] | None = None
+    """What a render has told of images and the like."""
     sampling_params: SamplingParams
     model: str | None = None
     return_token_ids: bool | None = None
@@ -57,21 +58,18 @@ class GenerateRequest(Request, kw_only=True):
     cache_salt: CacheSalt | None = None
     priority: Int64 = 0
     ignore_eos: bool = False
-    kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
 
-    lax: ClassVar[Mapping[str, Any]] = {}
-
-    @staticmethod
-    def check_rules(request: Any) -> None:
-        rules.check_stream_options(request)
-        rules.check_cache_salt(request.cache_salt)
+    def check_rules(self: GenerateRequest | RawRequest) -> None:
+        rules.check_stream_options(self.stream_options, self.stream)
+        rules.check_cache_salt(self.cache_salt)
 
     def as_completion(self, max_model_len: int) -> CompletionRequest:
         """The same, as a text completion of the same tokens."""
         at = self.sampling_params
         most = at.max_tokens if isinstance(at.max_tokens, int) else max_model_len - len(self.token_ids)
-        extra = at.extra_args or {}
+        transfer = self.kv_transfer_params or (at.extra_args or {}).get("kv_transfer_params")
         if most < 1:
             raise bad_request(f"max_tokens must be at least 1, got {most}", "max_tokens")
         return CompletionRequest(
@@ -102,7 +100,7 @@ class GenerateRequest(Request, kw_only=True):
             cache_salt=self.cache_salt,
             priority=self.priority,
             request_id=self.request_id,
-            kv_transfer_params=self.kv_transfer_params or extra.get("kv_transfer_params"),
+            kv_transfer_params=transfer if isinstance(transfer, dict) else None,
             ec_transfer_params=self.ec_transfer_params,
         )
 

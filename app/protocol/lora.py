@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from app.http.errors import ApiError
-from app.protocol.request import Request
+from app.protocol.decoding import Request
 
 
 class LoadAdapterRequest(Request, kw_only=True):
@@ -27,7 +25,7 @@ class UnloadAdapterRequest(Request, kw_only=True):
     """The adapter that is to go."""
 
     lora_name: str
-    lora_int_id: Any = None
+    lora_int_id: object = None
 
     def check_values(self) -> None:
         """ApiError 400 for an empty name."""

@@ -7,41 +7,47 @@ as if it had been meant as the first kind, a developer message: that is the orde
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+from app.clock.pause import Slices
 from app.http.errors import bad_request, malformed
-from app.protocol.coercion import Misfit
-from app.protocol.paths import param_of
+from app.protocol.coercion import JsonObject, Misfit, every, param_of
 
-Message = dict[str, Any]
+Message = JsonObject
 
 _FIRST_KIND = "ChatCompletionDeveloperMessageParam"
 _TOOL_CALL = "ChatCompletionMessageFunctionToolCallParam"
 _PLAIN_KEYS = frozenset(("role", "content"))
+_CHECK = 4
+"""Values that a message, or a call in it, counts as."""
 
 
-def is_plain(message: Message) -> bool:
-    """A role and a text, nothing else: needs no further look."""
+def are_plain(messages: Sequence[object], within: Slices) -> bool:
+    """Each has a role and a text, and nothing else: they need no further look."""
+    return every(_is_plain, messages, within)
+
+
+def _is_plain(message: object) -> bool:
+    if not isinstance(message, dict):
+        return False
     return message.keys() == _PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
 
 
-def convert_messages(value: Any) -> list[Message]:
-    """The messages in `value`, normalized; raises `Misfit`."""
+def convert_messages(value: object, within: Slices) -> list[Message]:
+    """The messages in `value`, which have been normalized; raises `Misfit`."""
     if not isinstance(value, list):
         raise Misfit("a list of messages")
     for index, message in enumerate(value):
         try:
-            _check_message(message)
+            _check_message(message, within)
         except Misfit as misfit:
             raise misfit.under(index) from None
     return value
 
 
-def normalize_messages(messages: Any) -> None:
+def normalize_messages(messages: object, within: Slices) -> None:
     """``reasoning_content`` becomes ``reasoning``, tool calls become a list: in place, on raw JSON, too."""
-    if not isinstance(messages, list):
-        return
-    for message in messages:
+    for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
             continue
         calls = message.get("tool_calls")
@@ -52,22 +58,26 @@ def normalize_messages(messages: Any) -> None:
         reasoning = message.pop("reasoning_content", None)
         if reasoning is not None and message.get("reasoning") is None:
             message["reasoning"] = reasoning
+        within.spend()
 
 
-def check_tool_calls(messages: list[Message]) -> None:
+def check_tool_calls(messages: Sequence[Message], within: Slices) -> None:
     """The calls that an assistant made earlier have an id, a type and a function (or custom tool)."""
     for message in messages:
-        if message.get("role") == "assistant" and (calls := message.get("tool_calls")):
-            for index, call in enumerate(calls):
-                if not _is_custom_call(call) and (path := _wrong_function_call(call)):
-                    where = param_of((index, *path))
-                    raise malformed(f"{where}: a tool call of a message is incomplete", where)
+        calls = message.get("tool_calls") if message.get("role") == "assistant" else None
+        for index, call in enumerate(calls if isinstance(calls, list) else ()):
+            within.spend(_CHECK)
+            if not _is_custom_call(call) and (path := _wrong_function_call(call)):
+                where = param_of((index, *path))
+                raise malformed(f"{where}: a tool call of a message is incomplete", where)
+        within.spend()
 
 
-def _check_message(message: Any) -> None:
+def _check_message(message: object, within: Slices) -> None:
+    within.spend(_CHECK)
     if not isinstance(message, dict):
         raise Misfit("a message object", _FIRST_KIND)
-    if is_plain(message) or _is_known_kind(message) or _is_custom_kind(message):
+    if _is_plain(message) or _is_known_kind(message) or _is_custom_kind(message, within):
         return
     if not _is_content(message.get("content")):
         raise Misfit("a text or a list of parts", _FIRST_KIND, "content")
@@ -76,7 +86,7 @@ def _check_message(message: Any) -> None:
     raise Misfit("a string", _FIRST_KIND, "name")
 
 
-def _is_content(content: Any) -> bool:
+def _is_content(content: object) -> bool:
     # Parts are looked at when the conversation is rendered; here anything that can be walked over passes.
     return isinstance(content, str | list | dict)
 
@@ -101,47 +111,48 @@ def _is_known_kind(message: Message) -> bool:
     return role in ("developer", "system", "user") and _is_content(content)
 
 
-def _is_custom_kind(message: Message) -> bool:
+def _is_custom_kind(message: Message, within: Slices) -> bool:
     content = message.get("content", "")
-    calls = message.get("tool_calls")
+    calls, tools = message.get("tool_calls"), message.get("tools")
     return (
         isinstance(message.get("role"), str)
-        and (isinstance(content, str) or isinstance(content, list) and all(map(_is_part, content)))
+        and (isinstance(content, str) or isinstance(content, list) and every(_is_part, content, within))
         and isinstance(message.get("name", ""), str)
         and all(isinstance(message.get(key), str | None) for key in ("tool_call_id", "reasoning", "task"))
-        and (calls is None or isinstance(calls, list) and not any(map(_wrong_function_call, calls)))
-        and _are_tools(message.get("tools"))
+        and (calls is None or isinstance(calls, list) and every(_is_function_call, calls, within))
+        and (tools is None or isinstance(tools, list) and every(_is_tool, tools, within))
     )
 
 
-def _is_part(part: Any) -> bool:
+def _is_part(part: object) -> bool:
     return isinstance(part, str | dict)
 
 
-def _has_strings(value: Any, *keys: str) -> bool:
+def _has_strings(value: object, *keys: str) -> bool:
     """Nothing at all, or an object with a string under each of `keys`."""
     return value is None or isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)
 
 
-def _are_tools(tools: Any) -> bool:
-    if not isinstance(tools, list):
-        return tools is None
-    return all(
+def _is_tool(tool: object) -> bool:
+    return (
         isinstance(tool, dict)
         and tool.get("type") == "function"
         and isinstance(tool.get("function"), dict)
         and isinstance(tool["function"].get("name"), str)
-        for tool in tools
     )
 
 
-def _is_custom_call(call: Any) -> bool:
+def _is_function_call(call: object) -> bool:
+    return not _wrong_function_call(call)
+
+
+def _is_custom_call(call: object) -> bool:
     if not isinstance(call, dict) or call.get("type") != "custom" or not isinstance(call.get("id"), str):
         return False
     return isinstance(call.get("custom"), dict) and _has_strings(call["custom"], "input", "name")
 
 
-def _wrong_function_call(call: Any) -> tuple[str, ...]:
+def _wrong_function_call(call: object) -> tuple[str, ...]:
     """The path to what is wrong with a function call, its kind's name in front; empty if nothing is."""
     if not isinstance(call, dict):
         return (_TOOL_CALL,)

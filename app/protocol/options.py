@@ -1,13 +1,14 @@
-"""The nested options that chat and text completions share, and their number ranges."""
+"""The nested options that chat and text completions share, and their number ranges; the tools of a chat."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from app.http.errors import bad_request
+from app.protocol.coercion import JsonObject
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -34,7 +35,7 @@ class JsonSchema(Struct, kw_only=True):
 
     name: str
     description: str | None = None
-    json_schema: dict[str, Any] | None = msgspec.field(default=None, name="schema")
+    json_schema: JsonObject | None = msgspec.field(default=None, name="schema")
     strict: bool | None = None
 
 
@@ -43,15 +44,15 @@ class ResponseFormat(Struct, kw_only=True):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-    format: Any = None
-    structures: Any = None
-    triggers: Any = None
+    format: object = None
+    structures: object = None
+    triggers: object = None
 
 
 class StructuredOutputs(Struct, kw_only=True):
     """vLLM's own output constraints: exactly one of the first five and `structural_tag`."""
 
-    json: str | dict[str, Any] | None = None
+    json: str | JsonObject | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -87,3 +88,51 @@ class RepetitionDetection(Struct, kw_only=True):
             raise bad_request("repetition_detection needs 0 <= min_pattern_size <= max_pattern_size")
         if self.max_pattern_size > 0 and self.min_count < 2:
             raise bad_request("repetition_detection.min_count must be at least 2")
+
+
+class FunctionDefinition(Struct, kw_only=True):
+    """A function and the JSON schema of its parameters."""
+
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class Tool(Struct, kw_only=True):
+    """One entry of ``tools``."""
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+    defer_loading: bool | None = None
+
+
+class NamedFunction(Struct, kw_only=True):
+    """The name inside a `NamedToolChoice`."""
+
+    name: str
+
+
+class AllowedTools(Struct, kw_only=True):
+    """The tools that may be called, or of which one must be called."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[Tool] = []
+
+
+class NamedToolChoice(Struct, kw_only=True):
+    """``tool_choice`` as an object: the function that must be called, or the tools that are allowed."""
+
+    function: NamedFunction | None = None
+    type: Literal["function", "allowed_tools"] = "function"
+    allowed_tools: AllowedTools | None = None
+
+    def names(self) -> list[str]:
+        """The functions that it names."""
+        if self.type == "allowed_tools" and self.allowed_tools is not None:
+            return [tool.function.name for tool in self.allowed_tools.tools]
+        return [self.function.name] if self.function is not None else []
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | None

@@ -1,4 +1,4 @@
-"""The bodies of the pooling routes embeddings, pooling and classify (vllm-api.md section 8).
+"""The bodies of the pooling routes: embeddings, pooling, classify, score and rerank (vllm-api.md section 8).
 
 One struct holds both forms of a request, texts and conversations. A value that fits neither form is reported
 as a wrong ``input``, as vLLM does.
@@ -6,17 +6,17 @@ as a wrong ``input``, as vLLM does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal, cast
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal, TypeGuard, cast
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import Misfit, convert
-from app.protocol.messages import Message, convert_messages, is_plain
-from app.protocol.options import CacheSalt, Int64
-from app.protocol.request import Request
+from app.protocol.coercion import JsonObject, Misfit, as_it_is, convert, every, kinds_of, slices
+from app.protocol.decoding import RawRequest, Request
+from app.protocol.messages import Message, are_plain, convert_messages
+from app.protocol.options import CacheSalt, Int64, Natural
 from app.protocol.validation import rules
 
 MAX_INPUTS = 65_536
@@ -32,11 +32,7 @@ REMOVED_TASKS = frozenset(("score", "encode"))
 TokenIds = list[int]
 Prompts = list[str] | list[TokenIds]
 Conversation = list[Message]
-
-
-def as_it_is(value: Any) -> Any:
-    """The lax conversion of a field whose form depends on others."""
-    return value
+Input = str | list[str | int | list[int | Message] | Message]
 
 
 class PoolingFields(Request, kw_only=True):
@@ -50,14 +46,13 @@ class PoolingFields(Request, kw_only=True):
     request_id: str = ""
     """Empty when the client gave none: vLLM draws a random one."""
     priority: Int64 = 0
-    mm_processor_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: JsonObject | None = None
     cache_salt: CacheSalt | None = None
     use_activation: bool | None = None
     """None is the model's own way."""
 
-    @staticmethod
-    def check_rules(request: Any) -> None:
-        rules.check_cache_salt(request.cache_salt)
+    def check_rules(self: PoolingFields | RawRequest) -> None:
+        rules.check_cache_salt(self.cache_salt)
 
     def kept(self, ids: TokenIds, max_model_len: int) -> TokenIds:
         """The part of `ids` that `truncate_prompt_tokens` keeps: the begin, or the end with side "left"."""
@@ -71,21 +66,21 @@ class PoolingFields(Request, kw_only=True):
 class ClassificationRequest(PoolingFields, kw_only=True):
     """Texts, token ids or a conversation; after decoding one of the properties has them."""
 
-    input: str | list[str | int | list[int | Message] | Message] | UnsetType = UNSET
+    input: Input | UnsetType = UNSET
     messages: list[Message | list[Message]] | UnsetType = UNSET
     add_special_tokens: bool | UnsetType = UNSET
     """Never UNSET after decoding: true for texts, false for conversations, whose template adds its own."""
     add_generation_prompt: bool = False
     continue_final_message: bool = False
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    media_io_kwargs: dict[str, dict[str, Any]] | None = None
-    normalize: Any = UNSET
+    chat_template_kwargs: JsonObject | None = None
+    media_io_kwargs: dict[str, JsonObject] | None = None
+    normalize: object = UNSET
     """Gone from vLLM; naming it is an error."""
-    task: Any = None
+    task: object = None
 
-    lax: ClassVar[Mapping[str, Any]] = {"input": as_it_is, "messages": as_it_is}
-    absent: ClassVar[Mapping[str, Any]] = {"normalize": UNSET}
+    lax: ClassVar[Mapping[str, Hashable]] = {"input": as_it_is, "messages": as_it_is}
+    absent: ClassVar[Mapping[str, object]] = {"normalize": UNSET}
     batched: ClassVar[bool] = False
     """Several conversations are possible, also as `input`."""
 
@@ -94,9 +89,9 @@ class ClassificationRequest(PoolingFields, kw_only=True):
         if chats is None and self.batched and self.input:
             chats = _conversations(self.input, True)
         if chats is None:
-            self.input, self.messages = cast(Any, _prompts(self.input)), UNSET
+            self.input, self.messages = cast(Input, _prompts(self.input)), UNSET
         else:
-            self.input, self.messages = UNSET, cast(Any, chats)
+            self.input, self.messages = UNSET, cast("list[Message | list[Message]]", chats)
         if self.add_special_tokens is UNSET:
             self.add_special_tokens = chats is None
 
@@ -115,17 +110,13 @@ class ClassificationRequest(PoolingFields, kw_only=True):
         """The lists of token ids; none when the request has something else."""
         return cast("list[TokenIds]", self.input) if self.input and isinstance(self.input[0], list) else []
 
-    def check(self) -> None:
-        self.check_rules(self)
-
-    @staticmethod
-    def check_rules(request: Any) -> None:
-        if request.normalize is not UNSET:
+    def check_rules(self: ClassificationRequest | RawRequest) -> None:
+        if self.normalize is not UNSET:
             raise bad_request("normalize is no longer known: use_activation has taken its place", "normalize")
-        if isinstance(request.task, str) and request.task in REMOVED_TASKS:
-            raise bad_request(f"task {request.task!r} is no longer known", "task")
-        PoolingFields.check_rules(request)
-        rules.check_continuation(request)
+        if isinstance(self.task, str) and self.task in REMOVED_TASKS:
+            raise bad_request(f"task {self.task!r} is no longer known", "task")
+        PoolingFields.check_rules(self)
+        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
 
 
 class EncodedRequest(ClassificationRequest, kw_only=True):
@@ -157,32 +148,122 @@ class _Ids(Struct):
     input: list[int] | list[list[int]]
 
 
-def _prompts(value: Any) -> Prompts:
+def _prompts(value: object) -> Prompts:
     """`value` in one of its four forms, as a list; raises `Misfit`."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
         raise Misfit("a text, texts, token ids or lists of them", "input")
-    kinds = set(map(type, value))
-    if kinds != {str} and kinds != {int} and (kinds != {list} or not _are_ids(value)):
-        value = convert(_Ids, {"input": value}).input
-    return [value] if value and isinstance(value[0], int) else value
+    within = slices()
+    kinds = kinds_of(value, within)
+    if kinds not in ({str}, {int}) and not (kinds == {list} and _are_ids(value, within)):
+        value = convert(_Ids, {"input": value}, within).input
+    return cast(Prompts, [value] if value and isinstance(value[0], int) else value)
 
 
-def _are_ids(lists: Sequence[list[Any]]) -> bool:
-    return set(map(type, chain.from_iterable(lists))) <= {int}
+def _are_ids(lists: Sequence[list[object]], within: Slices) -> bool:
+    return all(kinds_of(ids, within) <= {int} for ids in lists)
 
 
-def _conversations(value: Any, batched: bool) -> list[Conversation] | None:
+def _conversations(value: object, batched: bool) -> list[Conversation] | None:
     """The conversations in `value`; None when it is none, or one that vLLM would not take."""
     if not isinstance(value, list):
         return None
-    many = batched and bool(value) and all(isinstance(chat, list) and chat for chat in value)
-    chats = value if many else [value]
+    within = slices()
+    many = batched and bool(value) and every(_is_full_list, value, within)
+    chats: list[Conversation] = value if many else [value]
     try:
         for chat in chats:
-            if not all(isinstance(message, dict) and is_plain(message) for message in chat):
-                convert_messages(chat)
+            if not are_plain(chat, within):
+                convert_messages(chat, within)
     except Misfit:
         return None
     return chats
+
+
+def _is_full_list(value: object) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+ScoreInput = str | JsonObject
+"""A text, or an object with the parts of a multimodal one under ``content``."""
+ScoreInputs = ScoreInput | list[ScoreInput]
+
+_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+_PART_TYPES = ("text", "image_url", "image_embeds", "video_url")
+
+
+class ScoringRequest(PoolingFields, kw_only=True):
+    """What score and rerank share; limits of 0 are none."""
+
+    max_tokens_per_query: int = 0
+    max_tokens_per_doc: int = 0
+    instruction: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+
+class ScoreRequest(ScoringRequest, kw_only=True):
+    """The body of ``POST /score``; after decoding `queries` and `documents` have the pair, however named."""
+
+    queries: ScoreInputs | UnsetType = UNSET
+    documents: ScoreInputs | UnsetType = UNSET
+    items: ScoreInputs | UnsetType = UNSET
+    data_1: ScoreInputs | UnsetType = UNSET
+    data_2: ScoreInputs | UnsetType = UNSET
+    text_1: ScoreInputs | UnsetType = UNSET
+    text_2: ScoreInputs | UnsetType = UNSET
+
+    lax: ClassVar[Mapping[str, Hashable]] = {name: as_it_is for pair in _PAIRS for name in pair}
+
+    def __post_init__(self) -> None:
+        for names in _PAIRS:
+            first, second = (getattr(self, name) for name in names)
+            if _are_inputs(first) and _are_inputs(second):
+                self.queries, self.documents = first, second
+                return
+        raise Misfit("a text or a list of texts", "documents" if _are_inputs(self.queries) else "queries")
+
+
+def _one_input(value: object, _: Slices) -> ScoreInput:
+    if _is_input(value):
+        return value
+    raise Misfit("a text")
+
+
+def _inputs(value: object, _: Slices) -> ScoreInputs:
+    if _are_inputs(value):
+        return value
+    raise Misfit("a text or a list of texts")
+
+
+def _are_inputs(value: object) -> TypeGuard[ScoreInputs]:
+    return every(_is_input, value, slices()) if isinstance(value, list) else _is_input(value)
+
+
+def _is_input(value: object) -> TypeGuard[ScoreInput]:
+    if not isinstance(value, dict):
+        return isinstance(value, str)
+    content = value.get("content")
+    return isinstance(content, list) and every(_is_part, content, slices())
+
+
+def _is_part(part: object) -> bool:
+    if not isinstance(part, dict):
+        return False
+    kind = part.get("type")
+    return kind in _PART_TYPES and isinstance(part.get(kind), str if kind == "text" else str | dict)
+
+
+class RerankRequest(ScoringRequest, kw_only=True):
+    """The body of ``POST /rerank``; a `top_n` of 0 is all."""
+
+    query: ScoreInput
+    documents: ScoreInputs
+    top_n: Natural = 0
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"query": _one_input, "documents": _inputs}
+
+    def check(self) -> None:
+        if not _is_input(self.query) or not _are_inputs(self.documents):
+            raise Misfit("texts")
+        self.check_rules()

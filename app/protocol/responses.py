@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Hashable, Mapping
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from app.http.errors import bad_request
-from app.protocol.coercion import Misfit
+from app.protocol.coercion import JsonObject, Misfit, slices
+from app.protocol.decoding import RawRequest, Request
 from app.protocol.options import CacheSalt, ExtraArg, Int64, StopStrings, StructuredOutputs
-from app.protocol.request import Request
-from app.protocol.response_input import InputItem, convert_input
-from app.protocol.response_tools import ToolParam, check_tool_use, convert_tool_choice, convert_tools
+from app.protocol.response_input import (
+    InputItem,
+    ToolParam,
+    check_tool_use,
+    convert_input,
+    convert_tool_choice,
+    convert_tools,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` holds when log probabilities are wanted."""
@@ -46,7 +52,7 @@ class TextFormat(msgspec.Struct, kw_only=True):
 
     type: Literal["text", "json_schema", "json_object"]
     name: str | None = None
-    json_schema: dict[str, Any] | None = msgspec.field(default=None, name="schema")
+    json_schema: JsonObject | None = msgspec.field(default=None, name="schema")
     description: str | None = None
     strict: bool | None = None
 
@@ -56,7 +62,7 @@ class TextFormat(msgspec.Struct, kw_only=True):
                 if value is None:
                     raise Misfit("a value, it is missing", "json_schema", key)
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> JsonObject:
         """As the answer repeats it."""
         if self.type != "json_schema":
             return {"type": self.type}
@@ -90,7 +96,7 @@ class ResponsesRequest(Request, kw_only=True):
     logit_bias: dict[str, float] | None = None
     parallel_tool_calls: bool | None = True
     previous_response_id: str | None = None
-    prompt: Any = None
+    prompt: object = None
     reasoning: Reasoning | None = None
     include_reasoning: bool = True
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"
@@ -98,7 +104,7 @@ class ResponsesRequest(Request, kw_only=True):
     stream: bool | None = False
     temperature: float | None = None
     text: TextConfig | None = None
-    tool_choice: str | dict[str, Any] = "auto"
+    tool_choice: str | JsonObject = "auto"
     """Never ``auto`` after decoding when there are no tools."""
     tools: list[ToolParam] = []
     top_logprobs: int | None = 0
@@ -112,36 +118,36 @@ class ResponsesRequest(Request, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
+    prompt_cache_options: object = None
+    prompt_cache_retention: object = None
     safety_identifier: str | None = None
 
     request_id: str = ""
     """Empty when the client gave none."""
     session_id: str | None = None
-    media_io_kwargs: dict[str, dict[str, Any]] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, JsonObject] | None = None
+    mm_processor_kwargs: JsonObject | None = None
     priority: Int64 = 0
     cache_salt: CacheSalt | None = None
     enable_response_messages: bool = False
     """The answer tells the prompt and the reply once more, as texts and token ids."""
-    previous_input_messages: list[Any] | None = None
+    previous_input_messages: list[object] | None = None
     structured_outputs: StructuredOutputs | None = None
     repetition_penalty: float | None = None
     seed: Int64 | None = None
     stop: StopStrings = []
     ignore_eos: bool = False
     vllm_xargs: dict[str, ExtraArg] | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+    chat_template_kwargs: JsonObject | None = None
 
-    lax: ClassVar[Mapping[str, Any]] = {
+    lax: ClassVar[Mapping[str, Hashable]] = {
         "input": convert_input,
         "tool_choice": convert_tool_choice,
         "tools": convert_tools,
     }
-    absent: ClassVar[Mapping[str, Any]] = {"store": True, "tool_choice": "auto"}
+    absent: ClassVar[Mapping[str, object]] = {"store": True, "tool_choice": "auto"}
 
     def __post_init__(self) -> None:
         if not self.tools and self.tool_choice == "auto":
@@ -153,14 +159,14 @@ class ResponsesRequest(Request, kw_only=True):
         return self.top_logprobs if LOGPROBS in (self.include or ()) else None
 
     def check(self) -> None:
-        self.tools = convert_tools(self.tools)
-        self.tool_choice = convert_tool_choice(self.tool_choice)
-        self.check_rules(self)
+        within = slices()
+        self.tools = convert_tools(self.tools, within)
+        self.tool_choice = convert_tool_choice(self.tool_choice, within)
+        self.check_rules()
 
-    @staticmethod
-    def check_rules(request: Any) -> None:
-        check_tool_use(request)
-        if request.prompt is not None:
+    def check_rules(self: ResponsesRequest | RawRequest) -> None:
+        check_tool_use(self.tools, self.tool_choice)
+        if self.prompt is not None:
             raise bad_request("prompt templates are not kept here", "prompt")
-        if request.background and not request.store:
+        if self.background and not self.store:
             raise bad_request("background needs store=true", "background")

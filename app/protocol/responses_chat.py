@@ -10,18 +10,18 @@ from msgspec import convert
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.messages import Message
-from app.protocol.options import JsonSchema, ResponseFormat
-from app.protocol.response_input import Content, ContentPart, InputItem
-from app.protocol.response_tools import ToolParam, name_of
-from app.protocol.responses import ResponsesRequest
-from app.protocol.tools import (
+from app.protocol.options import (
     AllowedTools,
     FunctionDefinition,
+    JsonSchema,
     NamedFunction,
     NamedToolChoice,
+    ResponseFormat,
     Tool,
     ToolChoice,
 )
+from app.protocol.response_input import Content, ContentPart, InputItem, ToolParam, name_of
+from app.protocol.responses import ResponsesRequest
 
 
 def chat_request(asked: ResponsesRequest) -> ChatCompletionRequest:
@@ -38,7 +38,7 @@ def chat_request(asked: ResponsesRequest) -> ChatCompletionRequest:
     _take_sampling(chat, asked)
     _take_form(chat, asked)
     _take_transfer(chat, asked)
-    chat.check_rules(chat)
+    chat.check_rules()
     return chat
 
 
@@ -91,11 +91,16 @@ def _turns(items: Sequence[InputItem]) -> list[Message]:
         turn = _turn(item)
         last = messages[-1] if messages else None
         if last is not None and turn["role"] == last["role"] == "assistant" and _fits(turn, last):
-            calls = [*last.get("tool_calls", ()), *turn.get("tool_calls", ())]
+            calls = [*_calls(last), *_calls(turn)]
             last |= {**turn, **({"tool_calls": calls} if calls else {})}
         else:
             messages.append(turn)
     return messages
+
+
+def _calls(turn: Message) -> Sequence[object]:
+    calls = turn.get("tool_calls")
+    return calls if isinstance(calls, list) else ()
 
 
 def _fits(turn: Message, last: Message) -> bool:
@@ -151,14 +156,7 @@ def _answer_results(chat: ChatCompletionRequest) -> None:
 
 
 def _tool(tool: ToolParam) -> Tool:
-    function = FunctionDefinition(
-        name=tool["name"],
-        description=tool["description"],
-        parameters=tool["parameters"],
-        strict=tool["strict"],
-        defer_loading=tool["defer_loading"],
-    )
-    return Tool(function=function)
+    return Tool(function=convert(tool, FunctionDefinition))
 
 
 def _tool_choice(choice: str | dict[str, Any]) -> ToolChoice:

@@ -1,18 +1,24 @@
-"""The bodies of ``POST /tokenize``, with its two forms, and ``POST /detokenize`` (vllm-api.md section 5)."""
+"""Bodies about tokens and nothing else: what a prompt's tokens are, and which pods have them.
+
+``POST /tokenize``, with its two forms, and ``POST /detokenize`` (vllm-api.md section 5); those of
+``POST /score_completions``, ``/score_chat_completions`` and ``/score_tokens``, whose names are those of
+llm-d's kv-cache manager (kv-cache.md section 5.1): `pods`, `lora` and `cache_salt` are ours.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Hashable, Mapping
+from typing import Annotated, ClassVar
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from app.protocol.coercion import Misfit
-from app.protocol.messages import Message, convert_messages, is_plain
-from app.protocol.options import INT64_MAX
-from app.protocol.request import Request
-from app.protocol.tools import Tool
+from app.protocol.coercion import JsonObject, Misfit, slices
+from app.protocol.decoding import RawRequest, Request
+from app.protocol.messages import Message, are_plain, convert_messages
+from app.protocol.options import INT64_MAX, Tool
 from app.protocol.validation import rules
+
+TOKEN_MAX = 2**32 - 1
 
 
 class TokenizeChatRequest(Request, kw_only=True):
@@ -25,22 +31,22 @@ class TokenizeChatRequest(Request, kw_only=True):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    media_io_kwargs: dict[str, dict[str, Any]] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    media_io_kwargs: dict[str, JsonObject] | None = None
+    mm_processor_kwargs: JsonObject | None = None
     tools: list[Tool] | None = None
 
-    lax: ClassVar[Mapping[str, Any]] = {"messages": convert_messages}
+    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages}
 
     def check(self) -> None:
-        if not all(map(is_plain, self.messages)):
-            convert_messages(self.messages)
+        within = slices()
+        if not are_plain(self.messages, within):
+            convert_messages(self.messages, within)
         if self.continue_final_message:
             raise Misfit("add_generation_prompt to be absent or false")
 
-    @staticmethod
-    def check_rules(request: Any) -> None:
-        rules.check_continuation(request)
+    def check_rules(self: TokenizeChatRequest | RawRequest) -> None:
+        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
 
 
 class TokenizePromptRequest(Request, kw_only=True):
@@ -62,3 +68,43 @@ class DetokenizeRequest(Request, kw_only=True):
 
     model: str | None = None
     tokens: list[Annotated[int, Meta(ge=0, le=INT64_MAX)]]
+
+
+class ScoreTextRequest(Request, kw_only=True):
+    """Score the pods for a plain prompt."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    pods: list[str] | None = None
+    lora: str | None = None
+    cache_salt: str | None = None
+
+
+class ScoreChatRequest(TokenizeChatRequest, kw_only=True):
+    """Score the pods for a conversation. A generation prompt is added unless told otherwise, as vLLM does."""
+
+    documents: list[JsonObject] | None = None
+    return_assistant_tokens_mask: bool | None = False
+    pods: list[str] | None = None
+    lora: str | None = None
+    cache_salt: str | None = None
+
+
+class MediaSpan(Struct, frozen=True):
+    """An image or the like: its hash, and the tokens of the prompt that stand for it."""
+
+    identifier: str
+    offset: Annotated[int, Meta(ge=0)]
+    length: Annotated[int, Meta(ge=1)]
+
+
+class ScoreTokensRequest(Request, kw_only=True):
+    """Score the pods for a prompt of token ids."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Meta(ge=0, le=TOKEN_MAX)]]
+    pods: list[str] | None = None
+    lora: str | None = None
+    cache_salt: str | None = None
+    media: list[MediaSpan] | None = None

@@ -109,6 +109,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self._fast = FastPath(
                 self.wsgi, self.log, self.cfg.keepalive, self.write_timeout_s, self._serve_general
             )
+            heads = self._fast.heads
+            self.wsgi.caches.append(lambda: {"request heads": heads})
         servers = [self._listen(listener) for listener in self.sockets]
         # Looked at, too, because a signal that comes before a young worker listens to signals is lost.
         while self.alive and not stages.is_ending(self):

@@ -6,6 +6,7 @@
 
 from app.tokenization.base import (
     PLAIN_CHAT,
+    BoundedCache,
     ChatOptions,
     ChatTemplateError,
     Message,
@@ -18,13 +19,16 @@ from app.tokenization.base import (
 )
 from app.tokenization.huggingface import LocalTokenizer
 from app.tokenization.loading import default_tokenizer, load_tokenizer
+from app.tokenization.memo import PromptMemo
 
 __all__ = [
     "PLAIN_CHAT",
+    "BoundedCache",
     "ChatOptions",
     "ChatTemplateError",
     "LocalTokenizer",
     "Message",
+    "PromptMemo",
     "TokenIdError",
     "Tokenizer",
     "TokenizerError",

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 """One chat message as it came in JSON: `role`, `content` (a string, a list of parts or null) and the rest."""
 
 
@@ -39,13 +39,25 @@ class ChatOptions:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    tools: Sequence[Mapping[str, Any]] | None = None
-    documents: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, object]] | None = None
+    documents: Sequence[Mapping[str, object]] | None = None
     chat_template: str | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
+    chat_template_kwargs: Mapping[str, object] | None = None
 
 
 PLAIN_CHAT = ChatOptions()
+
+
+class BoundedCache(Protocol):
+    """Something that is kept for later, within a limit of memory."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it holds."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory that it may hold."""
 
 
 class Tokenizer(Protocol):
@@ -66,6 +78,14 @@ class Tokenizer(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Every id that ends a generation: the one above and those of the generation config."""
+
+    @property
+    def tells_time(self) -> bool:
+        """A conversation's prompt tells the time, and so is another one every time."""
+
+    @property
+    def caches(self) -> Mapping[str, BoundedCache]:
+        """What is remembered, by name."""
 
     @property
     def longest_token(self) -> int | None:
@@ -103,3 +123,26 @@ class Tokenizer(Protocol):
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """Return the prompt of a conversation as token ids."""
+
+
+def not_unicode() -> TokenizerInputError:
+    """The error for a text that cannot be encoded."""
+    return TokenizerInputError("The text holds half of a surrogate pair, which no encoding can express.")
+
+
+def json_length(value: object, most: int) -> int:
+    """About how many members and characters the JSON of `value` has; no more is counted than `most`."""
+    length, waiting = 0, [value]
+    for each in waiting:  # the list grows meanwhile
+        length += 1
+        if isinstance(each, str):
+            length += len(each)
+        elif isinstance(each, dict):
+            length += len(each)
+            waiting += each.values() if length < most else ()
+        elif isinstance(each, list | tuple):
+            length += len(each)
+            waiting += each if length < most else ()
+        if length >= most:
+            return most
+    return length

@@ -4,9 +4,10 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from threading import Lock
+from typing import NoReturn
 
 import jinja2
 import jinja2.ext
@@ -14,30 +15,71 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from app.tokenization.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
-from app.tokenization.content_format import ContentFormat, detect_content_format
-from app.tokenization.conversation import Conversation, developer_as_system, parse_messages
-from app.tokenization.folder import DEFAULT_TEMPLATE
+from app.tokenization.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message, json_length
+from app.tokenization.conversation import (
+    ContentFormat,
+    Conversation,
+    detect_content_format,
+    developer_as_system,
+    parse_messages,
+)
+from app.tokenization.files import DEFAULT_TEMPLATE
 
-KEPT_TEMPLATES = 32
-"""Compiled templates that are remembered: requests may bring their own, if the server trusts them."""
+TEMPLATES_BYTES = 8 << 20
+"""Memory of compiled templates that are kept: requests may bring their own, if the server trusts them."""
+COMPILED_BYTES, CHARACTER_BYTES = 8_000, 6
+"""Memory of a compiled template, and of each character of its source: measured, at the most."""
+LONG_JSON = 20_000
+"""Members and characters of a value from which its JSON is written in pieces."""
 RESERVED = frozenset({"chat_template", "tokenize", "conversation", "messages"})
 """Names that a request's chat_template_kwargs may not set."""
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
 """Follows the final message through the template, so that what the template adds after it can be cut off."""
 
 
-class CompiledTemplate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CompiledTemplate:
     """A template and what is known about it before it meets a conversation."""
 
     template: jinja2.Template
-    globals: Mapping[str, Any]
+    variables: Mapping[str, object]
+    """What every rendering of it knows."""
     content_format: ContentFormat
     knows_developer: bool
+    size_bytes: int
+
+    def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
+        """Return the prompt text of a conversation.
+
+        Raises:
+            ChatTemplateError: for whatever goes wrong inside; the message carries the template's own reason.
+        """
+        if options.continue_final_message and options.add_generation_prompt:
+            raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other.")
+        conversation = parse_messages(messages, self.content_format)
+        if not self.knows_developer:
+            conversation = developer_as_system(conversation)
+        variables = {**self.variables, **_variables(options)}
+        if not options.continue_final_message:
+            return self._rendered(conversation, variables)
+        final, marked = _mark_final_text(conversation)
+        return _cut_at_mark(self._rendered(marked, variables), final)
+
+    def _rendered(self, conversation: Conversation, variables: dict[str, object]) -> str:
+        # `Template.render` would walk over the chained globals of the environment each time.
+        template = self.template
+        variables["messages"] = conversation
+        context = template.environment.context_class(
+            template.environment, variables, template.name, template.blocks
+        )
+        try:
+            return "".join(template.root_render_func(context))
+        except Exception as error:  # a template is a program, and may fail in any way
+            raise ChatTemplateError(f"The chat template refused the conversation: {error}") from error
 
 
 class ChatTemplates:
-    """The chat templates of one tokenizer.
+    """The chat templates of one tokenizer, compiled when they are first asked for.
 
     Args:
         sources: template name -> Jinja source; `default` and perhaps `tool_use` and others.
@@ -56,25 +98,37 @@ class ChatTemplates:
         """Some template's text depends on the clock, so equal conversations may differ as prompts."""
         self._special_tokens = special_tokens
         self._environment = _environment(now)
-        self._compile = lru_cache(maxsize=KEPT_TEMPLATES)(self._compile_source)
+        self.limit_bytes = TEMPLATES_BYTES
+        self.size_bytes = 0
+        """Memory that the compiled templates hold; the first ones go when it is full."""
+        self._compiled: dict[str, CompiledTemplate] = {}
+        self._lock = Lock()
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        """Return the prompt text of a conversation.
+        """See `CompiledTemplate.render`."""
+        return self.of(options).render(messages, options)
+
+    def of(self, options: ChatOptions) -> CompiledTemplate:
+        """The template that a conversation is rendered with.
 
         Raises:
-            ChatTemplateError: for whatever goes wrong inside; the message carries the template's own reason.
+            ChatTemplateError: there is none, or it does not compile.
         """
-        if options.continue_final_message and options.add_generation_prompt:
-            raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other.")
-        compiled = self._compile(self._source(options))
-        conversation = parse_messages(messages, compiled.content_format)
-        if not compiled.knows_developer:
-            conversation = developer_as_system(conversation)
-        variables = self._variables(options)
-        if not options.continue_final_message:
-            return _render(compiled, conversation, variables)
-        final, marked = _mark_final_text(conversation)
-        return _cut_at_mark(_render(compiled, marked, variables), final)
+        source = self._source(options)
+        compiled = self._compiled.get(source)
+        if compiled is None:
+            compiled = self._compile(source)
+            self._keep(source, compiled)
+        return compiled
+
+    def _keep(self, source: str, compiled: CompiledTemplate) -> None:
+        with self._lock:
+            if source in self._compiled or compiled.size_bytes > self.limit_bytes:
+                return
+            self._compiled[source] = compiled
+            self.size_bytes += compiled.size_bytes
+            while self.size_bytes > self.limit_bytes:
+                self.size_bytes -= self._compiled.pop(next(iter(self._compiled))).size_bytes
 
     def _source(self, options: ChatOptions) -> str:
         """Return the request's template (source or name), else `tool_use` for tools, else `default`."""
@@ -87,35 +141,29 @@ class ChatTemplates:
         except KeyError:
             raise ChatTemplateError("The tokenizer has no chat template, and the request none.") from None
 
-    def _compile_source(self, source: str) -> CompiledTemplate:
+    def _compile(self, source: str) -> CompiledTemplate:
         try:
             content_format = detect_content_format(self._environment.parse(source))
             template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ChatTemplateError(f"The chat template does not compile: {error}") from error
+        variables = {**template.globals, "tools": None, "documents": None, **self._special_tokens}
         knows_developer = re.search("""["']developer["']""", source) is not None
-        return CompiledTemplate(template, dict(template.globals), content_format, knows_developer)
-
-    def _variables(self, options: ChatOptions) -> dict[str, Any]:
-        extra = dict(options.chat_template_kwargs or {})
-        if refused := sorted(RESERVED & extra.keys()):
-            raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(refused)}.")
-        given: dict[str, Any] = {"tools": options.tools, "documents": options.documents}
-        variables: dict[str, Any] = {**given, **self._special_tokens, **extra}
-        # A field of the request that is set wins over the same name in chat_template_kwargs.
-        variables |= {name: list(value) for name, value in given.items() if value is not None}
-        return variables | {"add_generation_prompt": options.add_generation_prompt}
+        size_bytes = COMPILED_BYTES + CHARACTER_BYTES * len(source)
+        return CompiledTemplate(template, variables, content_format, knows_developer, size_bytes)
 
 
-def _render(compiled: CompiledTemplate, conversation: Conversation, variables: Mapping[str, Any]) -> str:
-    # `Template.render` would walk over the chained globals of the environment each time; this is its core.
-    context = compiled.template.new_context(
-        {**compiled.globals, **variables, "messages": conversation}, shared=True
-    )
-    try:
-        return "".join(compiled.template.root_render_func(context))
-    except Exception as error:  # a template is a program, and may fail in any way
-        raise ChatTemplateError(f"The chat template refused the conversation: {error}") from error
+def _variables(options: ChatOptions) -> dict[str, object]:
+    """What the template knows of this request; a field that is set wins over `chat_template_kwargs`."""
+    variables = dict(options.chat_template_kwargs or ())
+    if refused := variables and sorted(RESERVED & variables.keys()):
+        raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(refused)}.")
+    if options.tools is not None:
+        variables["tools"] = list(options.tools)
+    if options.documents is not None:
+        variables["documents"] = list(options.documents)
+    variables["add_generation_prompt"] = options.add_generation_prompt
+    return variables
 
 
 def _mark_final_text(conversation: Conversation) -> tuple[str, Conversation]:
@@ -165,15 +213,22 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
 
 
 def _to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own filter escapes for HTML; a prompt wants plain JSON."""
-    layout: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
-    return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    # In pieces, which the interpreter may interrupt, it takes ten times as long.
+    return (
+        encoder.encode(value)
+        if json_length(value, LONG_JSON) < LONG_JSON
+        else "".join(encoder.iterencode(value))
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

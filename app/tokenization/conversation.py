@@ -5,13 +5,16 @@ string; tool call arguments become objects; a developer is a system voice to tem
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from jinja2 import nodes
 
 from app.tokenization.base import ChatTemplateError, Message
-from app.tokenization.content_format import ContentFormat
 
-Conversation = list[dict[str, Any]]
+ContentFormat = Literal["string", "openai"]
+Part: TypeAlias = dict[str, Any]
+Conversation: TypeAlias = list[dict[str, Any]]
 
 TEXT_FIELDS: Mapping[str, str] = {
     "text": "text",
@@ -36,10 +39,14 @@ MODALITIES: Mapping[str, str] = {
 """Type of a part that is not text -> its modality. Without `type`, a field of that name tells it."""
 
 KEPT_FIELDS = ("name", "task")
+PLAIN_ROLES = ("system", "user", "assistant")
+"""Whose messages of role and text become themselves."""
 
 
 def parse_messages(messages: Sequence[Message], content_format: ContentFormat) -> Conversation:
-    """Return new dicts in the shape that templates expect; the request's own objects stay as they are.
+    """Return dicts in the shape that templates expect; the request's own objects stay as they are.
+
+    No template can change what it is given, so a message that has this shape stands for itself.
 
     Raises:
         ChatTemplateError: no message at all, a part of an unknown type, a tool call that is no function call.
@@ -66,19 +73,23 @@ def developer_as_system(conversation: Conversation) -> Conversation:
     return [merged, *(message for message in renamed if message["role"] != "system")]
 
 
-def _joined_text(content: str | list[dict[str, Any]]) -> str:
+def _joined_text(content: str | list[Part]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content if "text" in part)
 
 
-def _parse_message(message: Message, content_format: ContentFormat) -> dict[str, Any]:
+def _parse_message(message: Message, content_format: ContentFormat) -> dict[str, object]:
     role = message["role"]
     content = message.get("content")
+    if type(content) is str and len(message) == 2 and role in PLAIN_ROLES:
+        if content_format == "string" and isinstance(message, dict):
+            return message
+        return {"role": role, "content": content if content_format == "string" else [_text_part(content)]}
     parts = [content] if isinstance(content, str) else content or []
     if not isinstance(parts, list):
         raise ChatTemplateError("The content of a message must be a string, a list of parts or null.")
-    parsed: dict[str, Any] = {"role": role, "content": _parse_content(parts, content_format)}
+    parsed: dict[str, object] = {"role": role, "content": _parse_content(parts, content_format)}
     if role == "assistant":
         parsed |= _assistant_fields(message)
     elif role == "tool":
@@ -91,7 +102,7 @@ def _parse_message(message: Message, content_format: ContentFormat) -> dict[str,
     return parsed | {key: message[key] for key in KEPT_FIELDS if isinstance(message.get(key), str)}
 
 
-def _parse_content(parts: Iterable[Any], content_format: ContentFormat) -> str | list[dict[str, Any]]:
+def _parse_content(parts: Iterable[object], content_format: ContentFormat) -> str | list[Part]:
     parsed = [part for part in map(_parse_part, parts) if part is not None]
     if content_format == "openai":
         return parsed
@@ -101,16 +112,16 @@ def _parse_content(parts: Iterable[Any], content_format: ContentFormat) -> str |
     return "\n".join([*media, *(text for text in texts if text)])
 
 
-def _parse_part(part: Any) -> dict[str, Any] | None:
+def _parse_part(part: object) -> Part | None:
     """Return a part as templates know it, or None for a text part without text."""
     if isinstance(part, str):
-        return {"type": "text", "text": part}
+        return _text_part(part)
     if not isinstance(part, dict):
         raise ChatTemplateError("A part of a message's content must be a string or an object.")
     kind = str(part.get("type") or next((field for field in MODALITIES if field in part), None))
     if kind in TEXT_FIELDS:
         text = part.get(TEXT_FIELDS[kind])
-        return None if text is None else {"type": "text", "text": str(text)}
+        return None if text is None else _text_part(str(text))
     if kind == "tool_reference":
         return {"type": kind, "name": part.get("name")}
     if kind in MODALITIES:
@@ -119,8 +130,12 @@ def _parse_part(part: Any) -> dict[str, Any] | None:
     raise ChatTemplateError(f"Content part type {kind!r} is not one of: {known}.")
 
 
-def _assistant_fields(message: Message) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+def _text_part(text: str) -> Part:
+    return {"type": "text", "text": text}
+
+
+def _assistant_fields(message: Message) -> dict[str, object]:
+    fields: dict[str, object] = {}
     calls = message.get("tool_calls")
     if calls and isinstance(calls, list):
         fields["tool_calls"] = [_parse_tool_call(call) for call in calls]
@@ -130,14 +145,18 @@ def _assistant_fields(message: Message) -> dict[str, Any]:
     return fields
 
 
-def _parse_tool_call(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or call.get("type", "function") != "function":
-        raise ChatTemplateError("Each of an assistant's tool_calls must be an object of type 'function'.")
-    return {**call, "function": {**function, "arguments": _parse_arguments(function.get("arguments"))}}
+def _parse_tool_call(call: object) -> dict[str, object]:
+    if isinstance(call, dict) and call.get("type", "function") == "function":
+        function = call.get("function")
+        if isinstance(function, dict):
+            return {
+                **call,
+                "function": {**function, "arguments": _parse_arguments(function.get("arguments"))},
+            }
+    raise ChatTemplateError("Each of an assistant's tool_calls must be an object of type 'function'.")
 
 
-def _parse_arguments(arguments: Any) -> dict[str, Any]:
+def _parse_arguments(arguments: object) -> dict[str, object]:
     """Arguments that are no JSON object become an empty one: history must not block the next turn."""
     if isinstance(arguments, str):
         try:
@@ -145,3 +164,73 @@ def _parse_arguments(arguments: Any) -> dict[str, Any]:
         except ValueError:
             return {}
     return arguments if isinstance(arguments, dict) else {}
+
+
+def detect_content_format(template: nodes.Template) -> ContentFormat:
+    """Return "openai" (a list of parts) for a template that loops over a message's content, else "string".
+
+    Nothing in a template says so; vLLM looks whether it loops over a message's content, and so do we: follow
+    `messages` through assignments to the loop over it, then `message.content` through macro arguments to a
+    `for`.
+    """
+    messages = _aliases(template, "messages")
+    message: set[str] = set()
+    for loop in template.find_all(nodes.For):
+        if isinstance(loop.target, nodes.Name) and any(_reads(loop.iter, name) for name in messages):
+            message.add(loop.target.name)
+    return "openai" if any(_content_loops(template, message)) else "string"
+
+
+def _content_loops(template: nodes.Template, message: set[str]) -> Iterator[nodes.For]:
+    in_macros: set[nodes.For] = set()
+    for macro in template.find_all(nodes.Macro):
+        bound = _content_parameters(template, macro, message)
+        for loop in macro.find_all(nodes.For):
+            in_macros.add(loop)
+            if isinstance(loop.iter, nodes.Name) and loop.iter.name in bound:
+                yield loop
+    for loop in template.find_all(nodes.For):
+        by_name = isinstance(loop.iter, nodes.Name) and loop.iter.name == "content" and loop not in in_macros
+        if by_name or any(_reads(loop.iter, name, "content") for name in message):
+            yield loop
+
+
+def _content_parameters(template: nodes.Template, macro: nodes.Macro, message: set[str]) -> set[str]:
+    """Return the parameters of `macro` that some call fills with a message's content."""
+    names = [argument.name for argument in macro.args]
+    bound = set()
+    for call in template.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name == macro.name:
+            named = [(pair.key, pair.value) for pair in call.kwargs]
+            for name, value in [*zip(names, call.args, strict=False), *named]:
+                if any(_reads(value, each, "content") for each in message):
+                    bound.add(name)
+    return bound
+
+
+def _aliases(template: nodes.Template, name: str) -> set[str]:
+    """Return `name` and every variable that is assigned from it, at any distance."""
+    found, fresh = {name}, [name]
+    while fresh:
+        source = fresh.pop()
+        for assignment in template.find_all(nodes.Assign):
+            target = assignment.target
+            if not isinstance(target, nodes.Name) or target.name in found:
+                continue
+            if _reads(assignment.node, source):
+                found.add(target.name)
+                fresh.append(target.name)
+    return found
+
+
+def _reads(node: nodes.Node | None, name: str, field: str | None = None) -> bool:
+    """Tell whether `node` is the variable (or its field), perhaps filtered, tested or sliced."""
+    if isinstance(node, nodes.Filter | nodes.Test):
+        return _reads(node.node, name, field)
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+        return _reads(node.node, name, field)
+    if field is None:
+        return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+    if isinstance(node, nodes.Getitem):
+        return _reads(node.node, name) and isinstance(node.arg, nodes.Const) and node.arg.value == field
+    return isinstance(node, nodes.Getattr) and node.attr == field and _reads(node.node, name)

@@ -5,17 +5,25 @@ Unlike there, a tail that stays incomplete is not lost: it comes with the last t
 """
 
 import codecs
+import sys
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
+from typing import TypeVar
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from app.tokenization.base import TokenIdError
 
+V = TypeVar("V")
+
 REPLACEMENT = "\ufffd"
 ID_LIMIT = 2**32
 """The library keeps ids in 32 bits; below that, an id without a token is legal and adds nothing."""
+TABLE_BYTES = 16 << 20
+"""Memory of what is remembered about tokens, each way: most of a large vocabulary."""
+ENTRY_BYTES = 70
+"""Memory of an entry's place and its id, measured."""
 
 
 def check_id_range(ids: Iterable[int]) -> None:
@@ -35,11 +43,29 @@ def byte_symbols() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
 
-class TokenBytes(dict[int, bytes]):
-    """Token id -> its bytes, for byte-level vocabularies; filled as ids are met: loading stays quick."""
+class TokenTable(dict[int, V]):
+    """Something about tokens by id, filled as ids are met, and emptied when it holds `limit_bytes`."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, skipped: frozenset[int] = frozenset()) -> None:
-        super().__init__(dict.fromkeys(skipped, b""))
+    def __init__(self, limit_bytes: int = TABLE_BYTES) -> None:
+        super().__init__()
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+
+    def keep(self, token_id: int, value: V) -> V:
+        """Remember `value`, and return it."""
+        self.size_bytes += ENTRY_BYTES + sys.getsizeof(value)
+        if self.size_bytes > self.limit_bytes:
+            self.clear()
+            self.size_bytes = ENTRY_BYTES + sys.getsizeof(value)
+        self[token_id] = value
+        return value
+
+
+class TokenBytes(TokenTable[bytes]):
+    """Token id -> its bytes, for byte-level vocabularies."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        super().__init__()
         self._backend = backend
         self._symbols = byte_symbols()
 
@@ -49,59 +75,62 @@ class TokenBytes(dict[int, bytes]):
         if token is None:
             return b""  # not remembered: there are 2**32 of them
         try:
-            value = bytes([self._symbols[symbol] for symbol in token])
+            return self.keep(token_id, bytes([self._symbols[symbol] for symbol in token]))
         except KeyError:  # an added token with a symbol outside the table, such as a blank
-            value = token.encode()
-        self[token_id] = value
-        return value
+            return self.keep(token_id, token.encode())
 
 
-class TokenTexts(dict[int, str | None]):
+class TokenTexts(TokenTable[str | None]):
     """Token id -> the text it adds wherever it stands, or None if that depends on its neighbours."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         super().__init__()
-        self._bytes = token_bytes
+        self.token_bytes = token_bytes
 
     def __missing__(self, token_id: int) -> str | None:
-        raw = self._bytes[token_id]
-        text: str | None = raw.decode("utf-8", "replace")
-        if text and REPLACEMENT in text:
-            text = None
-        if raw:
-            self[token_id] = text
-        return text
+        raw = self.token_bytes[token_id]
+        text = raw.decode("utf-8", "replace")
+        if not raw:
+            return text
+        return self.keep(token_id, None if REPLACEMENT in text else text)
 
 
 class ByteLevelPieces:
-    """Pieces for byte-level vocabularies: a look-up per token, a UTF-8 decoder where characters are split."""
+    """Pieces for byte-level vocabularies: a look-up per token, a UTF-8 decoder where characters are split.
 
-    def __init__(self, backend: tokenizers.Tokenizer, skipped: frozenset[int]) -> None:
-        self._bytes = TokenBytes(backend, skipped)
-        self._texts = TokenTexts(self._bytes)
+    The ids `skipped` add nothing.
+    """
+
+    def __init__(self, texts: TokenTexts, skipped: frozenset[int]) -> None:
+        self._texts = texts
+        self._skipped = skipped
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
         pieces: list[str] = []
+        texts, skipped = self._texts, self._skipped
         for token_id in ids:
-            text = self._texts[token_id]
+            text = "" if token_id in skipped else texts[token_id]
             if text is None:
-                return pieces + self._split_characters(ids[len(pieces) :])
+                self._split_characters(islice(ids, len(pieces), None), pieces)
+                break
             pieces.append(text)
         return pieces
 
-    def _split_characters(self, ids: Sequence[int]) -> list[str]:
+    def _split_characters(self, ids: Iterable[int], pieces: list[str]) -> None:
+        """Add the pieces of `ids`, the first of which begins a character that it does not end."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        pieces: list[str] = []
         held, inside = "", False
         for token_id in ids:
+            if token_id in self._skipped:
+                pieces.append("")
+                continue
             text = None if inside else self._texts[token_id]
             if text is None:
-                held += decoder.decode(self._bytes[token_id])
+                held += decoder.decode(self._texts.token_bytes[token_id])
                 inside = held.endswith(REPLACEMENT) or decoder.getstate()[0] != b""
                 text, held = ("", held) if inside else (held, "")
             pieces.append(text)
-        tail = held + decoder.decode(b"", final=True)
-        return [*pieces[:-1], pieces[-1] + tail] if tail else pieces
+        pieces[-1] += held + decoder.decode(b"", final=True)
 
 
 class StreamPieces:

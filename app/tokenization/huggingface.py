@@ -1,39 +1,51 @@
 """A tokenizer from a local `tokenizer.json`, on the `tokenizers` library."""
 
-from collections.abc import Callable, Sequence
+import codecs
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
 import tokenizers
-from cachetools import LRUCache
 from tokenizers import decoders
 
 from app.clock.offload import call_off_hub
+from app.clock.pause import SLICE_STEPS, Slices
 from app.tokenization.base import (
     PLAIN_CHAT,
+    BoundedCache,
     ChatOptions,
     Message,
     TokenIdError,
-    TokenizerInputError,
     TokenizerLoadError,
+    json_length,
+    not_unicode,
 )
-from app.tokenization.chat_template import ChatTemplates
-from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, check_id_range
-from app.tokenization.folder import DEFAULT_TEMPLATE, TokenizerFolder, read_folder
+from app.tokenization.chat_template import ChatTemplates, CompiledTemplate
+from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, TokenTexts, check_id_range
+from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder, read_folder
+from app.tokenization.long_text import LongTextEncoder
+from app.tokenization.memo import PromptMemo
 
 LONG_TEXT = 2_000
 """Characters from which a text is encoded beside the event loop (about 0.5 ms of work)."""
 LONG_SEQUENCE = 8_000
 """Tokens from which ids are decoded beside the event loop (about as much)."""
+LONG_LIST = 20_000
+"""Tokens from which a list with something about each is made beside the event loop (about 10 ms of work)."""
+PART_IDS = 100_000
+"""Ids that are looked at in one go."""
+LONG_CHAT = 20_000
+MANY_MESSAGES = 400
+"""Members and characters, or messages, from which a conversation is rendered beside the event loop, and not
+remembered."""
 Detokenizer = Callable[[Sequence[int]], list[str]]
 """Token ids -> the text that each adds."""
-KEPT_CHATS = 1_000_000
-"""Tokens in the memory of encoded conversations."""
-LARGEST_KEPT_CHAT = 20_000
-"""Bytes of JSON up to which a conversation is kept there."""
+NOTHING_GIVEN = (None, None, None)
+CHATS_BYTES = 32 << 20
+"""Memory of encoded conversations."""
 WORD_START = "▁"
 """How SentencePiece vocabularies write a blank."""
 
@@ -62,10 +74,13 @@ class LocalTokenizer:
         eos = None if eos_token is None else backend.token_to_id(eos_token)
         self.eos_token_id: int | None = next(iter(folder.eos_token_ids), None) if eos is None else eos
         self.eos_token_ids = frozenset(folder.eos_token_ids) | ({eos} if eos is not None else frozenset())
+        self.longest_token: int = max(map(len, backend.get_vocab()), default=1)
         self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         self._bytes = TokenBytes(backend)
-        self._chats: LRUCache[bytes, list[int]] = LRUCache(KEPT_CHATS, getsizeof=len)
+        self._texts = TokenTexts(self._bytes)
         self._pieces, self._all_pieces = self._detokenizer(True), self._detokenizer(False)
+        self._encoder = LongTextEncoder(backend)
+        self._chats = PromptMemo(CHATS_BYTES)
 
     @classmethod
     def from_path(
@@ -76,6 +91,8 @@ class LocalTokenizer:
         Raises:
             TokenizerLoadError: nothing there, or nothing that the library understands.
         """
+        # The library would start a thread for every core, in every process, and wake one for each text.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         folder = read_folder(path)
         if chat_template is not None:
             folder = replace(folder, chat_templates={DEFAULT_TEMPLATE: chat_template})
@@ -91,73 +108,104 @@ class LocalTokenizer:
         holes = self._backend.id_to_token(count - 1) is None or self._backend.id_to_token(count) is not None
         return max(self._backend.get_vocab().values()) if holes else count - 1
 
-    @cached_property
-    def longest_token(self) -> int:
-        """See `Tokenizer.longest_token`. Counted when a text is first long enough to ask."""
-        return max(map(len, self._backend.get_vocab()), default=1)
-
     @property
     def backend(self) -> tokenizers.Tokenizer:
         """The library's own object: shared, and not to be changed."""
         return self._backend
 
+    @property
+    def tells_time(self) -> bool:
+        """See `Tokenizer.tells_time`."""
+        return self._templates.tells_time
+
+    @property
+    def caches(self) -> Mapping[str, BoundedCache]:
+        """What is remembered, by name."""
+        return {
+            "conversations": self._chats,
+            "chat templates": self._templates,
+            "token bytes": self._bytes,
+            "token texts": self._texts,
+        }
+
     def _detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
         if self._byte_level:
-            return ByteLevelPieces(self._backend, self._special_ids if skip_special_tokens else frozenset())
+            return ByteLevelPieces(self._texts, self._special_ids if skip_special_tokens else frozenset())
         return StreamPieces(self._backend, skip_special_tokens)
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """See `Tokenizer.check_ids`; a negative id is named before one that is too large."""
-        for worst in (min(ids), max(ids)) if ids else ():
+        parts = [(min(part), max(part)) for part in Slices().parts(ids, PART_IDS, SLICE_STEPS)]
+        for worst in (min(least for least, _ in parts), max(most for _, most in parts)) if parts else ():
             if not 0 <= worst < self.vocab_size:
                 raise TokenIdError(f"Token id {worst} is outside the vocabulary of {self.vocab_size} tokens.")
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """See `Tokenizer.encode`. Long texts leave the event loop alone."""
         if len(text) > LONG_TEXT:
-            return self.encode_many([text], add_special_tokens)[0]
+            return call_off_hub(self._encode, text, add_special_tokens)
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self._encoder.encode(text, add_special_tokens)
         except TypeError as error:
-            raise _not_unicode() from error
+            raise not_unicode() from error
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
         """See `Tokenizer.encode_many`."""
-        batch = self._backend.encode_batch_fast
+        encode = self._encoder.encode_many
         try:
             if sum(map(len, texts)) > LONG_TEXT:
-                encodings = call_off_hub(batch, list(texts), add_special_tokens=add_special_tokens)
-            else:
-                encodings = batch(list(texts), add_special_tokens=add_special_tokens)
+                return call_off_hub(encode, texts, add_special_tokens)
+            return encode(texts, add_special_tokens)
         except TypeError as error:
-            raise _not_unicode() from error
-        return [encoding.ids for encoding in encodings]
+            raise not_unicode() from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
         try:
             if len(ids) > LONG_SEQUENCE:
-                return call_off_hub(self._backend.decode_batch, [ids], skip_special_tokens)[0]
+                return call_off_hub(self._decode_long, ids, skip_special_tokens)
             return self._backend.decode(ids, skip_special_tokens)
         except OverflowError:
             check_id_range(ids)
             raise
 
+    def _decode_long(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        if not self._byte_level or len(ids) <= PART_IDS:  # the library takes all ids in one go
+            [text] = self._backend.decode_batch([ids], skip_special_tokens)
+            return text
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        texts = []
+        for start in range(0, len(ids), LONG_LIST):
+            part = [each for each in ids[start : start + LONG_LIST] if each not in skipped]
+            texts.append(decoder.decode(b"".join([self._bytes[token_id] for token_id in part])))
+        return "".join([*texts, decoder.decode(b"", final=True)])
+
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         """See `Tokenizer.pieces`."""
-        return self._pieces(ids) if skip_special_tokens else self._all_pieces(ids)
+        pieces = self._pieces if skip_special_tokens else self._all_pieces
+        return call_off_hub(pieces, ids) if len(ids) > LONG_LIST else pieces(ids)
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.token_strings`; an id without a token gives an empty string."""
+        return call_off_hub(self._strings_of, ids) if len(ids) > LONG_LIST else self._strings_of(ids)
+
+    def _strings_of(self, ids: Sequence[int]) -> list[str]:
         check_id_range(ids)
         return [self._backend.id_to_token(token_id) or "" for token_id in ids]
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.token_texts`. Blanks that a decoder drops from the start of a text are kept."""
+        return call_off_hub(self._texts_of, ids) if len(ids) > LONG_LIST else self._texts_of(ids)
+
+    def _texts_of(self, ids: Sequence[int]) -> list[str]:
         if self._byte_level:
             return [self._bytes[token_id].decode("utf-8", "replace") for token_id in ids]
         texts = []
-        for token_id, token in zip(ids, self.token_strings(ids), strict=True):
+        for token_id, token in zip(ids, self._strings_of(ids), strict=True):
             blanks = len(token) - len(token.lstrip(WORD_START))
             text = self._backend.decode([token_id], False)
             texts.append(" " * blanks + text.lstrip(" ") if blanks else text)
@@ -174,21 +222,39 @@ class LocalTokenizer:
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         """See `Tokenizer.render_chat`."""
-        return self._templates.render(messages, options)
+        if _is_short(messages, options):
+            return self._templates.render(messages, options)
+        return call_off_hub(self._templates.of(options).render, messages, options)
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """See `Tokenizer.encode_chat`. What comes again, as from probes and load tests, is remembered."""
+        if not _is_short(messages, options):
+            return call_off_hub(self._encode_long_chat, self._templates.of(options), messages, options)
         try:
             key = msgspec.json.encode((messages, options))
         except UnicodeEncodeError as error:
-            raise _not_unicode() from error
+            raise not_unicode() from error
         ids = self._chats.get(key)
         if ids is None:
-            ids = self.encode(self.render_chat(messages, options), options.add_special_tokens)
-            if not self._templates.tells_time and len(key) <= LARGEST_KEPT_CHAT:
-                self._chats[key] = ids
+            ids = self.encode(self._templates.render(messages, options), options.add_special_tokens)
+            if not self.tells_time:
+                self._chats.put(key, ids)
         return ids
 
+    def _encode_long_chat(
+        self, template: CompiledTemplate, messages: Sequence[Message], options: ChatOptions
+    ) -> list[int]:
+        return self._encode(template.render(messages, options), options.add_special_tokens)
 
-def _not_unicode() -> TokenizerInputError:
-    return TokenizerInputError("The text holds half of a surrogate pair, which no encoding can express.")
+
+def _is_short(messages: Sequence[Message], options: ChatOptions) -> bool:
+    """True for a conversation that is soon rendered."""
+    if len(messages) > MANY_MESSAGES:
+        return False
+    length = 0
+    for message in messages:
+        content = message.get("content")
+        plain = type(content) is str and len(message) == 2
+        length += len(content) if plain else json_length(message, LONG_CHAT)  # type: ignore[arg-type]
+    given = options.tools, options.documents, options.chat_template_kwargs
+    return length + (0 if given == NOTHING_GIVEN else json_length(given, LONG_CHAT)) < LONG_CHAT

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from app.tokenization.base import Tokenizer, TokenizerLoadError
+from app.tokenization.files import fetch
 from app.tokenization.huggingface import LocalTokenizer
 
 EMBEDDED = Path(__file__).parent / "data"
@@ -76,6 +77,4 @@ def _load(source: str, explicit: bool, hf_token: str | None, chat_template: str 
         raise TokenizerLoadError(f"There is nothing at {source}.")
     if not explicit and "/" not in source:
         return default_tokenizer(chat_template)  # a model name such as `tiny` is nobody's repository
-    from app.tokenization.hub import fetch  # its library is slow to import
-
     return LocalTokenizer.from_path(fetch(source, hf_token), source, chat_template)

@@ -5,7 +5,10 @@ Whoever may not wait (the fast path) asks here. A text of `MOST_BYTES` takes les
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+from threading import Lock
 from typing import Literal
 
 import msgspec
@@ -16,51 +19,79 @@ from app.tokenization.base import PLAIN_CHAT, Tokenizer, TokenizerError
 LIMIT_BYTES = 8 << 20
 MOST_BYTES = 2048
 ENTRY_BYTES = 200
-"""What an entry takes besides its key and its ids: dictionary, list and bytes objects."""
-ID_BYTES = 36
-"""A pointer and a number."""
+"""Memory of an entry beside its bytes and its ids, measured."""
+ID_BYTES = 32
+"""Memory of a token id beside its place in a list; that of small ones is shared."""
+LARGEST_SHARE = 8
+"""An entry that takes a larger part of the memo than one in so many is not kept."""
 
 
 class PromptMemo:
-    """Token ids by key, up to `limit_bytes` in all; what was met first is forgotten first."""
+    """Token ids by raw bytes: what was not used for longest goes when `limit_bytes` of memory are full.
 
-    def __init__(self, tokenizer: Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
+    The lists are shared: whoever puts or gets one does not change it. For threads and greenlets.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self._tokenizer = tokenizer
-        self._known: dict[bytes, Sequence[int]] = {}
+        """Memory that the entries hold."""
+        self._entries: OrderedDict[bytes, list[int]] = OrderedDict()
+        self._lock = Lock()
 
-    def ids(self, key: bytes) -> Sequence[int] | None:
+    def get(self, raw: bytes) -> list[int] | None:
+        """The ids that were put for these bytes; None when they are not here (any more)."""
+        ids = self._entries.get(raw)
+        if ids is not None:
+            with suppress(KeyError):  # another thread may have dropped it meanwhile
+                self._entries.move_to_end(raw)
+        return ids
+
+    def put(self, raw: bytes, ids: list[int]) -> None:
+        """Keep `ids` for `raw`, unless they are too large."""
+        added = _held_bytes(raw, ids)
+        if added > self.limit_bytes // LARGEST_SHARE:
+            return
+        with self._lock:
+            known = self._entries.pop(raw, None)
+            if known is not None:
+                self.size_bytes -= _held_bytes(raw, known)
+            self._entries[raw] = ids
+            self.size_bytes += added
+            while self.size_bytes > self.limit_bytes:
+                self.size_bytes -= _held_bytes(*self._entries.popitem(last=False))
+
+
+class KnownPrompts:
+    """The token ids of prompts of one kind, remembered in `memo`."""
+
+    def __init__(self, tokenizer: Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.memo = PromptMemo(limit_bytes)
+        self._get = self.memo.get
+        self._tokenizer = tokenizer
+
+    def ids(self, key: bytes) -> list[int] | None:
         """The token ids of a prompt, which nobody may change; None when it is long, or not as expected."""
-        known = self._known.get(key)
-        if known is not None:
+        known = self._get(key)
+        if known is not None or len(key) > MOST_BYTES:
             return known
-        if len(key) > MOST_BYTES:
-            return None
         try:
             ids = self.encode(key)
         except TokenizerError:
             return None
         if ids is not None:
-            self._put(key, ids)
+            self.memo.put(key, ids)
         return ids
 
-    def encode(self, key: bytes) -> Sequence[int] | None:
+    def encode(self, key: bytes) -> list[int] | None:
         """The token ids of a new prompt."""
         raise NotImplementedError
 
-    def _put(self, key: bytes, ids: Sequence[int]) -> None:
-        self._known[key] = ids
-        self.size_bytes += _size(key, ids)
-        while self.size_bytes > self.limit_bytes:
-            oldest = next(iter(self._known))
-            self.size_bytes -= _size(oldest, self._known.pop(oldest))
 
-
-class TextMemo(PromptMemo):
+class KnownTexts(KnownPrompts):
     """Keys are texts."""
 
-    def encode(self, key: bytes) -> Sequence[int] | None:
+    def encode(self, key: bytes) -> list[int] | None:
         return self._tokenizer.encode(key.decode(), True)
 
 
@@ -72,10 +103,12 @@ class _TextMessage(Struct, forbid_unknown_fields=True):
 _MESSAGES = msgspec.json.Decoder(list[_TextMessage])
 
 
-class ChatMemo(PromptMemo):
+class KnownChats(KnownPrompts):
     """Keys are JSON arrays of messages; only those are encoded whose messages are texts."""
 
-    def encode(self, key: bytes) -> Sequence[int] | None:
+    def encode(self, key: bytes) -> list[int] | None:
+        if self._tokenizer.tells_time:
+            return None
         try:
             messages = _MESSAGES.decode(key)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -83,5 +116,5 @@ class ChatMemo(PromptMemo):
         return self._tokenizer.encode_chat(msgspec.to_builtins(messages), PLAIN_CHAT)
 
 
-def _size(key: bytes, ids: Sequence[int]) -> int:
-    return ENTRY_BYTES + len(key) + len(ids) * ID_BYTES
+def _held_bytes(raw: bytes, ids: list[int]) -> int:
+    return ENTRY_BYTES + sys.getsizeof(raw) + sys.getsizeof(ids) + ID_BYTES * len(ids)

@@ -2,23 +2,26 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+import msgspec
 import urllib3
 
 from app.tokenization.base import (
     PLAIN_CHAT,
+    BoundedCache,
     ChatOptions,
     Message,
     TokenIdError,
     TokenizerInputError,
     TokenizerServiceError,
+    not_unicode,
 )
 
 CONNECTIONS = 32
 """Kept open between calls; more run at once when needed, and are closed afterwards."""
 PROMPTS_PER_CALL = 256
 """vLLM refuses more than 1024 prompts in one request."""
+JSON = {"Content-Type": "application/json"}
 WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 
 
@@ -38,6 +41,8 @@ class RenderTokenizer:
         self.name = url.rstrip("/")
         self.vocab_size: int | None = None
         self.longest_token: int | None = None
+        self.tells_time = False
+        self.caches: Mapping[str, BoundedCache] = {}
         self.eos_token_id: int | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
         self._model = model
@@ -106,14 +111,14 @@ class RenderTokenizer:
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """See `Tokenizer.encode_chat`. Only what differs from the service's defaults is sent."""
-        fields: dict[str, Any] = {"messages": list(messages)}
+        fields: dict[str, object] = {"messages": list(messages)}
         for name in ChatOptions.__dataclass_fields__:
             value = getattr(options, name)
             if value != getattr(PLAIN_CHAT, name):
                 fields[name] = value
         return self._render("/v1/chat/completions/render", fields, count=1)[0]
 
-    def _render(self, path: str, fields: Mapping[str, Any], count: int) -> list[list[int]]:
+    def _render(self, path: str, fields: Mapping[str, object], count: int) -> list[list[int]]:
         """Return the `token_ids` of each of `count` prompts; one prompt may be answered by a bare object."""
         answer = self._post(path, fields)
         answers = answer if isinstance(answer, list) else [answer]
@@ -125,9 +130,13 @@ class RenderTokenizer:
             raise self._unusable(path, "no list of token_ids")
         return ids
 
-    def _post(self, path: str, fields: Mapping[str, Any]) -> Any:
+    def _post(self, path: str, fields: Mapping[str, object]) -> object:
         try:
-            response = self._request(path, {"model": self._model, **fields})
+            body = msgspec.json.encode({"model": self._model, **fields})
+        except UnicodeEncodeError as error:
+            raise not_unicode() from error
+        try:
+            response = self._request(path, body)
         except urllib3.exceptions.HTTPError as error:
             raise TokenizerServiceError(f"The tokenizer service {self.name} {_trouble(error)}.") from error
         if response.status in (400, 422):
@@ -135,16 +144,16 @@ class RenderTokenizer:
         if not 200 <= response.status < 300:
             raise self._unusable(path, f"status {response.status}: {_reason(response)}")
         try:
-            return response.json()
-        except ValueError as error:
+            return msgspec.json.decode(response.data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._unusable(path, "no JSON") from error
 
-    def _request(self, path: str, body: Mapping[str, Any]) -> urllib3.BaseHTTPResponse:
+    def _request(self, path: str, body: bytes) -> urllib3.BaseHTTPResponse:
         try:
-            return self._pool.request("POST", self.name + path, json=body)
+            return self._pool.request("POST", self.name + path, body=body, headers=JSON)
         except urllib3.exceptions.ProtocolError:
             # A kept connection that the service closed just now; the call changes nothing, so ask again.
-            return self._pool.request("POST", self.name + path, json=body)
+            return self._pool.request("POST", self.name + path, body=body, headers=JSON)
 
     def _unusable(self, path: str, what: str) -> TokenizerServiceError:
         return TokenizerServiceError(f"The tokenizer service {self.name} answered {path} with {what}.")

@@ -58,10 +58,17 @@ def exporter_to(settings: TracingSettings) -> SpanExporter:
     return OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint)
 
 
-def tracer_to(exporter: SpanExporter, service_name: str) -> Tracer:
+def resource_of(settings: TracingSettings) -> Resource:
+    """What spans say of their server.
+
+    To be made at the start: OpenTelemetry asks its detectors in threads, for which the hub cannot wait.
+    """
+    return Resource.create({SERVICE_NAME: settings.otlp_service_name, SERVICE_VERSION: VERSION})
+
+
+def tracer_to(exporter: SpanExporter, resource: Resource) -> Tracer:
     """A tracer whose spans `exporter` sends. To be made in the worker, whose exit sends the last ones."""
     sys.setswitchinterval(SWITCH_S)
-    resource = Resource.create({SERVICE_NAME: service_name, SERVICE_VERSION: VERSION})
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(SpanSender(exporter, FailureReason.of(trace_exporter.__name__)))
     return provider.get_tracer("understudy", VERSION)

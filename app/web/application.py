@@ -14,12 +14,12 @@ from flask.wrappers import Response as FlaskResponse
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import MapAdapter, Rule
 
+from app.api.admin.memory import Caches
 from app.api.errors import forget_frames, respond_to_error
-from app.http.context import RequestContext
+from app.http.context import RequestContext, current_request
 from app.http.response import Response, json_response
 from app.http.route import Route
 from app.http.wsgi import CONTEXT, context_of
-from app.logs import current_request
 from app.middleware.stack import MiddlewareStack
 from app.web.blueprints import RouteTable, label_of
 from app.web.routing import DirectAdapter, ExactRule, StaticRules, static_rules
@@ -70,6 +70,8 @@ class Understudy(Flask):
         self.routes = RouteTable()
         self.services: list[BackgroundService] = []
         """What lives as long as the worker does."""
+        self.caches: list[Caches] = []
+        """What GET /admin/memory tells of."""
         self.register_error_handler(HTTPException, self._http_error)
         self.register_error_handler(Exception, self._error)
 

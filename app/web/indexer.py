@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.api.admin import health, metrics
+from app.api.admin import health, memory, metrics
 from app.api.kv import index as kv_index
 from app.api.kv import pod_scores
 from app.api.responder import ServerLoad
@@ -42,7 +42,9 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     live.subscribe(middleware.on_settings)
     app = Understudy(engine, middleware)
     families = add_index(app, live, tokenizer)
+    app.caches.append(lambda: tokenizer.caches)
     ready = health.readiness(engine, clock, settings.server.startup_duration)
+    app.add_routes("memory", memory.routes(app.caches))
     app.add_routes("health", health.routes(ready, ServerLoad(False), settings.model.vllm_version))
     app.add_routes("metrics", metrics.routes(Exposition([families], http)))
     return app
@@ -58,6 +60,7 @@ def add_index(
     if publisher is not None:
         publisher.listen(fed(index, model))
     app.services.append(Listening(index))
+    app.caches.append(lambda: index.caches)
     body = BodyLimits.of(server)
     scores = pod_scores.routes(index, body, aliases(settings), model, at.kv_index_chat_answer)
     app.add_routes("pod_scores", scores)

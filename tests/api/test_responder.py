@@ -27,6 +27,7 @@ class Texts:
 
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
+        self.taken: list[EngineOutput] = []
 
     def chunk(self, event: EngineOutput) -> bytes:
         return b"[failed]" if type(event) is Failed else self._text([event])
@@ -34,14 +35,13 @@ class Texts:
     def closing(self) -> bytes:
         return b"[end]"
 
-    def body(self, events: Iterable[EngineOutput]) -> bytes:
-        events = list(events)
-        for event in events:
-            if type(event) is Failed:
-                raise event.error
+    def take(self, event: EngineOutput) -> None:
+        self.taken.append(event)
+
+    def body(self) -> bytes:
         if self.fails:
             raise UnicodeError("cannot be written")
-        return self._text(events)
+        return self._text(self.taken)
 
     def _text(self, events: Iterable[EngineOutput]) -> bytes:
         return "".join(text for event in events if type(event) is Tokens for text in event.texts).encode()

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dataset.catalogue import Catalogue
-from app.dataset.hashes import ids_hash
+from app.dataset.catalogue import Catalogue, ids_hash
 
 HASHES = [ids_hash([number]) for number in range(3)]
 Rows = list[tuple[bytes, int, int]]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from app.dataset.build import Recorder
+from app.dataset.catalogue import ids_hash
 from app.dataset.dataset import open_dataset
-from app.dataset.hashes import ids_hash
 from app.tokenization import LocalTokenizer, TokenizerInputError
 from tests.running_server import ROOT
 

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
+from app.dataset.catalogue import text_hash
 from app.dataset.dataset import Dataset, Recorded, open_dataset
-from app.dataset.hashes import text_hash
 from app.tokenization import LocalTokenizer
 from tests.dataset.conftest import Opener
 from tests.dataset.files import PROMPT, make_file, row

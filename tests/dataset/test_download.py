@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.dataset import DatasetError, prepare
-from app.dataset.download import download
-from app.dataset.progress import Advance
+from app.dataset.download import Advance, download
 from config.settings import DatasetSettings
 from tests.dataset.file_server import Shop, open_shop
 from tests.running_server import free_port

@@ -6,7 +6,7 @@ from hashlib import sha256
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dataset.hashes import ids_hash, text_hash
+from app.dataset.catalogue import ids_hash, text_hash
 
 
 def test_ids_are_hashed_as_in_the_specification() -> None:

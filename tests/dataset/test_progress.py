@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from app.dataset.progress import bar, line, lines, shown
+from app.dataset.download import bar, line, lines, shown
 
 
 def test_a_line_comes_for_each_tenth(caplog: pytest.LogCaptureFixture) -> None:

@@ -58,6 +58,20 @@ def test_a_model_whose_own_file_is_broken_gets_the_general_one(
     datasets.close()
 
 
+def test_the_memory_is_that_of_the_catalogues_and_of_the_copies(
+    tmp_path: Path, tokenizer: LocalTokenizer
+) -> None:
+    path = make_file(tmp_path / "replies", [row([number], [1] * 50) for number in range(2_000)])
+    sizes_bytes = []
+    for in_memory in (False, True):
+        settings = DatasetSettings(dataset_path=(str(path),), dataset_in_memory=in_memory)
+        datasets = open_datasets(settings, tokenizer)
+        sizes_bytes.append(datasets.size_bytes)
+        datasets.close()
+    assert 2_000 * 32 < sizes_bytes[0] < 2_000 * 40
+    assert sizes_bytes[1] == sizes_bytes[0] + path.stat().st_size
+
+
 def test_the_first_equals_sign_ends_the_model() -> None:
     paths = ("a", "tiny = b=c")
     assert DatasetSettings(dataset_path=paths).files == {"": "a", "tiny": "b=c"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from app.dataset.hashes import ids_hash
+from app.dataset.catalogue import ids_hash
 from app.tokenization import LocalTokenizer
 from tests.dataset.file_server import open_shop
 from tests.dataset.files import Row, make_file

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from app.dataset.build import conversations, pairs
 from app.dataset.errors import DatasetError
-from app.dataset.sharegpt import conversations, pairs
 
 
 def turns(*said: tuple[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,12 @@ def test_a_place_is_held_until_the_last_token(one_place_one_seat: RunningServer)
 
 
 def test_who_waits_is_served_in_order_of_arrival() -> None:
-    flags = ("--max-num-seqs", "1", "--inter-token-latency", "5ms")
+    flags = (
+        "--max-num-seqs",
+        "1",
+        "--inter-token-latency",
+        "30ms",
+    )  # all have to be there before one is over
     with stressed_server(*flags) as server, ExitStack() as stack:
         port = server.port
         wires = []

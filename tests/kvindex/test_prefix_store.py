@@ -18,7 +18,7 @@ from app.kvindex import chunks as chunks_module
 from app.kvindex.chunks import CHUNK_BYTES, chunk_keys
 from app.kvindex.prefix_store import PrefixStore
 from app.tokenization import LocalTokenizer, TokenizerInputError
-from app.tokenization.folder import TokenizerFolder
+from app.tokenization.files import TokenizerFolder
 from app.tokenization.render import RenderTokenizer
 from tests.kvindex.kinds import KINDS, PARTED
 from tests.running_server import ROOT

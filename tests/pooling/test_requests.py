@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from app.http.errors import ApiError
-from app.protocol.decoding import decode
-from app.protocol.pooling import ClassificationRequest, EmbeddingRequest, PoolingRequest
-from app.protocol.request import Request
-from app.protocol.scoring import RerankRequest, ScoreRequest
+from app.protocol.decoding import Request, decode
+from app.protocol.pooling import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 
 CHAT = [{"role": "user", "content": "hi"}]
 TEXT_KINDS = (EmbeddingRequest, PoolingRequest, ClassificationRequest)

@@ -10,7 +10,7 @@ from app.protocol.anthropic_chat import BILLING_HEADER, chat_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.messages import Message
-from app.protocol.tools import NamedToolChoice
+from app.protocol.options import NamedToolChoice
 from tests.protocol.refused import refused
 
 HELLO = {"role": "user", "content": "hi"}

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
-from app.protocol.decoding import decode, decode_first
-from app.protocol.request import Request
+from app.protocol.decoding import Request, decode, decode_first
 from app.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
 from app.protocol.validation.limits import check_lengths, check_sampling, resolve_max_tokens
 from app.protocol.validation.model import ModelLimits, check_engine

@@ -9,9 +9,9 @@ from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.messages import Message
+from app.protocol.options import NamedToolChoice
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request, echo_text, go_on
-from app.protocol.tools import NamedToolChoice
 from tests.protocol.refused import refused
 
 WEATHER = {"type": "function", "name": "weather", "description": "How it is", "parameters": {}}

@@ -194,3 +194,19 @@ def test_the_embedded_template_writes_roles_tools_and_calls(embedded: LocalToken
     ids = embedded.encode_chat(HI)
     assert embedded.decode(ids, skip_special_tokens=False) == "<|user|>\nhi<|endoftext|>\n<|assistant|>\n"
     assert [ids[0], ids[-2]] == [2, 3]
+
+
+def test_templates_of_requests_are_kept_within_a_limit_of_memory() -> None:
+    templates = ChatTemplates({}, {})
+    templates.limit_bytes = 100_000
+    for number in range(50):
+        assert templates.render(HI, ChatOptions(chat_template=f"{number}")) == str(number)
+        assert 0 < templates.size_bytes <= templates.limit_bytes
+
+
+def test_long_json_is_as_short_json() -> None:
+    tools = [{"name": f"ä{n}", "n": [n, None, True, {"b": 1.5}]} for n in range(3_000)]
+    assert render("{{ tools | tojson }}", tools=tools) == json.dumps(tools, ensure_ascii=False)
+    assert render("{{ tools | tojson(indent=1) }}", tools=tools) == json.dumps(
+        tools, ensure_ascii=False, indent=1
+    )

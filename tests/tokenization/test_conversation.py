@@ -7,8 +7,12 @@ import pytest
 from jinja2 import Environment
 
 from app.tokenization import ChatTemplateError
-from app.tokenization.content_format import ContentFormat, detect_content_format
-from app.tokenization.conversation import developer_as_system, parse_messages
+from app.tokenization.conversation import (
+    ContentFormat,
+    detect_content_format,
+    developer_as_system,
+    parse_messages,
+)
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from app.tokenization import LocalTokenizer, default_tokenizer
+from app.tokenization.detokenize import TokenBytes, TokenTexts
 from app.tokenization.loading import EMBEDDED
 
 TOKENIZER = default_tokenizer()
@@ -83,3 +84,12 @@ def test_any_ids_of_a_sentencepiece_vocabulary_sum_up(sentencepiece: LocalTokeni
         assert "".join(sentencepiece.pieces(ids)) == sentencepiece.decode(ids)
 
     check()
+
+
+def test_what_is_remembered_of_tokens_is_bounded(embedded: LocalTokenizer) -> None:
+    texts = TokenTexts(TokenBytes(embedded.backend))
+    texts.limit_bytes = 2_000
+    for _ in range(2):
+        for token_id in range(5, 500):
+            assert texts[token_id] in (None, embedded.decode([token_id]))
+            assert texts.size_bytes <= texts.limit_bytes

@@ -1,15 +1,19 @@
 """Local tokenizers: what goes in comes out."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.tokenization import (
+    ChatOptions,
+    ChatTemplateError,
     LocalTokenizer,
     TokenIdError,
     TokenizerInputError,
@@ -152,23 +156,77 @@ def test_a_folder_that_is_no_tokenizer_is_refused(
         LocalTokenizer.from_path(tmp_path)
 
 
-def test_other_greenlets_run_while_a_long_text_is_encoded() -> None:
+BARE = ChatOptions(add_generation_prompt=False)
+LONG_WORK = {
+    "a long text": 'tokenizer.encode("word " * 400_000)',
+    "a very long text": 'tokenizer.encode("word " * 1_000_000, add_special_tokens=True)',
+    "a text without words": 'tokenizer.encode("abcdefghij" * 200_000)',
+    "many texts": 'tokenizer.encode_many(["word " * 100] * 3_000)',
+    "many messages": 'tokenizer.encode_chat([{"role": "user", "content": "Hello"}] * 100_000)',
+    "many parts": 'tokenizer.encode_chat([{"role": "user", "content": ["text"] * 100_000}])',
+    "many tools": 'tokenizer.encode_chat(HELLO, ChatOptions(tools=[{"function": {"name": "f"}}] * 30_000))',
+    "a large tool": "tokenizer.encode_chat(HELLO, ChatOptions(tools=[{str(n): [n] for n in range(50_000)}]))",
+    "a text of many messages": 'tokenizer.render_chat([{"role": "user", "content": "Hello"}] * 100_000)',
+    "many ids": "tokenizer.decode([500] * 1_000_000)",
+    "many pieces": "tokenizer.pieces([500] * 1_000_000)",
+    "many spellings": "tokenizer.token_strings([500] * 500_000)",
+    "many single texts": "tokenizer.token_texts([500] * 500_000)",
+}
+
+
+def test_other_greenlets_run_while_much_is_done() -> None:
     program = """
+import sys
 from gevent import monkey; monkey.patch_all()
 import gevent
-from app.tokenization import default_tokenizer
-tokenizer, ticks = default_tokenizer(), []
+from app.tokenization import ChatOptions, default_tokenizer
+tokenizer, ticks, HELLO = default_tokenizer(), [], [{"role": "user", "content": "Hello"}]
 def tick():
     while True:
         ticks.append(1)
         gevent.sleep(0.001)
 gevent.spawn(tick)
-gevent.sleep(0)
-before = len(ticks)
-assert len(tokenizer.encode("word " * 400_000)) == 400_001
-print(len(ticks) - before)
+for work in sys.argv[1:]:
+    gevent.sleep(0.002)
+    before = len(ticks)
+    eval(work)
+    print(len(ticks) - before)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, cwd=ROOT, text=True
-    )
-    assert int(done.stdout) > 5
+    command = [sys.executable, "-c", program, *LONG_WORK.values()]
+    done = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True)
+    ticks = dict(zip(LONG_WORK, map(int, done.stdout.split()), strict=True))
+    assert {name: count for name, count in ticks.items() if count < 8} == {}
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_many_ids_are_the_text_that_the_library_makes_of_them(embedded: LocalTokenizer, skip: bool) -> None:
+    ids = Random(1).choices(range(6_144), k=120_000)
+    assert embedded.decode(ids, skip) == embedded.backend.decode(ids, skip)
+
+
+def test_caches_are_bounded_and_tell_what_they_hold(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "app/tokenization/data", tmp_path, dirs_exist_ok=True)
+    tokenizer = LocalTokenizer.from_path(tmp_path)
+    before = {name: cache.size_bytes for name, cache in tokenizer.caches.items()}
+    ids = tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
+    tokenizer.pieces(ids)
+    assert before.keys() == {"conversations", "chat templates", "token bytes", "token texts"}
+    for name, cache in tokenizer.caches.items():
+        assert before[name] < cache.size_bytes < cache.limit_bytes < 40_000_000, name
+
+
+def test_a_conversation_that_comes_again_is_not_encoded_again(embedded: LocalTokenizer) -> None:
+    chat = [{"role": "user", "content": "The same again?"}]
+    assert embedded.encode_chat(chat) is embedded.encode_chat([dict(message) for message in chat])
+    assert embedded.encode_chat(chat, ChatOptions(add_generation_prompt=False)) != embedded.encode_chat(chat)
+
+
+def test_a_long_conversation_is_what_a_short_one_would_be(embedded: LocalTokenizer) -> None:
+    chat = [{"role": "user", "content": f"Number {n}"} for n in range(1_000)]
+    text = embedded.render_chat(chat)
+    assert text == "".join(embedded.render_chat([each], BARE) for each in chat) + "<|assistant|>\n"
+    assert embedded.encode_chat(chat) == embedded.encode(text)
+    with pytest.raises(TokenizerInputError, match="surrogate"):
+        embedded.encode_chat([*chat, {"role": "user", "content": "\ud800"}])
+    with pytest.raises(ChatTemplateError, match="not one of"):
+        embedded.encode_chat([*chat, {"role": "user", "content": [{"type": "smell"}]}])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.tokenization import LocalTokenizer, TokenizerLoadError, load_tokenizer
-from app.tokenization.hub import fetch
+from app.tokenization.files import fetch
 from app.tokenization.loading import EMBEDDED
 from app.tokenization.render import RenderTokenizer
 

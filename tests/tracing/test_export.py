@@ -7,6 +7,7 @@ import logging
 import tracemalloc
 from collections.abc import Callable, Sequence
 
+import gevent
 import pytest
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -22,6 +23,7 @@ from app.tracing.export import (
     FailureReason,
     SpanSender,
     exporter_to,
+    resource_of,
     span_bytes,
     tracer_to,
 )
@@ -79,7 +81,7 @@ def test_spans_leave_in_order_and_in_batches() -> None:
 def test_spans_leave_without_being_asked_for() -> None:
     with running_collector() as collector:
         settings = TracingSettings(otlp_traces_endpoint=collector.url, otlp_service_name="mine")
-        tracer = tracer_to(exporter_to(settings), settings.otlp_service_name)
+        tracer = tracer_to(exporter_to(settings), resource_of(settings))
         tracer.start_span("one", attributes={"a": 1}).end()
         wait_in_the_hub(collector)
     (span,) = collector.spans
@@ -89,11 +91,19 @@ def test_spans_leave_without_being_asked_for() -> None:
 
 def wait_in_the_hub(collector: Collector) -> None:
     """Let greenlets run until a span has arrived."""
-    import gevent
-
     with gevent.Timeout(20):
         while not collector.spans:
             gevent.sleep(0.01)
+
+
+def test_a_tracer_can_be_made_where_nothing_may_wait() -> None:
+    settings = TracingSettings(otlp_traces_endpoint="http://127.0.0.1:9", otlp_service_name="mine")
+    exporter, resource = exporter_to(settings), resource_of(settings)
+    made: list[Tracer] = []
+    callback = gevent.get_hub().loop.run_callback(lambda: made.append(tracer_to(exporter, resource)))
+    while callback.pending:
+        gevent.sleep(0.001)
+    assert made
 
 
 def test_what_is_not_sampled_is_not_sent() -> None:

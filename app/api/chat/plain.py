@@ -7,7 +7,7 @@ from app.api.frontend import Frontend
 from app.api.plain import PlainHandler
 from app.api.response_meta import ResponseMeta
 from app.protocol.plain import PlainChat, PlainReader, Recognised
-from app.tokenization.memo import ChatMemo
+from app.tokenization.memo import KnownChats
 
 
 class PlainChats(PlainHandler[PlainChat]):
@@ -16,9 +16,9 @@ class PlainChats(PlainHandler[PlainChat]):
     id_prefix = "chatcmpl"
 
     def __init__(self, frontend: Frontend) -> None:
-        self.memo = ChatMemo(frontend.tokenizer)
+        self.known = KnownChats(frontend.tokenizer)
         length, most = frontend.limits.max_model_len, frontend.plain_prompt_tokens
-        super().__init__(frontend, PlainReader(PlainChat, self.memo.ids, length, most))
+        super().__init__(frontend, PlainReader(PlainChat, self.known.ids, length, most))
 
     def writer(self, recognised: Recognised[PlainChat], head: ResponseMeta) -> ChatWriter:
         frontend, options = self._frontend, recognised.request.stream_options

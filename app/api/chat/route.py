@@ -14,10 +14,9 @@ from app.api.kv_transfer import address_of
 from app.http.context import RequestContext
 from app.http.response import Response
 from app.http.route import PlainHandler, Route, post
-from app.protocol.batch import BatchChatRequest
-from app.protocol.chat import ChatCompletionRequest
+from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.messages import Message
-from app.protocol.tools import NamedToolChoice
+from app.protocol.options import NamedToolChoice
 
 
 def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:

@@ -8,7 +8,7 @@ from typing import Any
 from app.engine.request import Constraint, Tool, ToolCalls
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.tools import NamedToolChoice
+from app.protocol.options import NamedToolChoice
 from app.protocol.validation.limits import GenerateRequest, constrained_outputs
 from app.schema import SchemaError, Schemas
 from app.schema.strict import check_strict

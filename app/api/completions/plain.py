@@ -7,7 +7,7 @@ from app.api.frontend import Frontend
 from app.api.plain import PlainHandler
 from app.api.response_meta import ResponseMeta
 from app.protocol.plain import PlainCompletion, PlainReader, Recognised
-from app.tokenization.memo import TextMemo
+from app.tokenization.memo import KnownTexts
 
 
 class PlainCompletions(PlainHandler[PlainCompletion]):
@@ -16,9 +16,9 @@ class PlainCompletions(PlainHandler[PlainCompletion]):
     id_prefix = "cmpl"
 
     def __init__(self, frontend: Frontend) -> None:
-        self.memo = TextMemo(frontend.tokenizer)
+        self.known = KnownTexts(frontend.tokenizer)
         length, most = frontend.limits.max_model_len, frontend.plain_prompt_tokens
-        super().__init__(frontend, PlainReader(PlainCompletion, self.memo.ids, length, most))
+        super().__init__(frontend, PlainReader(PlainCompletion, self.known.ids, length, most))
 
     def writer(self, recognised: Recognised[PlainCompletion], head: ResponseMeta) -> CompletionWriter:
         frontend, options = self._frontend, recognised.request.stream_options

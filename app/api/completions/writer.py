@@ -147,7 +147,7 @@ class CompletionWriter(ResponseWriter):
         text = "".join(self._texts_of(prompt, output.texts[i : i + 1], echoes))
         told = CompletionChunkChoice(index, text)
         if options.logprobs:
-            spans = () if output.logprobs is None else (output.logprobs[i : i + 1],)
+            spans = () if output.logprobs is None else (tuple(output.logprobs[i : i + 1]),)
             told.logprobs = self._lists(self._logprobs[index], index, spans, echoes, holes)
         if first and (options.token_ids or options.echo):
             told.prompt_token_ids = holes.numbers(prompt.ids)

@@ -19,7 +19,7 @@ from app.kvindex.scorer import PodScore
 from app.kvindex.service import KvIndex
 from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout
 from app.protocol.decoding import decode
-from app.protocol.pod_scores import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
+from app.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.tokenization import TokenizerLoadError
 
 ChatWriter = Literal["scores", "templated"]

@@ -17,8 +17,7 @@ from app.http.response import Response, json_response
 from app.http.route import Handler
 from app.pooling.model import Bag, logit, sigmoid
 from app.pooling.turns import Turns
-from app.protocol.pooling import TokenIds
-from app.protocol.scoring import RerankRequest, ScoreInputs, ScoreRequest, ScoringRequest
+from app.protocol.pooling import RerankRequest, ScoreInputs, ScoreRequest, ScoringRequest, TokenIds
 
 Pair = tuple[TokenIds, TokenIds]
 

@@ -35,9 +35,8 @@ class Retrieval(msgspec.Struct, kw_only=True):
     stream: bool | None = False
 
 
-def routes(frontend: Frontend, stores: bool) -> list[Route]:
-    """The routes; with `stores`, responses are kept."""
-    store = ResponseStore(stores)
+def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
+    """The routes; responses are kept in `store`."""
 
     def create_response(context: RequestContext) -> Response:
         """The answer to some input: whole, as a stream, or in the background."""

@@ -103,10 +103,16 @@ class ResponseStore:
 
     def __init__(self, keeps: bool, most: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
         self.keeps = keeps
+        self.limit_bytes = most_bytes
         # Each weighs at least its share, and what is too large for the store takes all of it.
         self._kept: LRUCache[str, KeptResponse] = LRUCache(
             most_bytes, lambda kept: min(max(kept.size, most_bytes // most), most_bytes)
         )
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the responses hold."""
+        return int(self._kept.currsize)
 
     def get(self, response_id: str) -> KeptResponse:
         """The response of this id. ApiError 404 when it is not there (any more)."""

@@ -1,27 +1,29 @@
 """Parse-time rules that more than one kind of request obeys (vllm-api.md section 4).
 
-A rule looks at attributes of a request, which is a struct or a `RawRequest`. Rules come before the schema, so
-on a raw request a value can be of any type; a rule that cannot make sense of one leaves it to the schema.
+They come before the schema, so a value can be of any type, a struct or raw JSON; a rule that cannot make
+sense of one leaves it to the schema.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
+import msgspec
+
+from app.clock.pause import Slices
 from app.http.errors import bad_request
 
 MAX_CACHE_SALT_CHARS = 128
 _FORBIDDEN_IN_CACHE_SALT = frozenset("@/\\\0")
 
 
-def part(value: Any, name: str) -> Any:
+def part(value: object, name: str) -> object:
     """The field `name` of a nested object, be it a struct or a raw one; None when there is none."""
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
-def check_cache_salt(salt: Any) -> None:
+def check_cache_salt(salt: object) -> None:
     """A salt is 1 to 128 characters, none of ``@ / \\`` and NUL."""
     if salt is None:
         return
@@ -34,8 +36,10 @@ def check_cache_salt(salt: Any) -> None:
         )
 
 
-def check_response_format(response_format: Any) -> None:
+def check_response_format(response_format: object) -> None:
     """``json_schema`` needs its schema; a structural tag has a format, or structures with their triggers."""
+    if response_format is None:
+        return
     kind = part(response_format, "type")
     if kind == "json_schema" and part(response_format, "json_schema") is None:
         raise bad_request("response_format of type json_schema needs json_schema", "response_format")
@@ -43,7 +47,7 @@ def check_response_format(response_format: Any) -> None:
         raise bad_request("response_format is no valid structural tag", "response_format")
 
 
-def _is_structural_tag(tag: Any) -> bool:
+def _is_structural_tag(tag: object) -> bool:
     if isinstance(tag, dict) and "format" in tag or part(tag, "format") is not None:
         return True
     structures, triggers = part(tag, "structures"), part(tag, "triggers")
@@ -55,7 +59,7 @@ def _is_structural_tag(tag: Any) -> bool:
     )
 
 
-def count_constraints(structured_outputs: Any, param: str | None) -> int:
+def count_constraints(structured_outputs: object, param: str | None) -> int:
     """How many of json, regex and choice are given; more than one is an error that names `param`."""
     given = sum(part(structured_outputs, name) is not None for name in ("json", "regex", "choice"))
     if given > 1:
@@ -63,32 +67,39 @@ def count_constraints(structured_outputs: Any, param: str | None) -> int:
     return given
 
 
-def check_structural_tag(structured_outputs: Any) -> None:
+def check_structural_tag(structured_outputs: object) -> None:
     """A structural tag, where given, is a text that holds a JSON object."""
     tag = part(structured_outputs, "structural_tag")
-    if tag is None:
-        return
-    try:
-        is_object = isinstance(tag, str) and isinstance(json.loads(tag), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
+    if tag is not None and not (isinstance(tag, str) and _is_object(tag)):
         raise bad_request("structured_outputs.structural_tag must be a JSON object", "structured_outputs")
 
 
-def check_stream_options(request: Any) -> None:
+def _is_object(text: str) -> bool:
+    """Whether `text` is a JSON object; it is only built where it is none that everybody would read."""
+    try:
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        return True
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def check_stream_options(options: object, stream: object) -> None:
     """Stream options need a stream."""
-    if request.stream_options and not request.stream:
+    if options and not stream:
         raise bad_request("stream_options only go with stream=true", "stream_options")
 
 
-def check_continuation(request: Any) -> None:
+def check_continuation(continue_final_message: object, add_generation_prompt: object) -> None:
     """A final message is either continued or answered."""
-    if request.continue_final_message and request.add_generation_prompt:
+    if continue_final_message and add_generation_prompt:
         raise bad_request("continue_final_message and add_generation_prompt exclude each other")
 
 
-def check_thinking_budget(budget: Any) -> None:
+def check_thinking_budget(budget: object) -> None:
     """An integer of at least 0, or -1 for no limit; nothing that merely looks like one."""
     if budget is None:
         return
@@ -98,28 +109,25 @@ def check_thinking_budget(budget: Any) -> None:
         )
 
 
-def check_whole_numbers(request: Any, *names: str) -> None:
-    """The named fields are numbers where they are given; the schema sees to it that they are whole."""
-    for name in names:
-        value = getattr(request, name)
-        if value is not None and not isinstance(value, int | float):
-            raise bad_request(f"{name} must be an integer", name)
+def check_number(name: str, value: object) -> None:
+    """The field `name` is a number if it is given; the schema sees to it that it is a whole one."""
+    if value is not None and not isinstance(value, int | float):
+        raise bad_request(f"{name} must be an integer", name)
 
 
-def check_prompt_logprobs(request: Any) -> None:
+def check_prompt_logprobs(wanted: float | None, stream: object) -> None:
     """-1 (all) or at least 0, and only 0 in a stream."""
-    wanted = request.prompt_logprobs
     if wanted is None:
         return
-    if request.stream and (wanted > 0 or wanted == -1):
+    if stream and (wanted > 0 or wanted == -1):
         raise bad_request("prompt_logprobs do not go with stream=true", "prompt_logprobs")
     if wanted < 0 and wanted != -1:
         raise bad_request("prompt_logprobs must be 0 or more, or -1", "prompt_logprobs")
 
 
-def check_unicode(value: Any) -> None:
+def check_unicode(value: object, within: Slices) -> None:
     """No lone halves of surrogate pairs, which JSON escapes can spell but no tokenizer or socket takes."""
-    for text in _strings(value):
+    for text in _strings(value, within):
         if not text.isascii():
             try:
                 text.encode()
@@ -127,10 +135,11 @@ def check_unicode(value: Any) -> None:
                 raise bad_request("the request contains text that is not valid Unicode") from None
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: object, within: Slices) -> Iterator[str]:
     pending = [value]
     while pending:
         item = pending.pop()
+        within.spend()
         if isinstance(item, str):
             yield item
         elif isinstance(item, dict):

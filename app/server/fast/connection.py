@@ -13,13 +13,13 @@ import gevent
 
 from app.api.errors import respond_to_error
 from app.http.connection import READ, Connection, GeventSocket, Watcher
-from app.http.context import RequestContext
+from app.http.context import RequestContext, current_request
 from app.http.response import STATUS_LINES, PendingResponse, Response, StreamingBody
 from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
 from app.http.write_batcher import WriteBatcher
-from app.logs import ServerLogger, current_request
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, RequestHeads
 from app.server.joined_response import default_head
+from app.server.logs import ServerLogger
 from app.web.application import Understudy
 
 RECEIVE = 1 << 16

@@ -1,14 +1,25 @@
-"""The files of a tokenizer folder, as the Hugging Face hub lays them out."""
+"""The files of a tokenizer, as the Hugging Face hub lays them out: in a folder, or fetched from there."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from app.tokenization.base import TokenizerLoadError
 
 DEFAULT_TEMPLATE = "default"
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    "config.json",
+    "generation_config.json",
+)
+TIMEOUT_S = 3.0
+"""For each question to the hub; a download has the library's own limit (`HF_HUB_DOWNLOAD_TIMEOUT`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +58,7 @@ def read_folder(path: Path) -> TokenizerFolder:
     )
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, object]:
     if not file.is_file():
         return {}
     try:
@@ -59,7 +70,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
     """Collect `*_token` entries; a token is its text, or an object with the text under `content`."""
     tokens = {}
     for key, value in config.items():
@@ -69,7 +80,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
     """Files win over the entry in tokenizer_config.json, which is one template or a list of named ones."""
     templates: dict[str, str] = {}
     for source in (_read_json(folder / "chat_template.json"), config):
@@ -85,15 +96,50 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return templates
 
 
-def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
+def _eos_token_ids(*configs: Mapping[str, object]) -> tuple[int, ...]:
     for config in configs:
         value = config.get("eos_token_id")
-        if value is not None:
-            return tuple(value) if isinstance(value, list) else (value,)
+        if isinstance(value, list):
+            return tuple(value)
+        if isinstance(value, int):
+            return (value,)
     return ()
 
 
-def _vocab_size(model: Mapping[str, Any]) -> int:
+def _vocab_size(model: Mapping[str, object]) -> int:
     nested = model.get("text_config")
     size = model.get("vocab_size") or (nested.get("vocab_size") if isinstance(nested, dict) else None)
     return size if isinstance(size, int) else 0
+
+
+def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Path:
+    """Return the folder with the tokenizer files of the repository `name`.
+
+    `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT` are honoured by the library, at its import.
+
+    Raises:
+        TokenizerLoadError: not in the cache, and the hub is out of reach, refuses or has no `tokenizer.json`.
+    """
+    from huggingface_hub import snapshot_download  # slow to import
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    reason = "the repository has no tokenizer.json"
+    for local_only in (True, False):
+        try:
+            folder = Path(
+                snapshot_download(
+                    name,
+                    allow_patterns=list(FILES),
+                    cache_dir=cache,
+                    token=token,
+                    etag_timeout=TIMEOUT_S,
+                    local_files_only=local_only,
+                )
+            )
+        except Exception as error:  # of several libraries: not found, gated, no network, bad name
+            reason = str(error).strip().splitlines()[0]
+        else:
+            if (folder / "tokenizer.json").is_file():
+                return folder
+    raise TokenizerLoadError(f"{name} is neither in the local cache nor on the hub: {reason}")

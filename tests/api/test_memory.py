@@ -1,0 +1,59 @@
+"""GET /admin/memory: every cache is there, and none is larger than it may be."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.factory import create_app
+from app.web.application import Understudy
+from config.loader import load
+
+NAMES = {
+    "adapters",
+    "block hashes",
+    "chat templates",
+    "client audit",
+    "conversations",
+    "fault scripts",
+    "index blocks",
+    "KV cache blocks",
+    "KV events to publish",
+    "KV events to replay",
+    "plain chats",
+    "plain prompts",
+    "rate limits",
+    "responses",
+    "schemas",
+    "token bytes",
+    "token texts",
+}
+
+
+@pytest.fixture
+def app() -> Understudy:
+    return create_app(load(("--enable-kvcache", "--kv-index"), {}))
+
+
+def sizes(app: Understudy) -> dict[str, dict[str, int]]:
+    answer = app.test_client().get("/admin/memory").json
+    assert answer is not None
+    caches: dict[str, dict[str, int]] = answer["caches"]
+    assert answer["size_bytes"] == sum(cache["size_bytes"] for cache in caches.values())
+    return caches
+
+
+def test_every_cache_is_told_with_its_bound(app: Understudy) -> None:
+    caches = sizes(app)
+    assert set(caches) >= NAMES
+    for name, cache in caches.items():
+        assert 0 <= cache["size_bytes"] <= cache["limit_bytes"], name
+
+
+def test_what_is_remembered_shows(app: Understudy) -> None:
+    before = sizes(app)
+    chat = {"messages": [{"role": "user", "content": "Remember me."}], "max_tokens": 4}
+    assert app.test_client().post("/v1/chat/completions", json=chat).status_code == 200
+    after = sizes(app)
+    for name in ("conversations", "KV cache blocks"):
+        assert after[name]["size_bytes"] >= before[name]["size_bytes"]
+    assert after["conversations"]["size_bytes"] > before["conversations"]["size_bytes"]
