@@ -1,35 +1,36 @@
-"""From a request of any API family to its generations, once."""
+"""From a validated request of any API family to the engine's requests, once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Any
+from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from app.api.chat.media import Features, placeholders
-from app.api.chat.tools import calls_of, constraint_of
+from app.api.chat.tools import constraint_of, tool_calls_of
+from app.api.headers import CACHE_THRESHOLD, priority_of, truth
 from app.api.response_meta import ResponseMeta
-from app.engine.observer import Observer
+from app.clock.pause import Slices
 from app.engine.request import EngineRequest
+from app.faults.injector import fault_of
 from app.http.context import RequestContext
-from app.http.errors import bad_request
 from app.lora.registry import LoRARegistry
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.validation import limits as rules
-from app.protocol.validation import model as model_limits
-from app.protocol.validation.limits import GenerateRequest
+from app.protocol.validation.generation import ValidatedRequest
+from app.protocol.validation.sampling import GenerationRequest
 from app.schema import Schemas
 from config.settings import Settings
 
-NO_SEED = -1
 NO_THOUGHTS = ("none",)
 """Reasoning efforts that keep a model from thinking."""
-TRUTHS = {**dict.fromkeys(("1", "t", "true"), True), **dict.fromkeys(("0", "f", "false"), False)}
+AT_ONCE = 1_000
+"""Engine requests, about 2 us each, that are made between two pauses."""
+NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class Prompt(Struct, frozen=True):
@@ -43,33 +44,9 @@ class Prompt(Struct, frozen=True):
     """Images and the like."""
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
-    """What a request means besides its body. It has `together` choices, and came at `arrival_s`."""
-
-    head: ResponseMeta
-    arrival_s: float
-    together: int
-    priority: int = 0
-    image: bool = False
-    delays: tuple[tuple[int, float], ...] = ()
-    observers: Sequence[Observer] = ()
-    missed: bool = False
-    """Whether the cache is to be said to have too little of the prompt."""
-
-
-def truth(context: RequestContext, header: str) -> bool | None:
-    """What a header says; None without it. ApiError 400 for another word."""
-    text = context.headers.get(header)
-    if text is None:
-        return None
-    if text.lower() not in TRUTHS:
-        raise bad_request(f"{header.title()} must be true or false, got {text[:40]!r}")
-    return TRUTHS[text.lower()]
-
-
 @dataclass(slots=True)
 class RequestBuilder:
-    """Makes generations. `settings` may be replaced while the server runs; `rng` decides about images."""
+    """Makes engine requests. `settings` may be replaced while the server runs; `rng` decides about images."""
 
     settings: Settings
     adapters: LoRARegistry
@@ -84,83 +61,113 @@ class RequestBuilder:
         """What the request says of an image, else a draw."""
         return self.rng.random() * 100 < self.settings.model.image_emission_rate if asked is None else asked
 
-    def choices(
-        self, request: GenerateRequest, wanted: Wanted, prompt: Prompt, number: int, most_tokens: int
+    def build(
+        self,
+        asked: ValidatedRequest[GenerationRequest],
+        meta: ResponseMeta,
+        prompts: Sequence[Prompt],
+        context: RequestContext,
+        image: bool = False,
     ) -> list[EngineRequest]:
-        """All n choices of prompt `number`: they differ in their place and, if there is one, their seed.
+        """All n choices of each prompt: they differ in their place and, if there is one, their seed.
 
-        ApiError 400 when tools or the wanted form make no sense.
+        ApiError 400 when headers, tools or the wanted form make no sense. Pauses where it makes many.
         """
-        first = self._first(request, wanted, prompt, number, most_tokens)
-        others = (
-            replace(first, index=first.index + k, seed=None if first.seed is None else first.seed + k)
-            for k in range(1, first.n)
-        )
-        return [first, *others]
+        if not prompts:
+            return []
+        first = self._first(asked, meta, prompts, context, image)
+        return [first] if len(prompts) == asked.n == 1 else list(_choices(first, prompts, asked.max_tokens))
 
     def _first(
-        self, request: GenerateRequest, wanted: Wanted, prompt: Prompt, number: int, most_tokens: int
+        self,
+        asked: ValidatedRequest[GenerationRequest],
+        meta: ResponseMeta,
+        prompts: Sequence[Prompt],
+        context: RequestContext,
+        image: bool,
     ) -> EngineRequest:
-        n, stop = request.n or 1, request.stop or ()
-        model = wanted.head.model
+        """The first choice of the first prompt."""
+        request, prompt, fault = asked.request, prompts[0], fault_of(context)
+        transfer = request.kv_transfer_params or NOTHING
+        priority = priority_of(context, request.priority)
+        least_hit_rate = self._least_hit_rate(request, context)
+        constraint = constraint_of(asked.structured_outputs, self.schemas)
+        tool_calls, reasoning, thinking_budget = None, False, None
+        if isinstance(request, ChatCompletionRequest):
+            tool_calls = tool_calls_of(request, self.settings.tools, self.schemas)
+            reasoning, thinking_budget = self._thinks(request), request.thinking_token_budget
         return EngineRequest(
-            request_id=wanted.head.id,
-            index=number * n,
-            model=model,
+            request_id=meta.id,
+            index=0,
+            model=asked.model,
             prompt_ids=prompt.ids,
             echo_text=prompt.echo_text,
             turns=prompt.turns,
-            max_tokens=most_tokens,
-            limited=rules.requested_max_tokens(request)[0] is not None,
-            arrival_s=wanted.arrival_s,
+            max_tokens=asked.max_tokens[0],
+            limited=asked.requested is not None,
+            arrival_s=context.arrival_s,
             min_tokens=request.min_tokens,
             ignore_eos=request.ignore_eos,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            stop_token_ids=frozenset(request.stop_token_ids or ()),
+            stop=asked.stop,
+            stop_token_ids=asked.stop_token_ids,
             include_stop=request.include_stop_str_in_output,
-            seed=None if request.seed == NO_SEED else request.seed,
-            greedy=request.temperature is not None and request.temperature < rules.GREEDY_BELOW,
-            logprobs=model_limits.wanted_logprobs(request),
-            prompt_logprobs=model_limits.wanted_prompt_logprobs(request),
-            constraint=constraint_of(request, self.schemas),
-            adapter=model if model in self.adapters else None,
-            priority=wanted.priority,
+            seed=asked.seed,
+            greedy=asked.greedy,
+            logprobs=asked.logprobs,
+            prompt_logprobs=asked.prompt_logprobs,
+            tool_calls=tool_calls,
+            constraint=constraint,
+            reasoning=reasoning,
+            thinking_budget=thinking_budget,
+            adapter=asked.model if asked.model in self.adapters else None,
+            priority=priority,
             cache_salt=request.cache_salt,
             media=placeholders(prompt.features),
-            least_hit_rate=inf if wanted.missed else self._least_hit_rate(request),
-            image=wanted.image,
-            delays=wanted.delays,
-            n=n,
-            together=wanted.together,
-            observers=wanted.observers,
-            **self._of_chat(request),
-            **_transfer(request.kv_transfer_params),
+            least_hit_rate=least_hit_rate,
+            image=image,
+            remote_prefill=bool(transfer.get("do_remote_prefill")),
+            delays=() if fault is None else fault.delays,
+            remote_decode=bool(transfer.get("do_remote_decode")),
+            n=asked.n,
+            together=len(prompts) * asked.n,
+            observers=context.observers,
         )
 
-    def _of_chat(self, request: GenerateRequest) -> dict[str, Any]:
-        """What only a chat can ask for."""
-        if not isinstance(request, ChatCompletionRequest):
-            return {}
-        calls = calls_of(request, self.settings.tools, self.schemas)
-        thoughts = {"reasoning": self.thinks(request), "thinking_budget": request.thinking_token_budget}
-        return {"tool_calls": calls, **thoughts}
-
-    def _least_hit_rate(self, request: GenerateRequest) -> float:
-        """The request's own threshold if it has one, else the server's (simulator.md 13.7)."""
+    def _least_hit_rate(self, request: GenerationRequest, context: RequestContext) -> float:
+        """The request's own threshold, or the server's (simulator.md 13.7); a header can set it above all."""
+        if truth(context, CACHE_THRESHOLD):
+            return inf
         own = request.cache_hit_threshold
         return self.settings.kvcache.global_cache_hit_threshold if own is None else own
 
-    def thinks(self, request: ChatCompletionRequest) -> bool:
+    def _thinks(self, request: ChatCompletionRequest) -> bool:
         """True when the model thinks before it answers: it is able to, and the request does not forbid it."""
         if not self.settings.reply.reasoning_parser or request.reasoning_effort in NO_THOUGHTS:
             return False
-        kwargs = request.chat_template_kwargs or {}
+        kwargs = request.chat_template_kwargs or NOTHING
         return bool(kwargs.get("enable_thinking", kwargs.get("thinking", True)))
 
 
-def _transfer(params: dict[str, Any] | None) -> dict[str, Any]:
-    """The two words of `kv_transfer_params` that change what a server does (simulator.md section 17)."""
-    return {
-        "remote_prefill": bool(params and params.get("do_remote_prefill")),
-        "remote_decode": bool(params and params.get("do_remote_decode")),
-    }
+def _choices(
+    first: EngineRequest, prompts: Sequence[Prompt], max_tokens: Sequence[int]
+) -> Iterator[EngineRequest]:
+    """All choices of all prompts, in order, of which `first` is the first one."""
+    slices = Slices(AT_ONCE)
+    for number, (prompt, most) in enumerate(zip(prompts, max_tokens, strict=True)):
+        own = first if number == 0 else _for_prompt(first, number, prompt, most)
+        for k in range(first.n):
+            seed = None if own.seed is None else own.seed + k
+            yield own if k == 0 else replace(own, index=own.index + k, seed=seed)
+            slices.spend()
+
+
+def _for_prompt(first: EngineRequest, number: int, prompt: Prompt, max_tokens: int) -> EngineRequest:
+    return replace(
+        first,
+        index=number * first.n,
+        prompt_ids=prompt.ids,
+        echo_text=prompt.echo_text,
+        turns=prompt.turns,
+        max_tokens=max_tokens,
+        media=placeholders(prompt.features),
+    )

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
-from app.api.builder import Prompt, RequestBuilder, Wanted, truth
+from app.api.builder import Prompt, RequestBuilder
 from app.api.chat.media import encoded
-from app.api.data_parallel import check_rank
+from app.api.headers import SEND_IMAGE, check_rank, truth
 from app.api.identity import Identity
 from app.api.models import ServedModels
 from app.api.pieces import check_answer_size
 from app.api.responder import Responder
 from app.api.response_meta import ResponseMeta
 from app.api.writer import ResponseWriter
-from app.faults.injector import FaultInjector, fault_of
+from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
-from app.http.errors import ApiError, bad_request
+from app.http.errors import ApiError
 from app.http.response import Response
 from app.protocol.decoding import Request, decode
 from app.protocol.transfer import ECTransferParams
-from app.protocol.validation import limits as rules
-from app.protocol.validation import model as model_rules
-from app.protocol.validation.limits import GenerateRequest
+from app.protocol.validation.generation import ValidatedRequest, check_prompt_text, fit_prompt
 from app.protocol.validation.model import ModelLimits
+from app.protocol.validation.sampling import GenerationRequest
 from app.tokenization import Tokenizer
 
 T = TypeVar("T", bound=Request)
+R = TypeVar("R", bound=GenerationRequest)
+
+
+class SharedOptions(TypedDict):
+    """What `ResponseOptions` of every family have."""
+
+    n: int
+    include_usage: bool
+    continuous_usage: bool
+    token_ids: bool
+    token_id_names: bool
+    prompt_details: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,48 +69,42 @@ class Frontend:
         body = self.body.read(context)
         return decode(body, context.content_type, kind)
 
-    def accept(self, request: GenerateRequest, context: RequestContext) -> str:
-        """The model's name for the answer; ApiError when model, queue or lengths do not allow the request.
+    def accept(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
+        """The request, as far as it can be judged before its prompts are tokens.
 
-        Before all that, ApiError when it is to fail on purpose.
+        ApiError when it is to fail on purpose, or when model, queue or lengths do not allow it.
         """
         self.faults.inject(context, request.model)
         model = self.models.resolve(request.model)
         self.responder.engine.check_accepting(request.n or 1)
-        rules.check_choices(request)
-        for name in ("mm_processor_kwargs", "media_io_kwargs"):
-            if getattr(request, name, None):
-                raise bad_request(f"{name} is for models that take more than text.", name)
-        rules.check_lengths(request, self.limits.max_model_len)
-        return model
+        return ValidatedRequest(request, model, self.limits)
 
     def check_text(self, text: str) -> None:
         """ApiError 400 for a text that cannot fit the context, before any work is done on it."""
         if len(text) > self.limits.max_model_len and self.tokenizer.longest_token is not None:
-            rules.check_prompt_text(text, self.limits.max_model_len, self.tokenizer.longest_token)
+            check_prompt_text(text, self.limits.max_model_len, self.tokenizer.longest_token)
 
-    def fit(self, request: GenerateRequest, ids: Sequence[int]) -> Sequence[int]:
+    def fit(self, request: GenerationRequest, ids: Sequence[int]) -> Sequence[int]:
         """The part of a prompt that the request wants to keep; ApiError 400 when it exceeds the context."""
-        kept = rules.truncate_prompt(ids, request, self.limits.max_model_len)
-        rules.check_prompt_length(len(kept), self.limits.max_model_len)
-        return kept
+        return fit_prompt(request, ids, self.limits.max_model_len)
 
     def wants_image(self, context: RequestContext) -> bool:
         """True when an image should follow the reply: asked for by header, or drawn (simulator.md 2.2)."""
-        return self.omni and self.builder.wants_image(truth(context, "x-send-image"))
+        return self.omni and self.builder.wants_image(truth(context, SEND_IMAGE))
 
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
         """`ec_transfer_params` of an encoder's answer; None of any other's."""
         return encoded(hashes) if self.encoder_only else None
 
-    def shape(self, request: GenerateRequest) -> dict[str, Any]:
+    def options(self, asked: ValidatedRequest[GenerationRequest]) -> SharedOptions:
         """The fields of `ResponseOptions` for this request."""
+        request = asked.request
         options = request.stream_options
-        wanted = options is not None and bool(options.include_usage)
-        everywhere = wanted and bool(options and options.continuous_usage_stats)
+        usage = options is not None and bool(options.include_usage)
+        everywhere = usage and options is not None and bool(options.continuous_usage_stats)
         return {
-            "n": request.n or 1,
-            "include_usage": wanted or self.force_usage,
+            "n": asked.n,
+            "include_usage": usage or self.force_usage,
             "continuous_usage": everywhere or self.force_usage,
             "token_ids": bool(request.return_token_ids),
             "token_id_names": bool(request.return_tokens_as_token_ids),
@@ -108,8 +113,8 @@ class Frontend:
 
     def generate(
         self,
-        request: GenerateRequest,
-        head: ResponseMeta,
+        asked: ValidatedRequest[GenerationRequest],
+        meta: ResponseMeta,
         prompts: Sequence[Prompt],
         writer: ResponseWriter,
         context: RequestContext,
@@ -118,54 +123,19 @@ class Frontend:
     ) -> Response:
         """The response. What only the engine would refuse comes, in a stream, after its 200."""
         responder = responder or self.responder
-        limits = [self._max_tokens(request, prompt) for prompt in prompts]
+        stream = bool(asked.request.stream)
+        asked.check_sampling([len(prompt.ids) for prompt in prompts])
         try:
             check_rank(context, self.rank)
-            for prompt in prompts:
-                model_rules.check_engine(request, prompt.ids, self.limits)
+            asked.check_engine([prompt.ids for prompt in prompts])
         except ApiError as error:
-            if request.stream:
+            if stream:
                 return responder.broken(error, writer)
             raise
-        together = len(prompts) * (request.n or 1)
-        if not request.stream:
-            entries = model_rules.wanted_logprobs(request)
-            top = self.limits.vocab_size if entries == -1 else entries
-            check_answer_size(together, max(limits, default=1), top)
+        together = len(prompts) * asked.n
+        if not stream:
+            check_answer_size(together, max(asked.max_tokens, default=1), asked.most_logprobs())
         # Before as many engine requests are made as a hostile request asks for.
         responder.engine.check_admission(together)
-        fault = fault_of(context)
-        wanted = Wanted(
-            head=head,
-            arrival_s=context.arrival_s,
-            together=together,
-            priority=priority_of(request, context),
-            image=image,
-            observers=context.observers,
-            delays=() if fault is None else fault.delays,
-            missed=bool(truth(context, "x-cache-threshold-finish-reason")),
-        )
-        requests = [
-            choice
-            for number, prompt in enumerate(prompts)
-            for choice in self.builder.choices(request, wanted, prompt, number, limits[number])
-        ]
-        return responder.respond(requests, writer, bool(request.stream), context)
-
-    def _max_tokens(self, request: GenerateRequest, prompt: Prompt) -> int:
-        """Tokens that may be generated; ApiError 400 when the sampling fields do not fit together."""
-        wanted, _ = rules.requested_max_tokens(request)
-        most = rules.resolve_max_tokens(wanted, len(prompt.ids), self.limits.max_model_len)
-        rules.check_sampling(request, most)
-        return max(most, 1)
-
-
-def priority_of(request: GenerateRequest, context: RequestContext) -> int:
-    """The priority of a request: its header's, or else its body's. ApiError 400 when it is no integer."""
-    given = context.headers.get("x-vllm-priority")
-    if given is None:
-        return request.priority
-    try:
-        return int(given)
-    except ValueError:
-        raise bad_request(f"X-Vllm-Priority must be an integer, got {given[:40]!r}") from None
+        requests = self.builder.build(asked, meta, prompts, context, image)
+        return responder.respond(requests, writer, stream, context)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from app.api.identity import Identity
 from app.protocol.transfer import KVTransferParams
-from app.protocol.validation.limits import GenerateRequest
+from app.protocol.validation.sampling import GenerationRequest
 
 BLOCK_TOKENS = 16
 SIDE_CHANNEL_PORT = 5600
 """Where a real server's transfer connector would listen."""
 
 
-def address_of(asked: GenerateRequest, identity: Identity, prompt_tokens: int) -> KVTransferParams | None:
+def address_of(asked: GenerationRequest, identity: Identity, prompt_tokens: int) -> KVTransferParams | None:
     """What the decode side is to be given; None unless `asked` wants its decode done elsewhere."""
     wanted = asked.kv_transfer_params
     if not wanted or not wanted.get("do_remote_decode"):

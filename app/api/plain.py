@@ -11,7 +11,7 @@ from app.engine.request import EngineRequest
 from app.http.context import RequestContext
 from app.http.response import PendingResponse, Response
 from app.protocol.plain import PlainReader, PlainRequest, Recognised
-from app.protocol.validation.limits import GREEDY_BELOW
+from app.protocol.validation.sampling import GREEDY_BELOW
 from config.settings import Settings
 
 SPECIAL_HEADERS = frozenset(

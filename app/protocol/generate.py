@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -47,7 +47,7 @@ class GenerateRequest(Request, kw_only=True):
 
     request_id: str = ""
     token_ids: Ids
-    features: dict[str, Any] | None = None
+    features: JsonObject | None = None
     """What a render has told of images and the like."""
     sampling_params: SamplingParams
     model: str | None = None
@@ -64,6 +64,12 @@ class GenerateRequest(Request, kw_only=True):
     def check_rules(self: GenerateRequest | RawRequest) -> None:
         rules.check_stream_options(self.stream_options, self.stream)
         rules.check_cache_salt(self.cache_salt)
+
+    @property
+    def mm_hashes(self) -> dict[str, list[str]] | None:
+        """Hashes of images and the like, by modality; what is none is left out."""
+        hashes = (self.features or {}).get("mm_hashes")
+        return hashes if isinstance(hashes, dict) else None
 
     def as_completion(self, max_model_len: int) -> CompletionRequest:
         """The same, as a text completion of the same tokens."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.api.data_parallel import HEADER, check_rank
+from app.api.headers import RANK as HEADER
+from app.api.headers import check_rank
 from app.http.errors import ApiError
 from tests.application import request
 

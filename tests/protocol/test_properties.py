@@ -4,19 +4,46 @@ import json
 from typing import Any
 
 import msgspec
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.http.errors import ApiError
-from app.protocol.chat import ChatCompletionRequest
+from app.protocol.anthropic import CountTokensRequest, MessagesRequest
+from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import Request, decode, decode_first
-from app.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
-from app.protocol.validation.limits import check_lengths, check_sampling, resolve_max_tokens
-from app.protocol.validation.model import ModelLimits, check_engine
+from app.protocol.generate import AbortRequest, GenerateRequest
+from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
+from app.protocol.pooling import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from app.protocol.responses import ResponsesRequest
+from app.protocol.tokenize import (
+    TOKENIZE_REQUESTS,
+    DetokenizeRequest,
+    ScoreChatRequest,
+    ScoreTextRequest,
+    ScoreTokensRequest,
+    TokenizeChatRequest,
+    TokenizePromptRequest,
+)
+from app.protocol.validation.generation import ValidatedRequest
+from app.protocol.validation.model import ModelLimits
 
 JSON = "application/json"
 KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, DetokenizeRequest)
+EVERY_KIND = (
+    *KINDS,
+    *(AbortRequest, BatchChatRequest, ClassificationRequest, CountTokensRequest, EmbeddingRequest),
+    *(GenerateRequest, LoadAdapterRequest, MessagesRequest, PoolingRequest, RerankRequest, ResponsesRequest),
+    *(ScoreChatRequest, ScoreRequest, ScoreTextRequest, ScoreTokensRequest, TokenizeChatRequest),
+    *(TokenizePromptRequest, UnloadAdapterRequest),
+)
 LIMITS = ModelLimits(max_model_len=2048, vocab_size=4096)
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
@@ -53,9 +80,9 @@ def decode_everywhere(body: bytes, content_type: str | None = JSON) -> None:
         try:
             request = decode(body, content_type, kind)
             if isinstance(request, ChatCompletionRequest | CompletionRequest):
-                check_lengths(request, LIMITS.max_model_len)
-                check_sampling(request, resolve_max_tokens(request.max_tokens, 16, LIMITS.max_model_len))
-                check_engine(request, [1] * 16, LIMITS)
+                asked = ValidatedRequest(request, "model", LIMITS)
+                asked.check_sampling([16])
+                asked.check_engine([[1] * 16])
         except ApiError as error:
             assert error.status == 400
             json.loads(error.body())
@@ -63,6 +90,20 @@ def decode_everywhere(body: bytes, content_type: str | None = JSON) -> None:
         decode_first(body, content_type, TOKENIZE_REQUESTS)
     except ApiError as error:
         json.loads(error.body())
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.__name__)
+@given(st.data())
+@settings(max_examples=20)
+def test_any_values_in_the_fields_of_any_kind_give_one_or_an_api_error(
+    kind: type[Request], data: st.DataObject
+) -> None:
+    names = [field.encode_name for field in msgspec.structs.fields(kind)]
+    body = data.draw(st.dictionaries(st.sampled_from(names), shaped, max_size=4))
+    try:
+        decode(json.dumps(body).encode(), JSON, kind)
+    except ApiError as error:
+        assert error.status == 400
 
 
 @given(st.binary(max_size=200), st.none() | st.sampled_from([JSON, "text/plain"]) | st.text(max_size=20))

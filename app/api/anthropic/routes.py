@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.api.anthropic.errors import message_error
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
 from app.api.builder import Prompt
-from app.api.chat.route import chat_prompt
+from app.api.chat.prompt import chat_prompt
 from app.api.frontend import Frontend
 from app.api.kv_transfer import address_of
 from app.http.context import RequestContext
@@ -21,11 +21,11 @@ def routes(frontend: Frontend) -> list[Route]:
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
         asked = chat_request(frontend.decode(context, MessagesRequest))
-        model = frontend.accept(asked, context)
+        accepted = frontend.accept(asked, context)
         prompt = chat_prompt(frontend, asked, asked.messages)
-        head = frontend.identity.head("chatcmpl", context, asked.request_id, model)
+        head = frontend.identity.head("chatcmpl", context, asked.request_id, accepted.model)
         answer = MessageWriter(head, _shape(frontend, asked, prompt), frontend.identity.fresh_id)
-        return frontend.generate(asked, head, [prompt], answer, context)
+        return frontend.generate(accepted, head, [prompt], answer, context)
 
     def count_tokens(context: RequestContext) -> Response:
         """How many tokens the prompt of a conversation has."""

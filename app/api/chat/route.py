@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from app.api.builder import Prompt
 from app.api.chat.media import features, media_tokens
-from app.api.chat.prompt import chat_options, content_text, last_message_text
+from app.api.chat.prompt import chat_prompt, chat_prompts, content_text
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
 from app.api.kv_transfer import address_of
@@ -17,6 +18,7 @@ from app.http.route import PlainHandler, Route, post
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.messages import Message
 from app.protocol.options import NamedToolChoice
+from app.protocol.validation.generation import ValidatedRequest
 
 
 def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
@@ -25,25 +27,25 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
     def chat_completions(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
         request = frontend.decode(context, ChatCompletionRequest)
-        model = frontend.accept(request, context)
+        asked = frontend.accept(request, context)
         prompt = chat_prompt(frontend, request, request.messages)
-        head = frontend.identity.head("chatcmpl", context, request.request_id, model)
+        head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
         image = frontend.wants_image(context)
-        shape = ChatResponseOptions(**chat_shape(frontend, request, request.messages, prompt), blocks=image)
-        return frontend.generate(request, head, [prompt], ChatWriter(head, shape), context, image=image)
+        shape = ChatResponseOptions(**chat_shape(frontend, asked, request.messages, prompt), blocks=image)
+        return frontend.generate(asked, head, [prompt], ChatWriter(head, shape), context, image=image)
 
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
         request = frontend.decode(context, BatchChatRequest)
-        model = frontend.accept(request, context)
-        prompts = [chat_prompt(frontend, request, conversation) for conversation in request.messages]
-        head = frontend.identity.head("chatcmpl", context, request.request_id, model)
-        all_ids = [token for prompt in prompts for token in prompt.ids]
+        asked = frontend.accept(request, context)
+        prompts = chat_prompts(frontend, request, request.messages)
+        head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
+        all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
         last = request.messages[-1]
-        shape = chat_shape(frontend, request, last, Prompt(all_ids, "", features=features(last, all_ids)))
+        shape = chat_shape(frontend, asked, last, Prompt(all_ids, "", features=features(last, all_ids)))
         shape |= {"n": len(prompts)}
         writer = ChatWriter(head, ChatResponseOptions(**shape | {"prompt_details": False}))
-        return frontend.generate(request, head, prompts, writer, context)
+        return frontend.generate(asked, head, prompts, writer, context)
 
     return [
         post("/v1/chat/completions", chat_completions, plain=plain),
@@ -51,28 +53,20 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
     ]
 
 
-def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message]) -> Prompt:
-    """The conversation as tokens. ApiError 400 when it cannot be rendered, or exceeds the context."""
-    for message in messages:
-        frontend.check_text(content_text(message.get("content")))
-    ids = frontend.fit(request, frontend.tokenizer.encode_chat(messages, chat_options(request)))
-    echo_text, media = last_message_text(messages), features(messages, ids)
-    if not frontend.keeps_turns:
-        return Prompt(ids, echo_text, (), media)
-    turns = ((str(message["role"]), content_text(message.get("content"))) for message in messages)
-    return Prompt(ids, echo_text, tuple(turns), media)
-
-
 def chat_shape(
-    frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message], prompt: Prompt
+    frontend: Frontend,
+    asked: ValidatedRequest[ChatCompletionRequest],
+    messages: Sequence[Message],
+    prompt: Prompt,
 ) -> dict[str, Any]:
     """The fields of `ChatResponseOptions` that the request decides."""
+    request = asked.request
     last, ids, recorder = messages[-1], prompt.ids, frontend.responder.engine.recorder
     role = "assistant" if request.add_generation_prompt else last["role"]
     named = isinstance(request.tool_choice, NamedToolChoice) and request.tool_choice.type == "function"
     media = prompt.features
     return {
-        **frontend.shape(request),
+        **frontend.options(asked),
         "prompt_ids": ids,
         "role": role,
         "echo": content_text(last.get("content")) if request.echo and last["role"] == role else "",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
 
-from app.engine.request import Constraint, Tool, ToolCalls
+from app.clock.pause import Slices
+from app.engine.request import Constraint, JsonSchema, Tool, ToolCalls
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.options import NamedToolChoice
-from app.protocol.validation.limits import GenerateRequest, constrained_outputs
+from app.protocol.coercion import JsonObject, slices
+from app.protocol.options import NamedToolChoice, StructuredOutputs
+from app.protocol.options import Tool as ToolParam
 from app.schema import SchemaError, Schemas
 from app.schema.strict import check_strict
 from config.settings import ToolSettings
 
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
-ANY_OBJECT: dict[str, Any] = {
+NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
+ANY_OBJECT: JsonObject = {
     "type": "object",
     "properties": {
         "answer": {"type": "string"},
@@ -24,48 +26,36 @@ ANY_OBJECT: dict[str, Any] = {
     "required": ["answer"],
 }
 """What `json_object` is filled with, which asks for no more than an object."""
+CHECK = 100
+"""Values that a tool counts as whose schema is compiled."""
 
 
-def calls_of(asked: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas) -> ToolCalls | None:
-    """The calls that `asked` allows; None when it allows none. ApiError 400 for a tool whose schema is wrong.
+def tool_calls_of(
+    request: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas
+) -> ToolCalls | None:
+    """The calls that a chat allows; None when it allows none. ApiError 400 for a tool whose schema is wrong.
 
-    A null `tool_choice` is `auto`.
+    A null `tool_choice` is `auto`. Pauses between tools.
     """
-    choice = asked.tool_choice
-    if not asked.tools or choice == "none":
+    choice, params = request.tool_choice, request.tools
+    if not params or choice == "none":
         return None
-    if not settings.skip_tool_validation:
-        _check_tools(asked, settings.strict_tool_schemas, schemas)
-    tools = tuple(Tool(tool.function.name, tool.function.parameters or NO_PARAMETERS) for tool in asked.tools)
-    least = int(choice == "required")
+    within, lenient = slices(), settings.skip_tool_validation
+    if not lenient:
+        _check_tools(params, settings.strict_tool_schemas, schemas, within)
+    least, named = int(choice == "required"), False
     if isinstance(choice, NamedToolChoice):
-        tools = tuple(tool for tool in tools if tool.name in choice.names())
-        if choice.allowed_tools is None or choice.type == "function":
-            return ToolCalls(tools=tools[:1], least=1, named=True, lenient=settings.skip_tool_validation)
-        least = int(choice.allowed_tools.mode == "required")
-    most = 1 if asked.parallel_tool_calls is False else len(tools)
-    return ToolCalls(tools=tools, least=least, most=most, lenient=settings.skip_tool_validation)
+        names, allowed = frozenset(choice.names()), choice.allowed_tools
+        params = [tool for tool in params if tool.function.name in names]
+        named = allowed is None or choice.type == "function"
+        least = int(allowed is None or named or allowed.mode == "required")
+    tools = _tools(params[:1] if named else params, within)
+    most = 1 if named or request.parallel_tool_calls is False else len(tools)
+    return ToolCalls(tools=tools, least=least, most=most, named=named, lenient=lenient)
 
 
-def constraint_of(asked: GenerateRequest, schemas: Schemas) -> Constraint | None:
-    """The form that the reply's text must have; None for any. ApiError 400 for a schema that is none.
-
-    Grammars and structural tags are accepted and leave the text as it is.
-    """
-    wanted = constrained_outputs(asked)
-    if wanted is None:
-        return None
-    if wanted.json is not None:
-        return Constraint(schema=_checked(_parsed(wanted.json), schemas))
-    if wanted.json_object:
-        return Constraint(schema=ANY_OBJECT)
-    if wanted.regex is not None:
-        return Constraint(regex=wanted.regex)
-    return Constraint(choices=tuple(wanted.choice)) if wanted.choice else None
-
-
-def _check_tools(asked: ChatCompletionRequest, strict: bool, schemas: Schemas) -> None:
-    for tool in asked.tools or ():
+def _check_tools(params: Sequence[ToolParam], strict: bool, schemas: Schemas, within: Slices) -> None:
+    for tool in params:
         function = tool.function
         try:
             if strict:
@@ -74,16 +64,38 @@ def _check_tools(asked: ChatCompletionRequest, strict: bool, schemas: Schemas) -
         except SchemaError as error:
             message = f"The parameters of tool {function.name!r} cannot be used: {error}."
             raise bad_request(message, "tools") from None
+        within.spend(CHECK)
 
 
-def _parsed(schema: Any) -> Any:
+def _tools(params: Sequence[ToolParam], within: Slices) -> tuple[Tool, ...]:
+    tools = []
+    for tool in params:
+        tools.append(Tool(tool.function.name, tool.function.parameters or NO_PARAMETERS))
+        within.spend()
+    return tuple(tools)
+
+
+def constraint_of(wanted: StructuredOutputs | None, schemas: Schemas) -> Constraint | None:
+    """The form that the reply's text must have; None for any. ApiError 400 for a schema that is none.
+
+    Grammars and structural tags are accepted and leave the text as it is.
+    """
+    if wanted is None:
+        return None
+    if wanted.json is not None:
+        return Constraint(schema=_schema_of(wanted.json, schemas))
+    if wanted.json_object:
+        return Constraint(schema=ANY_OBJECT)
+    if wanted.regex is not None:
+        return Constraint(regex=wanted.regex)
+    return Constraint(choices=tuple(wanted.choice)) if wanted.choice else None
+
+
+def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:
     try:
-        return json.loads(schema) if isinstance(schema, str) else schema
+        schema: JsonSchema = json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
         raise bad_request("structured_outputs.json is no JSON", "structured_outputs") from None
-
-
-def _checked(schema: Any, schemas: Schemas) -> Any:
     try:
         schemas.compile(schema)
     except SchemaError as error:

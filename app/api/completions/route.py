@@ -21,22 +21,22 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         asked = frontend.decode(context, CompletionRequest)
         if asked.stream and asked.use_beam_search:
             raise bad_request("Beam search cannot be streamed.")
-        model = frontend.accept(asked, context)
+        accepted = frontend.accept(asked, context)
         if asked.suffix is not None:
             raise bad_request("This model cannot fill in before a suffix.", "suffix")
         if asked.prompt_embeds:
             raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
         prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
-        head = frontend.identity.head("cmpl", context, asked.request_id, model)
+        head = frontend.identity.head("cmpl", context, asked.request_id, accepted.model)
         shape = CompletionResponseOptions(
-            **frontend.shape(asked),
+            **frontend.options(accepted),
             prompts=[_echoed(frontend, asked, prompt) for prompt in prompts],
             echo=bool(asked.echo),
             prompt_only=asked.max_tokens == 0,
             logprobs=asked.logprobs is not None,
             transfer=address_of(asked, frontend.identity, len(prompts[0].ids)) if prompts else None,
         )
-        return frontend.generate(asked, head, prompts, CompletionWriter(head, shape), context)
+        return frontend.generate(accepted, head, prompts, CompletionWriter(head, shape), context)
 
     return [
         post("/v1/completions", completions, plain=plain),

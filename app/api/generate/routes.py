@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.api.builder import Prompt
-from app.api.chat.route import chat_prompt
+from app.api.chat.prompt import chat_prompt
 from app.api.completions.route import completion_prompt
 from app.api.frontend import Frontend
 from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
@@ -19,8 +19,8 @@ from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.generate import AbortRequest, GenerateRequest
-from app.protocol.validation import limits
-from app.protocol.validation.limits import GenerateRequest as Asked
+from app.protocol.validation.generation import requested_max_tokens, resolve_max_tokens
+from app.protocol.validation.sampling import GenerationRequest as Asked
 
 
 def routes(frontend: Frontend, enabled: bool) -> list[Route]:
@@ -39,19 +39,19 @@ def routes(frontend: Frontend, enabled: bool) -> list[Route]:
         """Token ids for token ids."""
         body = frontend.decode(context, GenerateRequest)
         asked = body.as_completion(frontend.limits.max_model_len)
-        model = frontend.accept(asked, context)
+        accepted = frontend.accept(asked, context)
         ids = frontend.fit(asked, body.token_ids)
-        head = frontend.identity.head("generate-tokens", context, body.request_id, model)
+        head = frontend.identity.head("generate-tokens", context, body.request_id, accepted.model)
         shape = GenerateResponseOptions(
-            **frontend.shape(asked),
+            **frontend.options(accepted),
             prompt_ids=ids,
             text=body.output_mode == "text",
             logprobs=asked.logprobs is not None,
             transfer=address_of(asked, frontend.identity, len(ids)),
-            encoded_media=frontend.encoded_media((body.features or {}).get("mm_hashes")),
+            encoded_media=frontend.encoded_media(body.mm_hashes),
         )
         prompt = Prompt(ids, frontend.tokenizer.decode(ids, False))
-        return frontend.generate(asked, head, [prompt], GenerateWriter(head, shape), context)
+        return frontend.generate(accepted, head, [prompt], GenerateWriter(head, shape), context)
 
     def render_chat(context: RequestContext) -> Response:
         """The tokens and sampling parameters that a chat would be generated with."""
@@ -120,7 +120,7 @@ def _rendered(
 
 def _sampling_params(frontend: Frontend, asked: Asked, ids: Sequence[int]) -> dict[str, Any]:
     """vLLM's keys and order; what a request leaves out has vLLM's default, or is left out, too."""
-    wanted, _ = limits.requested_max_tokens(asked)
+    wanted, _ = requested_max_tokens(asked)
     stop = asked.stop or []
     given = {
         "seed": asked.seed,
@@ -139,7 +139,7 @@ def _sampling_params(frontend: Frontend, asked: Asked, ids: Sequence[int]) -> di
         "min_p": asked.min_p or 0.0,
         "stop": [stop] if isinstance(stop, str) else stop,
         "stop_token_ids": asked.stop_token_ids or [],
-        "max_tokens": limits.resolve_max_tokens(wanted, len(ids), frontend.limits.max_model_len),
+        "max_tokens": resolve_max_tokens(wanted, len(ids), frontend.limits.max_model_len),
         "output_kind": 2,
         "skip_clone": True,
         "bad_words": asked.bad_words,

@@ -8,7 +8,7 @@ from app.api.frontend import Frontend
 from app.http.errors import bad_request
 from app.pooling.turns import Turns
 from app.protocol.pooling import MAX_INPUTS, ClassificationRequest, PoolingFields, TokenIds
-from app.protocol.validation import limits as rules
+from app.protocol.validation import generation as rules
 from app.tokenization import ChatOptions
 
 BATCH = 256

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from app.api.builder import Prompt
-from app.api.chat.route import chat_prompt
+from app.api.chat.prompt import chat_prompt
 from app.api.errors import error_response
 from app.api.frontend import Frontend
 from app.api.kv_transfer import address_of
@@ -24,7 +24,7 @@ from app.protocol.coercion import Misfit, convert
 from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request, echo_text, go_on
-from app.protocol.validation.limits import resolve_max_tokens
+from app.protocol.validation.generation import ValidatedRequest, resolve_max_tokens
 
 
 class Retrieval(msgspec.Struct, kw_only=True):
@@ -42,15 +42,16 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
         """The answer to some input: whole, as a stream, or in the background."""
         asked = frontend.decode(context, ResponsesRequest)
         chat = chat_request(asked)
-        head = _head(frontend, asked, _accept(frontend, chat, context), context)
+        accepted = _accept(frontend, chat, context)
+        head = _head(frontend, asked, accepted.model, context)
         _follow_on(asked, chat, store)
         prompt = _prompt(frontend, asked, chat)
         shape = _shape(frontend, asked, chat, prompt, head)
         if asked.background:
-            return _in_background(frontend, chat, prompt, head, shape, store, context)
+            return _in_background(frontend, accepted, prompt, head, shape, store, context)
         ended = partial(_keep, store, chat) if asked.store and store.keeps else None
         answer = ResponsesWriter(shape, frontend.identity.fresh_id, ended)
-        return frontend.generate(chat, head, [prompt], answer, context)
+        return frontend.generate(accepted, head, [prompt], answer, context)
 
     def retrieve_response(context: RequestContext) -> Response:
         """A kept response as it is now; or, with `?stream=true`, its events."""
@@ -82,8 +83,10 @@ def error_of_responses(error: Exception) -> Response:
     return error_response(error)
 
 
-def _accept(frontend: Frontend, chat: ChatCompletionRequest, context: RequestContext) -> str:
-    """As `Frontend.enter`, with this family's name for the limit of tokens."""
+def _accept(
+    frontend: Frontend, chat: ChatCompletionRequest, context: RequestContext
+) -> ValidatedRequest[ChatCompletionRequest]:
+    """As `Frontend.accept`, with this family's name for the limit of tokens."""
     try:
         return frontend.accept(chat, context)
     except ApiError as error:
@@ -149,7 +152,7 @@ def _shape(
 
 def _in_background(
     frontend: Frontend,
-    chat: ChatCompletionRequest,
+    accepted: ValidatedRequest[ChatCompletionRequest],
     prompt: Prompt,
     head: ResponseMeta,
     shape: ResponsesOptions,
@@ -157,13 +160,14 @@ def _in_background(
     context: RequestContext,
 ) -> Response:
     """Begin the response. What the engine refuses has its status here, even for a stream."""
+    chat = accepted.request
     queued = msgspec.structs.replace(shape.response, status="queued")
     log = EventLog() if chat.stream else None
     run = BackgroundRun(KeptResponse(queued, chat.messages, log), store)
     chat.stream = False
     answer = ResponsesWriter(shape, frontend.identity.fresh_id, run.end)
     background = Background.of(frontend.responder, run)
-    return frontend.generate(chat, head, [prompt], answer, context, responder=background)
+    return frontend.generate(accepted, head, [prompt], answer, context, responder=background)
 
 
 def _keep(store: ResponseStore, chat: ChatCompletionRequest, response: ResponseObject) -> None:

@@ -10,17 +10,14 @@ from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import decode
-from app.protocol.validation.limits import (
-    GenerateRequest,
-    check_lengths,
-    check_prompt_length,
+from app.protocol.validation.generation import (
+    ValidatedRequest,
     check_prompt_text,
-    check_sampling,
-    requested_max_tokens,
+    fit_prompt,
     resolve_max_tokens,
-    truncate_prompt,
 )
-from app.protocol.validation.model import ModelLimits, check_engine, wanted_logprobs, wanted_prompt_logprobs
+from app.protocol.validation.model import ModelLimits
+from app.protocol.validation.sampling import GenerationRequest
 
 CONTEXT = 2048
 LIMITS = ModelLimits(max_model_len=CONTEXT, vocab_size=4096)
@@ -35,17 +32,22 @@ def completion(**fields: Any) -> CompletionRequest:
     return decode(json.dumps({"prompt": "hi", **fields}).encode(), "application/json", CompletionRequest)
 
 
-def check(request: GenerateRequest, prompt_tokens: int = 16) -> None:
-    """Everything in the order in which a server does it."""
-    check_lengths(request, CONTEXT)
-    check_prompt_length(prompt_tokens, CONTEXT)
-    check_sampling(request, resolve_max_tokens(requested_max_tokens(request)[0], prompt_tokens, CONTEXT))
-    check_engine(request, [1] * prompt_tokens, LIMITS)
+def accepted(request: GenerationRequest, limits: ModelLimits = LIMITS) -> ValidatedRequest[GenerationRequest]:
+    return ValidatedRequest(request, "model", limits)
 
 
-def refusal(request: GenerateRequest, prompt_tokens: int = 16) -> str | None:
+def check(request: GenerationRequest, *prompts: int) -> ValidatedRequest[GenerationRequest]:
+    """Everything in the order in which a server does it, for prompts of so many tokens (one of 16)."""
+    ids = [fit_prompt(request, [1] * tokens, CONTEXT) for tokens in prompts or (16,)]
+    asked = accepted(request)
+    asked.check_sampling([len(prompt) for prompt in ids])
+    asked.check_engine(ids)
+    return asked
+
+
+def refusal(request: GenerationRequest, *prompts: int) -> str | None:
     with pytest.raises(ApiError) as caught:
-        check(request, prompt_tokens)
+        check(request, *prompts)
     assert (caught.value.status, caught.value.type) == (400, "BadRequestError")
     return caught.value.param
 
@@ -137,7 +139,47 @@ def test_the_rules_are_looked_at_in_vllms_order() -> None:
     assert refusal(chat(presence_penalty=5, temperature=-1)) is None
     assert refusal(chat(temperature=-1, top_p=5)) == "temperature"
     assert refusal(chat(max_tokens=5000, temperature=-1)) == "max_tokens"
-    assert refusal(chat(logit_bias={"x": 1}, n=0)) == "logit_bias"
+    assert refusal(chat(logit_bias={"x": 1}, presence_penalty=5)) == "logit_bias"
+    assert refusal(chat(logit_bias={"x": 1}, n=0)) is None
+    assert refusal(chat(logit_bias={"9999": 1}, allowed_token_ids=[])) == "logit_bias"
+
+
+def test_what_concerns_the_prompts_is_looked_at_prompt_by_prompt() -> None:
+    """What does not is refused with the first of them."""
+    assert refusal(chat(), 16, CONTEXT) == "max_tokens"
+    assert refusal(chat(bad_words=[""]), 16, CONTEXT) is None
+    assert refusal(chat(routed_experts_prompt_start=17), 17, 16) == "routed_experts_prompt_start"
+    assert refusal(chat(routed_experts_prompt_start=17, bad_words=list(map(str, range(129)))), 17, 16) == (
+        "bad_words"
+    )
+
+
+def test_a_request_without_prompts_obeys_the_first_rules_only() -> None:
+    asked = accepted(completion(prompt=[], temperature=9))
+    asked.check_sampling([])
+    asked.check_engine([])
+    assert list(asked.max_tokens) == []
+
+
+def test_what_follows_from_the_fields_is_kept() -> None:
+    asked = check(
+        chat(max_completion_tokens=7, max_tokens=3, n=2, stop="end", seed=-1, temperature=0.5), 16, 2044
+    )
+    assert (asked.n, asked.requested, list(asked.max_tokens)) == (2, 7, [7, 4])
+    assert (asked.stop, asked.seed, asked.greedy) == (("end",), None, False)
+    asked = check(completion(temperature=0, stop=["a", "b"], seed=3, stop_token_ids=[5, 5, 6]))
+    assert (asked.n, asked.requested, list(asked.max_tokens)) == (1, 16, [16])
+    assert (asked.stop, asked.seed, asked.greedy) == (("a", "b"), 3, True)
+    assert asked.stop_token_ids == {5, 6}
+    assert check(chat()).requested is None
+
+
+def test_a_form_can_be_asked_for_in_two_fields() -> None:
+    asked = check(chat(response_format={"type": "json_object"}))
+    assert asked.structured_outputs is not None and asked.structured_outputs.json_object
+    asked = check(chat(structured_outputs={"regex": "a+"}, response_format={"type": "text"}))
+    assert asked.structured_outputs is not None and asked.structured_outputs.regex == "a+"
+    assert check(chat(response_format={"type": "text"})).structured_outputs is None
 
 
 @pytest.mark.parametrize(
@@ -149,17 +191,12 @@ def test_output_is_limited_to_what_fits_behind_the_prompt(
     assert resolve_max_tokens(requested, prompt_tokens, CONTEXT) == allowed
 
 
-def test_the_models_own_limit_counts_when_the_client_names_none() -> None:
-    assert resolve_max_tokens(None, 48, CONTEXT, default=100) == 100
-    assert resolve_max_tokens(7, 48, CONTEXT, default=100) == 7
-
-
 def test_a_prompt_that_fills_the_context_leaves_no_token() -> None:
-    assert refusal(chat(), prompt_tokens=CONTEXT) == "max_tokens"
+    assert refusal(chat(), CONTEXT) == "max_tokens"
 
 
 def test_a_prompt_longer_than_the_context_is_named_by_its_tokens_or_its_text() -> None:
-    assert refusal(chat(), prompt_tokens=CONTEXT + 1) == "input_tokens"
+    assert refusal(chat(), CONTEXT + 1) == "input_tokens"
     with pytest.raises(ApiError) as caught:
         check_prompt_text("x" * (CONTEXT * 10 + 1), CONTEXT, max_chars_per_token=10)
     assert caught.value.param == "input_text"
@@ -169,7 +206,7 @@ def test_a_prompt_longer_than_the_context_is_named_by_its_tokens_or_its_text() -
 def test_an_empty_prompt_and_foreign_token_ids_are_refused_without_a_param() -> None:
     for prompt in ([], [4096], [-1]):
         with pytest.raises(ApiError) as caught:
-            check_engine(completion(), prompt, LIMITS)
+            accepted(completion()).check_engine([prompt])
         assert (caught.value.status, caught.value.param) == (400, None)
 
 
@@ -194,29 +231,30 @@ def test_echo_alone_needs_no_output() -> None:
 def test_a_prompt_is_truncated_at_the_side_that_was_asked_for(
     fields: dict[str, Any], kept: list[int]
 ) -> None:
-    assert (
-        truncate_prompt([0, 1, 2, 3], chat(**fields), max_model_len=3 if "-1" in str(fields) else 10) == kept
-    )
+    context = 3 if "-1" in str(fields) else 10
+    assert fit_prompt(chat(**fields), [0, 1, 2, 3], context) == kept
 
 
 def test_all_log_probabilities_are_as_many_as_the_vocabulary() -> None:
     everything = ModelLimits(max_model_len=CONTEXT, vocab_size=4096, max_logprobs=-1)
-    check_engine(chat(logprobs=True, top_logprobs=-1), [1], everything)
+    asked = accepted(chat(logprobs=True, top_logprobs=-1), everything)
+    asked.check_engine([[1]])
+    assert asked.most_logprobs() == 4096
 
 
 def test_echo_asks_for_log_probabilities_of_the_prompt() -> None:
-    assert wanted_prompt_logprobs(completion(echo=True, logprobs=2)) == 2
-    assert wanted_prompt_logprobs(completion(logprobs=2)) is None
-    assert wanted_prompt_logprobs(chat(echo=True)) == 0
-    assert wanted_prompt_logprobs(chat(echo=True, prompt_logprobs=3)) == 3
+    assert accepted(completion(echo=True, logprobs=2)).prompt_logprobs == 2
+    assert accepted(completion(logprobs=2)).prompt_logprobs is None
+    assert accepted(chat(echo=True)).prompt_logprobs == 0
+    assert accepted(chat(echo=True, prompt_logprobs=3)).prompt_logprobs == 3
 
 
 def test_chat_needs_the_switch_and_completions_only_the_number() -> None:
-    assert wanted_logprobs(chat()) is None
-    assert wanted_logprobs(chat(logprobs=True)) == 0
-    assert wanted_logprobs(chat(logprobs=True, top_logprobs=4)) == 4
-    assert wanted_logprobs(completion(logprobs=3)) == 3
-    assert wanted_logprobs(completion(logprobs=3, logprob_token_ids=[1])) is None
+    assert accepted(chat()).logprobs is None
+    assert accepted(chat(logprobs=True)).logprobs == 0
+    assert accepted(chat(logprobs=True, top_logprobs=4)).logprobs == 4
+    assert accepted(completion(logprobs=3)).logprobs == 3
+    assert accepted(completion(logprobs=3, logprob_token_ids=[1])).logprobs is None
 
 
 def test_a_schema_may_nest_64_levels() -> None:

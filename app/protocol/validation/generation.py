@@ -1,0 +1,214 @@
+"""The way of a request for generation through all rules, in vLLM's order (vllm-api.md section 4).
+
+Each rule is asked once, and each value that follows from the request's fields is worked out once and kept:
+who answers the request looks here, and at its fields only for what they say themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from app.http.errors import bad_request
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.coercion import slices
+from app.protocol.completions import CompletionRequest
+from app.protocol.options import StructuredOutputs
+from app.protocol.validation import model as model_rules
+from app.protocol.validation import sampling
+from app.protocol.validation.model import ModelLimits
+from app.protocol.validation.sampling import GREEDY_BELOW, GenerationRequest
+
+R = TypeVar("R", bound=GenerationRequest, covariant=True)
+TokenIds = Sequence[int]
+NO_SEED = -1
+
+
+def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
+    """How many tokens the client allows, if it says so, and in which field."""
+    if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
+        return request.max_completion_tokens, "max_completion_tokens"
+    return request.max_tokens, "max_tokens"
+
+
+def resolve_max_tokens(requested: int | None, prompt_tokens: int, max_model_len: int) -> int:
+    """Tokens that may be generated: never more than fit behind the prompt, which is no error.
+
+    0 means that the prompt fills the context; `ValidatedRequest.check_sampling` refuses that.
+    """
+    room = max_model_len - prompt_tokens
+    return room if requested is None else min(room, requested)
+
+
+def check_prompt_text(text: str, max_model_len: int, max_chars_per_token: int) -> None:
+    """A text that cannot fit even if every token were the longest one is not tokenized. Raises `ApiError`."""
+    if len(text) > max_model_len * max_chars_per_token:
+        raise bad_request(
+            f"a prompt of {len(text)} characters cannot fit the context of {max_model_len} tokens",
+            "input_text",
+        )
+
+
+def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
+    """The (truncated) prompt fits the context, output aside. Raises `ApiError`."""
+    if prompt_tokens > max_model_len:
+        raise bad_request(
+            f"the prompt has {prompt_tokens} tokens, the context only {max_model_len}", "input_tokens"
+        )
+
+
+def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: int) -> TokenIds:
+    """The part of a prompt that `truncate_prompt_tokens` keeps. ApiError when it exceeds the context.
+
+    That is its begin, or its end with side "left". -1 keeps what fits the context, less one token of room
+    when an output length was asked for.
+    """
+    kept, keep = token_ids, request.truncate_prompt_tokens
+    if keep is not None:
+        if keep < 0:
+            keep = max_model_len - 1 if requested_max_tokens(request)[0] else max_model_len
+        if keep < len(token_ids):
+            left = request.truncation_side == "left"
+            kept = token_ids[len(token_ids) - keep :] if left else token_ids[:keep]
+    check_prompt_length(len(kept), max_model_len)
+    return kept
+
+
+class ValidatedRequest(Generic[R]):
+    """A request for generation by `model` that has passed the rules so far, and what follows from its fields.
+
+    It is made before any work is done on the prompts. `check_sampling` is next, once they are tokens;
+    `check_engine` is last, when the engine takes the request.
+    """
+
+    def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
+        """ApiError for a number of choices, options of media or a length that no prompt could make good."""
+        self.request = request
+        self.model = model
+        self.n = 1 if request.n is None else request.n
+        """Choices of each prompt."""
+        self.requested, name = requested_max_tokens(request)
+        """Tokens that the client allows; None when it set no limit."""
+        sampling.check_choices(self.n)
+        _check_media_options(request)
+        _check_length(name, self.requested, limits.max_model_len)
+        _check_length("truncate_prompt_tokens", request.truncate_prompt_tokens, limits.max_model_len)
+
+        stop, temperature = request.stop or (), request.temperature
+        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        self.seed = None if request.seed == NO_SEED else request.seed
+        self.greedy = temperature is not None and temperature < GREEDY_BELOW
+        self.logprobs = _wanted_logprobs(request)
+        """Alternatives per generated token (-1: all); None when no log probabilities are wanted."""
+        self.prompt_logprobs = _wanted_prompt_logprobs(request)
+        """Alternatives per prompt token."""
+        self.max_tokens: Sequence[int] = ()
+        """Tokens that may be generated for each prompt; after `check_sampling`."""
+        self.structured_outputs: StructuredOutputs | None = None
+        """The form of the reply, in whatever field it was asked for; after `check_sampling`."""
+        self.stop_token_ids: frozenset[int] = frozenset()
+        """After `check_engine`."""
+        self._limits = limits
+        self._biased_ids: Sequence[int] = ()
+        self._within = slices()
+
+    def check_sampling(self, prompt_tokens: Sequence[int]) -> None:
+        """Sampling parameters against each other, for prompts of these lengths. Raises `ApiError`."""
+        if not prompt_tokens:
+            return
+        request, within = self.request, self._within
+        most = [resolve_max_tokens(self.requested, n, self._limits.max_model_len) for n in prompt_tokens]
+        self.max_tokens = [max(tokens, 1) for tokens in most]
+        self.structured_outputs = sampling.constrained_outputs(request)
+        if request.logit_bias:
+            self._biased_ids = sampling.biased_ids(request.logit_bias, within)
+        if request.use_beam_search:
+            return
+        sampling.check_extra_arguments(request, within)
+        sampling.check_penalties(request)
+        sampling.check_distribution(request)
+        sampling.check_token_counts(request, most[0])
+        sampling.check_words(request.stop, request.bad_words, within)
+        sampling.check_greedy(self.n, request.temperature)
+        for tokens in most[1:]:
+            sampling.check_token_counts(request, tokens)
+
+    def check_engine(self, prompts: Sequence[TokenIds]) -> None:
+        """The request against the model. Raises `ApiError`; in a stream the error belongs into the stream."""
+        if not prompts:
+            return
+        request, within = self.request, self._within
+        self._check_logprobs()
+        self._check_token_ids()
+        if self.structured_outputs is not None:
+            model_rules.check_constraint(self.structured_outputs, within)
+        if request.thinking_token_budget is not None and not self._limits.reasons:
+            raise bad_request("thinking_token_budget needs a reasoning parser")
+        self._check_prompt(prompts[0])
+        model_rules.check_bad_words(request.bad_words, within)
+        for prompt_ids in prompts[1:]:
+            self._check_prompt(prompt_ids)
+
+    def most_logprobs(self) -> int:
+        """Log probabilities of each generated token, "all" spelled out."""
+        return self._limits.logprobs(self.logprobs)
+
+    def _check_logprobs(self) -> None:
+        limits, by_id = self._limits, self.request.logprob_token_ids
+        if self.logprobs:
+            limits.check_logprobs("logprobs", self.logprobs)
+        if by_id:
+            model_rules.check_logprob_token_ids(by_id)
+            limits.check_vocabulary("logprob_token_ids", by_id, self._within)
+        if self.prompt_logprobs:
+            limits.check_logprobs("prompt_logprobs", self.prompt_logprobs)
+
+    def _check_token_ids(self) -> None:
+        request, limits, within = self.request, self._limits, self._within
+        if self._biased_ids:
+            limits.check_vocabulary("logit_bias", self._biased_ids, within)
+        if request.stop_token_ids:
+            limits.check_vocabulary("stop_token_ids", request.stop_token_ids, within)
+            self.stop_token_ids = model_rules.distinct(request.stop_token_ids, within)
+        if request.allowed_token_ids is not None:
+            if not request.allowed_token_ids:
+                raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")
+            limits.check_vocabulary("allowed_token_ids", request.allowed_token_ids, within)
+
+    def _check_prompt(self, prompt_ids: TokenIds) -> None:
+        self._limits.check_prompt(prompt_ids, self._within)
+        if self.request.routed_experts_prompt_start > len(prompt_ids):
+            raise bad_request(
+                "routed_experts_prompt_start lies behind the prompt", "routed_experts_prompt_start"
+            )
+
+
+def _check_media_options(request: GenerationRequest) -> None:
+    if not isinstance(request, ChatCompletionRequest):
+        return
+    for name, options in (
+        ("mm_processor_kwargs", request.mm_processor_kwargs),
+        ("media_io_kwargs", request.media_io_kwargs),
+    ):
+        if options:
+            raise bad_request(f"{name} is for models that take more than text.", name)
+
+
+def _check_length(param: str, tokens: int | None, max_model_len: int) -> None:
+    if tokens is not None and tokens > max_model_len:
+        raise bad_request(f"{param}={tokens} is more than the context of {max_model_len} tokens", param)
+
+
+def _wanted_logprobs(request: GenerationRequest) -> int | None:
+    if request.logprob_token_ids:
+        return None
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    return request.top_logprobs if request.logprobs else None
+
+
+def _wanted_prompt_logprobs(request: GenerationRequest) -> int | None:
+    """Echo alone asks for as many as for generated tokens."""
+    if request.prompt_logprobs is not None or not request.echo:
+        return request.prompt_logprobs
+    return request.logprobs if isinstance(request, CompletionRequest) else request.top_logprobs
