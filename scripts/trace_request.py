@@ -103,7 +103,7 @@ def general(app: Understudy) -> Callable[[], None]:
         }
         body = app(environ, lambda status, headers: None)  # type: ignore[arg-type, return-value]
         b"".join(body)
-        body.close()  # type: ignore[attr-defined]
+        getattr(body, "close", lambda: None)()
 
     return serve
 

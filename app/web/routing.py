@@ -21,7 +21,7 @@ class ExactRule(Rule):
             self.methods = {method.upper() for method in methods} - {"OPTIONS"}
 
     def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
-        """What makes a URL of the rule is compiled when somebody asks for one: it is half of making a rule."""
+        """What makes a URL of the rule is compiled when somebody asks for one: half the work of a rule."""
         compiled = cache(partial(super()._compile_builder, append_unknown))
 
         def build(rule: Rule, **values: object) -> tuple[str, str]:
