@@ -13,7 +13,14 @@ import gevent
 
 from app.http.connection import READ, Connection, GeventSocket, Watcher
 from app.http.context import RequestContext, current_request
-from app.http.response import CLIENT_GONE, STATUS_LINES, PendingResponse, Response, StreamingBody
+from app.http.response import (
+    CLIENT_GONE,
+    STATUS_LINES,
+    PendingResponse,
+    Response,
+    StreamingBody,
+    json_response,
+)
 from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead
 from app.server.fast.path import FastPath
@@ -155,8 +162,10 @@ class FastConnection:
 
         def gone() -> None:
             pending.abort()
-            self._response = Response(status=CLIENT_GONE)
+            token = current_request.set(context)
+            self._response = json_response(b"", CLIENT_GONE)
             middleware.end(context, self._response)
+            current_request.reset(token)
             self.close()
 
         self._connection.watch(gone)
@@ -166,10 +175,12 @@ class FastConnection:
         context = self._context
         assert context is not None
         self._connection.unwatch()
+        token = current_request.set(context)
         if isinstance(outcome, Exception):
             outcome = self._path.respond_to_error(outcome, context)
         self._reader.start(self._readable)
         self._send(outcome)
+        current_request.reset(token)
 
     def _send(self, response: Response) -> None:
         """Finish the response with the middleware, and write it."""
