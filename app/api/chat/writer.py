@@ -7,7 +7,7 @@ from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from app.api.choice import UNFINISHED, ChoiceState, Segment, places
+from app.api.choice import ChoiceState, Segment, places
 from app.api.chunks import PlainChoice, chunk_event, chunk_events, chunk_head, last_event
 from app.api.errors import as_stream_error
 from app.api.logprobs import ChatLogprobs, prompt_entries, rendered
@@ -87,24 +87,6 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
 
 PLAIN_TEXT = PlainChoice(ChunkChoice(HOLE, Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(ChunkChoice(HOLE, Delta(reasoning=HOLE), token_ids=None))
-
-
-def plain_answer(meta: ResponseMeta, role: str, prompt_tokens: int, reply: Tokens) -> bytes:
-    """The whole answer to a request that asked for nothing special; its `reply` came at once and is all text.
-
-    It is what a `ChatWriter` writes, for a third of the work.
-    """
-    tokens, finish = len(reply.ids), reply.finish or UNFINISHED
-    message = ChatMessage(role, "".join(reply.texts))
-    answer = ChatCompletion(
-        id=meta.id,
-        created=meta.created,
-        model=meta.model,
-        choices=(ChatChoice(0, message, None, finish.reason, finish.stop_reason, None),),
-        system_fingerprint=meta.fingerprint,
-        usage=Usage(prompt_tokens, prompt_tokens + tokens, tokens, None, None),
-    )
-    return encode(answer)
 
 
 class ChatWriter(ResponseWriter):
