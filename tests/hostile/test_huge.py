@@ -81,6 +81,12 @@ def test_a_huge_whole_answer_is_refused_and_names_what_is_too_much(server: Runni
     assert "n=128" in answer.json()["error"]["message"]
 
 
+def test_many_choices_without_a_limit_are_short_and_welcome(server: RunningServer) -> None:
+    answer = posted(server, {"messages": HELLO, "n": 64})
+    assert answer.status == 200
+    assert len(answer.json()["choices"]) == 64
+
+
 def test_a_huge_stream_begins_at_once_and_can_be_left(server: RunningServer) -> None:
     huge = {"messages": HELLO, "n": 128, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     body = json.dumps(huge | {"logprobs": True, "top_logprobs": 20}).encode()
