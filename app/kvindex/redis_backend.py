@@ -99,7 +99,7 @@ class RedisBackend(Backend):
         total = Outcome()
         clears = stamp is not None and stamp.restart
         for number, part in enumerate(parts(operations)):
-            total.add(self._apply_part(source, part, stamp, number))
+            total = total.plus(self._apply_part(source, part, stamp, number))
             clears = clears or any(isinstance(operation, Clear) for operation in part)
             yield
         if clears:

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from app.clock.pause import pause
-from app.kvindex.backend import CPU, GPU, with_pauses
+from app.kvindex.backend import CPU, GPU, PAUSE_EVERY, with_pauses
 from app.kvindex.holders import Copies, Holder, Holders, Source, bits
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """What a block in a tier is worth (llm-d's defaults)."""
 DEFAULT_WEIGHT = 0.5
 """What a block in any other tier is worth."""
-RUNS_A_SLICE = 1024
-"""Blocks in a row of other copies than the ones before them, after which others may run."""
+BLOCKS_A_SLICE = 1024
+"""Blocks with copies of their own that are looked at in one go."""
 
 
 class PodScore(Struct, gc=False, frozen=True):
@@ -137,13 +137,13 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
     tallies: dict[int, Tally] = {}
     before: Copies | None = None
     below: list[tuple[int, int]] = []
-    begun = runs = 0
+    begun, pause_at = 0, BLOCKS_A_SLICE
     for at, copies in enumerate(found):
         if copies is before:
             continue
-        runs += 1
-        if runs % RUNS_A_SLICE == 0:
+        if at >= pause_at:
             pause()
+            pause_at = at + BLOCKS_A_SLICE
         _count(tallies, below, at - begun)
         begun, before = at, copies
         present = 0
@@ -162,7 +162,8 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
     ended.append((active, len(found)))
     prefixes = {}
     for mask, matched in ended:
-        for number in with_pauses(bits(mask)) if matched else ():
+        numbers = bits(mask) if matched else []
+        for number in numbers if len(numbers) <= PAUSE_EVERY else with_pauses(numbers):
             lower = {tier: n for tier, tally in tallies.items() if (n := tally.of(number))} if tallies else {}
             prefixes[number] = Prefix(matched, lower)
     return prefixes

@@ -9,7 +9,7 @@ at most `SEGMENT_BLOCKS` blocks and weighs at most a 1024th of the bound, unless
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cachetools import Cache, LRUCache
 from msgspec import Struct
@@ -19,15 +19,18 @@ from app.kvindex.holders import Copies
 
 SEGMENT_BLOCKS = 1365
 """As many as a dictionary of 2,048 places takes before it grows."""
+UNSETTLED = 64
+"""Segments that have changed since they were weighed; in a table with room there is no hurry."""
 SEGMENTS = 1024
 """At least so many share the bound."""
 
 
 class Segment(Struct, gc=False, eq=False):
-    """Some blocks, and what they weigh together."""
+    """Some blocks, and what they weigh together; `weighed` is what they did when the cache was told."""
 
     blocks: dict[int, Copies]
     weight: int = 0
+    weighed: int = 0
 
 
 class SegmentCache(LRUCache[Segment, Segment]):
@@ -45,6 +48,7 @@ class SegmentCache(LRUCache[Segment, Segment]):
     def shrink(self, segment: Segment) -> None:
         """A segment weighs less than before; that is no use of it."""
         Cache.__setitem__(self, segment, segment)
+        segment.weighed = segment.weight
 
 
 class BlockTable:
@@ -61,6 +65,8 @@ class BlockTable:
         on_evict: Callable[[Mapping[int, Copies]], None],
     ) -> None:
         self.bound = bound
+        self.weight = 0
+        """What all blocks weigh."""
         self.weigh = weigh
         self._on_evict = on_evict
         self._grain = max(1, bound // SEGMENTS)
@@ -80,11 +86,6 @@ class BlockTable:
         """All blocks, in no order that matters."""
         return ((key, segment.blocks[key]) for key, segment in self._segment_of.items())
 
-    @property
-    def weight(self) -> int:
-        """What all blocks weigh, as of the last `settle`."""
-        return int(self._cache.currsize)
-
     def get(self, key: int) -> Copies:
         """The copies of a block, () if there are none."""
         segment = self._segment_of.get(key)
@@ -93,30 +94,32 @@ class BlockTable:
     def prefix(self, keys: Sequence[int]) -> list[Copies]:
         """The copies of the first of `keys`, up to one that has none. They are now in use."""
         found: list[Copies] = []
-        add, segment_of = found.append, self._segment_of
-        blocks: dict[int, Copies] = {}
-        used: dict[Segment, None] = {}
-        for key in keys:
-            copies = blocks.get(key)
-            if copies is None:
-                segment = segment_of.get(key)
-                if segment is None:
-                    break
-                used[segment] = None
-                blocks = segment.blocks
-                copies = blocks[key]
-            add(copies)
+        segment = self._segment_of.get(keys[0]) if keys else None
+        if segment is None:
+            return found
+        used = {segment: None}
+        try:  # mostly one segment has all of them
+            found.extend(map(segment.blocks.__getitem__, keys))
+        except KeyError:
+            self._prefix(keys[len(found) :], found, used)
         # In a table less than half full nothing is about to make room.
         if self.weight * 2 > self.bound:
             self._touch(used)
         return found
 
-    def runs(self, keys: Sequence[int]) -> Iterator[tuple[Segment | None, Copies, Sequence[int]]]:
+    def runs(self, keys: Sequence[int]) -> Iterable[tuple[Segment | None, Copies, Sequence[int]]]:
         """The keys in a row that are in one segment and have the same copies, with both; None and () if new.
 
         A run may be `put` before the next one is taken.
         """
         segments = list(map(self._segment_of.get, keys))
+        if segments.count(None) == len(segments):
+            return ((None, (), keys),) if keys else ()
+        return self._runs(keys, segments)
+
+    def _runs(
+        self, keys: Sequence[int], segments: Sequence[Segment | None]
+    ) -> Iterator[tuple[Segment | None, Copies, Sequence[int]]]:
         for start, end in _equal(segments):
             segment, run = segments[start], keys[start:end]
             if segment is None:
@@ -135,18 +138,18 @@ class BlockTable:
         blocks = segment.blocks
         for key in keys:
             blocks[key] = after
-        segment.weight += (self.weigh(after) - self.weigh(before)) * len(keys)
-        self._used[segment] = None
+        self._grow(segment, (self.weigh(after) - self.weigh(before)) * len(keys))
 
     def use(self, segment: Segment | None) -> None:
         """Some of these blocks were stored again."""
         if segment is not None:
-            self._used[segment] = None
+            self._grow(segment, 0)
 
     def reduce(self, key: int, loss: int, left: Copies) -> None:
         """Take copies from a block: `left` are what it has then, `loss` what it weighs less."""
         segment = self._segment_of[key]
         segment.weight -= loss
+        self.weight -= loss
         if left:
             segment.blocks[key] = left
         else:
@@ -154,16 +157,22 @@ class BlockTable:
         self._shrunk[segment] = None
 
     def settle(self) -> None:
-        """Weigh again what has changed, and let segments make room."""
+        """Let segments make room if all together weigh too much."""
+        if self.weight > self.bound or len(self._used) + len(self._shrunk) > UNSETTLED:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Weigh again what has changed."""
         used, self._used = self._used, {}
         shrunk, self._shrunk = self._shrunk, {}
-        for segment in shrunk:
-            if segment in used or segment not in self._cache:
+        for segment in (*shrunk, *used):
+            if segment.weight >= segment.weighed:
                 continue
             if segment.blocks:
                 self._cache.shrink(segment)
             else:
-                del self._cache[segment]
+                self._cache.pop(segment)
+                segment.weighed = 0
         self._touch(used)
         for segment in used:
             self._weigh_again(segment)
@@ -177,18 +186,39 @@ class BlockTable:
         for key in keys:
             blocks[key] = copies
             segment_of[key] = segment
-        segment.weight += self.weigh(copies) * len(keys)
+        self._grow(segment, self.weigh(copies) * len(keys))
+
+    def _prefix(self, keys: Sequence[int], found: list[Copies], used: dict[Segment, None]) -> None:
+        blocks: dict[int, Copies] = {}
+        for key in keys:
+            copies = blocks.get(key)
+            if copies is None:
+                segment = self._segment_of.get(key)
+                if segment is None:
+                    return
+                used[segment] = None
+                blocks = segment.blocks
+                copies = blocks[key]
+            found.append(copies)
+
+    def _grow(self, segment: Segment, gain: int) -> None:
+        segment.weight += gain
+        self.weight += gain
         self._used[segment] = None
 
     def _touch(self, segments: Mapping[Segment, None]) -> None:
         for segment in segments:
-            self._cache.get(segment)
+            if segment in self._used:  # the cache is told of it later
+                del self._used[segment]
+                self._used[segment] = None
+            else:
+                self._cache.get(segment)
 
     def _weigh_again(self, segment: Segment) -> None:
         """Put a segment into the cache by its present weight, in two if it is too large for one."""
-        if not segment.blocks:  # it has made room for another one
-            self._cache.pop(segment, None)
-        elif segment.weight > self._grain and len(segment.blocks) > 1:
+        if not segment.blocks:
+            return  # it has made room for another one
+        if segment.weight > self._grain and len(segment.blocks) > 1:
             upper = self._split(segment)
             self._weigh_again(segment)
             self._weigh_again(upper)
@@ -198,6 +228,7 @@ class BlockTable:
         else:
             self._cache.get(segment)  # the last one to make room, also for itself
             self._cache[segment] = segment
+            segment.weighed = segment.weight
 
     def _split(self, segment: Segment) -> Segment:
         """Take the newer half of a segment's blocks out of it; they are a segment of their own."""
@@ -213,7 +244,9 @@ class BlockTable:
         return upper
 
     def _evicted(self, segment: Segment) -> None:
-        blocks, segment.blocks, segment.weight = segment.blocks, {}, 0
+        self.weight -= segment.weight
+        blocks, segment.blocks = segment.blocks, {}
+        segment.weight = segment.weighed = 0
         for key in blocks:
             del self._segment_of[key]
         self._on_evict(blocks)
