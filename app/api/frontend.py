@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict, TypeVar
 
 from app.api.builder import Prompt, RequestBuilder
@@ -15,11 +15,13 @@ from app.api.pieces import check_answer_size
 from app.api.responder import Responder
 from app.api.response_meta import ResponseMeta
 from app.api.writer import ResponseWriter
+from app.clock.pause import Slices
 from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
 from app.http.errors import ApiError
 from app.http.response import Response
+from app.protocol.coercion import slices
 from app.protocol.decoding import Request, decode
 from app.protocol.transfer import ECTransferParams
 from app.protocol.validation.generation import ValidatedRequest, check_prompt_text, fit_prompt
@@ -63,11 +65,13 @@ class Frontend:
     """Prompts of up to so many tokens are taken by the engine without a pause."""
     keeps_turns: bool = False
     """Prompts tell the texts of their messages, which datasets look for."""
+    slices: Slices = field(default_factory=slices)
+    """Counts the work on all requests, and pauses now and then."""
 
     def decode(self, context: RequestContext, kind: type[T]) -> T:
         """The request in the body. ApiError 400, 408 or 413."""
         body = self.body.read(context)
-        return decode(body, context.content_type, kind)
+        return decode(body, context.content_type, kind, self.slices)
 
     def accept(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
         """The request, as far as it can be judged before its prompts are tokens.
@@ -77,7 +81,7 @@ class Frontend:
         self.faults.inject(context, request.model)
         model = self.models.resolve(request.model)
         self.responder.engine.check_accepting(request.n or 1)
-        return ValidatedRequest(request, model, self.limits)
+        return ValidatedRequest(request, model, self.limits, self.slices)
 
     def check_text(self, text: str) -> None:
         """ApiError 400 for a text that cannot fit the context, before any work is done on it."""
@@ -135,7 +139,7 @@ class Frontend:
         together = len(prompts) * asked.n
         # Who sets no limit gets short replies, unless their end is ignored.
         if not stream and (asked.requested is not None or asked.request.ignore_eos):
-            check_answer_size(together, max(asked.max_tokens, default=1), asked.most_logprobs())
+            check_answer_size(together, max(asked.max_tokens, default=1), asked.most_logprobs)
         # Before as many engine requests are made as a hostile request asks for.
         responder.engine.check_admission(together)
         requests = self.builder.build(asked, meta, prompts, context, image)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from app.clock.pause import Slices
 from app.http.errors import malformed
 from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.decoding import Request
@@ -125,10 +126,10 @@ class MessagesRequest(Request, kw_only=True):
     priority: Int64 = 0
     """Not vLLM's; what the other generating endpoints have."""
 
-    def check(self) -> None:
-        self.check_converted()
+    def check(self, within: Slices) -> None:
+        self.check_converted(within)
 
-    def check_converted(self) -> None:
+    def check_converted(self, within: Slices) -> None:
         thinking = self.thinking
         if thinking is None or thinking.type != "enabled" or thinking.budget_tokens is None:
             return

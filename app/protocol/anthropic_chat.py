@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
+from app.clock.pause import Slices
 from app.protocol.anthropic import (
     Block,
     CountTokensRequest,
@@ -15,6 +15,7 @@ from app.protocol.anthropic import (
     ToolParam,
 )
 from app.protocol.chat import ChatCompletionRequest
+from app.protocol.coercion import JsonObject, each, slices
 from app.protocol.messages import Message
 from app.protocol.options import (
     FunctionDefinition,
@@ -26,31 +27,36 @@ from app.protocol.options import (
     ToolChoice,
 )
 
+TURN = 10
+"""Values that a turn, a block or a tool counts as that becomes part of a chat."""
 BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a system text that differs from request to request and would spoil the prefix cache."""
 
 
 def chat_request(asked: MessagesRequest | CountTokensRequest) -> ChatCompletionRequest:
     """`asked` in the words of a chat. ApiError 400 when tools or salt break the rules of a chat."""
+    within = slices()
     chat = ChatCompletionRequest(
         model=asked.model,
-        messages=chat_messages(asked.system, asked.messages),
+        messages=_messages(asked.system, asked.messages, within),
         chat_template_kwargs=asked.chat_template_kwargs,
     )
-    _take_tools(chat, asked)
+    _take_tools(chat, asked, within)
     if isinstance(asked, MessagesRequest):
         _take_sampling(chat, asked)
         _take_thinking(chat, asked)
         _take_transfer(chat, asked)
-    chat.check_rules()
+    chat.check_rules(within)
     return chat
 
 
-def _take_tools(chat: ChatCompletionRequest, asked: MessagesRequest | CountTokensRequest) -> None:
+def _take_tools(
+    chat: ChatCompletionRequest, asked: MessagesRequest | CountTokensRequest, within: Slices
+) -> None:
     choice = asked.tool_choice
     if choice is not None:
         chat.parallel_tool_calls = not choice.disable_parallel_tool_use
-    chat.tools = [_tool(tool) for tool in asked.tools or ()] or None
+    chat.tools = [_tool(tool) for tool in each(asked.tools or (), within, TURN)] or None
     chat.tool_choice = _tool_choice(choice)
     if chat.tools is None and isinstance(chat.tool_choice, str):
         chat.tool_choice = "none"
@@ -106,7 +112,9 @@ def _take_transfer(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
     chat.priority = asked.priority
 
 
-def chat_messages(system: str | Sequence[Block] | None, messages: Sequence[MessageParam]) -> list[Message]:
+def _messages(
+    system: str | Sequence[Block] | None, messages: Sequence[MessageParam], within: Slices
+) -> list[Message]:
     """The conversation, with one system message of `system` and of the system turns that it begins with.
 
     System turns further on stay where they are: moved to the front, each would change the whole prompt.
@@ -115,11 +123,11 @@ def chat_messages(system: str | Sequence[Block] | None, messages: Sequence[Messa
     while leading < len(messages) and messages[leading].role == "system":
         leading += 1
     texts = [system if isinstance(system, str) else _system_text(system or ())]
-    texts += [_system_text(message.content) for message in messages[:leading]]
+    texts += [_system_text(message.content) for message in each(messages[:leading], within, TURN)]
     prompt = "\n\n".join(text for text in texts if text)
     chat: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
-    for message in messages[leading:]:
-        chat += _turns(message)
+    for message in each(messages[leading:], within, TURN):
+        chat += _turns(message, within)
     return chat
 
 
@@ -128,7 +136,7 @@ def _system_text(content: str | Iterable[Block]) -> str:
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
-def _turns(message: MessageParam) -> Iterator[Message]:
+def _turns(message: MessageParam, within: Slices) -> Iterator[Message]:
     """The chat messages of one turn: the results of tools come before what the user says to them."""
     if message.role == "system":
         if text := _system_text(message.content):
@@ -138,20 +146,27 @@ def _turns(message: MessageParam) -> Iterator[Message]:
         yield {"role": message.role, "content": message.content}
         return
     if message.role == "user":
-        for block in message.content:
+        for block in each(message.content, within, TURN):
             if block.type == "tool_result":
                 yield from _tool_results(block)
-    said = _said(message.role, message.content)
+    said = _said(message.role, message.content, within)
     if message.role == "assistant" or "content" in said:
         yield said
 
 
-def _said(role: str, blocks: Sequence[Block]) -> Message:
+def _said(role: str, blocks: Sequence[Block], within: Slices) -> Message:
     """What is left of a turn without the results of tools; no `content` where nothing is said."""
+    parts: list[JsonObject] = []
+    thoughts: list[str] = []
+    calls: list[JsonObject] = []
+    for block in each(blocks, within, TURN):
+        if (part := _part(role, block)) is not None:
+            parts.append(part)
+        elif block.type == "thinking" and block.thinking is not None:
+            thoughts.append(block.thinking)
+        elif block.type == "tool_use":
+            calls.append(_call(block))
     said: Message = {"role": role}
-    parts = [part for block in blocks if (part := _part(role, block)) is not None]
-    thoughts = [block.thinking for block in blocks if block.type == "thinking" and block.thinking is not None]
-    calls = [_call(block) for block in blocks if block.type == "tool_use"]
     if thoughts:
         said["reasoning"] = "".join(thoughts)
     if calls:
@@ -162,7 +177,7 @@ def _said(role: str, blocks: Sequence[Block]) -> Message:
     return said
 
 
-def _part(role: str, block: Block) -> dict[str, Any] | None:
+def _part(role: str, block: Block) -> JsonObject | None:
     if block.type == "text" and block.text:
         return {"type": "text", "text": block.text}
     if block.type == "image" and block.source:
@@ -172,7 +187,7 @@ def _part(role: str, block: Block) -> dict[str, Any] | None:
     return None
 
 
-def _image(source: dict[str, Any]) -> dict[str, Any]:
+def _image(source: JsonObject) -> JsonObject:
     if source.get("type") == "url":
         url = source.get("url", "")
     else:
@@ -180,7 +195,7 @@ def _image(source: dict[str, Any]) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _call(block: Block) -> dict[str, Any]:
+def _call(block: Block) -> JsonObject:
     function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
     return {"id": block.id or "", "type": "function", "function": function}
 

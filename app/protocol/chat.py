@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import JsonObject, Misfit, slices
+from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.messages import Message, are_plain, check_tool_calls, convert_messages, normalize_messages
 from app.protocol.options import (
@@ -125,32 +125,31 @@ class ChatCompletionRequest(Request, kw_only=True):
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
 
-    def check(self) -> None:
-        within = slices()
+    def check(self, within: Slices) -> None:
         if not are_plain(self.messages, within):
             normalize_messages(self.messages, within)
             convert_messages(self.messages, within)
             check_tool_calls(self.messages, within)
         if self.continue_final_message:
             raise Misfit("add_generation_prompt to be absent or false")
-        self.check_rules()
+        self.check_rules(within)
 
-    def check_rules(self: ChatCompletionRequest | RawRequest) -> None:
-        if not isinstance(self.messages, list | dict | str):
+    def check_rules(self: ChatCompletionRequest | RawRequest, within: Slices) -> None:
+        if not isinstance(self.messages, list) and not isinstance(self.messages, dict | str):
             raise bad_request("messages must be a list")
-        within = slices()
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
         _check_tools(self.tools, self.tool_choice, within)
         _check_structured_outputs(self.structured_outputs, self.tool_choice)
         _check_logprobs(self)
         rules.check_stream_options(self.stream_options, self.stream)
         rules.check_response_format(self.response_format)
-        normalize_messages(self.messages, within)
+        if isinstance(self, RawRequest):
+            normalize_messages(self.messages, within)
         rules.check_cache_salt(self.cache_salt)
         rules.check_thinking_budget(self.thinking_token_budget)
 
-    def check_converted(self) -> None:
-        check_tool_calls(self.messages, slices())
+    def check_converted(self, within: Slices) -> None:
+        check_tool_calls(self.messages, within)
 
 
 def _check_tools(tools: object, choice: object, within: Slices) -> None:
@@ -252,12 +251,14 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations, "tool_choice": ToolChoice}
 
-    def check(self) -> None:
-        convert_conversations(self.messages, slices())
-        self.check_rules()
-        self.check_converted()
+    def check(self, within: Slices) -> None:
+        for conversation in self.messages:
+            normalize_messages(conversation, within)
+        convert_conversations(self.messages, within)
+        self.check_rules(within)
+        self.check_converted(within)
 
-    def check_rules(self: BatchChatRequest | RawRequest) -> None:
+    def check_rules(self: BatchChatRequest | RawRequest, within: Slices) -> None:
         for name in ("stream", "tools", "use_beam_search"):
             if getattr(self, name):
                 raise bad_request(f"A batch does not go with {name}.", name)
@@ -265,15 +266,13 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
             raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
         if not isinstance(self.messages, list) or not self.messages:
             raise bad_request("messages must be a list of conversations", "messages")
-        within = slices()
-        for conversation in self.messages:
+        for conversation in self.messages if isinstance(self, RawRequest) else ():
             normalize_messages(conversation, within)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
         rules.check_response_format(self.response_format)
         rules.check_cache_salt(self.cache_salt)
         rules.check_thinking_budget(self.thinking_token_budget)
 
-    def check_converted(self) -> None:
-        within = slices()
+    def check_converted(self, within: Slices) -> None:
         for conversation in self.messages:
             check_tool_calls(conversation, within)

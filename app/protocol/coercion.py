@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import NoneType
 from typing import Annotated, Literal, TypeVar, Union, get_args, get_origin
@@ -78,8 +78,18 @@ def slices() -> Slices:
     return Slices(SLICE)
 
 
+def each(values: Iterable[V], within: Slices, cost: int = 1) -> Iterator[V]:
+    """`values` one by one; what is done with one of them counts as `cost` values looked at."""
+    for value in values:
+        yield value
+        within.spend(cost)
+
+
 def every(fits: Callable[[V], bool], values: Sequence[V], within: Slices) -> bool:
     """Whether all `values` do, however many there are."""
+    if len(values) <= _PART:
+        within.spend(len(values))
+        return all(map(fits, values))
     return all(all(map(fits, part)) for part in within.parts(values, _PART, _PART))
 
 

@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar, Literal, cast
 
 from msgspec import Meta
 
+from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import JsonObject, Misfit, kinds_of, slices
+from app.protocol.coercion import JsonObject, Misfit, kinds_of
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.options import (
     CacheSalt,
@@ -116,13 +117,13 @@ class CompletionRequest(Request, kw_only=True):
             return cast("list[str] | list[TokenIds]", [prompt])
         return cast("list[str] | list[TokenIds]", prompt or [])
 
-    def check(self) -> None:
-        if isinstance(self.prompt, list) and len(kinds_of(self.prompt, slices())) > 1:
+    def check(self, within: Slices) -> None:
+        if isinstance(self.prompt, list) and len(kinds_of(self.prompt, within)) > 1:
             raise Misfit("prompts of one kind", "prompt")
-        self.check_rules()
+        self.check_rules(within)
 
-    def check_rules(self: CompletionRequest | RawRequest) -> None:
-        _check_prompt_count(self.prompt, self.prompt_embeds)
+    def check_rules(self: CompletionRequest | RawRequest, within: Slices) -> None:
+        _check_prompt_count(self.prompt, self.prompt_embeds, within)
         if self.prompt in (None, "") and self.prompt_embeds in (None, []):
             raise bad_request("a prompt that is not empty is needed", "prompt")
         rules.check_stream_options(self.stream_options, self.stream)
@@ -135,12 +136,8 @@ class CompletionRequest(Request, kw_only=True):
         rules.check_thinking_budget(self.thinking_token_budget)
 
 
-def _check_prompt_count(prompt: object, embeds: object) -> None:
-    if (
-        isinstance(prompt, list)
-        and len(prompt) > MAX_PROMPTS
-        and not kinds_of(prompt, slices()) <= {int, bool}
-    ):
+def _check_prompt_count(prompt: object, embeds: object, within: Slices) -> None:
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not kinds_of(prompt, within) <= {int, bool}:
         raise bad_request(f"at most {MAX_PROMPTS} prompts fit into one request, got {len(prompt)}", "prompt")
     if isinstance(embeds, list) and len(embeds) > MAX_PROMPTS:
         raise bad_request(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 from msgspec import Struct
 
+from app.clock.pause import Slices
 from app.http.errors import ApiError, malformed
 from app.protocol.coercion import JsonObject, Misfit, convert, param_of, slices
 from app.protocol.validation.rules import check_unicode
@@ -34,20 +35,20 @@ class Request(Struct, kw_only=True):
     lax: ClassVar[Mapping[str, Hashable]] = {}
     absent: ClassVar[Mapping[str, object]] = {}
 
-    def check(self) -> None:
+    def check(self, within: Slices) -> None:
         """All rules, for a request from the strict decoder.
 
         Raises `ApiError`, or `Misfit` where only the raw body can tell.
         """
-        self.check_rules()
+        self.check_rules(within)
 
-    def check_rules(self: Request | RawRequest) -> None:
+    def check_rules(self: Request | RawRequest, within: Slices) -> None:
         """vLLM's own rules in vLLM's order, over fields of any type: they come before the schema.
 
         Raises `ApiError`.
         """
 
-    def check_converted(self) -> None:
+    def check_converted(self, within: Slices) -> None:
         """What vLLM looks at only once every field has its type. Raises `ApiError`."""
 
 
@@ -77,14 +78,15 @@ class UnparsableBody(ApiError):
         return msgspec.json.encode({"detail": self.message})
 
 
-def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
+def decode(body: bytes, content_type: str | None, kind: type[T], within: Slices | None = None) -> T:
     """The request in `body`. Unknown fields are accepted, the last of duplicate keys wins.
 
-    Raises `ApiError` (always status 400).
+    Raises `ApiError` (always status 400). Pauses `within` what is long.
     """
-    if _is_json(content_type) and (request := _strictly(body, kind)) is not None:
+    within = within or slices()
+    if _is_json(content_type) and (request := _strictly(body, kind, within)) is not None:
         return request
-    converted = _convert_first(_parse(body, content_type), (kind,))
+    converted = _convert_first(_parse(body, content_type), (kind,), within)
     assert isinstance(converted, kind)
     return converted
 
@@ -94,19 +96,20 @@ def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], ty
 
     Raises `ApiError` (always status 400).
     """
+    within = slices()
     for kind in kinds if _is_json(content_type) else ():
-        if (request := _strictly(body, kind)) is not None:
+        if (request := _strictly(body, kind, within)) is not None:
             return request
-    converted = _convert_first(_parse(body, content_type), kinds)
+    converted = _convert_first(_parse(body, content_type), kinds, within)
     assert isinstance(converted, kinds)
     return converted
 
 
-def _strictly(body: bytes, kind: type[T]) -> T | None:
+def _strictly(body: bytes, kind: type[T], within: Slices) -> T | None:
     """The request in `body`; None where the lax conversion must find out whether it is one."""
     try:
         request = _decoder(kind).decode(body)
-        request.check()
+        request.check(within)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Misfit, ApiError):
         return None
     assert isinstance(request, kind)
@@ -162,10 +165,9 @@ def _place(error: json.JSONDecodeError) -> int:
     return len(error.doc) - len(error.doc[error.pos + 1 :].lstrip(" \t\n\r"))
 
 
-def _convert_first(values: JsonObject, kinds: Sequence[type[Request]]) -> Request:
+def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], within: Slices) -> Request:
     for kind in kinds:
-        kind.check_rules(RawRequest(values, kind.absent))
-    within = slices()
+        kind.check_rules(RawRequest(values, kind.absent), within)
     for kind in kinds:
         try:
             request = convert(kind, values, within)
@@ -173,7 +175,7 @@ def _convert_first(values: JsonObject, kinds: Sequence[type[Request]]) -> Reques
             path, expected = misfit.path, misfit.expected
         else:
             check_unicode(values, within)
-            request.check_converted()
+            request.check_converted(within)
             return request
     where = param_of(path)
     raise malformed(f"{where}: expected {expected}", where)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject
 from app.protocol.completions import CompletionRequest
@@ -61,7 +62,7 @@ class GenerateRequest(Request, kw_only=True):
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None
 
-    def check_rules(self: GenerateRequest | RawRequest) -> None:
+    def check_rules(self: GenerateRequest | RawRequest, within: Slices) -> None:
         rules.check_stream_options(self.stream_options, self.stream)
         rules.check_cache_salt(self.cache_salt)
 

@@ -51,7 +51,7 @@ class PoolingFields(Request, kw_only=True):
     use_activation: bool | None = None
     """None is the model's own way."""
 
-    def check_rules(self: PoolingFields | RawRequest) -> None:
+    def check_rules(self: PoolingFields | RawRequest, within: Slices) -> None:
         rules.check_cache_salt(self.cache_salt)
 
     def kept(self, ids: TokenIds, max_model_len: int) -> TokenIds:
@@ -110,12 +110,12 @@ class ClassificationRequest(PoolingFields, kw_only=True):
         """The lists of token ids; none when the request has something else."""
         return cast("list[TokenIds]", self.input) if self.input and isinstance(self.input[0], list) else []
 
-    def check_rules(self: ClassificationRequest | RawRequest) -> None:
+    def check_rules(self: ClassificationRequest | RawRequest, within: Slices) -> None:
         if self.normalize is not UNSET:
             raise bad_request("normalize is no longer known: use_activation has taken its place", "normalize")
         if isinstance(self.task, str) and self.task in REMOVED_TASKS:
             raise bad_request(f"task {self.task!r} is no longer known", "task")
-        PoolingFields.check_rules(self)
+        PoolingFields.check_rules(self, within)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
 
 
@@ -263,7 +263,7 @@ class RerankRequest(ScoringRequest, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"query": _one_input, "documents": _inputs}
 
-    def check(self) -> None:
+    def check(self, within: Slices) -> None:
         if not _is_input(self.query) or not _are_inputs(self.documents):
             raise Misfit("texts")
-        self.check_rules()
+        self.check_rules(within)

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import JsonObject, Misfit, convert, param_of, slices
+from app.protocol.coercion import JsonObject, Misfit, convert, param_of
 
 T = TypeVar("T", bound=Struct)
 
@@ -229,13 +229,13 @@ def _as_dict(converted: Struct) -> JsonObject:
     return fields
 
 
-def check_tool_use(tools: object, choice: object) -> None:
+def check_tool_use(tools: object, choice: object, within: Slices) -> None:
     """What must be called is among the tools. Raises `ApiError`."""
     named = isinstance(choice, dict) and choice.get("type") == "function"
     if not tools:
         if named or choice == "required":
             raise bad_request("tool_choice asks for a call, and there are no tools", "tool_choice")
-    elif named and isinstance(tools, list) and not _is_among(name_of(choice), tools, slices()):
+    elif named and isinstance(tools, list) and not _is_among(name_of(choice), tools, within):
         raise bad_request("tool_choice names a function that is not among tools", "tool_choice")
 
 

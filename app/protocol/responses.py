@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import JsonObject, Misfit, slices
+from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.options import CacheSalt, ExtraArg, Int64, StopStrings, StructuredOutputs
 from app.protocol.response_input import (
@@ -158,14 +159,13 @@ class ResponsesRequest(Request, kw_only=True):
         """Alternatives wanted per token (-1: all); None when no log probabilities are wanted."""
         return self.top_logprobs if LOGPROBS in (self.include or ()) else None
 
-    def check(self) -> None:
-        within = slices()
+    def check(self, within: Slices) -> None:
         self.tools = convert_tools(self.tools, within)
         self.tool_choice = convert_tool_choice(self.tool_choice, within)
-        self.check_rules()
+        self.check_rules(within)
 
-    def check_rules(self: ResponsesRequest | RawRequest) -> None:
-        check_tool_use(self.tools, self.tool_choice)
+    def check_rules(self: ResponsesRequest | RawRequest, within: Slices) -> None:
+        check_tool_use(self.tools, self.tool_choice, within)
         if self.prompt is not None:
             raise bad_request("prompt templates are not kept here", "prompt")
         if self.background and not self.store:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Literal, cast
 
 from msgspec import convert
 
+from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
+from app.protocol.coercion import JsonObject, each, slices
 from app.protocol.messages import Message
 from app.protocol.options import (
     AllowedTools,
@@ -20,46 +22,51 @@ from app.protocol.options import (
     Tool,
     ToolChoice,
 )
-from app.protocol.response_input import Content, ContentPart, InputItem, ToolParam, name_of
+from app.protocol.response_input import AllowedChoice, Content, ContentPart, InputItem, name_of
 from app.protocol.responses import ResponsesRequest
+
+TURN = 10
+"""Values that an item, or a tool, counts as that becomes part of a chat."""
 
 
 def chat_request(asked: ResponsesRequest) -> ChatCompletionRequest:
     """`asked` in the words of a chat. ApiError 400 when it breaks the rules of one."""
+    within = slices()
     chat = ChatCompletionRequest(
         model=asked.model,
-        messages=chat_messages(asked.instructions, asked.input),
+        messages=_messages(asked.instructions, asked.input, within),
         chat_template_kwargs=asked.chat_template_kwargs,
         request_id=asked.request_id,
     )
     if isinstance(asked.input, list) and asked.input and asked.input[-1].is_partial:
         chat.continue_final_message, chat.add_generation_prompt = True, False
-    _take_tools(chat, asked)
+    _take_tools(chat, asked, within)
     _take_sampling(chat, asked)
     _take_form(chat, asked)
     _take_transfer(chat, asked)
-    chat.check_rules()
+    chat.check_rules(within)
     return chat
 
 
-def go_on(chat: ChatCompletionRequest, before: Sequence[Message], output: Sequence[dict[str, Any]]) -> None:
+def go_on(chat: ChatCompletionRequest, before: Sequence[Message], output: Sequence[JsonObject]) -> None:
     """Let `chat` follow on what was asked `before` and answered with the items `output`.
 
     Instructions do not carry over, nor do thoughts.
     """
+    within = slices()
     leading = 1 if chat.messages[:1] and chat.messages[0]["role"] == "system" else 0
-    said = [convert(item, InputItem) for item in output if item["type"] != "reasoning"]
-    earlier = [message for message in before if message["role"] != "system"]
-    chat.messages[leading:leading] = [*earlier, *_turns(said)]
-    _answer_results(chat)
+    said = [convert(item, InputItem) for item in each(output, within, TURN) if item["type"] != "reasoning"]
+    earlier = [message for message in each(before, within) if message["role"] != "system"]
+    chat.messages[leading:leading] = [*earlier, *_turns(said, within)]
+    _answer_results(chat, within)
 
 
-def chat_messages(instructions: str | None, asked: str | Sequence[InputItem]) -> list[Message]:
+def _messages(instructions: str | None, asked: str | Sequence[InputItem], within: Slices) -> list[Message]:
     """The conversation, `instructions` first."""
     system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(asked, str):
         return [*system, {"role": "user", "content": asked}]
-    return [*system, *_turns(asked)]
+    return [*system, *_turns(asked, within)]
 
 
 def echo_text(asked: str | Sequence[InputItem]) -> str:
@@ -84,23 +91,23 @@ def _echoed(part: ContentPart) -> str:
     return part.said or ""
 
 
-def _turns(items: Sequence[InputItem]) -> list[Message]:
+def _turns(items: Iterable[InputItem], within: Slices) -> list[Message]:
     """The messages of `items`: what the assistant thinks, says and calls in a row is one."""
     messages: list[Message] = []
-    for item in items:
-        turn = _turn(item)
+    for item in each(items, within, TURN):
+        turn = _turn(item, within)
         last = messages[-1] if messages else None
         if last is not None and turn["role"] == last["role"] == "assistant" and _fits(turn, last):
-            calls = [*_calls(last), *_calls(turn)]
-            last |= {**turn, **({"tool_calls": calls} if calls else {})}
+            calls = last.get("tool_calls")
+            more = turn.pop("tool_calls", None)
+            last |= turn
+            if isinstance(calls, list) and isinstance(more, list):
+                calls += more
+            elif more is not None:
+                last["tool_calls"] = more
         else:
             messages.append(turn)
     return messages
-
-
-def _calls(turn: Message) -> Sequence[object]:
-    calls = turn.get("tool_calls")
-    return calls if isinstance(calls, list) else ()
 
 
 def _fits(turn: Message, last: Message) -> bool:
@@ -108,32 +115,32 @@ def _fits(turn: Message, last: Message) -> bool:
     return not any(key in last for key in ("content", "reasoning") if key in turn)
 
 
-def _turn(item: InputItem) -> Message:
+def _turn(item: InputItem, within: Slices) -> Message:
     if item.type == "function_call":
         function = {"name": item.name, "arguments": item.arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         return {"role": "assistant", "tool_calls": [call]}
     if item.type == "function_call_output":
-        return {"role": "tool", "tool_call_id": item.call_id or "", "content": _content(item.output)}
+        return {"role": "tool", "tool_call_id": item.call_id or "", "content": _content(item.output, within)}
     if item.type == "reasoning":
         if item.encrypted_content:
             raise bad_request("encrypted reasoning cannot be read here", "input")
-        return {"role": "assistant", "reasoning": _text(item.content or item.summary)}
-    content = _text(item.content) if item.role == "assistant" else _content(item.content)
-    return {"role": item.role, "content": content}
+        return {"role": "assistant", "reasoning": _text(item.content or item.summary, within)}
+    said = _text if item.role == "assistant" else _content
+    return {"role": item.role, "content": said(item.content, within)}
 
 
-def _text(content: Content | None) -> str:
+def _text(content: Content | None, within: Slices) -> str:
     if isinstance(content, str):
         return content
-    return "".join(part.said or "" for part in content or ())
+    return "".join(part.said or "" for part in each(content or (), within))
 
 
-def _content(content: Content | None) -> str | list[dict[str, Any]]:
-    return content if isinstance(content, str) else [_part(part) for part in content or ()]
+def _content(content: Content | None, within: Slices) -> str | list[JsonObject]:
+    return content if isinstance(content, str) else [_part(part) for part in each(content or (), within)]
 
 
-def _part(part: ContentPart) -> dict[str, Any]:
+def _part(part: ContentPart) -> JsonObject:
     if part.type == "input_image":
         return {"type": "image_url", "image_url": {"url": part.url}}
     if part.type == "input_audio":
@@ -141,36 +148,35 @@ def _part(part: ContentPart) -> dict[str, Any]:
     return {"type": "text", "text": part.said}
 
 
-def _take_tools(chat: ChatCompletionRequest, asked: ResponsesRequest) -> None:
+def _take_tools(chat: ChatCompletionRequest, asked: ResponsesRequest, within: Slices) -> None:
     """At most one call is made; one is made for sure where the choice is left to the model (7.1)."""
     chat.parallel_tool_calls = False
-    chat.tools = [_tool(tool) for tool in asked.tools if tool["type"] == "function"] or None
-    chat.tool_choice = "none" if chat.tools is None else _tool_choice(asked.tool_choice)
-    _answer_results(chat)
+    functions = (tool for tool in each(asked.tools, within, TURN) if tool["type"] == "function")
+    chat.tools = [Tool(function=convert(function, FunctionDefinition)) for function in functions] or None
+    chat.tool_choice = "none" if chat.tools is None else _tool_choice(asked.tool_choice, within)
+    _answer_results(chat, within)
 
 
-def _answer_results(chat: ChatCompletionRequest) -> None:
+def _answer_results(chat: ChatCompletionRequest, within: Slices) -> None:
     """After the result of a function the model answers with words."""
-    if any(message["role"] == "tool" for message in chat.messages):
+    if any(message["role"] == "tool" for message in each(chat.messages, within)):
         chat.tool_choice = "none"
 
 
-def _tool(tool: ToolParam) -> Tool:
-    return Tool(function=convert(tool, FunctionDefinition))
-
-
-def _tool_choice(choice: str | dict[str, Any]) -> ToolChoice:
+def _tool_choice(choice: str | JsonObject, within: Slices) -> ToolChoice:
     if isinstance(choice, str):
         return "none" if choice == "none" else "required"
     if choice["type"] == "function":
-        return NamedToolChoice(function=NamedFunction(name=choice["name"]))
+        return NamedToolChoice(function=convert(choice, NamedFunction))
     if choice["type"] != "allowed_tools":
         return "auto"
-    names = [name for tool in choice["tools"] if isinstance(name := name_of(tool), str)]
+    allowed = convert(choice, AllowedChoice)
+    names = [name for tool in each(allowed.tools, within, TURN) if (name := name_of(tool)) is not None]
     if not names:
         return "none"
-    tools = [Tool(function=FunctionDefinition(name=name)) for name in names]
-    return NamedToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=choice["mode"], tools=tools))
+    tools = [Tool(function=FunctionDefinition(name=name)) for name in each(names, within)]
+    mode = cast(Literal["auto", "required"], allowed.mode)
+    return NamedToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=tools))
 
 
 def _take_sampling(chat: ChatCompletionRequest, asked: ResponsesRequest) -> None:

@@ -12,7 +12,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from app.protocol.coercion import JsonObject, Misfit, slices
+from app.clock.pause import Slices
+from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.messages import Message, are_plain, convert_messages
 from app.protocol.options import INT64_MAX, Tool
@@ -38,14 +39,13 @@ class TokenizeChatRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages}
 
-    def check(self) -> None:
-        within = slices()
+    def check(self, within: Slices) -> None:
         if not are_plain(self.messages, within):
             convert_messages(self.messages, within)
         if self.continue_final_message:
             raise Misfit("add_generation_prompt to be absent or false")
 
-    def check_rules(self: TokenizeChatRequest | RawRequest) -> None:
+    def check_rules(self: TokenizeChatRequest | RawRequest, within: Slices) -> None:
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
 
 

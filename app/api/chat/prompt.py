@@ -12,10 +12,10 @@ from app.api.frontend import Frontend
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.coercion import JsonObject, slices
+from app.protocol.coercion import each, slices
 from app.protocol.messages import Message
 from app.protocol.tokenize import TokenizeChatRequest
-from app.tokenization import ChatOptions
+from app.tokenization import PLAIN_CHAT, ChatOptions
 
 PROMPT = 50
 """Values that a short prompt counts as that is made tokens."""
@@ -28,10 +28,10 @@ def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Se
 
     Pauses while it looks at many messages.
     """
-    within = slices()
+    within = frontend.slices
     turns: list[tuple[str, str]] = []
     composed: list[Message] = []
-    for message in messages:
+    for message in each(messages, within):
         content = message.get("content")
         if type(content) is str:
             text = content
@@ -41,58 +41,52 @@ def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Se
         frontend.check_text(text)
         if frontend.keeps_turns:
             turns.append((str(message["role"]), text))
-        within.spend()
     ids = frontend.fit(request, frontend.tokenizer.encode_chat(messages, chat_options(request)))
-    return Prompt(ids, last_message_text(messages), tuple(turns), features(composed, ids))
+    media = features(composed, ids) if composed else None
+    return Prompt(ids, last_message_text(messages, within), tuple(turns), media)
 
 
 def chat_prompts(
     frontend: Frontend, request: ChatCompletionRequest, conversations: Sequence[Sequence[Message]]
 ) -> list[Prompt]:
     """Every conversation as tokens, with pauses in between. ApiError as `chat_prompt`."""
-    within = slices()
-    prompts = []
-    for messages in conversations:
-        prompts.append(chat_prompt(frontend, request, messages))
-        within.spend(PROMPT)
-    return prompts
+    each_one = each(conversations, frontend.slices, PROMPT)
+    return [chat_prompt(frontend, request, messages) for messages in each_one]
 
 
 def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest) -> ChatOptions:
     """How the chat template is to be applied. ApiError 400 for a template of the request's own."""
     if asked.chat_template is not None or "chat_template" in (asked.chat_template_kwargs or ()):
         raise bad_request("A chat template in the request is not trusted here.")
+    documents = getattr(asked, "documents", None)
+    special = asked.continue_final_message or asked.add_special_tokens or not asked.add_generation_prompt
+    if not (special or asked.tools or asked.chat_template_kwargs or documents):
+        return PLAIN_CHAT
+    tools = None
+    if asked.tools is not None:
+        tools = [msgspec.to_builtins(tool) for tool in each(asked.tools, slices(), TOOL)]
     return ChatOptions(
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         add_special_tokens=asked.add_special_tokens,
-        tools=None if asked.tools is None else _as_dicts(asked.tools),
-        documents=getattr(asked, "documents", None),
+        tools=tools,
+        documents=documents,
         chat_template_kwargs=asked.chat_template_kwargs,
     )
 
 
-def _as_dicts(tools: Sequence[msgspec.Struct]) -> list[JsonObject]:
-    within = slices()
-    dicts = []
-    for tool in tools:
-        dicts.append(msgspec.to_builtins(tool))
-        within.spend(TOOL)
-    return dicts
-
-
-def last_message_text(messages: Sequence[Message]) -> str:
+def last_message_text(messages: Sequence[Message], within: Slices | None = None) -> str:
     """The text of the last message, whatever its role, with its tool calls (simulator.md 5.2)."""
     if not messages:
         return ""
-    last, within = messages[-1], slices()
-    calls = last.get("tool_calls")
-    said = [_call_text(call, within) for call in calls] if isinstance(calls, list) else ()
-    return content_text(last.get("content"), within) + "".join(said)
+    last = messages[-1]
+    text, calls = content_text(last.get("content"), within), last.get("tool_calls")
+    if not isinstance(calls, list):
+        return text
+    return text + "".join(_call_text(call) for call in each(calls, within or slices()))
 
 
-def _call_text(call: Mapping[str, object], within: Slices) -> str:
-    within.spend()
+def _call_text(call: Mapping[str, object]) -> str:
     function = call.get("function")
     if not isinstance(function, dict) or not function.get("name"):
         return ""
@@ -105,14 +99,8 @@ def content_text(content: object, within: Slices | None = None) -> str:
         return content
     if not isinstance(content, list | dict):
         return ""
-    within = within or slices()
-    texts = []
-    for part in content:
-        text = _part_text(part)
-        if text is not None:
-            texts.append(text)
-        within.spend()
-    return "\n".join(texts)
+    texts = map(_part_text, each(content, within or slices()))
+    return "\n".join(text for text in texts if text is not None)
 
 
 def _part_text(part: object) -> str | None:

@@ -9,7 +9,7 @@ from app.clock.pause import Slices
 from app.engine.request import Constraint, JsonSchema, Tool, ToolCalls
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.coercion import JsonObject, slices
+from app.protocol.coercion import JsonObject, each, slices
 from app.protocol.options import NamedToolChoice, StructuredOutputs
 from app.protocol.options import Tool as ToolParam
 from app.schema import SchemaError, Schemas
@@ -26,8 +26,8 @@ ANY_OBJECT: JsonObject = {
     "required": ["answer"],
 }
 """What `json_object` is filled with, which asks for no more than an object."""
-CHECK = 100
-"""Values that a tool counts as whose schema is compiled."""
+CHECK, TOOL = 100, 2
+"""Values that a tool counts as whose schema is compiled, or that is handed on."""
 
 
 def tool_calls_of(
@@ -46,16 +46,16 @@ def tool_calls_of(
     least, named = int(choice == "required"), False
     if isinstance(choice, NamedToolChoice):
         names, allowed = frozenset(choice.names()), choice.allowed_tools
-        params = [tool for tool in params if tool.function.name in names]
+        params = [tool for tool in each(params, within) if tool.function.name in names]
         named = allowed is None or choice.type == "function"
         least = int(allowed is None or named or allowed.mode == "required")
-    tools = _tools(params[:1] if named else params, within)
+    tools = tuple(_tool(tool) for tool in each(params[:1] if named else params, within, TOOL))
     most = 1 if named or request.parallel_tool_calls is False else len(tools)
     return ToolCalls(tools=tools, least=least, most=most, named=named, lenient=lenient)
 
 
 def _check_tools(params: Sequence[ToolParam], strict: bool, schemas: Schemas, within: Slices) -> None:
-    for tool in params:
+    for tool in each(params, within, CHECK):
         function = tool.function
         try:
             if strict:
@@ -64,15 +64,10 @@ def _check_tools(params: Sequence[ToolParam], strict: bool, schemas: Schemas, wi
         except SchemaError as error:
             message = f"The parameters of tool {function.name!r} cannot be used: {error}."
             raise bad_request(message, "tools") from None
-        within.spend(CHECK)
 
 
-def _tools(params: Sequence[ToolParam], within: Slices) -> tuple[Tool, ...]:
-    tools = []
-    for tool in params:
-        tools.append(Tool(tool.function.name, tool.function.parameters or NO_PARAMETERS))
-        within.spend()
-    return tuple(tools)
+def _tool(param: ToolParam) -> Tool:
+    return Tool(param.function.name, param.function.parameters or NO_PARAMETERS)
 
 
 def constraint_of(wanted: StructuredOutputs | None, schemas: Schemas) -> Constraint | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import slices
@@ -78,11 +79,16 @@ class ValidatedRequest(Generic[R]):
     """A request for generation by `model` that has passed the rules so far, and what follows from its fields.
 
     It is made before any work is done on the prompts. `check_sampling` is next, once they are tokens;
-    `check_engine` is last, when the engine takes the request.
+    `check_engine` is last, when the engine takes the request. All three raise `ApiError`.
     """
 
-    def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
-        """ApiError for a number of choices, options of media or a length that no prompt could make good."""
+    __slots__ = (
+        *("_biased_ids", "_limits", "_within", "greedy", "logprobs", "max_tokens", "model", "n"),
+        *("prompt_logprobs", "request", "requested", "seed", "stop", "stop_token_ids", "structured_outputs"),
+    )
+
+    def __init__(self, request: R, model: str, limits: ModelLimits, within: Slices | None = None) -> None:
+        """A number of choices, a length or options of media that no prompt could make good are refused."""
         self.request = request
         self.model = model
         self.n = 1 if request.n is None else request.n
@@ -90,34 +96,38 @@ class ValidatedRequest(Generic[R]):
         self.requested, name = requested_max_tokens(request)
         """Tokens that the client allows; None when it set no limit."""
         sampling.check_choices(self.n)
-        _check_media_options(request)
-        _check_length(name, self.requested, limits.max_model_len)
-        _check_length("truncate_prompt_tokens", request.truncate_prompt_tokens, limits.max_model_len)
+        if isinstance(request, ChatCompletionRequest):
+            _check_media_options(request)
+        _check_length(name, self.requested, limits)
+        _check_length("truncate_prompt_tokens", request.truncate_prompt_tokens, limits)
 
         stop, temperature = request.stop or (), request.temperature
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self.seed = None if request.seed == NO_SEED else request.seed
         self.greedy = temperature is not None and temperature < GREEDY_BELOW
-        self.logprobs = _wanted_logprobs(request)
+        top = _top_logprobs(request)
+        self.logprobs = None if request.logprob_token_ids else top
         """Alternatives per generated token (-1: all); None when no log probabilities are wanted."""
-        self.prompt_logprobs = _wanted_prompt_logprobs(request)
-        """Alternatives per prompt token."""
+        self.prompt_logprobs = request.prompt_logprobs
+        """Alternatives per prompt token; echo alone asks for as many as for generated ones."""
+        if request.echo and self.prompt_logprobs is None:
+            self.prompt_logprobs = request.top_logprobs if isinstance(request, ChatCompletionRequest) else top
         self.max_tokens: Sequence[int] = ()
         """Tokens that may be generated for each prompt; after `check_sampling`."""
         self.structured_outputs: StructuredOutputs | None = None
         """The form of the reply, in whatever field it was asked for; after `check_sampling`."""
         self.stop_token_ids: frozenset[int] = frozenset()
         """After `check_engine`."""
-        self._limits = limits
         self._biased_ids: Sequence[int] = ()
-        self._within = slices()
+        self._limits = limits
+        self._within = within or slices()
 
     def check_sampling(self, prompt_tokens: Sequence[int]) -> None:
-        """Sampling parameters against each other, for prompts of these lengths. Raises `ApiError`."""
+        """Sampling parameters against each other, for prompts of these lengths."""
         if not prompt_tokens:
             return
-        request, within = self.request, self._within
-        most = [resolve_max_tokens(self.requested, n, self._limits.max_model_len) for n in prompt_tokens]
+        request, within, length = self.request, self._within, self._limits.max_model_len
+        most = [resolve_max_tokens(self.requested, tokens, length) for tokens in prompt_tokens]
         self.max_tokens = [max(tokens, 1) for tokens in most]
         self.structured_outputs = sampling.constrained_outputs(request)
         if request.logit_bias:
@@ -134,21 +144,23 @@ class ValidatedRequest(Generic[R]):
             sampling.check_token_counts(request, tokens)
 
     def check_engine(self, prompts: Sequence[TokenIds]) -> None:
-        """The request against the model. Raises `ApiError`; in a stream the error belongs into the stream."""
+        """The request against the model, with these prompts; an error of a stream comes in the stream."""
         if not prompts:
             return
-        request, within = self.request, self._within
+        request, limits = self.request, self._limits
         self._check_logprobs()
         self._check_token_ids()
         if self.structured_outputs is not None:
-            model_rules.check_constraint(self.structured_outputs, within)
-        if request.thinking_token_budget is not None and not self._limits.reasons:
+            model_rules.check_constraint(self.structured_outputs, self._within)
+        if request.thinking_token_budget is not None and not limits.reasons:
             raise bad_request("thinking_token_budget needs a reasoning parser")
         self._check_prompt(prompts[0])
-        model_rules.check_bad_words(request.bad_words, within)
+        if request.bad_words:
+            model_rules.check_bad_words(request.bad_words, self._within)
         for prompt_ids in prompts[1:]:
             self._check_prompt(prompt_ids)
 
+    @property
     def most_logprobs(self) -> int:
         """Log probabilities of each generated token, "all" spelled out."""
         return self._limits.logprobs(self.logprobs)
@@ -183,32 +195,21 @@ class ValidatedRequest(Generic[R]):
             )
 
 
-def _check_media_options(request: GenerationRequest) -> None:
-    if not isinstance(request, ChatCompletionRequest):
-        return
-    for name, options in (
-        ("mm_processor_kwargs", request.mm_processor_kwargs),
-        ("media_io_kwargs", request.media_io_kwargs),
-    ):
-        if options:
-            raise bad_request(f"{name} is for models that take more than text.", name)
+def _check_media_options(request: ChatCompletionRequest) -> None:
+    name = "mm_processor_kwargs" if request.mm_processor_kwargs else "media_io_kwargs"
+    if request.mm_processor_kwargs or request.media_io_kwargs:
+        raise bad_request(f"{name} is for models that take more than text.", name)
 
 
-def _check_length(param: str, tokens: int | None, max_model_len: int) -> None:
-    if tokens is not None and tokens > max_model_len:
-        raise bad_request(f"{param}={tokens} is more than the context of {max_model_len} tokens", param)
+def _check_length(param: str, tokens: int | None, limits: ModelLimits) -> None:
+    if tokens is not None and tokens > limits.max_model_len:
+        raise bad_request(
+            f"{param}={tokens} is more than the context of {limits.max_model_len} tokens", param
+        )
 
 
-def _wanted_logprobs(request: GenerationRequest) -> int | None:
-    if request.logprob_token_ids:
-        return None
+def _top_logprobs(request: GenerationRequest) -> int | None:
+    """A completion has the number alone, a chat a switch besides."""
     if isinstance(request, CompletionRequest):
         return request.logprobs
     return request.top_logprobs if request.logprobs else None
-
-
-def _wanted_prompt_logprobs(request: GenerationRequest) -> int | None:
-    """Echo alone asks for as many as for generated tokens."""
-    if request.prompt_logprobs is not None or not request.echo:
-        return request.prompt_logprobs
-    return request.logprobs if isinstance(request, CompletionRequest) else request.top_logprobs

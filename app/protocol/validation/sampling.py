@@ -61,7 +61,8 @@ def biased_ids(logit_bias: Mapping[str, float] | None, within: Slices) -> list[i
 
 def check_extra_arguments(request: GenerationRequest, within: Slices) -> None:
     """What is passed on has integers of up to 64 bits only, however deep they are."""
-    pending: list[object] = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
+    given = (request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params)
+    pending: list[object] = [extra for extra in given if extra]
     while pending:
         value = pending.pop()
         if isinstance(value, int) and not INT64_MIN <= value < _UINT64_END:
@@ -75,12 +76,11 @@ def check_extra_arguments(request: GenerationRequest, within: Slices) -> None:
 
 def check_penalties(request: GenerationRequest) -> None:
     """Presence and frequency are in [-2, 2], repetition is a finite number above 0."""
-    for name, value in (
-        ("presence_penalty", request.presence_penalty),
-        ("frequency_penalty", request.frequency_penalty),
-    ):
-        if value is not None and not -2 <= value <= 2:
-            raise bad_request(f"{name} must be in [-2, 2], got {value}")
+    presence, frequency = request.presence_penalty, request.frequency_penalty
+    if presence is not None and not -2 <= presence <= 2:
+        raise bad_request(f"presence_penalty must be in [-2, 2], got {presence}")
+    if frequency is not None and not -2 <= frequency <= 2:
+        raise bad_request(f"frequency_penalty must be in [-2, 2], got {frequency}")
     repetition = request.repetition_penalty
     if repetition is not None and not 0 < repetition < math.inf:
         raise bad_request(f"repetition_penalty must be a finite number above 0, got {repetition}")
@@ -100,7 +100,7 @@ def check_distribution(request: GenerationRequest) -> None:
 
 def check_token_counts(request: GenerationRequest, max_tokens: int) -> None:
     """Some token may be generated, and not fewer than at least wanted; echo alone needs none."""
-    if request.max_tokens == 0 and isinstance(request, CompletionRequest) and request.echo:
+    if request.max_tokens == 0 and request.echo and isinstance(request, CompletionRequest):
         max_tokens = 1
     if max_tokens < 1:
         raise bad_request(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
@@ -114,7 +114,7 @@ def check_words(stop: StopStrings, bad_words: Sequence[str], within: Slices) -> 
     """Nothing that ends an answer, or is kept out of it, is an empty string."""
     if stop == "" or isinstance(stop, list) and "" in stop:
         raise bad_request("stop must not contain an empty string")
-    if any("" in part for part in within.parts(bad_words, _PART, _PART // 10)):
+    if bad_words and any("" in part for part in within.parts(bad_words, _PART, _PART // 10)):
         raise bad_request("bad_words must not contain an empty string")
 
 
