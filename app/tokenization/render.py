@@ -8,6 +8,7 @@ import urllib3
 
 from app.tokenization.base import (
     PLAIN_CHAT,
+    BoundedCache,
     ChatOptions,
     Message,
     TokenIdError,
@@ -42,6 +43,7 @@ class RenderTokenizer:
         self.longest_token: int | None = None
         self.eos_token_id: int | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
+        self.caches: Mapping[str, BoundedCache] = {}
         self._model = model
         self._pool = urllib3.PoolManager(
             maxsize=CONNECTIONS, timeout=urllib3.Timeout(total=timeout_s), retries=False
