@@ -84,10 +84,6 @@ class Tokenizer(Protocol):
         """A conversation's prompt tells the time, and so is another one every time."""
 
     @property
-    def caches(self) -> Mapping[str, BoundedCache]:
-        """What is remembered, by name."""
-
-    @property
     def longest_token(self) -> int | None:
         """Characters of the longest token; None when a remote service does not tell."""
 

@@ -45,7 +45,6 @@ class RenderTokenizer:
         self.caches: Mapping[str, BoundedCache] = {}
         self.eos_token_id: int | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
-        self.caches: Mapping[str, BoundedCache] = {}
         self._model = model
         self._pool = urllib3.PoolManager(
             maxsize=CONNECTIONS, timeout=urllib3.Timeout(total=timeout_s), retries=False
