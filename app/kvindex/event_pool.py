@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from app.kvindex.backend import BackendUnavailable, Steps
+from app.kvindex.backend import BackendUnavailable, Steps, with_pauses
 from app.kvindex.batches import Unreadable, decode_whole, decoding
 from app.kvindex.feed import FEED_BYTES, Feed, Message, Stream
 from app.kvindex.holders import Source
@@ -149,7 +149,7 @@ class Shard:
     def positions(self) -> list[Position]:
         return [
             Position(source.pod, source.model, source.rank, feed.stream.applied, feed.lag_s)
-            for source, feed in list(self._feeds.items())
+            for source, feed in with_pauses(list(self._feeds.items()))
         ]
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import cast
 
-from app.kvcache.events import BlockRemoved, BlockStored, KVEvent
+from app.kvcache.events import BlockHash, BlockRemoved, BlockStored, KVEvent
 from app.kvindex.alignment import Refused, Run, Stores, engine_keys_of, parent_of
 from app.kvindex.backend import (
     GPU,
@@ -131,7 +131,7 @@ class _Batch:
             raise Refused("bad_lora_name")
         run = Run(
             events,
-            engine_keys_of("block_hashes", [key for event in events for key in event.block_hashes]),
+            engine_keys_of("block_hashes", _hashes(events)),
             [parent_of(event) for event in events],
             _group_of(first.group_idx),
             self._ingest.tier(first.medium),
@@ -141,7 +141,7 @@ class _Batch:
         return run if first.token_ids else Offload(run.group, run.tier, run.engine)
 
     def _removed(self, events: Sequence[BlockRemoved]) -> Remove:
-        engine = engine_keys_of("block_hashes", [key for event in events for key in event.block_hashes])
+        engine = engine_keys_of("block_hashes", _hashes(events))
         return Remove(_group_of(events[0].group_idx), self._ingest.tier(events[0].medium), engine)
 
     def _look_up(self, stored: Sequence[Run]) -> None:
@@ -198,6 +198,13 @@ def _likeness(event: KVEvent, block_size: int) -> tuple[object, ...] | None:
             return None
         return event.medium, event.group_idx, event.lora_name, event.lora_id, event.kv_cache_spec_kind
     return (event.medium, event.group_idx) if isinstance(event, BlockRemoved) else None
+
+
+def _hashes(events: Sequence[BlockStored] | Sequence[BlockRemoved]) -> Sequence[BlockHash]:
+    """The names of all blocks, in a row."""
+    if len(events) == 1:
+        return events[0].block_hashes
+    return [name for event in events for name in event.block_hashes]
 
 
 def _group_of(group: int | None) -> int:

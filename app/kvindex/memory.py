@@ -181,9 +181,9 @@ class MemoryBackend(Backend):
         tier = self._tier(store.tier)
         if mapping.has_any(store.engine):
             self._meet_again(number, tier, mapping, store, outcome)
-        mapping.young.update(zip(store.engine, store.owned, strict=True))
+        mapping.update(zip(store.engine, store.owned, strict=True))
         if store.remapped:
-            mapping.young.update([pair for pair in store.remapped if mapping.get(pair[0]) is not None])
+            mapping.update([pair for pair in store.remapped if mapping.get(pair[0]) is not None])
         outcome.added += self._add(store.keys, tier, number)
 
     def _meet_again(self, number: int, tier: int, mapping: EngineMap, store: Store, outcome: Outcome) -> None:
@@ -332,7 +332,7 @@ class MemoryBackend(Backend):
                 mapping = self._maps.get(number)
                 if mapping is not None:
                     self._repeats -= mapping.sweep(self._is_held, SLICE)
-                    if mapping.old:
+                    if mapping.sweeping:
                         self._due[number] = None
             yield
 

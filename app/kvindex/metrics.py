@@ -177,6 +177,11 @@ class IndexMetrics:
     def received(self) -> None:
         self._received.inc()
 
+    @property
+    def messages(self) -> int:
+        """How many were received."""
+        return int(self._received.value)
+
     def restarted(self) -> None:
         self._restarts.labels().inc()
 

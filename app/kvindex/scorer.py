@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from app.clock.pause import pause
-from app.kvindex.backend import CPU, GPU, PAUSE_EVERY, with_pauses
+from app.kvindex.backend import CPU, GPU, with_pauses
 from app.kvindex.holders import Copies, Holder, Holders, Source, bits
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
@@ -22,8 +22,8 @@ class PodScore(Struct, gc=False, frozen=True):
     """What an engine has of a prompt.
 
     `matched` counts the blocks it has without a gap from the first one on, `match_ratio` is their share of
-    the prompt's full blocks. `tiers` counts them by the best tier that each is in, and `score` is the sum of
-    the weights of those.
+    the prompt's full blocks. `tiers` counts them by the best tier that each is in (read only: engines share
+    it), and `score` is the sum of the weights of those.
     """
 
     pod: str
@@ -75,34 +75,34 @@ def score_prefixes(
     order, seats = weights.order(tiers), holders.seats()
     prefixes = longest_prefixes(found, candidates, order)
     values, best = [weights.of(tier) for tier in tiers], order[0]
+    worths: dict[int, tuple[float, float, dict[str, int]]] = {}
     scores = []
-    for holder, prefix in with_pauses(_engines(prefixes, seats, holders).items()):
-        counts = {best: prefix.matched}
-        if prefix.lower:
-            counts = {best: prefix.matched - sum(prefix.lower.values()), **prefix.lower}
-        scores.append(
-            PodScore(
-                pod=holder.pod,
-                score=sum([values[tier] * count for tier, count in counts.items()]),
-                matched=prefix.matched,
-                match_ratio=prefix.matched / blocks,
-                tiers={tiers[tier]: count for tier, count in counts.items() if count},
-                rank=holder.rank,
+    for source, prefix in with_pauses(_engines(prefixes, seats, holders)):
+        matched, worth = prefix.matched, worths.get(id(prefix))
+        if worth is None:  # engines that have the same share one prefix
+            counts = {best: matched}
+            if prefix.lower:
+                counts = {best: matched - sum(prefix.lower.values()), **prefix.lower}
+            worth = worths[id(prefix)] = (
+                sum([values[tier] * count for tier, count in counts.items()]),
+                matched / blocks,
+                {tiers[tier]: count for tier, count in counts.items() if count},
             )
-        )
+        score, ratio, by_tier = worth
+        scores.append(PodScore(source.pod, score, matched, ratio, by_tier, source.rank))
     scores.sort(key=lambda score: -score.score)
     return scores
 
 
 def _engines(
     prefixes: Mapping[int, Prefix], seats: Sequence[Holder | None], holders: Holders
-) -> Mapping[Source, Prefix]:
+) -> list[tuple[Source, Prefix]]:
     if holders.one_group_each:
-        return {
-            holder.source: prefix
+        return [
+            (holder.source, prefix)
             for number, prefix in prefixes.items()
             if (holder := seats[number]) is not None
-        }
+        ]
     engines: dict[Source, Prefix] = {}
     groups: dict[Source, int] = {}
     for number, prefix in with_pauses(prefixes.items()):
@@ -115,11 +115,11 @@ def _engines(
         if least is None or prefix.matched < least.matched:
             engines[source] = prefix
     # A hit needs every group: an engine one of whose groups lacks the first block has nothing.
-    return {
-        source: prefix
+    return [
+        (source, prefix)
         for source, prefix in with_pauses(engines.items())
         if groups[source] == _scored_groups(holders, source)
-    }
+    ]
 
 
 def _scored_groups(holders: Holders, source: Source) -> int:
@@ -160,12 +160,17 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
     else:
         _count(tallies, below, len(found) - begun)
     ended.append((active, len(found)))
-    prefixes = {}
+    prefixes: dict[int, Prefix] = {}
     for mask, matched in ended:
         numbers = bits(mask) if matched else []
-        for number in numbers if len(numbers) <= PAUSE_EVERY else with_pauses(numbers):
-            lower = {tier: n for tier, tally in tallies.items() if (n := tally.of(number))} if tallies else {}
-            prefixes[number] = Prefix(matched, lower)
+        if tallies:
+            for number in with_pauses(numbers):
+                lower = {tier: n for tier, tally in tallies.items() if (n := tally.of(number))}
+                prefixes[number] = Prefix(matched, lower)
+        else:
+            shared = Prefix(matched, {})
+            for number in numbers:
+                prefixes[number] = shared
     return prefixes
 
 

@@ -10,6 +10,7 @@ at most `SEGMENT_BLOCKS` blocks and weighs at most a 1024th of the bound, unless
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from cachetools import Cache, LRUCache
 from msgspec import Struct
@@ -17,6 +18,10 @@ from msgspec import Struct
 from app.kvindex.backend import MOST_TIERS, Owned
 from app.kvindex.holders import Copies
 
+PLACES = 256
+PLACE = PLACES - 1
+"""One of so many dictionaries tells where a block is: one for all would take a tenth of a second to grow."""
+MAP_ENTRIES = 1 << 16
 SEGMENT_BLOCKS = 1365
 """As many as a dictionary of 2,048 places takes before it grows."""
 UNSETTLED = 64
@@ -71,30 +76,31 @@ class BlockTable:
         self._on_evict = on_evict
         self._grain = max(1, bound // SEGMENTS)
         self._cache = SegmentCache(bound, self._evicted)
-        self._segment_of: dict[int, Segment] = {}
+        self._segment_of: list[dict[int, Segment]] = [{} for _ in range(PLACES)]
         self._open = Segment({})
         self._used: dict[Segment, None] = {}
         self._shrunk: dict[Segment, None] = {}
 
     def __len__(self) -> int:
-        return len(self._segment_of)
+        return sum(map(len, self._segment_of))
 
     def __contains__(self, key: int) -> bool:
-        return key in self._segment_of
+        return key in self._segment_of[key & PLACE]
 
     def __iter__(self) -> Iterator[tuple[int, Copies]]:
         """All blocks, in no order that matters."""
-        return ((key, segment.blocks[key]) for key, segment in self._segment_of.items())
+        everything = chain.from_iterable(each.items() for each in self._segment_of)
+        return ((key, segment.blocks[key]) for key, segment in everything)
 
     def get(self, key: int) -> Copies:
         """The copies of a block, () if there are none."""
-        segment = self._segment_of.get(key)
+        segment = self._segment_of[key & PLACE].get(key)
         return () if segment is None else segment.blocks[key]
 
     def prefix(self, keys: Sequence[int]) -> list[Copies]:
         """The copies of the first of `keys`, up to one that has none. They are now in use."""
         found: list[Copies] = []
-        segment = self._segment_of.get(keys[0]) if keys else None
+        segment = self._segment_of[keys[0] & PLACE].get(keys[0]) if keys else None
         if segment is None:
             return found
         used = {segment: None}
@@ -112,7 +118,8 @@ class BlockTable:
 
         A run may be `put` before the next one is taken.
         """
-        segments = list(map(self._segment_of.get, keys))
+        places = self._segment_of
+        segments = [places[key & PLACE].get(key) for key in keys]
         if segments.count(None) == len(segments):
             return ((None, (), keys),) if keys else ()
         return self._runs(keys, segments)
@@ -147,13 +154,13 @@ class BlockTable:
 
     def reduce(self, key: int, loss: int, left: Copies) -> None:
         """Take copies from a block: `left` are what it has then, `loss` what it weighs less."""
-        segment = self._segment_of[key]
+        segment = self._segment_of[key & PLACE][key]
         segment.weight -= loss
         self.weight -= loss
         if left:
             segment.blocks[key] = left
         else:
-            del segment.blocks[key], self._segment_of[key]
+            del segment.blocks[key], self._segment_of[key & PLACE][key]
         self._shrunk[segment] = None
 
     def settle(self) -> None:
@@ -185,7 +192,7 @@ class BlockTable:
         blocks, segment_of = segment.blocks, self._segment_of
         for key in keys:
             blocks[key] = copies
-            segment_of[key] = segment
+            segment_of[key & PLACE][key] = segment
         self._grow(segment, self.weigh(copies) * len(keys))
 
     def _prefix(self, keys: Sequence[int], found: list[Copies], used: dict[Segment, None]) -> None:
@@ -193,7 +200,7 @@ class BlockTable:
         for key in keys:
             copies = blocks.get(key)
             if copies is None:
-                segment = self._segment_of.get(key)
+                segment = self._segment_of[key & PLACE].get(key)
                 if segment is None:
                     return
                 used[segment] = None
@@ -238,7 +245,7 @@ class BlockTable:
         upper.weight = sum(map(self.weigh, upper.blocks.values()))
         segment.weight -= upper.weight
         for key in upper.blocks:
-            self._segment_of[key] = upper
+            self._segment_of[key & PLACE][key] = upper
         if segment is self._open:
             self._open = upper
         return upper
@@ -248,7 +255,7 @@ class BlockTable:
         blocks, segment.blocks = segment.blocks, {}
         segment.weight = segment.weighed = 0
         for key in blocks:
-            del self._segment_of[key]
+            del self._segment_of[key & PLACE][key]
         self._on_evict(blocks)
 
 
@@ -269,34 +276,51 @@ def _equal(values: Sequence[object]) -> Iterator[tuple[int, int]]:
 class EngineMap:
     """Engine key -> request keys of one holder, and which blocks it holds more than once.
 
-    It is swept without standing still: what is still held goes from the old dictionary to the young one.
+    No dictionary has more than `MAP_ENTRIES` entries: `young` takes new ones, and is full in the end. The map
+    is swept without standing still: what is still held goes from the dictionaries in `swept` to the others.
     """
 
-    __slots__ = ("old", "repeats", "stale", "young")
+    __slots__ = ("_full", "_swept", "repeats", "stale", "young")
 
     def __init__(self) -> None:
         self.young: dict[int, Owned] = {}
-        self.old: dict[int, Owned] = {}
         self.repeats: dict[tuple[int, int], int] = {}
         """Tier and engine key -> further copies."""
         self.stale = 0
         """About how many entries are for blocks that made room."""
+        self._full: list[dict[int, Owned]] = []
+        self._swept: list[dict[int, Owned]] = []
 
     def __len__(self) -> int:
-        return len(self.young) + len(self.old)
+        return sum(map(len, self._all()))
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether there is something left to look at."""
+        return bool(self._swept)
 
     def get(self, key: int) -> Owned | None:
         owned = self.young.get(key)
-        return self.old.get(key) if owned is None and self.old else owned
+        if owned is None and (self._full or self._swept):
+            return next((found for each in self._all() if (found := each.get(key)) is not None), None)
+        return owned
 
     def has_any(self, keys: Sequence[int]) -> bool:
-        known = not self.young.keys().isdisjoint(keys)
-        return known or (bool(self.old) and not self.old.keys().isdisjoint(keys))
+        if not self._full and not self._swept:
+            return not self.young.keys().isdisjoint(keys)
+        return any(not each.keys().isdisjoint(keys) for each in self._all())
+
+    def update(self, entries: Iterable[tuple[int, Owned]]) -> None:
+        """Remember what blocks are; the latest word counts."""
+        self.young.update(entries)
+        if len(self.young) >= MAP_ENTRIES:
+            self._full.append(self.young)
+            self.young = {}
 
     def forget(self, key: int) -> int:
         """Forget a block; how many repeats it had."""
-        self.young.pop(key, None)
-        self.old.pop(key, None)
+        for each in self._all():
+            each.pop(key, None)
         tiers = range(MOST_TIERS) if self.repeats else ()
         return sum(self.repeats.pop((tier, key), 0) > 0 for tier in tiers)
 
@@ -312,25 +336,31 @@ class EngineMap:
     def take(self, most: int) -> list[Owned]:
         """Some of the entries, no longer here."""
         taken: list[Owned] = []
-        for entries in (self.old, self.young):
+        for entries in self._all():
             while entries and len(taken) < most:
                 taken.append(entries.popitem()[1])
         return taken
 
     def sweep(self, is_held: Callable[[Owned], bool], most: int) -> int:
-        """Look at some entries, and forget those not held; how many repeats they had.
-
-        It is over when `old` is empty.
-        """
-        if not self.old:
-            self.old, self.young, self.stale = self.young, {}, 0
-        repeats = 0
-        for _ in range(min(most, len(self.old))):
-            key, owned = self.old.popitem()
-            if key in self.young:
-                continue
+        """Look at some entries, and forget those not held; how many repeats they had."""
+        if not self._swept:
+            self._swept, self._full = [*self._full, self.young], []
+            self.young, self.stale = {}, 0
+        repeats, entries = 0, self._swept[-1]
+        for _ in range(min(most, len(entries))):
+            key, owned = entries.popitem()
+            if self.get(key) is not None:
+                continue  # it is known by a later word
             if is_held(owned):
-                self.young[key] = owned
+                self.update(((key, owned),))
             else:
                 repeats += self.forget(key)
+        if not entries:
+            self._swept.pop()
         return repeats
+
+    def _all(self) -> Iterator[dict[int, Owned]]:
+        """The dictionaries, those with the latest word first."""
+        yield self.young
+        yield from reversed(self._full)
+        yield from reversed(self._swept)
