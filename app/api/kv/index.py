@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 from flask import Blueprint
 
 from app.http.response import Reply, json_reply
@@ -18,25 +15,16 @@ def blueprint(index: KvIndex, backend: str) -> Blueprint:
     def kv_index() -> Reply:
         """The state of the index; sizes and pods are null while its backend does not answer."""
         head = {"backend": backend, "block_size": index.block_size, "listens_at": index.address}
-        return json_reply(head | _told(index.stats()))
+        return json_reply(head | _body(index.stats()))
 
     return routes
 
 
-def _told(stats: Stats) -> dict[str, Any]:
+def _body(stats: Stats) -> dict[str, object]:
     return {
-        "size": msgspec.to_builtins(stats.size),
+        "size": stats.size,
         "pods": stats.pods,
-        "streams": [
-            {
-                "pod": stream.pod,
-                "model": stream.model,
-                "rank": stream.rank,
-                "last_sequence": stream.sequence,
-                "lag_seconds": stream.lag_s,
-            }
-            for stream in stats.streams
-        ],
+        "streams": stats.streams,
         "sources": stats.targets,
         "queued": stats.queued,
         "skipped": {"messages": stats.skipped_messages, "events": stats.skipped_events},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 from flask import Blueprint, request
 
@@ -54,7 +54,7 @@ def blueprint(
     def score_completions() -> Reply:
         """The score of every pod that has the beginning of a text."""
         asked = decode(body.read(request.environ), request.content_type, ScoreTextRequest)
-        with told():
+        with index_errors():
             tokens = index.encode(speaker(asked), asked.prompt, asked.add_special_tokens)
             return json_reply(by_pod(scores(asked, tokens)))
 
@@ -63,7 +63,7 @@ def blueprint(
         """The score of every pod that has the beginning of a conversation."""
         asked = decode(body.read(request.environ), request.content_type, ScoreChatRequest)
         options = chat_options(asked)
-        with told():
+        with index_errors():
             if chat_answer == "scores":
                 tokens = index.encode_chat(speaker(asked), asked.messages, options)
                 return json_reply(by_pod(scores(asked, tokens)))
@@ -76,7 +76,7 @@ def blueprint(
         """What every pod has of a prompt of token ids, in full."""
         asked = decode(body.read(request.environ), request.content_type, ScoreTokensRequest)
         media = [Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()]
-        with told():
+        with index_errors():
             found = scores(asked, asked.tokens, media) or ()
         cards = {score.pod: _card(score) for score in best_ranks(found)}
         return json_reply({"blocks": len(asked.tokens) // index.block_size, "scores": cards})
@@ -97,7 +97,7 @@ def by_pod(scores: Sequence[PodScore] | None) -> dict[str, float] | None:
     return None if scores is None else {score.pod: score.score for score in best_ranks(scores)}
 
 
-def _card(score: PodScore) -> dict[str, Any]:
+def _card(score: PodScore) -> dict[str, object]:
     return {
         "score": score.score,
         "matched": score.matched,
@@ -108,7 +108,7 @@ def _card(score: PodScore) -> dict[str, Any]:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def index_errors() -> Iterator[None]:
     """What goes wrong in the index, as clients of an API know it."""
     try:
         yield
