@@ -64,8 +64,11 @@ class TooLarge(Struct, frozen=True):
 Task: TypeAlias = Message | Gone | TooLarge
 
 
-class Position(Struct, frozen=True):
-    """How far an engine's events have come: the last number, and how old the batch was on its arrival."""
+class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s": "lag_seconds"}):
+    """How far an engine's events have come: the last number, and how old the batch was on its arrival.
+
+    In JSON, by the names of `GET /kv/index`.
+    """
 
     pod: str
     model: str
