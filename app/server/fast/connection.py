@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from socket import MSG_PEEK
 
 import gevent
 
@@ -278,6 +279,14 @@ class FastConnection:
         if self._buffer and not self.busy and self in self._all.open:
             self._next()
 
+    @property
+    def has_unread(self) -> bool:
+        """Bytes have arrived that nobody has read."""
+        try:
+            return bool(self.client._sock.recv(1, MSG_PEEK))
+        except OSError:  # BlockingIOError, too
+            return False
+
     def leave_to_general(self) -> None:
         """Have a greenlet serve what the buffer begins with."""
         self._reader.stop()
@@ -364,9 +373,13 @@ class FastConnections:
                 connection.leave_to_general()
 
     def close_idle(self, now_s: float, young_s: float) -> None:
-        """There will be no next request; who connected less than `young_s` ago may still send a first one."""
+        """There will be no next request; who connected less than `young_s` ago may still send a first one.
+
+        A request that has arrived, and that a late loop has not read yet, is answered.
+        """
         for connection in list(self.open):
-            if not connection.busy and not (connection.is_new and now_s - connection.since_s < young_s):
+            is_young = connection.is_new and now_s - connection.since_s < young_s
+            if not connection.busy and not is_young and not connection.has_unread:
                 connection.close()
 
     def is_expecting(self, now_s: float, young_s: float) -> bool:
