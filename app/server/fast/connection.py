@@ -222,6 +222,13 @@ class FastConnection:
         self._done()
 
     def _write(self, data: bytes) -> None:
+        self._unsent = data
+        self._path.answers.put(self._begin_sending)
+
+    def _begin_sending(self) -> None:
+        if self._response is None:  # closed meanwhile
+            return
+        data, self._unsent = self._unsent, b""
         try:
             sent = self._connection.send_now(data)
         except BlockingIOError:
