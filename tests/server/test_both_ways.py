@@ -61,10 +61,11 @@ class Twin:
         return found
 
 
-@pytest.fixture(scope="module")
-def twin() -> Iterator[Twin]:
+@pytest.fixture(scope="module", params=["0s", "1ms"], ids=["instant", "paced"])
+def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
     with ExitStack() as stack:
         flags = ("--seed", "7", "--access-log", "--max-model-len", "256")
+        flags += ("--inter-token-latency", request.param)
         servers = [stack.enter_context(running_server(*flags)) for _ in range(2)]
         twin = Twin(*servers)
         for wire in twin.wires:

@@ -14,18 +14,10 @@ import gevent
 
 from app.http.connection import READ, Connection, GeventSocket, Watcher
 from app.http.context import RequestContext, current_request
-from app.http.response import (
-    CLIENT_GONE,
-    STATUS_LINES,
-    PendingResponse,
-    Response,
-    StreamingBody,
-    json_response,
-)
+from app.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
 from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead
-from app.server.fast.path import FastPath
-from app.server.joined_response import default_head
+from app.server.fast.path import FastPath, response_head
 
 RECEIVE = 1 << 16
 MOST_BODY_BYTES = 1 << 16
@@ -191,7 +183,7 @@ class FastConnection:
         self._response = response
         body = response.body
         if isinstance(body, bytes):
-            head = _head(response)
+            head = response_head(response)
             if response.streamed:
                 self._write(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
             else:
@@ -209,7 +201,7 @@ class FastConnection:
             self._path.write_timeout_s,
             self._streamed,
             ends_body=True,
-            head=_head(response),
+            head=response_head(response),
             abandoned=self.close,
         )
         self._connection.watch(transport.abandon)
@@ -325,14 +317,6 @@ class FastConnection:
                 self._path.log_access(self._context, response)
             response.close()
         self.client.close()
-
-
-def _head(response: Response) -> bytes:
-    """Status line and headers as gunicorn sends them."""
-    status = STATUS_LINES.get(response.status) or response.status_line
-    chunked = response.streamed or type(response.body) is not bytes
-    head = default_head(status, int(time.time()), False, chunked)
-    return (head + response.header_lines()).encode("latin-1")
 
 
 ServeGeneral = Callable[[FastConnection, bytes], None]
