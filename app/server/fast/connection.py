@@ -374,8 +374,11 @@ class FastConnections:
                 connection.close()
 
     def is_expecting(self, now_s: float, young_s: float) -> bool:
-        """True while a client that connected less than `young_s` ago may still send its first request."""
-        return any(one.is_new and now_s - one.since_s < young_s for one in self.open)
+        """True while a request may be on its way: unread, or of who connected less than `young_s` ago."""
+        return any(
+            (one.is_new and now_s - one.since_s < young_s) or (not one.busy and one.has_unread)
+            for one in self.open
+        )
 
     @property
     def is_busy(self) -> bool:
