@@ -16,8 +16,8 @@ from app.http.connection import READ, Connection, GeventSocket, Watcher
 from app.http.context import RequestContext, current_request
 from app.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
 from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
-from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead
-from app.server.fast.path import FastPath, response_head
+from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
+from app.server.fast.path import FastPath
 
 RECEIVE = 1 << 16
 MOST_BODY_BYTES = 1 << 16
