@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.api.admin.memory import Bounded, Caches
+from app.api.admin.reports import Caches
 from app.api.builder import RequestBuilder
 from app.api.frontend import Frontend
 from app.api.identity import Identity, pod_headers
@@ -18,6 +18,7 @@ from app.http.write_batcher import WriteBatcher
 from app.kvcache.cache import KVCache
 from app.kvcache.endpoints import of_rank
 from app.kvcache.hashing import PART_BLOCKS, BlockHasher
+from app.kvcache.memo import Bounded
 from app.kvcache.publisher import Publisher, PublisherSettings
 from app.kvcache.residency import Residency
 from app.lora.slots import LoRASlots

@@ -14,7 +14,7 @@ from flask.wrappers import Response as FlaskResponse
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import MapAdapter, Rule
 
-from app.api.admin.memory import Caches
+from app.api.admin.reports import Caches
 from app.api.errors import forget_frames, respond_to_error
 from app.http.context import RequestContext, current_request
 from app.http.response import Response, json_response

@@ -9,9 +9,8 @@ from typing import cast
 
 import gevent
 
-from app.api.choice import ChoiceState
 from app.api.stream import EventStream
-from app.api.writer import ResponseWriter
+from app.api.writer import ChoiceState, ResponseWriter
 from app.engine.client import Handle
 from app.engine.outputs import EngineOutput, Failed, Finish, Tokens
 from app.http.connection import Connection
