@@ -39,9 +39,9 @@ from app.http.response import ClosingBody, StreamingBody
 from app.http.wsgi import CONTEXT, context_of
 from app.server import handover
 from app.server.certificates import CertificateError, ServerCertificate
+from app.server.client_socket import ClientServer, JoinedResponse, discard_body, has_much_unread, linger
 from app.server.fast.connection import FastConnection, FastConnections
 from app.server.fast.path import FastPath
-from app.server.sockets import ClientServer, JoinedResponse, discard_body, has_much_unread, linger
 
 TICK_S = 1.0
 """How often the arbiter hears that we live."""

@@ -8,9 +8,9 @@ from app.api.errors import respond_to_error
 from app.http.context import RequestContext
 from app.http.response import STATUS_LINES, Response, StreamingBody
 from app.http.write_batcher import WriteBatcher
+from app.server.client_socket import default_head
 from app.server.fast.heads import RequestHeads
 from app.server.logs import ServerLogger
-from app.server.sockets import default_head
 from app.web.application import Understudy
 
 MOST_ANSWERS = 8
