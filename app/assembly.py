@@ -16,7 +16,7 @@ from app.engine.client import EngineClient
 from app.engine.engine import Engine
 from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
-from app.http.write_batcher import WriteBatcher
+from app.http.stream import WriteBatcher
 from app.kvcache.cache import KVCache
 from app.kvcache.endpoints import PublisherSettings, of_rank
 from app.kvcache.hashing import PART_BLOCKS, BlockHasher

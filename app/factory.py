@@ -39,8 +39,7 @@ from app.middleware.faults import FaultAudit
 from app.middleware.http_log import HttpLog
 from app.middleware.http_metrics import HttpMetrics
 from app.middleware.rate_limits import RateLimits
-from app.middleware.request_ids import RequestIds
-from app.middleware.stack import Middleware, MiddlewareStack
+from app.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.server import ranks
 from app.server.handover import handed_over
 from app.tokenization import Tokenizer, TokenizerError, load_tokenizer

@@ -9,8 +9,7 @@ from random import Random
 from app.faults.fault import Fault
 from app.faults.plan import FaultPlan
 from app.faults.script import RequestFacts
-from app.http.context import RequestContext
-from app.http.credentials import client_name
+from app.http.context import RequestContext, client_name
 from config.settings import Settings
 
 BYTES_PER_TOKEN = 4

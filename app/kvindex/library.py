@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from cachetools import LRUCache, TTLCache
 
-from app.clock.offload import call_off_hub
+from app.clock.pause import call_off_hub
 from app.kvindex.discovery import Discovery
 from app.tokenization.base import Tokenizer, TokenizerError, TokenizerLoadError, TokenizerServiceError
 

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from xxhash import xxh64_intdigest
 
-from app.clock.offload import call_off_hub
+from app.clock.pause import call_off_hub
 from app.kvindex.chunks import CHARACTERS_BEHIND, CHUNK_BYTES, Chunk, chunk_keys, cut_chunks
 from app.kvindex.cuts import Cut, Cutter, CutText
 from app.kvindex.joint import Beginning

@@ -58,3 +58,13 @@ class MiddlewareStack:
         """The response leaves."""
         for end in context.endings:
             end(context, response)
+
+
+class RequestIds(Middleware):
+    """Tells the id of each request in an X-Request-Id header, if it is to be `answered`."""
+
+    def __init__(self, answered: bool) -> None:
+        self.active = answered
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        response.headers["X-Request-Id"] = context.request_id

@@ -14,7 +14,7 @@ from app.api.logprobs import ChatLogprobs, prompt_entries, rendered
 from app.api.pieces import HOLE, Holes, blocks
 from app.api.writer import ChoiceState, ResponseWriter, Segment, places
 from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
-from app.http.sse import DONE, error_event
+from app.http.response import DONE, error_event
 from app.protocol.chat_response import (
     ChatChoice,
     ChatCompletion,

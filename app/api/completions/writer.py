@@ -13,7 +13,7 @@ from app.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, to
 from app.api.pieces import HOLE, Holes, blocks
 from app.api.writer import ChoiceState, ResponseWriter, places
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.http.sse import DONE, error_event
+from app.http.response import DONE, error_event
 from app.protocol import logprobs as wire
 from app.protocol.chunks import NO_TAIL, ChunkTail
 from app.protocol.completion_response import (

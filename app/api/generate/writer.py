@@ -12,7 +12,7 @@ from app.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendere
 from app.api.pieces import Holes
 from app.api.writer import ChoiceState, ResponseWriter, places
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.http.sse import DONE, error_event, event_of
+from app.http.response import DONE, error_event, event_of
 from app.protocol.generate_response import GenerateChoice, GenerateChunk, GenerateResponse, WeightVersion
 from app.protocol.logprobs import ChatLogprob, LogprobContent, TokenIdLogprob
 from app.protocol.transfer import ECTransferParams, KVTransferParams

@@ -24,8 +24,7 @@ from app.engine.request import EngineRequest
 from app.http.connection import Connection
 from app.http.context import RequestContext
 from app.http.errors import ApiError
-from app.http.response import Response, json_response
-from app.http.sse import MEDIA_TYPE
+from app.http.response import EVENT_STREAM, Response, json_response
 from app.protocol.encoding import encode
 from app.protocol.messages import Message
 from app.protocol.response_object import ResponseObject
@@ -258,4 +257,4 @@ class Background(Responder):
 def followed(log: EventLog, start: int, context: RequestContext, headers: Mapping[str, str]) -> Response:
     """The events of `log` from number `start` on, and those that are still to come."""
     follower = Follower(log, start, context.connection)
-    return Response(follower, 200, headers, MEDIA_TYPE)
+    return Response(follower, 200, headers, EVENT_STREAM)
