@@ -22,7 +22,7 @@ from app.kvcache.endpoints import PublisherSettings, of_rank
 from app.kvcache.hashing import PART_BLOCKS, BlockHasher
 from app.kvcache.memo import Bounded
 from app.kvcache.residency import Residency
-from app.lora.slots import LoRASlots
+from app.lora.adapters import LoRASlots
 from app.metrics.fake import FakeFamilies
 from app.protocol.validation.model import ModelLimits
 from app.simulated.corpus import Corpus, sample_sentences

@@ -19,7 +19,7 @@ from app.engine.request import EngineRequest
 from app.faults.injector import fault_of
 from app.http.context import RequestContext
 from app.http.errors import bad_request
-from app.lora.registry import LoRARegistry
+from app.lora.adapters import LoRARegistry
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.validation.generation import ValidatedRequest
 from app.protocol.validation.sampling import GenerationRequest

@@ -11,7 +11,7 @@ from app.http.context import RequestContext
 from app.http.errors import ApiError, not_found
 from app.http.response import TEXT, Response, json_response
 from app.http.route import Route, get, post
-from app.lora.registry import LoRARegistry
+from app.lora.adapters import LoRARegistry
 from app.protocol.decoding import decode
 from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
 

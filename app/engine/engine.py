@@ -21,7 +21,7 @@ from app.engine.reply import Model, Reply
 from app.engine.request import EngineRequest
 from app.engine.sequence import MOST_AT_ONCE, Runtime, Sequence, emit_at_once
 from app.engine.timing import PerRequestTiming
-from app.lora.slots import LoRASlots
+from app.lora.adapters import LoRASlots
 from app.metrics.recorder import Recorder
 from config.settings import Settings
 

@@ -14,9 +14,8 @@ import zmq
 from gevent.event import Event
 
 from app.kvcache.endpoints import port_of
-from app.kvcache.events import EventBatch
+from app.kvcache.events import EventBatch, encoder
 from app.kvcache.publisher import Listener
-from app.kvcache.wire import encoder
 from app.kvindex.discovery import Discovery
 from app.kvindex.event_pool import PoolSettings
 from app.kvindex.feed import Message
@@ -29,7 +28,7 @@ from app.kvindex.scorer import Weights
 from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.subscriber import SubscriberSettings
 from app.kvindex.tokenizers import TokenizationSettings
-from app.lora.registry import adapters_of
+from app.lora.adapters import adapters_of
 from app.tokenization import Tokenizer, load_tokenizer
 from config import ConfigError, Settings
 from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sources

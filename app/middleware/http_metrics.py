@@ -25,8 +25,7 @@ from prometheus_flask_exporter import PrometheusMetrics
 
 from app.http.context import RequestContext
 from app.http.response import CountedBody, Response, StreamingBody
-from app.metrics.instruments import Counter, Histogram, Instrument, Summary
-from app.metrics.text import Family
+from app.metrics.instruments import Counter, Family, Histogram, Instrument, Summary
 from app.middleware.stack import Middleware
 
 HIGH_RESOLUTION = (

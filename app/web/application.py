@@ -22,8 +22,7 @@ from app.http.response import Response, json_response
 from app.http.route import Route
 from app.http.wsgi import CONTEXT, context_of
 from app.middleware.stack import MiddlewareStack
-from app.web.blueprints import RouteTable, label_of
-from app.web.routing import DirectAdapter, ExactRule, StaticRules, static_rules
+from app.web.blueprints import DirectAdapter, ExactRule, RouteTable, StaticRules, label_of, static_rules
 
 
 class NoSessions(SessionInterface):

@@ -9,8 +9,7 @@ from itertools import count
 
 import zmq
 
-from app.kvcache.events import KVEvent
-from app.kvcache.wire import LayoutName, encoder
+from app.kvcache.events import KVEvent, LayoutName, encoder
 from app.kvindex.backend import Backend
 from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.index import Index, IndexSettings

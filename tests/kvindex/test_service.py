@@ -9,8 +9,7 @@ import pytest
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.kvcache.events import EventBatch
-from app.kvcache.wire import encoder
+from app.kvcache.events import EventBatch, encoder
 from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes

@@ -16,7 +16,7 @@ from app.http.errors import bad_request
 from app.http.response import Response, json_response
 from app.http.route import Handler, Route, post
 from app.pooling.model import TASKS, Bag, PoolingModel, logit, sigmoid
-from app.pooling.turns import Turns
+from app.pooling.numbers import Turns
 from app.protocol.pooling import (
     MAX_DIMENSIONS,
     ClassificationRequest,
