@@ -120,7 +120,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.caches.append(
         lambda: {"rate limits": limits, "fault scripts": injector.plan, "client audit": audit.trail}
     )
-    app.caches += caches_of(components, cache, publisher)
+    app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
     families = [engine_families(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
     app.services.append(StartedLater(components.schemas.load))
@@ -191,7 +191,7 @@ def _traces(settings: Settings, clock: Clock) -> list[Middleware]:
     if settings.tracing.otlp_traces_endpoint is None:
         return []
     from app.middleware.traces import Traces
-    from app.tracing.export import exporter_to, resource_of, tracer_to
+    from app.tracing.export import resource_of, sender_to, tracer_to
 
-    exporter, resource = exporter_to(settings.tracing), resource_of(settings.tracing)
-    return [Traces(partial(tracer_to, exporter, resource), clock)]
+    sender, resource = sender_to(settings.tracing), resource_of(settings.tracing)
+    return [Traces(partial(tracer_to, sender, resource), clock, caches={"spans": sender})]

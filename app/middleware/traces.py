@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from types import MappingProxyType
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
@@ -20,6 +21,7 @@ from app.clock.clock import Clock
 from app.engine.request import EngineRequest, Outcome, Watch
 from app.http.context import RequestContext
 from app.http.response import Response
+from app.kvcache.memo import Bounded
 from app.middleware.http_metrics import METHODS
 from app.middleware.stack import Middleware
 from app.tracing import attributes as names
@@ -35,11 +37,17 @@ class Traces(Middleware):
     worker.
 
     `clock` is the one that stamps arrivals, `unix_ns` the Unix time in nanoseconds.
+    `caches` keep the spans that wait for a collector.
     """
 
     def __init__(
-        self, make_tracer: Callable[[], Tracer], clock: Clock, unix_ns: Callable[[], int] = time.time_ns
+        self,
+        make_tracer: Callable[[], Tracer],
+        clock: Clock,
+        unix_ns: Callable[[], int] = time.time_ns,
+        caches: Mapping[str, Bounded] = MappingProxyType({}),
     ) -> None:
+        self.caches = caches
         self._make_tracer = make_tracer
         self._clock = clock
         self._unix_ns = unix_ns

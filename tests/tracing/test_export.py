@@ -24,6 +24,7 @@ from app.tracing.export import (
     SpanSender,
     exporter_to,
     resource_of,
+    sender_to,
     span_bytes,
     tracer_to,
 )
@@ -81,7 +82,7 @@ def test_spans_leave_in_order_and_in_batches() -> None:
 def test_spans_leave_without_being_asked_for() -> None:
     with running_collector() as collector:
         settings = TracingSettings(otlp_traces_endpoint=collector.url, otlp_service_name="mine")
-        tracer = tracer_to(exporter_to(settings), resource_of(settings))
+        tracer = tracer_to(sender_to(settings), resource_of(settings))
         tracer.start_span("one", attributes={"a": 1}).end()
         wait_in_the_hub(collector)
     (span,) = collector.spans
@@ -98,9 +99,9 @@ def wait_in_the_hub(collector: Collector) -> None:
 
 def test_a_tracer_can_be_made_where_nothing_may_wait() -> None:
     settings = TracingSettings(otlp_traces_endpoint="http://127.0.0.1:9", otlp_service_name="mine")
-    exporter, resource = exporter_to(settings), resource_of(settings)
+    sender, resource = sender_to(settings), resource_of(settings)
     made: list[Tracer] = []
-    callback = gevent.get_hub().loop.run_callback(lambda: made.append(tracer_to(exporter, resource)))
+    callback = gevent.get_hub().loop.run_callback(lambda: made.append(tracer_to(sender, resource)))
     while callback.pending:
         gevent.sleep(0.001)
     assert made
