@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
+from app.factory import create_app
 from app.tracing import export
 from app.tracing.export import (
     BATCH,
@@ -28,6 +29,7 @@ from app.tracing.export import (
     span_bytes,
     tracer_to,
 )
+from config.loader import load
 from config.settings import TracingSettings
 from tests.running_server import free_port
 from tests.tracing.collector import Collector, running_collector
@@ -105,6 +107,13 @@ def test_a_tracer_can_be_made_where_nothing_may_wait() -> None:
     while callback.pending:
         gevent.sleep(0.001)
     assert made
+
+
+def test_spans_that_wait_are_told_among_the_caches() -> None:
+    app = create_app(load(("--otlp-traces-endpoint=http://127.0.0.1:9",), {}))
+    caches = {name: cache for room in app.caches for name, cache in room().items()}
+    assert isinstance(caches["spans"], SpanSender)
+    assert (caches["spans"].size_bytes, caches["spans"].limit_bytes) == (0, 32 << 20)
 
 
 def test_what_is_not_sampled_is_not_sent() -> None:
