@@ -24,7 +24,33 @@ from app.http.response import Response
 from app.kvcache.memo import Bounded
 from app.middleware.http_metrics import METHODS
 from app.middleware.stack import Middleware
-from app.tracing import attributes as names
+
+# Names of span attributes: vLLM's, those of OpenTelemetry's conventions for HTTP, and one of our own.
+REQUEST_ID = "gen_ai.request.id"
+REQUEST_MODEL = "gen_ai.request.model"
+RESPONSE_MODEL = "gen_ai.response.model"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_N = "gen_ai.request.n"
+NUM_SEQUENCES = "gen_ai.usage.num_sequences"
+PROMPT_TOKENS = "gen_ai.usage.prompt_tokens"
+COMPLETION_TOKENS = "gen_ai.usage.completion_tokens"
+CACHED_TOKENS = "gen_ai.usage.cached_tokens"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+
+TIME_IN_QUEUE = "gen_ai.latency.time_in_queue"
+TIME_TO_FIRST_TOKEN = "gen_ai.latency.time_to_first_token"
+TIME_IN_PREFILL = "gen_ai.latency.time_in_model_prefill"
+TIME_IN_DECODE = "gen_ai.latency.time_in_model_decode"
+TIME_IN_INFERENCE = "gen_ai.latency.time_in_model_inference"
+E2E = "gen_ai.latency.e2e"
+
+HTTP_METHOD = "http.request.method"
+HTTP_ROUTE = "http.route"
+HTTP_STATUS = "http.response.status_code"
+URL_PATH = "url.path"
+
+CHOICE = "understudy.choice"
+"""Which choice of its request a sequence is, from 0."""
 
 UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
 """What probes and scrapers ask many times a minute."""
@@ -65,9 +91,9 @@ class Traces(Middleware):
         route = context.route
         name = f"{method} {route.path}" if route else method
         zero_ns = self._unix_ns() - int(self._clock.now() * NANOSECONDS)
-        attributes = {names.HTTP_METHOD: method, names.URL_PATH: context.path}
+        attributes = {HTTP_METHOD: method, URL_PATH: context.path}
         if route:
-            attributes[names.HTTP_ROUTE] = route.path
+            attributes[HTTP_ROUTE] = route.path
         trace = RequestTrace(
             self._tracer, name, attributes, self._parent(context), context.arrival_s, zero_ns
         )
@@ -79,7 +105,7 @@ class Traces(Middleware):
         """The span ends when the response does."""
         trace = context.kept(RequestTrace)
         if trace is not None:
-            trace.span.set_attribute(names.HTTP_STATUS, response.status)
+            trace.span.set_attribute(HTTP_STATUS, response.status)
             if response.status >= 500:
                 trace.span.set_status(Status(StatusCode.ERROR))
             response.on_close(partial(self._end, trace))
@@ -125,7 +151,7 @@ class RequestTrace:
         start_ns = self._ns(arrival_s)
         self.span: Span = tracer.start_span(name, parent, SpanKind.SERVER, told, start_time=start_ns)
         self._below = set_span_in_context(self.span, Context())
-        self._tokens = {names.PROMPT_TOKENS: 0, names.CACHED_TOKENS: 0, names.COMPLETION_TOKENS: 0}
+        self._tokens = {PROMPT_TOKENS: 0, CACHED_TOKENS: 0, COMPLETION_TOKENS: 0}
         self._latency: dict[str, float] = {}
         self._reasons: list[str] = []
         self._open = 0
@@ -148,9 +174,7 @@ class RequestTrace:
 
     def _end_span(self, now_s: float) -> None:
         if self._reasons:
-            self.span.set_attributes(
-                {**self._tokens, **self._latency, names.FINISH_REASONS: tuple(self._reasons)}
-            )
+            self.span.set_attributes({**self._tokens, **self._latency, FINISH_REASONS: tuple(self._reasons)})
         for reason in set(self._reasons).intersection(BROKEN):
             self.span.set_status(Status(StatusCode.ERROR, reason))
         self.span.end(self._ns(now_s))
@@ -158,16 +182,16 @@ class RequestTrace:
     def _ended(self, generation: EngineRequest, outcome: Outcome) -> None:
         """A sequence is over: sum it up, and add its phases."""
         self._reasons.append(outcome.reason)
-        self._tokens[names.COMPLETION_TOKENS] += outcome.tokens
+        self._tokens[COMPLETION_TOKENS] += outcome.tokens
         if generation.index % generation.n == 0:  # choices share their prompt
-            self._tokens[names.PROMPT_TOKENS] += len(generation.prompt_ids)
-            self._tokens[names.CACHED_TOKENS] += outcome.cached_tokens
+            self._tokens[PROMPT_TOKENS] += len(generation.prompt_ids)
+            self._tokens[CACHED_TOKENS] += outcome.cached_tokens
         for name, seconds in latencies(generation.arrival_s, outcome).items():
-            worst = min if name == names.TIME_TO_FIRST_TOKEN else max
+            worst = min if name == TIME_TO_FIRST_TOKEN else max
             self._latency[name] = worst(seconds, self._latency.get(name, seconds))
         passed = phases(generation.arrival_s, outcome)
         for phase, (begin_s, end_s) in passed.items():
-            told = {names.CHOICE: generation.index, **_told(phase, generation, outcome)}
+            told = {CHOICE: generation.index, **_told(phase, generation, outcome)}
             span = self._tracer.start_span(phase, self._below, attributes=told, start_time=self._ns(begin_s))
             if outcome.reason in BROKEN and phase == list(passed)[-1]:
                 span.set_status(Status(StatusCode.ERROR, outcome.reason))
@@ -196,33 +220,33 @@ def phases(arrival_s: float, outcome: Outcome) -> dict[str, tuple[float, float]]
 def latencies(arrival_s: float, outcome: Outcome) -> dict[str, float]:
     """vLLM's latencies of a sequence in seconds, as far as it came."""
     scheduled_s, first_s, last_s = outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s
-    told = {names.E2E: outcome.ended_s - arrival_s}
-    told[names.TIME_IN_QUEUE] = (outcome.ended_s if scheduled_s is None else scheduled_s) - arrival_s
+    told = {E2E: outcome.ended_s - arrival_s}
+    told[TIME_IN_QUEUE] = (outcome.ended_s if scheduled_s is None else scheduled_s) - arrival_s
     if scheduled_s is not None and first_s is not None and last_s is not None:
-        told[names.TIME_TO_FIRST_TOKEN] = first_s - arrival_s
-        told[names.TIME_IN_PREFILL] = first_s - scheduled_s
-        told[names.TIME_IN_DECODE] = last_s - first_s
-        told[names.TIME_IN_INFERENCE] = last_s - scheduled_s
+        told[TIME_TO_FIRST_TOKEN] = first_s - arrival_s
+        told[TIME_IN_PREFILL] = first_s - scheduled_s
+        told[TIME_IN_DECODE] = last_s - first_s
+        told[TIME_IN_INFERENCE] = last_s - scheduled_s
     return told
 
 
 def _asked(generation: EngineRequest) -> dict[str, AttributeValue]:
     return {
-        names.REQUEST_ID: generation.request_id,
-        names.REQUEST_MODEL: generation.model,
-        names.RESPONSE_MODEL: generation.model,
-        names.REQUEST_MAX_TOKENS: generation.max_tokens,
-        names.REQUEST_N: generation.n,
-        names.NUM_SEQUENCES: generation.together,
+        REQUEST_ID: generation.request_id,
+        REQUEST_MODEL: generation.model,
+        RESPONSE_MODEL: generation.model,
+        REQUEST_MAX_TOKENS: generation.max_tokens,
+        REQUEST_N: generation.n,
+        NUM_SEQUENCES: generation.together,
     }
 
 
 def _told(phase: str, generation: EngineRequest, outcome: Outcome) -> dict[str, AttributeValue]:
     if phase == PREFILL:
         return {
-            names.PROMPT_TOKENS: len(generation.prompt_ids),
-            names.CACHED_TOKENS: outcome.cached_tokens,
+            PROMPT_TOKENS: len(generation.prompt_ids),
+            CACHED_TOKENS: outcome.cached_tokens,
         }
     if phase == DECODE:
-        return {names.COMPLETION_TOKENS: outcome.tokens, names.FINISH_REASONS: (outcome.reason,)}
+        return {COMPLETION_TOKENS: outcome.tokens, FINISH_REASONS: (outcome.reason,)}
     return {}
