@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from app.api.frontend import Frontend
-from app.api.response_meta import ResponseMeta
+from app.api.identity import ResponseMeta
 from app.api.writer import ResponseWriter
 from app.engine.request import EngineRequest
 from app.http.context import RequestContext

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
+from app.api.identity import ResponseMeta
 from app.api.plain import PlainHandler
-from app.api.response_meta import ResponseMeta
 from app.protocol.plain import PlainChat, PlainReader, Recognised
 from app.tokenization.memo import KnownChats
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.frontend import Frontend
+from app.api.identity import ResponseMeta
 from app.api.plain import PlainHandler
-from app.api.response_meta import ResponseMeta
 from app.protocol.plain import PlainCompletion, PlainReader, Recognised
 from app.tokenization.memo import KnownTexts
 

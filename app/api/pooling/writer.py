@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 from msgspec import to_builtins
 
+from app.api.identity import ResponseMeta
 from app.api.pieces import HOLE, blocks, template
-from app.api.response_meta import ResponseMeta
 from app.http.errors import bad_request
 from app.http.response import JSON, Response
-from app.pooling.numbers import BYTES, packing
-from app.pooling.turns import Turns
+from app.pooling.numbers import BYTES, Turns, packing
 from app.protocol.encoding import encode
 from app.protocol.pooling import EncodedRequest
 from app.protocol.pooling_response import BytesMetadata, EncodedItem, ItemList, PromptUsage
