@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import JsonObject, Misfit, kinds_of
+from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.options import (
     CacheSalt,
@@ -24,6 +24,7 @@ from app.protocol.options import (
     StructuredOutputs,
     Truncation,
 )
+from app.protocol.slicing import kinds_of
 from app.protocol.validation import rules
 
 DEFAULT_MAX_TOKENS = 16

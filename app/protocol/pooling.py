@@ -13,15 +13,18 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import JsonObject, Misfit, as_it_is, convert, every, kinds_of, slices
+from app.protocol.coercion import JsonObject, Misfit, as_it_is, convert
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.messages import Message, are_plain, convert_messages
 from app.protocol.options import CacheSalt, Int64, Natural
+from app.protocol.slicing import each, every, kinds_of, slices
 from app.protocol.validation import rules
 
 MAX_INPUTS = 65_536
 """Texts, conversations or documents of one request."""
 MAX_DIMENSIONS = 65_536
+LIST = 3
+"""Values that a list of token ids counts as, besides its ids."""
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
@@ -162,7 +165,7 @@ def _prompts(value: object) -> Prompts:
 
 
 def _are_ids(lists: Sequence[list[object]], within: Slices) -> bool:
-    return all(kinds_of(ids, within) <= {int} for ids in lists)
+    return all(kinds_of(ids, within) <= {int} for ids in each(lists, within, LIST))
 
 
 def _conversations(value: object, batched: bool) -> list[Conversation] | None:

@@ -12,8 +12,8 @@ from app.api.frontend import Frontend
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.coercion import each, slices
 from app.protocol.messages import Message
+from app.protocol.slicing import each, slices
 from app.protocol.tokenize import TokenizeChatRequest
 from app.tokenization import PLAIN_CHAT, ChatOptions
 

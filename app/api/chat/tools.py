@@ -9,9 +9,10 @@ from app.clock.pause import Slices
 from app.engine.request import Constraint, JsonSchema, Tool, ToolCalls
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.coercion import JsonObject, each, slices
+from app.protocol.coercion import JsonObject
 from app.protocol.options import NamedToolChoice, StructuredOutputs
 from app.protocol.options import Tool as ToolParam
+from app.protocol.slicing import each, slices
 from app.schema import SchemaError, Schemas
 from app.schema.strict import check_strict
 from config.settings import ToolSettings
