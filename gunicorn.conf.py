@@ -12,9 +12,9 @@ import math  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 
-from app import logs  # noqa: E402
+from app import factory  # noqa: E402
 from app.dataset import DatasetError  # noqa: E402
-from app.server import ranks, stages  # noqa: E402
+from app.server import logs, ranks, stages  # noqa: E402
 from app.server.arbiter import take_charge  # noqa: E402
 from app.server.certificates import CertificateError  # noqa: E402
 from app.server.handover import SETTINGS, hand_over, handed_over  # noqa: E402
@@ -53,7 +53,7 @@ control_socket_disable = True
 def on_starting(server):
     """Refuse what cannot be served before a worker tries to, and tell what is served."""
     try:
-        take_charge(server, settings)
+        take_charge(server, settings, factory.prepare, factory.create_app)
     except (ConfigError, CertificateError, DatasetError, TokenizerError, OSError) as error:
         sys.exit(f"error: {error}")
     for warning in warnings:

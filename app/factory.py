@@ -27,7 +27,8 @@ from app.api.responses.store import ResponseStore
 from app.assembly import cache_of, caches_of, fakes_of, frontend_of, publisher_of, publishing, service_of
 from app.clock.clock import Clock
 from app.components import Components, dataset_settings
-from app.dataset import DatasetError, prepare
+from app.dataset import DatasetError
+from app.dataset import prepare as prepare_datasets
 from app.engine.lifecycle import Lifecycle
 from app.faults.audit_trail import AuditTrail
 from app.faults.injector import FaultInjector
@@ -59,7 +60,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
     try:
         settings = settings or handed_over(os.environ) or load((), os.environ)
         check_tracing(settings.tracing)
-        prepare(dataset_settings(settings))
+        prepare_datasets(dataset_settings(settings))
         tokenizer = tokenizer_of(settings)
         if settings.kvindex.role == "indexer":
             from app.web.indexer import build_indexer  # with clients of databases that take time to import
@@ -85,9 +86,15 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
     )
 
 
-def check_tokenizer(settings: Settings) -> None:
-    """TokenizerError when the tokenizer cannot be loaded, or its service does not answer."""
-    tokenizer_of(settings).encode("Ready?")
+def prepare(settings: Settings) -> None:
+    """Fetch and look at what the settings name, before workers start.
+
+    TokenizerError when a tokenizer that was asked for by name cannot be used, DatasetError for a dataset.
+    """
+    named = settings.tokenizer
+    if named.tokenizer or named.render_url or named.chat_template:
+        tokenizer_of(settings).encode("Ready?")
+    prepare_datasets(dataset_settings(settings))
 
 
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:

@@ -31,8 +31,9 @@ sys.path.insert(0, str(ROOT))
 from gunicorn.config import Config  # noqa: E402
 
 from app.factory import create_app  # noqa: E402
-from app.logs import ServerLogger  # noqa: E402
-from app.server.fast.connection import FastConnection, FastPath  # noqa: E402
+from app.server.fast.connection import FastConnection, FastConnections  # noqa: E402
+from app.server.fast.path import FastPath  # noqa: E402
+from app.server.logs import ServerLogger  # noqa: E402
 from app.web.application import Understudy  # noqa: E402
 from config.loader import load  # noqa: E402
 
@@ -66,11 +67,12 @@ def fast(app: Understudy) -> Callable[[], None]:
     """Serves the request on the fast path of a worker."""
     log = ServerLogger(Config())
     log.access_log.setLevel(logging.CRITICAL)
-    path = FastPath(app, log, 60.0, 60.0, lambda connection, data: sys.exit("left to the general way"))
+    path = FastPath(app, log, 60.0)
+    among = FastConnections(path, 60.0, lambda connection, data: sys.exit("left to the general way"))
     listener = gevent.socket.socketpair()
     client, server = listener
-    connection = FastConnection(path, server, ("127.0.0.1", 0), None)
-    path.add(connection)
+    connection = FastConnection(among, server, ("127.0.0.1", 0), None)
+    among.add(connection)
 
     def serve() -> None:
         client.sendall(REQUEST)
@@ -101,7 +103,7 @@ def general(app: Understudy) -> Callable[[], None]:
         }
         body = app(environ, lambda status, headers: None)  # type: ignore[arg-type, return-value]
         b"".join(body)
-        body.close()  # type: ignore[attr-defined]
+        getattr(body, "close", lambda: None)()
 
     return serve
 

@@ -13,9 +13,9 @@ import gevent
 import pytest
 from gunicorn.config import Config
 
-from app.http.context import RequestContext
+from app.http.context import RequestContext, current_request
 from app.http.wsgi import CONTEXT
-from app.logs import ServerLogger, current_request, logconfig
+from app.server.logs import ServerLogger, logconfig
 from config.settings import LogSettings
 from tests.application import request
 

@@ -137,7 +137,8 @@ class Frontend:
                 return responder.broken(error, writer)
             raise
         together = len(prompts) * asked.n
-        if not stream:
+        # Who sets no limit gets short replies, unless their end is ignored.
+        if not stream and (asked.requested is not None or asked.request.ignore_eos):
             check_answer_size(together, max(asked.max_tokens, default=1), asked.most_logprobs)
         # Before as many engine requests are made as a hostile request asks for.
         responder.engine.check_admission(together)

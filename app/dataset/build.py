@@ -76,8 +76,8 @@ def conversations(file: BinaryIO) -> Iterator[object]:
         raise DatasetError(f"it is not JSON: {_first_line(error.args[0])}") from error
 
 
-def _first_line(told: str | bytes) -> str:
-    text = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+def _first_line(message: str | bytes) -> str:
+    text = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
     return text.splitlines()[0]
 
 

@@ -46,7 +46,7 @@ def download(url: str, path: Path, sha256: str | None = None, progress: Progress
 
     Args:
         sha256: hexadecimal checksum that the file must have.
-        progress: told of every piece; by default a bar on a terminal, else lines in the log.
+        progress: is given the length of every piece; by default a bar on a terminal, else lines in the log.
 
     Raises:
         DatasetError: no file came, or not this one.
@@ -173,7 +173,7 @@ class Download:
 
 
 def _public(url: str) -> str:
-    """An address without user, password and signature, which are nobody's business."""
+    """An address without user, password and signature, which are secrets."""
     try:
         return parse_url(url)._replace(auth=None, query=None).url
     except LocationParseError:
@@ -212,16 +212,16 @@ def bar(name: str, have: int, total: int | None) -> Iterator[Advance]:
 @contextmanager
 def lines(name: str, have: int, total: int | None, now: Callable[[], float]) -> Iterator[Advance]:
     """A line in the log every `EVERY_S` seconds of `now` or `EVERY_SHARE` of the file."""
-    begun_s = told_s = now()
-    done = told = have
+    begun_s = logged_s = now()
+    done = logged = have
 
     def advance(count: int) -> None:
-        nonlocal done, told, told_s
+        nonlocal done, logged, logged_s
         done += count
         now_s = now()
-        if now_s - told_s >= EVERY_S or (total and done - told >= EVERY_SHARE * total):
+        if now_s - logged_s >= EVERY_S or (total and done - logged >= EVERY_SHARE * total):
             logger.info("%s", line(name, done, total, (done - have) / max(now_s - begun_s, 1e-9)))
-            told, told_s = done, now_s
+            logged, logged_s = done, now_s
 
     yield advance
 

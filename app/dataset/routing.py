@@ -43,7 +43,7 @@ class Datasets:
 
 
 def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Datasets:
-    """All datasets of the settings that can be used; each of the others is told by one warning.
+    """All datasets of the settings that can be used; there is one warning about each of the others.
 
     May take a second for a million replies, and longer for copies in memory. Starts nothing that a fork
     would lose. `prepare` comes before it.
@@ -59,8 +59,8 @@ def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Datasets:
         except DatasetError as error:
             logger.warning("dataset %s is not used: %s", path, error)
         else:
-            told = f"model {model}" if model else "all models"
-            logger.info("dataset %s: %d replies for %s", path, len(opened[model]), told)
+            whose = f"model {model}" if model else "all models"
+            logger.info("dataset %s: %d replies for %s", path, len(opened[model]), whose)
     return Datasets(opened)
 
 

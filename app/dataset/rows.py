@@ -78,9 +78,9 @@ def checked_key(connection: Connection, table: Table) -> ColumnElement[int]:
     for name, declared in COLUMNS.items():
         if name not in found:
             raise DatasetError(f"table {table.name} has no column {name}")
-        if (told := found[name].type).upper() != declared:
+        if (kind := found[name].type).upper() != declared:
             raise DatasetError(
-                f"column {name} of table {table.name} is declared as {told or 'nothing'}, not {declared}"
+                f"column {name} of table {table.name} is declared as {kind or 'nothing'}, not {declared}"
             )
     return table.c.id if found["id"].pk else literal_column("rowid", Integer)
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from app.engine.request import EngineRequest
-
 log = logging.getLogger(__name__)
 
 
@@ -32,9 +30,6 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False):
 
 Watch = Callable[[Outcome], None]
 """Called once, when a sequence is over, by whoever ended it, perhaps the hub: it must not wait."""
-
-Observer = Callable[[EngineRequest], Watch | None]
-"""Called in the request's greenlet for each sequence that is submitted; None when it is of no interest."""
 
 
 def notify(watches: Iterable[Watch], outcome: Outcome) -> None:

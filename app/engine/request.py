@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from app.engine.observer import Observer
+from app.engine.observer import Watch
 
 JsonSchema = Mapping[str, object] | bool
 
@@ -101,3 +100,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """Choices of the whole request. Several take turns token by token, as in the steps of an engine."""
     observers: Sequence[Observer] = ()
     """Asked about this sequence when it is admitted."""
+
+
+Observer: TypeAlias = Callable[[EngineRequest], Watch | None]
+"""Called in the request's greenlet for each sequence that is submitted; None when it is of no interest."""

@@ -183,12 +183,14 @@ class Sequence:
             self._emit(Started(self.request.index, at_s, self._cached_tokens, self._reply.prompt_logprobs))
             if self.over:  # aborted by whoever took it
                 return None
-        stop, part = start + 1, self._part
-        gap_s = runtime.timing.constant_gap_s
-        if gap_s and stop < self._part_end and self._delays is None and at_s + gap_s > now_s:
-            next_s = at_s + gap_s  # as nearly always
-        else:
-            stop, at_s, next_s = self._due_together(start, now_s)
+        stop, next_s, part = start + 1, at_s, self._part
+        if stop < self._part_end:
+            gap_s = runtime.timing.constant_gap_s
+            next_s += gap_s if gap_s is not None and self._delays is None else self._gap(stop)
+            if next_s <= now_s and self.request.together == 1:  # several choices take turns, token by token
+                stop, at_s, next_s = self._due_together(stop, next_s, now_s)
+        if stop == self._part_end and stop < len(self._texts):
+            next_s += self._next_part(stop)
         self._position, self._due_s = stop, next_s
         texts, ids, reply = self._texts[start:stop], self._ids[start:stop], self._reply
         logprobs = None if reply.logprobs is None else reply.logprobs[start:stop]
@@ -212,22 +214,19 @@ class Sequence:
             self._end(COUNTED_AS[reply.finish.reason])
         return None
 
-    def _due_together(self, start: int, now_s: float) -> tuple[int, float, float]:
-        """The end of the tokens that leave now, and the moments of the last of them and of the next token."""
-        at_s = next_s = self._due_s
-        stop, end = start + 1, min(self._part_end, start + self._most)
-        if self.request.together > 1:  # choices take turns, token by token
-            end = min(end, stop)
-        if stop < end and self._delays is None and self._runtime.timing.constant_gap_s == 0:
-            stop = end
-        while stop < self._part_end:
-            next_s += self._gap(stop)
-            if next_s > now_s or stop >= end:
-                return stop, at_s, next_s
+    def _due_together(self, stop: int, next_s: float, now_s: float) -> tuple[int, float, float]:
+        """The end of the tokens that leave now, and the moments of the last of them and of the next token.
+
+        The one before `stop` is due, and so is `stop` since `next_s`.
+        """
+        at_s, end = self._due_s, min(self._part_end, stop - 1 + self._most)
+        if self._delays is None and self._runtime.timing.constant_gap_s == 0:
+            return end, next_s, next_s
+        while stop < end and next_s <= now_s:
             at_s = next_s
             stop += 1
-        if stop < len(self._texts):
-            next_s += self._next_part(stop)
+            if stop < self._part_end:
+                next_s += self._gap(stop)
         return stop, at_s, next_s
 
     @property
@@ -335,17 +334,19 @@ class Sequence:
 
 def emit_at_once(request: EngineRequest, reply: Reply, emit: Emit, runtime: Runtime) -> None:
     """Emit and count a reply that waits for nothing, as a `Sequence` would, in a fifth of its time."""
-    at_s, recorder, tokens = request.arrival_s, runtime.recorder, len(reply.ids)
-    prompt_tokens, failure = len(request.prompt_ids), None
+    at_s, recorder, tokens = request.arrival_s, runtime.recorder, 0
+    prompt_tokens, begun, failure = len(request.prompt_ids), False, None
     try:
         emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
+        begun, tokens = True, len(reply.ids)
         emit(Tokens(request.index, reply.texts, reply.ids, at_s, None, reply.finish))
         reason = COUNTED_AS[reply.finish.reason]
     except Exception as error:
         log.exception("a sequence failed at its start")
         reason, failure = "error", error
     e2e_s = runtime.clock.now() - at_s
-    recorder.prefilled(0.0, prompt_tokens, 0, at_s, 1 if tokens else 0)
+    if begun:
+        recorder.prefilled(0.0, prompt_tokens, 0, at_s, 1 if tokens else 0)
     if tokens > 1:
         recorder.decoded(tokens - 1, 0.0, at_s)
     recorder.sequence_finished(

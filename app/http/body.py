@@ -14,7 +14,7 @@ from config.settings import ServerSettings
 
 STEP = 1 << 18
 """Bytes that are read at once; others have their turn in between."""
-CHUNKED_STEP = 1 << 11
+CHUNKED_STEP = 1 << 10
 """The same for a chunked body, whose every byte may be a chunk of its own, to be taken apart in Python."""
 
 

@@ -8,12 +8,12 @@ middleware, route, errors. What a room wants to remember about a request it keep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from app.http.connection import Connection
-from app.http.route import Route
 
 if TYPE_CHECKING:
     from app.http.response import Response
@@ -32,6 +32,18 @@ class Readable(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """Up to `size` bytes; fewer only at the end of the body. OSError or ValueError: it broke off."""
+
+
+class MatchedRoute(Protocol):
+    """What a context tells of its `app.http.route.Route`."""
+
+    @property
+    def path(self) -> str:
+        """With its variable parts in braces."""
+
+    @property
+    def on_error(self) -> Callable[[Exception], Response] | None:
+        """What makes a response of an error, where the family has a form of its own."""
 
 
 class RequestContext:
@@ -74,7 +86,7 @@ class RequestContext:
         self.new_id: Callable[[], str] = _no_id
         """Draws an id for a request that came without one."""
         self._request_id = ""
-        self.route: Route | None = None
+        self.route: MatchedRoute | None = None
         """The route that serves the request; None when there is none."""
         self.label = ""
         """Path of the route as metrics name it, also where only the method is wrong; empty without any."""
@@ -135,3 +147,7 @@ class RequestContext:
     def query(self) -> dict[str, str]:
         """The query as a dictionary of first values."""
         return {name: values[0] for name, values in self._query.items()}
+
+
+current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
+"""The request that is served here and now; every greenlet has a context of its own."""

@@ -159,20 +159,20 @@ class Response:
 class ClosingBody:
     """A body as WSGI wants it: its `close` is the response's."""
 
-    __slots__ = ("_body", "_response")
+    __slots__ = ("_next", "response")
 
     def __init__(self, body: Iterable[bytes], response: Response) -> None:
-        self._body = iter(body)
-        self._response = response
+        self._next = iter(body).__next__
+        self.response = response
 
     def __iter__(self) -> ClosingBody:
         return self
 
     def __next__(self) -> bytes:
-        return next(self._body)
+        return self._next()
 
     def close(self) -> None:
-        self._response.close()
+        self.response.close()
 
 
 class PendingResponse:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:  # types of signatures only: a context knows its route
-    from app.http.context import RequestContext
-    from app.http.response import PendingResponse, Response
+from app.http.context import RequestContext
+from app.http.response import PendingResponse, Response
 
-Handler = Callable[["RequestContext"], "Response"]
-ErrorHandler = Callable[[Exception], "Response"]
+Handler = Callable[[RequestContext], Response]
+ErrorHandler = Callable[[Exception], Response]
 
 
 class PlainHandler(Protocol):

@@ -6,7 +6,7 @@ The structs are msgpack maps as vLLM 0.24 and later publish them; `wire` writes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from msgspec import Struct, field
 
@@ -62,6 +62,9 @@ class BlockRemoved(Struct, gc=False, frozen=True, tag=True, tag_field="type", om
 
 class AllBlocksCleared(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
     """The cache of this engine is empty, in every medium."""
+
+    block_hashes: ClassVar[Sequence[BlockHash]] = ()
+    """It names none."""
 
 
 KVEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared

@@ -128,12 +128,14 @@ class Chain:
             yield part
 
     def _part(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> Part:
+        packed_ids = array("I")
         try:
-            packed = array("I", ids).tobytes()
+            packed_ids.fromlist(ids if isinstance(ids, list) else list(ids))
         except OverflowError:
             if min(ids) < 0:
                 raise ValueError("token ids are not negative") from None
             return tuple(self._hash_blocks(parent, ids, extras))  # ids of no vocabulary
+        packed = packed_ids.tobytes()
         key = parent, packed, extras and tuple(extras)
         part = self.memo.get(key)
         if part is None:

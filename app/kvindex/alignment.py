@@ -90,17 +90,20 @@ class Stores:
 
     def _several(self, source: Source, run: Run, known: Known) -> Store:
         place = dict(zip(run.engine, range(len(run.engine)), strict=True))
-        root = self._request_keys.root(run.adapter or source.model)
+        root, keys_after = self._request_keys.root(run.adapter or source.model), self._request_keys.keys
         keys: list[int] = []
         for event, parent in zip(run.events, run.parents, strict=True):
-            before: int | Tail = root
+            before = root
             if parent is not None:
                 at = place.get(parent, len(keys))
-                before = keys[at] if at < len(keys) else self._before(source, run, parent, known)
-            if isinstance(before, Tail):
-                raise Refused
-            _check(event)
-            keys += self._request_keys.keys(before, event.token_ids)
+                follows = keys[at] if at < len(keys) else self._before(source, run, parent, known)
+                if isinstance(follows, Tail):
+                    raise Refused
+                before = follows
+            ids, extra, blocks = event.token_ids, event.extra_keys, len(event.block_hashes)
+            if len(ids) != blocks * self._size or extra and len(extra) != blocks:
+                raise Refused  # one by one they tell what is wrong
+            keys += keys_after(before, ids)
         # A block that is stored again is a further copy of it, which has to be seen as such.
         if len(place) < len(keys) or len(set(keys)) < len(keys):
             raise Refused

@@ -129,12 +129,14 @@ class Outcome(Struct):
     unknown: int = 0
     applied: bool = True
 
-    def add(self, other: Outcome) -> None:
-        """Something else was done after that."""
-        self.added += other.added
-        self.removed += other.removed
-        self.unknown += other.unknown
-        self.applied = other.applied
+    def plus(self, other: Outcome) -> Outcome:
+        """With what was done after that."""
+        return Outcome(
+            self.added + other.added,
+            self.removed + other.removed,
+            self.unknown + other.unknown,
+            other.applied,
+        )
 
 
 class Size(Struct, frozen=True):

@@ -61,9 +61,9 @@ class Slice(Struct, frozen=True, gc=False):
     junk: bool = False
 
 
-def batch_of(events: EventBatch) -> Batch:
-    """A batch that was never packed."""
-    return Batch(events.ts, events.data_parallel_rank or 0, (Part(events.events),))
+def batch_of(events: EventBatch, most_tokens: int | None = None) -> Batch:
+    """A batch that is decoded; `most_tokens` as of `Part`."""
+    return Batch(events.ts, events.data_parallel_rank or 0, (Part(events.events, {}, most_tokens),))
 
 
 def decode(payload: Data) -> Batch:
@@ -71,12 +71,20 @@ def decode(payload: Data) -> Batch:
     return at_once(decoding(payload))
 
 
-def decoding(payload: Data) -> Steps[Batch]:
-    """The batch of a message. Raises `Unreadable` when not even its parts can be told apart."""
+def decode_whole(payload: Data) -> Batch | None:
+    """The batch of a payload that is small and has nothing wrong in it, None of others."""
     if len(payload) <= WHOLE_BYTES:
         batch = decode_batch(payload)
         if batch is not None and isfinite(batch.ts):
-            return batch_of(batch)
+            return batch_of(batch, len(payload))  # a token takes a byte or more
+    return None
+
+
+def decoding(payload: Data) -> Steps[Batch]:
+    """The batch of a message. Raises `Unreadable` when not even its parts can be told apart."""
+    whole = decode_whole(payload)
+    if whole is not None:
+        return whole
     try:
         return (yield from _taken_apart(payload))
     except Malformed as error:

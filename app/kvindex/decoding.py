@@ -34,10 +34,14 @@ BROKEN = DecodeError, RecursionError, UnicodeDecodeError
 
 
 class Part(NamedTuple):
-    """Some events of a batch that can be used, in order, and why others could not: reason -> how many."""
+    """Some events of a batch that can be used, in order, and why others could not: reason -> how many.
+
+    There are at most `most_tokens` token ids in all of them; None is where nobody has counted.
+    """
 
     events: Sequence[KVEvent]
     losses: Mapping[str, int] = {}
+    most_tokens: int | None = None
 
 
 class ArrayStored(Struct, gc=False, array_like=True, tag="BlockStored"):

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from app.kvindex.backend import BackendUnavailable, Steps
-from app.kvindex.batches import Unreadable, decoding
+from app.kvindex.backend import BackendUnavailable, Steps, with_pauses
+from app.kvindex.batches import Unreadable, decode_whole, decoding
 from app.kvindex.feed import FEED_BYTES, Feed, Message, Stream
 from app.kvindex.holders import Source
 from app.kvindex.index import Index
@@ -64,8 +64,11 @@ class TooLarge(Struct, frozen=True):
 Task: TypeAlias = Message | Gone | TooLarge
 
 
-class Position(Struct, frozen=True):
-    """How far an engine's events have come: the last number, and how old the batch was on its arrival."""
+class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s": "lag_seconds"}):
+    """How far an engine's events have come: the last number, and how old the batch was on its arrival.
+
+    In JSON, by the names of `GET /kv/index`.
+    """
 
     pod: str
     model: str
@@ -149,7 +152,7 @@ class Shard:
     def positions(self) -> list[Position]:
         return [
             Position(source.pod, source.model, source.rank, feed.stream.applied, feed.lag_s)
-            for source, feed in list(self._feeds.items())
+            for source, feed in with_pauses(list(self._feeds.items()))
         ]
 
     def close(self) -> None:
@@ -165,11 +168,12 @@ class Shard:
             if not feed.busy:
                 self._busy.pop(source, None)
         for _ in range(min(len(self._queue), MOST_A_ROUND)):
-            self._notice_loss()
+            if self._epoch != self._index.backend.epoch:
+                self._notice_loss()
             task = self._queue[0]
             match task:
                 case Message():
-                    yield from self._try(task, now)
+                    yield from self._message(task, now)
                     self.size_bytes -= task.size_bytes
                 case Gone():
                     yield from self._gone(task.pod)
@@ -187,29 +191,24 @@ class Shard:
                 feed.forget()
         self._epoch = epoch
 
-    def _try(self, message: Message, now: float) -> Steps[None]:
+    def _message(self, message: Message, now: float) -> Steps[None]:
         """A message that cannot be dealt with must not keep the others from theirs."""
         try:
-            yield from self._message(message, now)
+            batch = decode_whole(message.payload) or (yield from decoding(message.payload))
+            source = Source(message.pod, message.model, batch.rank)
+            feed = self._feed(source)
+            if feed is not None:
+                yield from feed.receive(message, batch, now)
+                if feed.busy:
+                    self._busy[source] = feed
+        except Unreadable:
+            self._index.losses.message("unreadable")
+            self._skip(message)
         except BackendUnavailable:
             raise
         except Exception:
             log.exception("a message of pod %s is left out", message.pod)
             self._index.losses.message("failed")
-
-    def _message(self, message: Message, now: float) -> Steps[None]:
-        try:
-            batch = yield from decoding(message.payload)
-        except Unreadable:
-            self._index.losses.message("unreadable")
-            self._skip(message)
-            return
-        source = Source(message.pod, message.model, batch.rank)
-        feed = self._feed(source)
-        if feed is not None:
-            yield from feed.receiving(message, batch, now)
-            if feed.busy:
-                self._busy[source] = feed
 
     def _feed(self, source: Source) -> Feed | None:
         feed = self._feeds.get(source)

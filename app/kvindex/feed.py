@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
 import zmq
@@ -197,11 +197,11 @@ class Feed:
         """Whether there is something to do in `stepping`."""
         return self._recovery is not None
 
-    def receiving(self, message: Message, batch: Batch, now: float) -> Steps[None]:
-        """Apply a message, or hold it back until what comes before it is there."""
+    def receive(self, message: Message, batch: Batch, now: float) -> Iterable[None]:
+        """Hold a message back until what comes before it is there, or else the steps to apply it."""
         if self._recovery is not None:
             self._recovery.hold(message, batch.ts)
-            return
+            return ()
         verdict = self.stream.judge(message.sequence, batch.ts)
         if verdict is Verdict.RESTART:
             self._begin_anew()
@@ -212,7 +212,8 @@ class Feed:
             self._recovery = Recovery(self._replays, self._next())
             self._recovery.hold(message, batch.ts)
         else:
-            yield from self._apply(message, batch)
+            return self._apply(message, batch)
+        return ()
 
     def stepping(self, now: float) -> Steps[int]:
         """Go on with a replay and then with what was held back; how many batches were applied."""

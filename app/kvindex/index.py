@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -81,29 +80,35 @@ class Index:
         With its `sequence` number indexers that share a backend apply it once; `restart` begins the pod anew.
         None when there are too many pods, which is counted. BackendUnavailable: apply the batch again later.
         """
-        source, total, losses = Source(pod, model, batch.rank), Outcome(), Counter[str]()
+        source = Source(pod, model, batch.rank)
+        total: Outcome | None = None
+        unpacked: list[Mapping[str, int]] = []
+        lost: list[str] = []
         slices = 0
         try:
             for part in batch.parts:
                 if part.losses:
-                    losses.update(part.losses)
+                    unpacked.append(part.losses)
                 if slices and not part.events:
                     yield
                     continue
-                for events in self._ingest.slices(part.events):
-                    first = slices == 0
-                    stamp = (
-                        Stamp(sequence, batch.ts, restart and first, slices) if sequence is not None else None
-                    )
-                    total.add((yield from self._ingest.applying(source, events, stamp, losses)))
+                for events in self._ingest.slices(part):
+                    stamp = None
+                    if slices:
+                        yield
+                    if sequence is not None:
+                        stamp = Stamp(sequence, batch.ts, restart and not slices, slices)
+                    operations = self._ingest.operations(source, events, lost)
+                    outcome = yield from self.backend.applying(source, operations, stamp)
+                    total = outcome if total is None else total.plus(outcome)
                     slices += 1
-                    yield
         except TooManyHolders:
             self.losses.message("too_many_pods")
             return None
         # Counted only now: a batch that has to be applied again would be counted again.
-        for reason, count in losses.items():
-            self.losses.event(reason, count)
+        total = total or Outcome()
+        if unpacked or lost or total.unknown:
+            self.losses.count(unpacked, lost, total.unknown)
         self.metrics.changed(total.added, total.removed)
         return total
 
@@ -183,6 +188,8 @@ class Index:
         full = len(tokens) // size
         features: Sequence[Features] | None = requested_features(full, size, media, salt, granularity)
         parent, keys = self._keys.root(lora or model), list[int]()
+        if full <= most:
+            return self._keys.keys(parent, tokens[: full * size], features)
         for start in range(0, full, most):
             if start:
                 pause()

@@ -6,13 +6,12 @@ events in a row that differ only in their blocks are a run.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import cast
 
-from app.kvcache.events import BlockRemoved, BlockStored, KVEvent
+from app.kvcache.events import BlockHash, BlockRemoved, BlockStored, KVEvent
 from app.kvindex.alignment import Refused, Run, Stores, engine_keys_of, parent_of
 from app.kvindex.backend import (
     GPU,
@@ -21,12 +20,10 @@ from app.kvindex.backend import (
     Clear,
     Offload,
     Operation,
-    Outcome,
     Owned,
     Remove,
-    Stamp,
-    Steps,
 )
+from app.kvindex.decoding import Part
 from app.kvindex.holders import Source
 from app.kvindex.keys import RequestKeys
 
@@ -38,7 +35,7 @@ TOKENS_SHIFT = 4
 
 
 class Ingest:
-    """Applies events to a backend. What cannot be used is counted, event by event."""
+    """Turns events into operations. What cannot be used is lost with a reason, event by event."""
 
     def __init__(self, backend: Backend, request_keys: RequestKeys) -> None:
         self._backend = backend
@@ -47,30 +44,25 @@ class Ingest:
         self.slice_blocks = request_keys.slice_blocks
         self.stores = Stores(request_keys)
 
-    def applying(
-        self,
-        source: Source,
-        events: Sequence[KVEvent],
-        stamp: Stamp | None,
-        losses: Counter[str],
-    ) -> Steps[Outcome]:
-        """Apply some events of a batch, those of one slice; reasons why some are lost go to `losses`.
+    def operations(self, source: Source, events: Sequence[KVEvent], losses: list[str]) -> list[Operation]:
+        """What some events of a batch, those of one slice, do; reasons why some are lost go to `losses`.
 
-        BackendUnavailable: apply the batch again later. TooManyHolders when the source is one too many.
+        They are to be done before the next slice is asked for. May raise BackendUnavailable.
         """
         batch = _Batch(self, source)
-        outcome = yield from self._backend.applying(source, batch.operations(events), stamp)
-        losses.update(batch.losses)
-        if outcome.unknown:
-            losses["unknown_block"] += outcome.unknown
-        return outcome
+        operations = batch.operations(events)
+        losses += batch.losses
+        return operations
 
-    def slices(self, events: Sequence[KVEvent]) -> Iterator[Sequence[KVEvent]]:
+    def slices(self, part: Part) -> Iterable[Sequence[KVEvent]]:
         """The events in their order, so many at a time as are applied in a few milliseconds."""
-        most = self.slice_blocks
-        if sum(map(_work, events)) <= most:
-            yield events
-            return
+        events, most, tokens = part.events, self.slice_blocks, part.most_tokens
+        few_tokens = tokens is not None and tokens <= most << TOKENS_SHIFT
+        if few_tokens and sum([len(event.block_hashes) for event in events]) + len(events) <= most:
+            return (events,)
+        return self._slices(events, most)
+
+    def _slices(self, events: Sequence[KVEvent], most: int) -> Iterator[Sequence[KVEvent]]:
         part: list[KVEvent] = []
         room = most
         for event in chain.from_iterable(_pieces(event, most) for event in events):
@@ -139,7 +131,7 @@ class _Batch:
             raise Refused("bad_lora_name")
         run = Run(
             events,
-            engine_keys_of("block_hashes", [key for event in events for key in event.block_hashes]),
+            engine_keys_of("block_hashes", _hashes(events)),
             [parent_of(event) for event in events],
             _group_of(first.group_idx),
             self._ingest.tier(first.medium),
@@ -149,7 +141,7 @@ class _Batch:
         return run if first.token_ids else Offload(run.group, run.tier, run.engine)
 
     def _removed(self, events: Sequence[BlockRemoved]) -> Remove:
-        engine = engine_keys_of("block_hashes", [key for event in events for key in event.block_hashes])
+        engine = engine_keys_of("block_hashes", _hashes(events))
         return Remove(_group_of(events[0].group_idx), self._ingest.tier(events[0].medium), engine)
 
     def _look_up(self, stored: Sequence[Run]) -> None:
@@ -186,46 +178,33 @@ def runs(events: Iterable[KVEvent], block_size: int) -> Iterator[list[KVEvent]]:
     have `block_size` tokens and no extra keys.
     """
     run: list[KVEvent] = []
-    may_go_on = False
+    before: tuple[object, ...] | None = None
     for event in events:
-        if run and not (may_go_on and _alike(run[0], event)):
+        likeness = _likeness(event, block_size)
+        if run and (likeness is None or likeness != before):
             yield run
             run = []
-        if not run:
-            may_go_on = isinstance(event, BlockRemoved) or _is_plain(event, block_size)
+        before = likeness
         run.append(event)
     if run:
         yield run
 
 
-def _is_plain(event: KVEvent, block_size: int) -> bool:
-    """Whether a store has tokens for blocks of this size, and nothing else tells the blocks apart."""
-    return (
-        isinstance(event, BlockStored)
-        and event.block_size == block_size
-        and bool(event.token_ids)
-        and not (event.extra_keys and any(event.extra_keys))
-    )
-
-
-def _alike(first: KVEvent, event: KVEvent) -> bool:
-    """Whether an event differs only in its blocks from one that is plain, or a removal."""
+def _likeness(event: KVEvent, block_size: int) -> tuple[object, ...] | None:
+    """What events have in common that can be used together; None for one that has to be used alone."""
     if isinstance(event, BlockStored):
-        return (
-            isinstance(first, BlockStored)
-            and event.medium == first.medium
-            and event.lora_name == first.lora_name
-            and event.lora_id == first.lora_id
-            and event.group_idx == first.group_idx
-            and event.kv_cache_spec_kind == first.kv_cache_spec_kind
-            and _is_plain(event, first.block_size)
-        )
-    return (
-        isinstance(event, BlockRemoved)
-        and isinstance(first, BlockRemoved)
-        and event.medium == first.medium
-        and event.group_idx == first.group_idx
-    )
+        extra = event.extra_keys
+        if event.block_size != block_size or not event.token_ids or extra and any(extra):
+            return None
+        return event.medium, event.group_idx, event.lora_name, event.lora_id, event.kv_cache_spec_kind
+    return (event.medium, event.group_idx) if isinstance(event, BlockRemoved) else None
+
+
+def _hashes(events: Sequence[BlockStored] | Sequence[BlockRemoved]) -> Sequence[BlockHash]:
+    """The names of all blocks, in a row."""
+    if len(events) == 1:
+        return events[0].block_hashes
+    return [name for event in events for name in event.block_hashes]
 
 
 def _group_of(group: int | None) -> int:

@@ -37,7 +37,6 @@ Features: TypeAlias = tuple[str, ...] | None
 """Identifiers of images and a salt, in the order of the prompt."""
 
 ROOTS_BYTES = 1 << 18
-_PARENT = struct.Struct("<Q")
 _OFFSET_64, _PRIME_64 = 14695981039346656037, 1099511628211
 _OFFSET_32, _PRIME_32 = 2166136261, 16777619
 
@@ -81,8 +80,9 @@ class Xxh64Keys:
 
     def __init__(self, block_size: int, seed: str = "") -> None:
         self.block_size = block_size
-        self._width = 4 * block_size
-        self._seed = _PARENT.pack(xxh64_intdigest(seed.encode()))
+        self._block = struct.Struct(f"{4 * block_size}s")
+        self._link = struct.Struct(f"<Q{4 * block_size}s")
+        self._seed = xxh64_intdigest(seed.encode()).to_bytes(8, "little")
         self._roots: Memo[str, int] = Memo(ROOTS_BYTES)
 
     def root(self, model: str) -> int:
@@ -95,18 +95,13 @@ class Xxh64Keys:
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        data, width = packed_ids(tokens), self._width
-        pack, digest, keys = _PARENT.pack, xxh64_intdigest, []
-        starts = range(0, len(data) - width + 1, width)
+        data, pack, digest = packed_ids(tokens), self._link.pack, xxh64_intdigest
+        rest = len(data) % self._block.size
+        blocks = self._block.iter_unpack(data[:-rest] if rest else data)
         if features is None:
-            for start in starts:
-                parent = digest(pack(parent) + data[start : start + width])
-                keys.append(parent)
-            return keys
-        for start, texts in zip(starts, features, strict=True):
-            parent = digest(pack(parent) + data[start : start + width] + _sized(texts or ()))
-            keys.append(parent)
-        return keys
+            return [parent := digest(pack(parent, block)) for (block,) in blocks]
+        both = zip(blocks, features, strict=True)
+        return [parent := digest(pack(parent, block) + _sized(texts or ())) for (block,), texts in both]
 
 
 class FnvKeys:
@@ -147,8 +142,9 @@ class FnvKeys:
 
 def packed_ids(ids: Sequence[int]) -> bytes:
     """Token ids as 32-bit numbers, little-endian. ValueError for one that is none."""
+    packed = array("I")
     try:
-        packed = array("I", ids)
+        packed.fromlist(ids if isinstance(ids, list) else list(ids))
     except (OverflowError, TypeError):
         raise ValueError("a token id is not a number of 32 bits") from None
     if sys.byteorder == "big":

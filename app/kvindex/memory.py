@@ -43,7 +43,7 @@ BLOCK_BYTES = 240
 """What a block takes in the table: its key, its places in two dictionaries."""
 COPY_BYTES = 180
 """What a holder's map takes for a block: two keys and their place in the dictionary."""
-SHARE_BYTES = 1024
+SHARE_BYTES, MASK_SHIFT = 1024, 12
 """What a copy may take where copies are the bound: a block that takes more counts as several."""
 REPEAT_BYTES, REPEATS_BYTES = 200, 64 << 20
 """What a block takes that is held more than once, and all of them. Beyond that they are held once."""
@@ -62,8 +62,11 @@ def weigh_bytes(copies: Copies) -> int:
 
 
 def weigh_copies(copies: Copies) -> int:
-    """How many copies a block has, or how many `SHARE_BYTES` it takes."""
-    return max(count_copies(copies), -(-weigh_bytes(copies) // SHARE_BYTES))
+    """How many copies a block has, and one more for each half of `SHARE_BYTES` that a mask takes.
+
+    So it takes no more than `SHARE_BYTES` for each.
+    """
+    return sum([mask.bit_count() + (mask.bit_length() >> MASK_SHIFT) for mask in copies])
 
 
 class MemoryBackend(Backend):
@@ -121,7 +124,8 @@ class MemoryBackend(Backend):
         left = iter(operations)
         while self._apply_until_clear(source, left, outcome):
             outcome.removed += yield from self._clearing(source)
-        yield from self._sweeping()
+        if self._due:
+            yield from self._sweeping()
         return outcome
 
     def lookup(self, keys: Sequence[int]) -> Found:
@@ -177,9 +181,9 @@ class MemoryBackend(Backend):
         tier = self._tier(store.tier)
         if mapping.has_any(store.engine):
             self._meet_again(number, tier, mapping, store, outcome)
-        mapping.young.update(zip(store.engine, store.owned, strict=True))
+        mapping.update(zip(store.engine, store.owned, strict=True))
         if store.remapped:
-            mapping.young.update([pair for pair in store.remapped if mapping.get(pair[0]) is not None])
+            mapping.update([pair for pair in store.remapped if mapping.get(pair[0]) is not None])
         outcome.added += self._add(store.keys, tier, number)
 
     def _meet_again(self, number: int, tier: int, mapping: EngineMap, store: Store, outcome: Outcome) -> None:
@@ -328,7 +332,7 @@ class MemoryBackend(Backend):
                 mapping = self._maps.get(number)
                 if mapping is not None:
                     self._repeats -= mapping.sweep(self._is_held, SLICE)
-                    if mapping.old:
+                    if mapping.sweeping:
                         self._due[number] = None
             yield
 

@@ -76,6 +76,16 @@ class Losses:
         """`reason` is an `EventLoss`, or `bad_` and the name of a field."""
         self._events[reason] += count
 
+    def count(self, unpacked: Iterable[Mapping[str, int]], lost: Iterable[str], unknown_blocks: int) -> None:
+        """What of a batch was not used: before and after it was unpacked, and blocks that are not known."""
+        for counts in unpacked:
+            for reason, count in counts.items():
+                self.event(reason, count)
+        for reason in lost:
+            self.event(reason)
+        if unknown_blocks:
+            self.event("unknown_block", unknown_blocks)
+
     @property
     def messages(self) -> Mapping[str, int]:
         return self._messages
@@ -166,6 +176,11 @@ class IndexMetrics:
 
     def received(self) -> None:
         self._received.inc()
+
+    @property
+    def messages(self) -> int:
+        """How many were received."""
+        return int(self._received.value)
 
     def restarted(self) -> None:
         self._restarts.labels().inc()

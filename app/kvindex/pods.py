@@ -67,7 +67,7 @@ class Presence:
     def limit_bytes(self) -> int:
         return POD_BYTES * self._most_pods
 
-    def heard(self, pod: str, connection: Hashable, now: float) -> None:
+    def seen(self, pod: str, connection: Hashable, now: float) -> None:
         """A message of the pod came over the connection; it may have been closed since."""
         before = self._connections.get(pod)
         if pod not in self._connections and len(self._connections) >= self._most_pods:

@@ -90,7 +90,7 @@ class RedisBackend(Backend):
         arguments: list[str | int] = [name_of(source)]
         for group, key in engine:
             arguments += group, digits(key)
-        found = _asked(lambda: self._owned(keys=[self._namespace], args=arguments))
+        found = _answer(lambda: self._owned(keys=[self._namespace], args=arguments))
         return [None if value is None else unpacked(value) for value in found]
 
     def applying(
@@ -99,7 +99,7 @@ class RedisBackend(Backend):
         total = Outcome()
         clears = stamp is not None and stamp.restart
         for number, part in enumerate(parts(operations)):
-            total.add(self._apply_part(source, part, stamp, number))
+            total = total.plus(self._apply_part(source, part, stamp, number))
             clears = clears or any(isinstance(operation, Clear) for operation in part)
             yield
         if clears:
@@ -118,11 +118,11 @@ class RedisBackend(Backend):
         raise BackendUnavailable("the holders in Redis change all the time")
 
     def position(self, source: Source) -> Stamp | None:
-        sequence, ts = _asked(lambda: self._redis.hmget(self._key("s", name_of(source)), ["seq", "ts"]))
+        sequence, ts = _answer(lambda: self._redis.hmget(self._key("s", name_of(source)), ["seq", "ts"]))
         return None if sequence is None or ts is None else Stamp(int(float(sequence)), float(ts))
 
     def clearing(self, pod: str) -> Steps[int]:
-        _asked(lambda: self._clear(keys=[self._namespace], args=[pod]))
+        _answer(lambda: self._clear(keys=[self._namespace], args=[pod]))
         return (yield from self.tidying())
 
     def tidying(self) -> Steps[int]:
@@ -131,8 +131,8 @@ class RedisBackend(Backend):
         Called after each clear; once more at a start it goes on where an indexer was interrupted.
         """
         removed = 0
-        for number in _asked(lambda: self._redis.smembers(self._key("retired"))):
-            while page := _asked(partial(self._page, number)):
+        for number in _answer(lambda: self._redis.smembers(self._key("retired"))):
+            while page := _answer(partial(self._page, number)):
                 removed += self._sweep_page(number, page)
                 yield
             removed += self._sweep_page(number, {})
@@ -143,7 +143,7 @@ class RedisBackend(Backend):
         return list(self._who.holders.pods)
 
     def size(self) -> Size:
-        blocks, copies = _asked(lambda: self._redis.mget(self._key("blocks"), self._key("copies")))
+        blocks, copies = _answer(lambda: self._redis.mget(self._key("blocks"), self._key("copies")))
         return Size(int(blocks or 0), int(copies or 0))
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class RedisBackend(Backend):
             batch |= {"seq": stamp.sequence, "ts": stamp.ts, "part": stamp.part * MOST_PARTS + part}
             batch["restart"] = stamp.restart and part == 0
         packed = msgspec.msgpack.encode(batch)
-        epoch, result, *counts = _asked(lambda: self._apply(keys=[self._namespace], args=[packed]))
+        epoch, result, *counts = _answer(lambda: self._apply(keys=[self._namespace], args=[packed]))
         self.epoch = epoch.decode()
         if result == b"lost":
             self.times_lost += 1
@@ -183,7 +183,7 @@ class RedisBackend(Backend):
         for tier in tiers:
             prefix = self._key("b", tier.encode()) + b":"
             pipeline.mget([prefix + name for name in names])
-        version, *rows = _asked(pipeline.execute)
+        version, *rows = _answer(pipeline.execute)
         return version, rows
 
     def _learn(self) -> None:
@@ -193,7 +193,7 @@ class RedisBackend(Backend):
         pipeline.hgetall(self._key("holders"))
         pipeline.smembers(self._key("adapters"))
         pipeline.smembers(self._key("tiers"))
-        version, described, adapters, tiers = _asked(pipeline.execute)
+        version, described, adapters, tiers = _answer(pipeline.execute)
         holders = Holders(self._settings.most_holders)
         for number, description in with_pauses(sorted(described.items(), key=_number), LEARN_HOLDERS):
             pod, model, rank, group, scored = msgspec.json.decode(description)
@@ -207,7 +207,7 @@ class RedisBackend(Backend):
 
     def _sweep_page(self, number: bytes | str, page: dict[bytes, bytes]) -> int:
         arguments = [number, *chain.from_iterable(page.items())]
-        return int(_asked(lambda: self._sweep([self._namespace], arguments)))
+        return int(_answer(lambda: self._sweep([self._namespace], arguments)))
 
     def _page(self, number: bytes | str) -> dict[bytes, bytes]:
         """Some of the entries of a holder's map."""
@@ -234,7 +234,7 @@ def redis_url(url: str) -> str:
     return url if "://" in url else f"redis://{url}"
 
 
-def _asked(ask: Callable[[], T]) -> T:
+def _answer(ask: Callable[[], T]) -> T:
     """An answer of Redis. BackendUnavailable when there is none."""
     try:
         return ask()

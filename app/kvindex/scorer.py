@@ -14,16 +14,16 @@ DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """What a block in a tier is worth (llm-d's defaults)."""
 DEFAULT_WEIGHT = 0.5
 """What a block in any other tier is worth."""
-RUNS_A_SLICE = 1024
-"""Blocks in a row of other copies than the ones before them, after which others may run."""
+BLOCKS_A_SLICE = 1024
+"""Blocks with copies of their own that are looked at in one go."""
 
 
 class PodScore(Struct, gc=False, frozen=True):
     """What an engine has of a prompt.
 
     `matched` counts the blocks it has without a gap from the first one on, `match_ratio` is their share of
-    the prompt's full blocks. `tiers` counts them by the best tier that each is in, and `score` is the sum of
-    the weights of those.
+    the prompt's full blocks. `tiers` counts them by the best tier that each is in (read only: engines share
+    it), and `score` is the sum of the weights of those.
     """
 
     pod: str
@@ -75,34 +75,34 @@ def score_prefixes(
     order, seats = weights.order(tiers), holders.seats()
     prefixes = longest_prefixes(found, candidates, order)
     values, best = [weights.of(tier) for tier in tiers], order[0]
+    worths: dict[int, tuple[float, float, dict[str, int]]] = {}
     scores = []
-    for holder, prefix in with_pauses(_engines(prefixes, seats, holders).items()):
-        counts = {best: prefix.matched}
-        if prefix.lower:
-            counts = {best: prefix.matched - sum(prefix.lower.values()), **prefix.lower}
-        scores.append(
-            PodScore(
-                pod=holder.pod,
-                score=sum([values[tier] * count for tier, count in counts.items()]),
-                matched=prefix.matched,
-                match_ratio=prefix.matched / blocks,
-                tiers={tiers[tier]: count for tier, count in counts.items() if count},
-                rank=holder.rank,
+    for source, prefix in with_pauses(_engines(prefixes, seats, holders)):
+        matched, worth = prefix.matched, worths.get(id(prefix))
+        if worth is None:  # engines that have the same share one prefix
+            counts = {best: matched}
+            if prefix.lower:
+                counts = {best: matched - sum(prefix.lower.values()), **prefix.lower}
+            worth = worths[id(prefix)] = (
+                sum([values[tier] * count for tier, count in counts.items()]),
+                matched / blocks,
+                {tiers[tier]: count for tier, count in counts.items() if count},
             )
-        )
+        score, ratio, by_tier = worth
+        scores.append(PodScore(source.pod, score, matched, ratio, by_tier, source.rank))
     scores.sort(key=lambda score: -score.score)
     return scores
 
 
 def _engines(
     prefixes: Mapping[int, Prefix], seats: Sequence[Holder | None], holders: Holders
-) -> Mapping[Source, Prefix]:
+) -> list[tuple[Source, Prefix]]:
     if holders.one_group_each:
-        return {
-            holder.source: prefix
+        return [
+            (holder.source, prefix)
             for number, prefix in prefixes.items()
             if (holder := seats[number]) is not None
-        }
+        ]
     engines: dict[Source, Prefix] = {}
     groups: dict[Source, int] = {}
     for number, prefix in with_pauses(prefixes.items()):
@@ -115,11 +115,11 @@ def _engines(
         if least is None or prefix.matched < least.matched:
             engines[source] = prefix
     # A hit needs every group: an engine one of whose groups lacks the first block has nothing.
-    return {
-        source: prefix
+    return [
+        (source, prefix)
         for source, prefix in with_pauses(engines.items())
         if groups[source] == _scored_groups(holders, source)
-    }
+    ]
 
 
 def _scored_groups(holders: Holders, source: Source) -> int:
@@ -137,13 +137,13 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
     tallies: dict[int, Tally] = {}
     before: Copies | None = None
     below: list[tuple[int, int]] = []
-    begun = runs = 0
+    begun, pause_at = 0, BLOCKS_A_SLICE
     for at, copies in enumerate(found):
         if copies is before:
             continue
-        runs += 1
-        if runs % RUNS_A_SLICE == 0:
+        if at >= pause_at:
             pause()
+            pause_at = at + BLOCKS_A_SLICE
         _count(tallies, below, at - begun)
         begun, before = at, copies
         present = 0
@@ -160,11 +160,17 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
     else:
         _count(tallies, below, len(found) - begun)
     ended.append((active, len(found)))
-    prefixes = {}
+    prefixes: dict[int, Prefix] = {}
     for mask, matched in ended:
-        for number in with_pauses(bits(mask)) if matched else ():
-            lower = {tier: n for tier, tally in tallies.items() if (n := tally.of(number))} if tallies else {}
-            prefixes[number] = Prefix(matched, lower)
+        numbers = bits(mask) if matched else []
+        if tallies:
+            for number in with_pauses(numbers):
+                lower = {tier: n for tier, tally in tallies.items() if (n := tally.of(number))}
+                prefixes[number] = Prefix(matched, lower)
+        else:
+            shared = Prefix(matched, {})
+            for number in numbers:
+                prefixes[number] = shared
     return prefixes
 
 

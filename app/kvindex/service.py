@@ -134,6 +134,11 @@ class KvIndex:
             kept |= {"index messages": self._pool, "index topics": self._subscriber}
         return kept
 
+    @property
+    def queued(self) -> int:
+        """Messages that wait to be applied."""
+        return 0 if self._pool is None else len(self._pool)
+
     def start(self) -> None:
         """Listen, in the process that calls this. ZMQError when the address is taken or none."""
         if self._threads:
@@ -218,7 +223,7 @@ class KvIndex:
             size=held[0],
             pods=held[1],
             streams=self._pool.positions() if self._pool is not None else [],
-            queued=0 if self._pool is None else len(self._pool),
+            queued=self.queued,
             targets=[target.endpoint for target in self._subscriber.targets] if self._subscriber else [],
             skipped_messages=dict(losses.messages),
             skipped_events=dict(losses.events),
@@ -227,7 +232,7 @@ class KvIndex:
     def metrics_text(self) -> str:
         """The `kvcache_` families in the Prometheus text format."""
         backend, losses = self.index.backend, self.index.losses
-        gauges = {"events_queue_depth": float(0 if self._pool is None else len(self._pool))}
+        gauges = {"events_queue_depth": float(self.queued)}
         with suppress(BackendUnavailable):
             size, pods = backend.size(), backend.pods()
             gauges |= {"index_blocks": size.blocks, "index_copies": size.copies, "events_pods": len(pods)}

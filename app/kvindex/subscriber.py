@@ -236,7 +236,7 @@ class Subscriber:
         if message is None:
             self._losses.message("bad_topic")
             return
-        self._presence.heard(message.pod, connection, now)
+        self._presence.seen(message.pod, connection, now)
         crowded_out = self._pool.put(message)
         if crowded_out is not None:
             self._presence.forget(crowded_out)

@@ -9,7 +9,8 @@ at most `SEGMENT_BLOCKS` blocks and weighs at most a 1024th of the bound, unless
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from cachetools import Cache, LRUCache
 from msgspec import Struct
@@ -17,17 +18,24 @@ from msgspec import Struct
 from app.kvindex.backend import MOST_TIERS, Owned
 from app.kvindex.holders import Copies
 
+PLACES = 256
+PLACE = PLACES - 1
+"""One of so many dictionaries tells where a block is: one for all would take a tenth of a second to grow."""
+MAP_ENTRIES = 1 << 16
 SEGMENT_BLOCKS = 1365
 """As many as a dictionary of 2,048 places takes before it grows."""
+UNSETTLED = 64
+"""Segments that have changed since they were weighed; in a table with room there is no hurry."""
 SEGMENTS = 1024
 """At least so many share the bound."""
 
 
 class Segment(Struct, gc=False, eq=False):
-    """Some blocks, and what they weigh together."""
+    """Some blocks, and what they weigh together; `weighed` is what they did when the cache was told."""
 
     blocks: dict[int, Copies]
     weight: int = 0
+    weighed: int = 0
 
 
 class SegmentCache(LRUCache[Segment, Segment]):
@@ -45,6 +53,7 @@ class SegmentCache(LRUCache[Segment, Segment]):
     def shrink(self, segment: Segment) -> None:
         """A segment weighs less than before; that is no use of it."""
         Cache.__setitem__(self, segment, segment)
+        segment.weighed = segment.weight
 
 
 class BlockTable:
@@ -61,62 +70,63 @@ class BlockTable:
         on_evict: Callable[[Mapping[int, Copies]], None],
     ) -> None:
         self.bound = bound
+        self.weight = 0
+        """What all blocks weigh."""
         self.weigh = weigh
         self._on_evict = on_evict
         self._grain = max(1, bound // SEGMENTS)
         self._cache = SegmentCache(bound, self._evicted)
-        self._segment_of: dict[int, Segment] = {}
+        self._segment_of: list[dict[int, Segment]] = [{} for _ in range(PLACES)]
         self._open = Segment({})
         self._used: dict[Segment, None] = {}
         self._shrunk: dict[Segment, None] = {}
 
     def __len__(self) -> int:
-        return len(self._segment_of)
+        return sum(map(len, self._segment_of))
 
     def __contains__(self, key: int) -> bool:
-        return key in self._segment_of
+        return key in self._segment_of[key & PLACE]
 
     def __iter__(self) -> Iterator[tuple[int, Copies]]:
         """All blocks, in no order that matters."""
-        return ((key, segment.blocks[key]) for key, segment in self._segment_of.items())
-
-    @property
-    def weight(self) -> int:
-        """What all blocks weigh, as of the last `settle`."""
-        return int(self._cache.currsize)
+        everything = chain.from_iterable(each.items() for each in self._segment_of)
+        return ((key, segment.blocks[key]) for key, segment in everything)
 
     def get(self, key: int) -> Copies:
         """The copies of a block, () if there are none."""
-        segment = self._segment_of.get(key)
+        segment = self._segment_of[key & PLACE].get(key)
         return () if segment is None else segment.blocks[key]
 
     def prefix(self, keys: Sequence[int]) -> list[Copies]:
         """The copies of the first of `keys`, up to one that has none. They are now in use."""
         found: list[Copies] = []
-        add, segment_of = found.append, self._segment_of
-        blocks: dict[int, Copies] = {}
-        used: dict[Segment, None] = {}
-        for key in keys:
-            copies = blocks.get(key)
-            if copies is None:
-                segment = segment_of.get(key)
-                if segment is None:
-                    break
-                used[segment] = None
-                blocks = segment.blocks
-                copies = blocks[key]
-            add(copies)
+        segment = self._segment_of[keys[0] & PLACE].get(keys[0]) if keys else None
+        if segment is None:
+            return found
+        used = {segment: None}
+        try:  # mostly one segment has all of them
+            found.extend(map(segment.blocks.__getitem__, keys))
+        except KeyError:
+            self._prefix(keys[len(found) :], found, used)
         # In a table less than half full nothing is about to make room.
         if self.weight * 2 > self.bound:
             self._touch(used)
         return found
 
-    def runs(self, keys: Sequence[int]) -> Iterator[tuple[Segment | None, Copies, Sequence[int]]]:
+    def runs(self, keys: Sequence[int]) -> Iterable[tuple[Segment | None, Copies, Sequence[int]]]:
         """The keys in a row that are in one segment and have the same copies, with both; None and () if new.
 
         A run may be `put` before the next one is taken.
         """
-        segments = list(map(self._segment_of.get, keys))
+        places = self._segment_of
+        segments = [places[key & PLACE].get(key) for key in keys]
+        if segments.count(None) == len(segments):
+            return ((None, (), keys),) if keys else ()
+        return self._runs(keys, segments)
+
+    def _runs(
+        self, keys: Sequence[int], segments: Sequence[Segment | None]
+    ) -> Iterator[tuple[Segment | None, Copies, Sequence[int]]]:
         for start, end in _equal(segments):
             segment, run = segments[start], keys[start:end]
             if segment is None:
@@ -135,35 +145,41 @@ class BlockTable:
         blocks = segment.blocks
         for key in keys:
             blocks[key] = after
-        segment.weight += (self.weigh(after) - self.weigh(before)) * len(keys)
-        self._used[segment] = None
+        self._grow(segment, (self.weigh(after) - self.weigh(before)) * len(keys))
 
     def use(self, segment: Segment | None) -> None:
         """Some of these blocks were stored again."""
         if segment is not None:
-            self._used[segment] = None
+            self._grow(segment, 0)
 
     def reduce(self, key: int, loss: int, left: Copies) -> None:
         """Take copies from a block: `left` are what it has then, `loss` what it weighs less."""
-        segment = self._segment_of[key]
+        segment = self._segment_of[key & PLACE][key]
         segment.weight -= loss
+        self.weight -= loss
         if left:
             segment.blocks[key] = left
         else:
-            del segment.blocks[key], self._segment_of[key]
+            del segment.blocks[key], self._segment_of[key & PLACE][key]
         self._shrunk[segment] = None
 
     def settle(self) -> None:
-        """Weigh again what has changed, and let segments make room."""
+        """Let segments make room if all together weigh too much."""
+        if self.weight > self.bound or len(self._used) + len(self._shrunk) > UNSETTLED:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Weigh again what has changed."""
         used, self._used = self._used, {}
         shrunk, self._shrunk = self._shrunk, {}
-        for segment in shrunk:
-            if segment in used or segment not in self._cache:
+        for segment in (*shrunk, *used):
+            if segment.weight >= segment.weighed:
                 continue
             if segment.blocks:
                 self._cache.shrink(segment)
             else:
-                del self._cache[segment]
+                self._cache.pop(segment)
+                segment.weighed = 0
         self._touch(used)
         for segment in used:
             self._weigh_again(segment)
@@ -176,19 +192,40 @@ class BlockTable:
         blocks, segment_of = segment.blocks, self._segment_of
         for key in keys:
             blocks[key] = copies
-            segment_of[key] = segment
-        segment.weight += self.weigh(copies) * len(keys)
+            segment_of[key & PLACE][key] = segment
+        self._grow(segment, self.weigh(copies) * len(keys))
+
+    def _prefix(self, keys: Sequence[int], found: list[Copies], used: dict[Segment, None]) -> None:
+        blocks: dict[int, Copies] = {}
+        for key in keys:
+            copies = blocks.get(key)
+            if copies is None:
+                segment = self._segment_of[key & PLACE].get(key)
+                if segment is None:
+                    return
+                used[segment] = None
+                blocks = segment.blocks
+                copies = blocks[key]
+            found.append(copies)
+
+    def _grow(self, segment: Segment, gain: int) -> None:
+        segment.weight += gain
+        self.weight += gain
         self._used[segment] = None
 
     def _touch(self, segments: Mapping[Segment, None]) -> None:
         for segment in segments:
-            self._cache.get(segment)
+            if segment in self._used:  # the cache is told of it later
+                del self._used[segment]
+                self._used[segment] = None
+            else:
+                self._cache.get(segment)
 
     def _weigh_again(self, segment: Segment) -> None:
         """Put a segment into the cache by its present weight, in two if it is too large for one."""
-        if not segment.blocks:  # it has made room for another one
-            self._cache.pop(segment, None)
-        elif segment.weight > self._grain and len(segment.blocks) > 1:
+        if not segment.blocks:
+            return  # it has made room for another one
+        if segment.weight > self._grain and len(segment.blocks) > 1:
             upper = self._split(segment)
             self._weigh_again(segment)
             self._weigh_again(upper)
@@ -198,6 +235,7 @@ class BlockTable:
         else:
             self._cache.get(segment)  # the last one to make room, also for itself
             self._cache[segment] = segment
+            segment.weighed = segment.weight
 
     def _split(self, segment: Segment) -> Segment:
         """Take the newer half of a segment's blocks out of it; they are a segment of their own."""
@@ -207,15 +245,17 @@ class BlockTable:
         upper.weight = sum(map(self.weigh, upper.blocks.values()))
         segment.weight -= upper.weight
         for key in upper.blocks:
-            self._segment_of[key] = upper
+            self._segment_of[key & PLACE][key] = upper
         if segment is self._open:
             self._open = upper
         return upper
 
     def _evicted(self, segment: Segment) -> None:
-        blocks, segment.blocks, segment.weight = segment.blocks, {}, 0
+        self.weight -= segment.weight
+        blocks, segment.blocks = segment.blocks, {}
+        segment.weight = segment.weighed = 0
         for key in blocks:
-            del self._segment_of[key]
+            del self._segment_of[key & PLACE][key]
         self._on_evict(blocks)
 
 
@@ -236,34 +276,51 @@ def _equal(values: Sequence[object]) -> Iterator[tuple[int, int]]:
 class EngineMap:
     """Engine key -> request keys of one holder, and which blocks it holds more than once.
 
-    It is swept without standing still: what is still held goes from the old dictionary to the young one.
+    No dictionary has more than `MAP_ENTRIES` entries: `young` takes new ones, and is full in the end. The map
+    is swept without standing still: what is still held goes from the dictionaries in `swept` to the others.
     """
 
-    __slots__ = ("old", "repeats", "stale", "young")
+    __slots__ = ("_full", "_swept", "repeats", "stale", "young")
 
     def __init__(self) -> None:
         self.young: dict[int, Owned] = {}
-        self.old: dict[int, Owned] = {}
         self.repeats: dict[tuple[int, int], int] = {}
         """Tier and engine key -> further copies."""
         self.stale = 0
         """About how many entries are for blocks that made room."""
+        self._full: list[dict[int, Owned]] = []
+        self._swept: list[dict[int, Owned]] = []
 
     def __len__(self) -> int:
-        return len(self.young) + len(self.old)
+        return sum(map(len, self._all()))
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether there is something left to look at."""
+        return bool(self._swept)
 
     def get(self, key: int) -> Owned | None:
         owned = self.young.get(key)
-        return self.old.get(key) if owned is None and self.old else owned
+        if owned is None and (self._full or self._swept):
+            return next((found for each in self._all() if (found := each.get(key)) is not None), None)
+        return owned
 
     def has_any(self, keys: Sequence[int]) -> bool:
-        known = not self.young.keys().isdisjoint(keys)
-        return known or (bool(self.old) and not self.old.keys().isdisjoint(keys))
+        if not self._full and not self._swept:
+            return not self.young.keys().isdisjoint(keys)
+        return any(not each.keys().isdisjoint(keys) for each in self._all())
+
+    def update(self, entries: Iterable[tuple[int, Owned]]) -> None:
+        """Remember what blocks are; the latest word counts."""
+        self.young.update(entries)
+        if len(self.young) >= MAP_ENTRIES:
+            self._full.append(self.young)
+            self.young = {}
 
     def forget(self, key: int) -> int:
         """Forget a block; how many repeats it had."""
-        self.young.pop(key, None)
-        self.old.pop(key, None)
+        for each in self._all():
+            each.pop(key, None)
         tiers = range(MOST_TIERS) if self.repeats else ()
         return sum(self.repeats.pop((tier, key), 0) > 0 for tier in tiers)
 
@@ -279,25 +336,31 @@ class EngineMap:
     def take(self, most: int) -> list[Owned]:
         """Some of the entries, no longer here."""
         taken: list[Owned] = []
-        for entries in (self.old, self.young):
+        for entries in self._all():
             while entries and len(taken) < most:
                 taken.append(entries.popitem()[1])
         return taken
 
     def sweep(self, is_held: Callable[[Owned], bool], most: int) -> int:
-        """Look at some entries, and forget those not held; how many repeats they had.
-
-        It is over when `old` is empty.
-        """
-        if not self.old:
-            self.old, self.young, self.stale = self.young, {}, 0
-        repeats = 0
-        for _ in range(min(most, len(self.old))):
-            key, owned = self.old.popitem()
-            if key in self.young:
-                continue
+        """Look at some entries, and forget those not held; how many repeats they had."""
+        if not self._swept:
+            self._swept, self._full = [*self._full, self.young], []
+            self.young, self.stale = {}, 0
+        repeats, entries = 0, self._swept[-1]
+        for _ in range(min(most, len(entries))):
+            key, owned = entries.popitem()
+            if self.get(key) is not None:
+                continue  # it is known by a later word
             if is_held(owned):
-                self.young[key] = owned
+                self.update(((key, owned),))
             else:
                 repeats += self.forget(key)
+        if not entries:
+            self._swept.pop()
         return repeats
+
+    def _all(self) -> Iterator[dict[int, Owned]]:
+        """The dictionaries, those with the latest word first."""
+        yield self.young
+        yield from reversed(self._full)
+        yield from reversed(self._swept)

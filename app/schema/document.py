@@ -95,7 +95,7 @@ _NoNames = TypedDict(
 
 
 class Keywords(_NoNames, total=False):
-    """A schema that is an object, told in Draft 2020-12; what says nothing of the value is left out.
+    """A schema that is an object, in the words of Draft 2020-12; what says nothing of the value is left out.
 
     ``$ref`` is a name among the definitions of the `Document`.
     """

@@ -1,7 +1,7 @@
 """Whether a value satisfies a schema: `jsonschema`, kept within an allowance of work.
 
 Its checks are used as they are, but each costs a step, so that references that multiply end; those
-that search with regular expressions or describe whole schemas in messages nobody reads are replaced.
+that search with regular expressions, or write whole schemas into messages, are replaced.
 """
 
 from __future__ import annotations

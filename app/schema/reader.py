@@ -1,4 +1,4 @@
-"""Reads a JSON Schema as it was sent: checks it, resolves its references, tells it in Draft 2020-12."""
+"""Reads a JSON Schema as it was sent: checks it, resolves its references, rewrites it in Draft 2020-12."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _dialect(raw: JSON) -> str:
 
 
 def _modernise(schema: dict[str, object], reference_alone: bool, slices: Slices) -> None:
-    """Tell `schema` in Draft 2020-12, in place.
+    """Rewrite `schema` in Draft 2020-12, in place.
 
     `reference_alone`: keywords beside ``$ref`` say nothing, as up to Draft 7.
     """

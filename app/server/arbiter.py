@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from gunicorn.arbiter import Arbiter
 
-from app import factory
-from app.components import dataset_settings
-from app.dataset import prepare
 from app.server import ranks, stages
 from app.server.certificates import CertificateError, ServerCertificate, check_pair
 from app.server.handover import hand_over
@@ -34,12 +32,19 @@ ONE_EACH = (
     "would answer in turns, as strangers. data-parallel-size makes more ranks, each on a port of its own"
 )
 
+Prepare = Callable[[Settings], None]
+"""Has what the settings name fetched and looked at; raises when it cannot be used."""
+Create = Callable[[Settings], object]
+"""Builds the application of the settings; raises, SystemExit too, when they cannot be served."""
+
 
 class RankArbiter(Arbiter):  # type: ignore[misc]
     """What a stock arbiter becomes by `take_charge`. `settings` are those in force."""
 
     WORKERS: dict[int, Any]
     settings: Settings
+    prepare: Prepare
+    create: Create
     certificate: ServerCertificate | None = None
     """Inherited by each worker that is forked."""
     self_signed: SelfSigned | None = None
@@ -119,8 +124,8 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             raise ConfigError("with preload_app, settings cannot change while the server runs")
         if asked.tls.ssl_certfile:
             check_pair(asked.tls.ssl_certfile, asked.tls.ssl_keyfile)
-        check_tokenizer(asked)
-        factory.create_app(asked)
+        self.prepare(asked)
+        self.create(asked)
         return asked
 
     def _own_pair(self) -> tuple[str, str]:
@@ -139,25 +144,19 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.log.error("%s; the certificate of before stays", error)
 
 
-def take_charge(server: Any, settings: Settings) -> None:
+def take_charge(server: Any, settings: Settings, prepare: Prepare, create: Create) -> None:
     """Make a stock arbiter that starts a `RankArbiter`; gunicorn has no setting for its class.
 
-    ConfigError, CertificateError, DatasetError, TokenizerError or OSError when it cannot serve what is
-    asked for.
+    `prepare` is called once, before several ranks would want the same files, and before every reload;
+    `create` tries out what a reload would serve. ConfigError, CertificateError, OSError or what `prepare`
+    raises when it cannot serve what is asked for.
     """
     _check(server.cfg, ranks.count(settings.server))
-    check_tokenizer(settings)
-    prepare(dataset_settings(settings))  # once, before several ranks would want the same file
+    prepare(settings)
     server.__class__ = RankArbiter
     server.settings = settings
+    server.prepare, server.create = prepare, create
     server.secure()
-
-
-def check_tokenizer(settings: Settings) -> None:
-    """TokenizerError when a tokenizer that was asked for by name cannot be used."""
-    named = settings.tokenizer
-    if named.tokenizer or named.render_url or named.chat_template:
-        factory.check_tokenizer(settings)
 
 
 def _check(cfg: Any, size: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import gevent
 from gunicorn.http.body import ChunkedReader, LengthReader
 
-LITTLE_BYTES = 1 << 16
+LITTLE_BYTES = 1 << 17
 LITTLE_S = 0.5
 """So much is read on a connection that is kept, within this time."""
 LINGER_BYTES = 1 << 20
@@ -38,7 +38,7 @@ def discard_body(parser: Any) -> bool:
     """Read the little that is left of a body; False when it is too much, or does not come."""
     if has_much_unread(parser.mesg):
         return False
-    return bool(parser.finish_body(deadline=time.monotonic() + LITTLE_S))
+    return bool(parser.finish_body(time.monotonic() + LITTLE_S, LITTLE_BYTES + 1))
 
 
 def linger(client: Any) -> None:

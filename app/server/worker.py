@@ -35,11 +35,12 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
-from app.http.response import StreamingBody
+from app.http.response import ClosingBody, StreamingBody
 from app.http.wsgi import CONTEXT, context_of
 from app.server import stages
 from app.server.certificates import CertificateError, ServerCertificate
-from app.server.fast.connection import FastConnection, FastPath
+from app.server.fast.connection import FastConnection, FastConnections
+from app.server.fast.path import FastPath
 from app.server.joined_response import JoinedResponse
 from app.server.listener import ClientServer
 from app.server.unread import discard_body, has_much_unread, linger
@@ -76,7 +77,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """How long a client may take no bytes of an answer."""
         self.head_timeout_s = inf
         """How long the head of a request may take where connections are not kept."""
-        self._fast: FastPath | None = None
+        self._fast: FastConnections | None = None
         self._greenlets = Pool(self.worker_connections)
         self._stopping = Event()
         self._busy: set[Any] = set()
@@ -106,11 +107,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
         if self.certificate is None and self.cfg.is_ssl:  # under an arbiter that is not ours
             self.certificate = ServerCertificate(self.cfg)
         if self.certificate is None and self.cfg.keepalive and hasattr(self.wsgi, "middleware"):
-            self._fast = FastPath(
-                self.wsgi, self.log, self.cfg.keepalive, self.write_timeout_s, self._serve_general
-            )
-            heads = self._fast.heads
-            self.wsgi.caches.append(lambda: {"request heads": heads})
+            path = FastPath(self.wsgi, self.log, self.write_timeout_s)
+            self._fast = FastConnections(path, self.cfg.keepalive, self._serve_general)
+            self.wsgi.caches.append(lambda: {"request heads": path.heads})
         servers = [self._listen(listener) for listener in self.sockets]
         # Looked at, too, because a signal that comes before a young worker listens to signals is lost.
         while self.alive and not stages.is_ending(self):
@@ -123,7 +122,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self._sweep_until(time.monotonic() + TICK_S)
         self.alive = False
         if self._fast is not None:
-            self._fast.is_open = False
+            self._fast.path.is_open = False
         self._drain(servers)
 
     def _sweep_until(self, end_s: float) -> None:
@@ -139,7 +138,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return server
 
     def _is_full(self) -> bool:
-        fast = 0 if self._fast is None else len(self._fast.connections)
+        fast = 0 if self._fast is None else len(self._fast.open)
         return bool(fast + len(self._idle_at) >= self.worker_connections)
 
     def _accept(self, listener: Any, client: Any, addr: Any) -> None:
@@ -330,7 +329,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             raise StopIteration from None
         finally:
             if self.log.access_log_enabled:
-                stream = getattr(body, "body", None)
+                stream = body.response.body if isinstance(body, ClosingBody) else None
                 if isinstance(stream, StreamingBody):  # whose bytes may have left past the server
                     response.sent = stream.bytes_sent
                 self.log.access(response, req, environ, timedelta(seconds=time.monotonic() - arrived))

@@ -84,12 +84,12 @@ class Tokenizer(Protocol):
         """A conversation's prompt tells the time, and so is another one every time."""
 
     @property
-    def caches(self) -> Mapping[str, BoundedCache]:
-        """What is remembered, by name."""
-
-    @property
     def longest_token(self) -> int | None:
         """Characters of the longest token; None when a remote service does not tell."""
+
+    @property
+    def caches(self) -> Mapping[str, BoundedCache]:
+        """What it remembers, by name."""
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raise `TokenIdError` naming the first id that is outside the vocabulary (prompts given as ids)."""

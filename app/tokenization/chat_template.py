@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from threading import Lock
 from typing import NoReturn
 
@@ -30,7 +31,9 @@ TEMPLATES_BYTES = 8 << 20
 COMPILED_BYTES, CHARACTER_BYTES = 8_000, 6
 """Memory of a compiled template, and of each character of its source: measured, at the most."""
 LONG_JSON = 20_000
-"""Members and characters of a value from which its JSON is written in pieces."""
+"""Members and characters of a value from which its JSON is written in pieces,"""
+JSON_PIECES = 10_000
+"""so many of which are put together in one go."""
 RESERVED = frozenset({"chat_template", "tokenize", "conversation", "messages"})
 """Names that a request's chat_template_kwargs may not set."""
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
@@ -223,12 +226,10 @@ def _to_json(
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    # In pieces, which the interpreter may interrupt, it takes ten times as long.
-    return (
-        encoder.encode(value)
-        if json_length(value, LONG_JSON) < LONG_JSON
-        else "".join(encoder.iterencode(value))
-    )
+    if json_length(value, LONG_JSON) < LONG_JSON:
+        return encoder.encode(value)
+    pieces = encoder.iterencode(value)  # takes ten times as long, but may be interrupted
+    return "".join(iter(lambda: "".join(islice(pieces, JSON_PIECES)), ""))
 
 
 def _raise_exception(message: str) -> NoReturn:

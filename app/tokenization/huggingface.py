@@ -120,7 +120,7 @@ class LocalTokenizer:
 
     @property
     def caches(self) -> Mapping[str, BoundedCache]:
-        """What is remembered, by name."""
+        """See `Tokenizer.caches`."""
         return {
             "conversations": self._chats,
             "chat templates": self._templates,

@@ -76,5 +76,5 @@ def _load(source: str, explicit: bool, hf_token: str | None, chat_template: str 
     if source.startswith((".", "/", "~")):
         raise TokenizerLoadError(f"There is nothing at {source}.")
     if not explicit and "/" not in source:
-        return default_tokenizer(chat_template)  # a model name such as `tiny` is nobody's repository
+        return default_tokenizer(chat_template)  # a model name such as `tiny` is no repository
     return LocalTokenizer.from_path(fetch(source, hf_token), source, chat_template)

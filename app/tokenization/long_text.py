@@ -73,7 +73,7 @@ class LongTextEncoder:
         return self._ids(before) + self._ids(behind) == self._ids(before + behind)
 
     def _frame(self) -> tuple[list[int], list[int]] | None:
-        """The special tokens before and after any text; None where that cannot be told."""
+        """The special tokens before and after any text; None where that is not clear."""
         plain, framed = self._ids(PROBE), self._ids(PROBE, True)
         for begin in range(len(framed) - len(plain) + 1):
             if framed[begin : begin + len(plain)] == plain:

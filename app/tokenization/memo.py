@@ -113,7 +113,9 @@ class KnownChats(KnownPrompts):
             messages = _MESSAGES.decode(key)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        return self._tokenizer.encode_chat(msgspec.to_builtins(messages), PLAIN_CHAT)
+        # As `Tokenizer.encode_chat`, which would remember it once more.
+        text = self._tokenizer.render_chat(msgspec.to_builtins(messages), PLAIN_CHAT)
+        return self._tokenizer.encode(text, PLAIN_CHAT.add_special_tokens)
 
 
 def _held_bytes(raw: bytes, ids: list[int]) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from app.api import logprobs, pieces, writer
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
-from app.api.chat.writer import ChatResponseOptions, ChatWriter, plain_answer
+from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.api.logprobs import TokenBytes
@@ -237,10 +237,3 @@ def test_the_bytes_of_tokens_are_remembered_within_bounds() -> None:
         assert json.loads(encode(known.of(text))) == list(text.encode())
         assert known.of(text) is known.of(text)
         assert 0 < known.size_bytes <= known.limit_bytes
-
-
-@pytest.mark.parametrize("finish", [Finish("stop"), Finish("length"), Finish("stop", 'an "end"')])
-def test_the_short_way_to_a_plain_answer_writes_the_same(finish: Finish) -> None:
-    said = Tokens(0, ["Hello", ' "there"'], [1, 2], 1.0, None, finish)
-    writer = ChatWriter(META, ChatResponseOptions(n=1, prompt_ids=[1, 2, 3]))
-    assert plain_answer(META, "assistant", 3, said) == writer.body([Started(0, 0.5), said])

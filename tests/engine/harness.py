@@ -14,9 +14,8 @@ from app.dataset import Datasets
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import Handle
 from app.engine.engine import Engine
-from app.engine.observer import Observer
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.engine.request import EngineRequest
+from app.engine.request import EngineRequest, Observer
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.engine import engine as engine_module
@@ -63,6 +63,8 @@ def _values(output: Any) -> list[Any]:
     return [type(output).__name__, *(getattr(output, name) for name in output.__struct_fields__)]
 
 
+@example(asked=[{}], mode="random", fails_at=0)
+@example(asked=[{}], mode="random", fails_at=1)
 @given(
     asked=st.lists(FIELDS, min_size=1, max_size=4),
     mode=st.sampled_from(["random", "echo"]),

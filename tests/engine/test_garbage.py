@@ -8,12 +8,16 @@ import json
 import socket
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import gevent.socket
 import pytest
 
 from app import create_app
+from app.server.fast.connection import FastConnection, FastConnections
+from app.server.fast.path import FastPath
+from app.server.logs import ServerLogger
 from app.web.application import Understudy
 from config.loader import load
 
@@ -160,3 +164,67 @@ def test_a_stream_on_its_socket_leaves_nothing_behind(
 def test_a_whole_answer_that_is_waited_for_leaves_nothing_behind(paced: Understudy, reader: str) -> None:
     leave = {"leaves": lambda client: client.close(), "reads": READERS["reads"]}[reader]
     assert leftovers(lambda: call_over_socket(paced, {}, leave)) < 1
+
+
+class FastClient:
+    """A connection of the fast path, and its client."""
+
+    def __init__(self, app: Understudy) -> None:
+        log = SimpleNamespace(access_log_enabled=False)
+        path = FastPath(app, cast("ServerLogger", log), 5.0)
+        self.connections = FastConnections(path, 60.0, self._general)
+        server, self.sock = gevent.socket.socketpair()
+        self.connections.add(FastConnection(self.connections, server, ("127.0.0.1", 1), None))
+
+    def _general(self, connection: FastConnection, data: bytes) -> None:
+        raise AssertionError("a plain request takes the fast path")
+
+    def ask(self, stream: bool) -> None:
+        """Send a request; a greenlet reads meanwhile."""
+        data = json.dumps({"messages": MESSAGES, "max_tokens": 20, "ignore_eos": True, "stream": stream})
+        lines = ("Host: test", "Content-Type: application/json", f"Content-Length: {len(data)}")
+        head = "\r\n".join((f"POST {CHAT} HTTP/1.1", *lines))
+        self.sock.sendall(f"{head}\r\n\r\n{data}".encode())
+
+    def read(self, end: bytes) -> None:
+        received = b""
+        while not received.endswith(end):
+            received += self.sock.recv(1 << 16)
+
+    def leave(self) -> None:
+        """Close the socket, and wait until the server has noticed."""
+        self.sock.close()
+        while self.connections.open:
+            gevent.sleep(0.001)
+
+
+ENDS = {False: b'"metrics":null}', True: b"0\r\n\r\n"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("instance", ["app", "paced"])
+def test_a_request_on_the_fast_path_leaves_nothing_behind(
+    instance: str, stream: bool, request: pytest.FixtureRequest
+) -> None:
+    """At once and as tokens come, on a connection that goes on."""
+    client = FastClient(request.getfixturevalue(instance))
+
+    def work() -> None:
+        client.ask(stream)
+        client.read(ENDS[stream])
+        gevent.sleep(0)  # what came is written; now it is done, too
+
+    assert leftovers(work) < 1
+    client.leave()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_the_fast_path_that_leaves_leaves_nothing_behind(paced: Understudy, stream: bool) -> None:
+    def work() -> None:
+        client = FastClient(paced)
+        client.ask(stream)
+        gevent.sleep(0.005)
+        client.leave()
+        client.connections.__dict__.clear()  # a worker's know their own functions as long as it lives
+
+    assert leftovers(work) < 1

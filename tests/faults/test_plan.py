@@ -122,6 +122,7 @@ def test_a_header_too_large_to_be_remembered_is_still_a_fault() -> None:
     assert fault and fault.name == "error" and plan.size_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

@@ -45,7 +45,7 @@ def tokens(start: int, count: int) -> list[int]:
     return list(range(start, start + count))
 
 
-def told(events: list[KVEvent]) -> list[Any]:
+def summary(events: list[KVEvent]) -> list[Any]:
     """The first token of each stored block, "-" and a hash for a removal, "clear"."""
     found: list[Any] = []
     for event in events:

@@ -8,7 +8,7 @@ import pytest
 
 from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from app.kvcache.prompt import Placeholder
-from tests.kvcache.caches import ALICE, BOB, begin, serve, small_cache, tokens, told
+from tests.kvcache.caches import ALICE, BOB, begin, serve, small_cache, summary, tokens
 
 
 def test_a_prompt_seen_before_is_found_but_for_its_partial_block() -> None:
@@ -56,12 +56,12 @@ def test_a_placeholder_that_is_not_in_the_prompt_counts_for_nothing() -> None:
 def test_blocks_of_a_reply_are_stored_when_the_token_behind_them_is_there() -> None:
     cache = small_cache()
     begin(cache, "r", tokens(0, 6))
-    assert told(cache.take_events()) == [0]
+    assert summary(cache.take_events()) == [0]
     cache.append("r", [6])
     cache.append("r", [7])
     assert cache.take_events() == []
     cache.append("r", [8])
-    assert told(cache.take_events()) == [4]
+    assert summary(cache.take_events()) == [4]
     assert serve(cache, tokens(0, 9)) == 8
 
 
@@ -139,7 +139,7 @@ def test_the_tail_of_a_sequence_makes_room_first() -> None:
     [stored] = cache.take_events()
     assert isinstance(stored, BlockStored)
     begin(cache, "r", tokens(50, 8))
-    removed = told(cache.take_events())[:4]
+    removed = summary(cache.take_events())[:4]
     assert removed == ["-", stored.block_hashes[3], "-", stored.block_hashes[2]]
     cache.finish("r")
     assert serve(cache, tokens(0, 9)) == 8
@@ -256,7 +256,7 @@ def test_a_reset_waits_for_sequences_and_is_the_first_event_of_the_next_step() -
     cache.take_events()
     assert cache.reset()
     assert serve(cache, tokens(0, 9)) == 0
-    assert told(cache.take_events()) == ["clear", 0, 4]
+    assert summary(cache.take_events()) == ["clear", 0, 4]
 
 
 def test_a_discard_takes_the_cache_from_sequences_that_run() -> None:
@@ -266,7 +266,7 @@ def test_a_discard_takes_the_cache_from_sequences_that_run() -> None:
     assert cache.append("r", tokens(9, 8))
     cache.check_integrity()
     cache.finish("r")
-    assert told(cache.take_events()) == [0, 4, "clear"]
+    assert summary(cache.take_events()) == [0, 4, "clear"]
     assert serve(cache, tokens(0, 9)) == 0
 
 

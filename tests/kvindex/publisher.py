@@ -107,7 +107,7 @@ class Station:
         self.context, self.now = context, 0.0
         self.index = Index(backend or MemoryBackend(), IndexSettings(block_size=4))
         self.replays = Replays(context, ReplayLimits())
-        self.pool = Pool(self.index, self.replays, PoolSettings(), wall=lambda: 2000.0)
+        self.pool = Pool(self.index, self.replays, PoolSettings(), wall=lambda: 2000.0, clock=lambda: 0.0)
         self.subscriber: Subscriber | None = None
         self.engines: list[Engine] = []
 

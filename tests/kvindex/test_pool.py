@@ -39,7 +39,7 @@ class Flaky(MemoryBackend):
 
 def make(backend: MemoryBackend | None = None, **more: object) -> tuple[Index, Pool]:
     index = Index(backend or MemoryBackend(), IndexSettings(block_size=4))
-    return index, Pool(index, Replays(None), PoolSettings(**more))  # type: ignore[arg-type]
+    return index, Pool(index, Replays(None), PoolSettings(**more), clock=lambda: 0.0)  # type: ignore[arg-type]
 
 
 def message(pod: str, sequence: int, *events: object, model: str = "m") -> Message:

@@ -57,7 +57,7 @@ def engine(index: KvIndex) -> Iterator[Engine]:
     context.destroy(linger=0)
 
 
-def heard(index: KvIndex, engine: Engine) -> None:
+def meet(index: KvIndex, engine: Engine) -> None:
     """Until messages arrive."""
     while not index.stats().skipped_messages.get("bad_frames"):
         engine.send_frames(engine.topic, b"?")
@@ -65,7 +65,7 @@ def heard(index: KvIndex, engine: Engine) -> None:
 
 
 def test_events_come_in_and_scores_go_out(index: KvIndex, engine: Engine) -> None:
-    heard(index, engine)
+    meet(index, engine)
     engine.publish(stored([1, 2], PROMPT[:8]))
     wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
     assert index.score_tokens("m", PROMPT)[0].matched == 2
@@ -94,7 +94,7 @@ def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
 
 
 def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: Engine) -> None:
-    heard(index, engine)
+    meet(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))
     wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
     families = {family.name: family for family in text_string_to_metric_families(index.metrics_text())}

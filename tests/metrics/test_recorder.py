@@ -220,8 +220,8 @@ def test_no_more_than_a_block_of_rows_waits_to_be_counted(recorder: Recorder) ->
         waiting = (
             recorder._tokens,
             recorder._prefills,
-            recorder._sequences._rows,
-            recorder._sequences._completed,
+            recorder._finished,
+            recorder._completed,
         )
         assert all(len(rows) < BLOCK for rows in waiting)
     assert samples(recorder)["vllm:request_params_n_count"] == 3 * BLOCK + 1

@@ -185,6 +185,7 @@ SHAPES: dict[str, Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_thousands_of_schemas_keep_within_the_limit_of_memory(shape: str) -> None:
     """What the cache says that it holds is about what it holds, and rather more than less."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.hostile.wire import Wire, get, http_post
+from tests.hostile.wire import Wire, get, http_post, running, wait_until
 from tests.running_server import RunningServer, running_server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -152,3 +152,36 @@ def test_what_was_logged_is_the_same_both_ways(twin: Twin) -> None:
         found = re.findall(r"\[([^\]]*)\] gunicorn\.access: (.*) \d+\.\d+ s$", server.log(), re.M)
         lines.append([line for line in found if "/metrics" not in line[1] and "/health" not in line[1]])
     assert lines[0] and lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("way", [[], [GENERAL]], ids=["fast", "general"])
+def test_every_line_about_a_request_has_its_id_also_when_its_answer_comes_later(way: list[str]) -> None:
+    """Whole and streamed, to the end and for a client that leaves."""
+    body = {"prompt": "Hello", "max_tokens": 40, "ignore_eos": True}
+    flags = ("--log-http", "--access-log", "--log-format=json", "--inter-token-latency=10ms")
+    with running_server(*flags) as server:
+        for name, stream in (("whole", False), ("streamed", True)):
+            data = json.dumps({**body, "stream": stream}).encode()
+            for leaves in (False, True):
+                with Wire(server.port) as wire:
+                    own = f"X-Request-Id: {name}-{'left' if leaves else 'answered'}"
+                    wire.send(http_post(COMPLETIONS, data, JSON, own, *way))
+                    if leaves:
+                        wait_until(lambda: running(server.port) == 1)
+                    else:
+                        assert wire.answer().status == 200
+        statuses = {"whole-answered": 200, "whole-left": 499, "streamed-answered": 200, "streamed-left": 200}
+        expected = {name: {"http_log": status, "access": status} for name, status in statuses.items()}
+        wait_until(lambda: logged(server) == expected)
+
+
+def logged(server: RunningServer) -> dict[str, dict[str, int]]:
+    """Of each id of a completion: the status that each log tells."""
+    found: dict[str, dict[str, int]] = {}
+    whole_lines = server.log().rpartition("\n")[0].splitlines()
+    for line in map(json.loads, whole_lines):
+        log = line["logger"].rpartition(".")[2]
+        told = json.loads(line["message"]) if log == "http_log" else line
+        if told.get("path") == COMPLETIONS:
+            found.setdefault(line["request_id"], {})[log] = told["status"]
+    return found

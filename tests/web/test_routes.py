@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from flask import Flask, url_for
 from flask import Response as FlaskResponse
 
 from app.http.context import RequestContext
@@ -12,6 +13,7 @@ from app.http.response import PendingResponse, Response, json_response
 from app.http.route import Route, get, post
 from app.web.application import Understudy
 from app.web.blueprints import RouteTable, label_of
+from app.web.routing import ExactRule
 from tests.application import application
 
 
@@ -167,3 +169,11 @@ def test_a_view_that_streams_is_closed_at_the_end(embedded: Understudy) -> None:
     assert answer.data == "üb".encode() and "Content-Length" not in answer.headers
     answer.close()
     assert closed == ["closed"]
+
+
+def test_the_url_of_a_route_can_still_be_made() -> None:
+    app = Flask("embedding")
+    app.url_rule_class = ExactRule
+    app.add_url_rule("/v1/things/<name>", "thing", lambda name: name)
+    with app.test_request_context():
+        assert url_for("thing", name="a b", more="yes") == "/v1/things/a%20b?more=yes"

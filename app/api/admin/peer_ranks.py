@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import urllib3
+from typing import TYPE_CHECKING, Any
 
 from app.http.errors import ApiError, unavailable
+
+if TYPE_CHECKING:
+    from urllib3 import PoolManager
 
 TIMEOUT_S = 5.0
 PASSED_ON = ("authorization", "x-admin-key", "content-type")
@@ -20,7 +21,7 @@ class PeerRanks:
     def __init__(self, own: int, others: Sequence[tuple[int, str]]) -> None:
         self.own = own
         self._others = others
-        self._pool = urllib3.PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
+        self._pool = _pool() if others else None
 
     def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, Any]:
         """The JSON answers by rank, ours left out.
@@ -32,10 +33,13 @@ class PeerRanks:
         return {str(rank): self._ask(rank, method, url + path, kept, body) for rank, url in self._others}
 
     def _ask(self, rank: int, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Any:
+        from urllib3.exceptions import HTTPError
+
+        assert self._pool is not None
         try:
             answer = self._pool.request(method, url, headers=headers, body=body)
             told = answer.json()
-        except (urllib3.exceptions.HTTPError, ValueError) as error:
+        except (HTTPError, ValueError) as error:
             raise unavailable(f"Rank {rank} does not answer: {error}") from None
         if answer.status == 200:
             return told
@@ -43,3 +47,9 @@ class PeerRanks:
         message = wrong.get("message") if isinstance(wrong, dict) else f"status {answer.status}"
         kind = wrong.get("type", "Error") if isinstance(wrong, dict) else "Error"
         raise ApiError(answer.status, kind, f"Rank {rank}: {message}")
+
+
+def _pool() -> PoolManager:
+    from urllib3 import PoolManager  # a slow import, and most servers have one rank
+
+    return PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")

@@ -81,7 +81,7 @@ class MessageWriter(ResponseWriter):
         return b"".join((empty, self._close(), end, _event("message_stop", wire.MessageStop())))
 
     def _start(self) -> bytes:
-        """All tokens of the prompt count as input here: what was cached is told at the end."""
+        """All tokens of the prompt count as input here: what was cached comes at the end."""
         message = wire.MessageResponse(
             id=self._meta.id,
             content=(),

@@ -7,7 +7,7 @@ from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from app.api.choice import UNFINISHED, ChoiceState, Segment, places
+from app.api.choice import ChoiceState, Segment, places
 from app.api.chunks import PlainChoice, chunk_event, chunk_events, chunk_head, last_event
 from app.api.errors import as_stream_error
 from app.api.logprobs import ChatLogprobs, prompt_entries, rendered
@@ -87,24 +87,6 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
 
 PLAIN_TEXT = PlainChoice(ChunkChoice(HOLE, Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(ChunkChoice(HOLE, Delta(reasoning=HOLE), token_ids=None))
-
-
-def plain_answer(meta: ResponseMeta, role: str, prompt_tokens: int, reply: Tokens) -> bytes:
-    """The whole answer to a request that asked for nothing special; its `reply` came at once and is all text.
-
-    It is what a `ChatWriter` writes, for a third of the work.
-    """
-    tokens, finish = len(reply.ids), reply.finish or UNFINISHED
-    message = ChatMessage(role, "".join(reply.texts))
-    answer = ChatCompletion(
-        id=meta.id,
-        created=meta.created,
-        model=meta.model,
-        choices=(ChatChoice(0, message, None, finish.reason, finish.stop_reason, None),),
-        system_fingerprint=meta.fingerprint,
-        usage=Usage(prompt_tokens, prompt_tokens + tokens, tokens, None, None),
-    )
-    return encode(answer)
 
 
 class ChatWriter(ResponseWriter):
@@ -205,25 +187,25 @@ class ChatWriter(ResponseWriter):
             choice.reasoning_tokens += len(ids)
         delta = self._delta(choice, part, text)
         if delta is None:
-            told = options.token_ids or options.top_logprobs is not None
-            if finish is None and (options.hides or not told):
+            has_more = options.token_ids or options.top_logprobs is not None
+            if finish is None and (options.hides or not has_more):
                 return b""
             delta = Delta()
         elif finish is not None and part is None and not text:
             delta = Delta()
-        one = ChunkChoice(output.index, delta, token_ids=None)
+        shown = ChunkChoice(output.index, delta, token_ids=None)
         if options.token_ids and not options.hides:
-            one.token_ids = ids
+            shown.token_ids = ids
         if self._logprobs is not None and output.logprobs is not None:
-            one.logprobs = LogprobContent(self._logprobs.entries(output.logprobs[i : i + 1]))
+            shown.logprobs = LogprobContent(self._logprobs.entries(output.logprobs[i : i + 1]))
         if finish is not None:
             choice.finish = finish
-            one.finish_reason, one.stop_reason = self._finish_reason(choice), finish.stop_reason
+            shown.finish_reason, shown.stop_reason = self._finish_reason(choice), finish.stop_reason
         elif not options.continuous_usage:
-            return chunk_event(self._head, one)
+            return chunk_event(self._head, shown)
         usage = self._usage((choice,), UNSET, None) if options.continuous_usage else UNSET
         unsigned = finish is None or options.include_usage
-        return chunk_event(self._head, one, ChunkTail(usage, UNSET if unsigned else self._meta.fingerprint))
+        return chunk_event(self._head, shown, ChunkTail(usage, UNSET if unsigned else self._meta.fingerprint))
 
     def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> Delta | None:
         """What a token adds to the message; nothing, if it is markup or a hidden thought."""

@@ -67,7 +67,7 @@ class CompletionWriter(ResponseWriter):
         self._plain = options.plain
         self._prompt_entries: list[SomeEntries | None] = [None] * len(options.prompts)
         self._logprobs: dict[int, CompletionLogprobs] = {}
-        """Those of each choice of which a stream has told something."""
+        """Those of each choice of which a stream has shown something."""
         self._head = chunk_head(meta, COMPLETION)
         self._texts: list[bytes] = []
         """What the plain chunks of each choice begin with, up to the text."""
@@ -145,21 +145,21 @@ class CompletionWriter(ResponseWriter):
             self._logprobs[index] = CompletionLogprobs(options.token_id_names)
         echoes = first and options.echo
         text = "".join(self._texts_of(prompt, output.texts[i : i + 1], echoes))
-        told = CompletionChunkChoice(index, text)
+        shown = CompletionChunkChoice(index, text)
         if options.logprobs:
             spans = () if output.logprobs is None else (tuple(output.logprobs[i : i + 1]),)
-            told.logprobs = self._lists(self._logprobs[index], index, spans, echoes, holes)
+            shown.logprobs = self._lists(self._logprobs[index], index, spans, echoes, holes)
         if first and (options.token_ids or options.echo):
-            told.prompt_token_ids = holes.numbers(prompt.ids)
+            shown.prompt_token_ids = holes.numbers(prompt.ids)
         if options.token_ids:
-            told.token_ids = ids
+            shown.token_ids = ids
         if finish is not None:
-            told.finish_reason, told.stop_reason = finish.reason, finish.stop_reason
+            shown.finish_reason, shown.stop_reason = finish.reason, finish.stop_reason
         elif not options.continuous_usage:
-            return told, NO_TAIL
+            return shown, NO_TAIL
         usage = self._usage((prompt,), (choice,)) if options.continuous_usage else UNSET
         unsigned = finish is None or options.include_usage
-        return told, ChunkTail(usage, UNSET if unsigned else self._meta.fingerprint)
+        return shown, ChunkTail(usage, UNSET if unsigned else self._meta.fingerprint)
 
     def _texts_of(self, prompt: EchoedPrompt, texts: Sequence[str], echoes: bool) -> Sequence[str]:
         """What the text of a choice consists of. With token ids, vLLM leaves the prompt's text away."""

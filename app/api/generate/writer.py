@@ -72,14 +72,14 @@ class GenerateWriter(ResponseWriter):
         finish = output.finish if i + 1 >= len(output.texts) else None
         choice.tokens += len(ids)
         first, self._begun = not self._begun, True
-        told = GenerateChoice(output.index, None, None, ids)
+        shown = GenerateChoice(output.index, None, None, ids)
         if finish is not None:
-            told.finish_reason, told.stop_reason = finish.reason, finish.stop_reason
-            told.weight_versions = self._weights(choice)
+            shown.finish_reason, shown.stop_reason = finish.reason, finish.stop_reason
+            shown.weight_versions = self._weights(choice)
         if options.text:
-            told.text = "".join(output.texts[i : i + 1])
+            shown.text = "".join(output.texts[i : i + 1])
         if options.logprobs:
-            told.logprobs = LogprobContent(self._entries((output.logprobs or ())[i : i + 1]))
+            shown.logprobs = LogprobContent(self._entries((output.logprobs or ())[i : i + 1]))
         chunk = GenerateChunk(
             request_id=self._meta.id,
             usage=self._usage((choice,), self._details()) if options.continuous_usage else None,
@@ -87,7 +87,7 @@ class GenerateWriter(ResponseWriter):
             mm_placeholders=None,
             metrics=None,
             output_mode=self._mode,
-            choices=(told,),
+            choices=(shown,),
         )
         return event_of(chunk)
 

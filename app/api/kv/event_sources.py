@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
@@ -19,7 +18,7 @@ def routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> 
         """The publisher of every rank, by its number."""
         return json_response({str(rank): source(rank) for rank in ranks})
 
-    def source(rank: int) -> dict[str, Any]:
+    def source(rank: int) -> dict[str, object]:
         return {
             "enable_kv_cache_events": enabled,
             "publisher": "zmq" if enabled else "null",

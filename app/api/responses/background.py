@@ -1,7 +1,7 @@
 """Responses that are generated in the background: the client gets a state, and comes back for more.
 
-No greenlet waits for them. The service emits their events wherever they come about, and each changes the kept
-state and rings at whoever follows.
+No greenlet waits for them. The engine emits their outputs wherever they come about, and each changes the kept
+state and wakes whoever follows.
 """
 
 from __future__ import annotations
@@ -30,34 +30,32 @@ class BackgroundRun:
     def __init__(self, kept: KeptResponse, store: ResponseStore) -> None:
         self.kept = kept
         self._store = store
-        self._answer: ResponsesWriter | None = None
+        self._writer: ResponsesWriter | None = None
 
-    def start(
-        self, engine: EngineClient, generations: Sequence[EngineRequest], answer: ResponsesWriter
-    ) -> None:
+    def start(self, engine: EngineClient, requests: Sequence[EngineRequest], writer: ResponsesWriter) -> None:
         """Begin. Raises EngineError as `EngineClient.submit` does, and nothing is kept then."""
-        self._answer = answer
-        self._tell(answer.opening())
-        self.kept.abort = engine.submit(generations, self.emit).abort
+        self._writer = writer
+        self._log(writer.opening())
+        self.kept.abort = engine.submit(requests, self.emit).abort
         self._store.keep(self.kept)
 
-    def emit(self, event: EngineOutput) -> None:
-        """Take an event of the service."""
-        assert self._answer is not None
-        if type(event) is Started:
+    def emit(self, output: EngineOutput) -> None:
+        """Take an output of the engine."""
+        assert self._writer is not None
+        if type(output) is Started:
             self.kept.response = replace(self.kept.response, status="in_progress")
-        self._tell(self._answer.events(event))
-        if type(event) is Failed or (type(event) is Tokens and event.finish is not None):
-            self._tell(self._answer.last_events())
+        self._log(self._writer.events(output))
+        if type(output) is Failed or (type(output) is Tokens and output.finish is not None):
+            self._log(self._writer.last_events())
             if self.kept.log is not None:
                 self.kept.log.end()
             self._store.weigh(self.kept)
 
     def end(self, response: ResponseObject) -> None:
-        """Take the last state of the response, from its answer."""
+        """Take the last state of the response, from its writer."""
         self.kept.response = response
 
-    def _tell(self, events: Sequence[bytes]) -> None:
+    def _log(self, events: Sequence[bytes]) -> None:
         if self.kept.log is not None:
             self.kept.log.add(events)
 

@@ -71,7 +71,7 @@ class ResponsesWriter(ResponseWriter):
         self._ended = ended
         self._events = EventWriter(options.top_logprobs)
         self._message: Segment | None = None
-        """The message that goes on, if nothing but its texts is to be told."""
+        """The message that goes on, if nothing but its texts is to be written."""
         self._plain = options.top_logprobs is None and options.prompt_text is None
         self._opened = False
 
@@ -95,7 +95,7 @@ class ResponsesWriter(ResponseWriter):
         return b"".join(self.last_events())
 
     def opening(self) -> list[bytes]:
-        """The events that a stream begins with; none when they are told already."""
+        """The events that a stream begins with; none when they have been written."""
         if self._opened:
             return []
         self._opened = True
@@ -116,7 +116,7 @@ class ResponsesWriter(ResponseWriter):
         assert type(output) is Failed
         self.has_failed = True
         response = replace(self._options.response, status="failed", error=_error(output.error))
-        self._tell_end(response)
+        self._end(response)
         return [*self.opening(), self._events.of_response("failed", response)]
 
     def last_events(self) -> list[bytes]:
@@ -127,7 +127,7 @@ class ResponsesWriter(ResponseWriter):
         if not self.choices[0].segments:
             last += self._events.empty(self.choices[0].begin(None, self._new_id()))
         response = self._last_state(self._events.items)
-        self._tell_end(response)
+        self._end(response)
         return [*last, self._events.of_response("completed", response)]
 
     def take(self, output: EngineOutput) -> None:
@@ -155,7 +155,7 @@ class ResponsesWriter(ResponseWriter):
         return self._new_id()
 
     def whole(self, holes: Holes) -> ResponseObject:
-        """Its last state; when that is long, it is told with the last piece of its items."""
+        """Its last state; when that is long, `ended` gets it with the last piece of its items."""
         choice, options = self.choices[0], self._options
         if not choice.segments:
             choice.begin(None, self._new_id())
@@ -164,7 +164,7 @@ class ResponsesWriter(ResponseWriter):
         items = [_item(segment, logprobs, own_holes) for segment in choice.segments]
         response = self._last_state(items)
         if not own_holes.fillings:
-            self._tell_end(response)
+            self._end(response)
             return response
         return replace(response, output=holes.later(self._written(response, own_holes)))
 
@@ -178,7 +178,7 @@ class ResponsesWriter(ResponseWriter):
         if self._ended is not None:
             self._ended(replace(response, output=Raw(b"".join(kept))))
 
-    def _tell_end(self, response: ResponseObject) -> None:
+    def _end(self, response: ResponseObject) -> None:
         if self._ended is not None:
             self._ended(response)
 

@@ -11,16 +11,20 @@ from collections.abc import Callable
 
 import gevent
 
-from app.api.errors import respond_to_error
 from app.http.connection import READ, Connection, GeventSocket, Watcher
-from app.http.context import RequestContext
-from app.http.response import STATUS_LINES, PendingResponse, Response, StreamingBody
+from app.http.context import RequestContext, current_request
+from app.http.response import (
+    CLIENT_GONE,
+    STATUS_LINES,
+    PendingResponse,
+    Response,
+    StreamingBody,
+    json_response,
+)
 from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
-from app.http.write_batcher import WriteBatcher
-from app.logs import ServerLogger, current_request
-from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, RequestHeads
+from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead
+from app.server.fast.path import FastPath
 from app.server.joined_response import default_head
-from app.web.application import Understudy
 
 RECEIVE = 1 << 16
 MOST_BODY_BYTES = 1 << 16
@@ -37,6 +41,7 @@ class FastConnection:
     """
 
     __slots__ = (
+        "_all",
         "_buffer",
         "_connection",
         "_context",
@@ -55,9 +60,10 @@ class FastConnection:
     )
 
     def __init__(
-        self, path: FastPath, client: GeventSocket, address: tuple[str, int], listener: object
+        self, among: FastConnections, client: GeventSocket, address: tuple[str, int], listener: object
     ) -> None:
-        self._path = path
+        self._all = among
+        self._path = among.path
         self.client = client
         self.address = address
         self.listener = listener
@@ -151,9 +157,15 @@ class FastConnection:
     def _wait_for(self, pending: PendingResponse) -> None:
         """The answer is still to come; so is what else the client sends."""
         self._reader.stop()
+        context, middleware = self._context, self._path.middleware
+        assert context is not None
 
         def gone() -> None:
             pending.abort()
+            token = current_request.set(context)
+            self._response = json_response(b"", CLIENT_GONE)
+            middleware.end(context, self._response)
+            current_request.reset(token)
             self.close()
 
         self._connection.watch(gone)
@@ -163,10 +175,12 @@ class FastConnection:
         context = self._context
         assert context is not None
         self._connection.unwatch()
+        token = current_request.set(context)
         if isinstance(outcome, Exception):
             outcome = self._path.respond_to_error(outcome, context)
         self._reader.start(self._readable)
         self._send(outcome)
+        current_request.reset(token)
 
     def _send(self, response: Response) -> None:
         """Finish the response with the middleware, and write it."""
@@ -176,7 +190,7 @@ class FastConnection:
         self._response = response
         body = response.body
         if isinstance(body, bytes):
-            head = self._path.head(response)
+            head = _head(response)
             if response.streamed:
                 self._write(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
             else:
@@ -194,7 +208,7 @@ class FastConnection:
             self._path.write_timeout_s,
             self._streamed,
             ends_body=True,
-            head=self._path.head(response),
+            head=_head(response),
             abandoned=self.close,
         )
         self._connection.watch(transport.abandon)
@@ -256,12 +270,12 @@ class FastConnection:
         if not self._path.is_open:
             self.close()
             return
-        self._path.idle(self)
+        self._all.idle(self)
         if self._buffer:  # the next request is here already; others come first
             gevent.get_hub().loop.run_callback(self._resume)
 
     def _resume(self) -> None:
-        if self._buffer and not self.busy and self in self._path.connections:
+        if self._buffer and not self.busy and self in self._all.open:
             self._next()
 
     def leave_to_general(self) -> None:
@@ -269,20 +283,20 @@ class FastConnection:
         self._reader.stop()
         self.busy, self.is_new, self.has_head = True, False, False
         data, self._buffer = self._buffer, b""
-        self._path.serve_general(self, data)
+        self._all.serve_general(self, data)
 
     def take_back(self, data: bytes) -> None:
         """The general way has answered; `data` is what it read beyond that."""
         self.busy = False
         self._buffer = data
-        self._path.idle(self)
+        self._all.idle(self)
         self._reader.start(self._readable)
         if data:
             gevent.get_hub().loop.run_callback(self._resume)
 
     def close(self) -> None:
         """Close the socket; what is being answered is finished for nobody."""
-        if not self._path.forget(self):
+        if not self._all.forget(self):
             return
         self._connection.unwatch()
         for watcher in (self._reader, self._writer):
@@ -290,86 +304,59 @@ class FastConnection:
                 watcher.stop()
                 watcher.close()
         response, self._response = self._response, None
-        if response is not None:
+        if response is not None and self._context is not None:
+            if self._path.logs_access:
+                self._path.log_access(self._context, response)
             response.close()
         self.client.close()
+
+
+def _head(response: Response) -> bytes:
+    """Status line and headers as gunicorn sends them."""
+    status = STATUS_LINES.get(response.status) or response.status_line
+    chunked = response.streamed or type(response.body) is not bytes
+    head = default_head(status, int(time.time()), False, chunked)
+    return (head + response.header_lines()).encode("latin-1")
 
 
 ServeGeneral = Callable[[FastConnection, bytes], None]
 
 
-class FastPath:
+class FastConnections:
     """The connections of one worker. `serve_general` has a greenlet serve the next request of one.
 
-    An idle connection is closed after `idle_s`, a client that takes no bytes after `write_timeout_s`.
+    An idle connection is closed after `idle_s`.
     """
 
-    respond_to_error = staticmethod(respond_to_error)
-
-    def __init__(
-        self,
-        app: Understudy,
-        log: ServerLogger,
-        idle_s: float,
-        write_timeout_s: float,
-        serve_general: ServeGeneral,
-    ) -> None:
-        self.heads = RequestHeads(app.routes)
-        self.middleware = app.middleware
-        self.batcher = WriteBatcher()
-        self.write_timeout_s = write_timeout_s
+    def __init__(self, path: FastPath, idle_s: float, serve_general: ServeGeneral) -> None:
+        self.path = path
         self.serve_general = serve_general
-        self.is_open = True
-        """False as soon as every answer has to close its connection."""
-        self.connections: dict[FastConnection, None] = {}
+        self.open: dict[FastConnection, None] = {}
         """All of them, those that have waited longest for a request first."""
-        self.new_id = app.new_request_id
-        self.logs_access = log.access_log_enabled
-        self._log = log
         self._idle_s = idle_s
 
-    def head(self, response: Response) -> bytes:
-        """Status line and headers as gunicorn sends them."""
-        status = STATUS_LINES.get(response.status) or response.status_line
-        chunked = response.streamed or type(response.body) is not bytes
-        return (default_head(status, int(time.time()), False, chunked) + response.header_lines()).encode(
-            "latin-1"
-        )
-
-    def log_access(self, context: RequestContext, response: Response) -> None:
-        """Write the access line of an answer that has been sent."""
-        body = response.body
-        sent = (
-            body.bytes_sent
-            if isinstance(body, StreamingBody)
-            else len(body)
-            if isinstance(body, bytes)
-            else 0
-        )
-        self._log.access_line(context, response.status, sent, time.monotonic() - context.arrival_s)
-
     def add(self, connection: FastConnection) -> None:
-        self.connections[connection] = None
+        self.open[connection] = None
 
     def idle(self, connection: FastConnection) -> None:
         """The connection waits for its next request from now on."""
         connection.since_s = time.monotonic()
-        del self.connections[connection]
-        self.connections[connection] = None
+        del self.open[connection]
+        self.open[connection] = None
 
     def forget(self, connection: FastConnection) -> bool:
         """The connection is closed; False when it was already."""
-        if connection not in self.connections:
+        if connection not in self.open:
             return False
-        del self.connections[connection]
+        del self.open[connection]
         return True
 
     def sweep(self, now_s: float) -> None:
         """Close what has been idle or stalled for too long; hand what is incomplete to the general way."""
-        for connection in list(self.connections):
+        for connection in list(self.open):
             if connection.busy:
                 since_s = connection.takes_no_bytes_since_s
-                if since_s is not None and now_s - since_s > self.write_timeout_s:
+                if since_s is not None and now_s - since_s > self.path.write_timeout_s:
                     connection.close()
             elif now_s - connection.since_s > self._idle_s:
                 connection.close()
@@ -378,22 +365,22 @@ class FastPath:
 
     def close_idle(self, now_s: float, young_s: float) -> None:
         """There will be no next request; who connected less than `young_s` ago may still send a first one."""
-        for connection in list(self.connections):
+        for connection in list(self.open):
             if not connection.busy and not (connection.is_new and now_s - connection.since_s < young_s):
                 connection.close()
 
     def is_expecting(self, now_s: float, young_s: float) -> bool:
         """True while a client that connected less than `young_s` ago may still send its first request."""
-        return any(one.is_new and now_s - one.since_s < young_s for one in self.connections)
+        return any(one.is_new and now_s - one.since_s < young_s for one in self.open)
 
     @property
     def is_busy(self) -> bool:
         """True while an answer is being made or written."""
-        return any(one.busy for one in self.connections)
+        return any(one.busy for one in self.open)
 
     def count_busy(self) -> int:
-        return sum(one.busy for one in self.connections)
+        return sum(one.busy for one in self.open)
 
     def close_all(self) -> None:
-        for connection in list(self.connections):
+        for connection in list(self.open):
             connection.close()

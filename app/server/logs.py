@@ -2,20 +2,17 @@
 
 import logging
 from collections.abc import Mapping
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TypedDict
 
 from gunicorn.glogging import Logger
 from pythonjsonlogger.json import JsonFormatter
 
-from app.http.context import RequestContext
+from app.http.context import RequestContext, current_request
 from app.http.wsgi import CONTEXT
 from config.settings import LogSettings
 
 NO_REQUEST = "-"
-current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
-"""The request that is served here and now; every greenlet has a context of its own."""
 
 TEXT = "%(asctime)s %(levelname)s [%(process)d] [%(request_id)s] %(name)s: %(message)s"
 JSON = "%(asctime)s %(levelname)s %(process)d %(request_id)s %(name)s %(message)s"

@@ -1,0 +1,42 @@
+"""What the answers of the fast path have in common: heads, middleware, the access log."""
+
+from __future__ import annotations
+
+import time
+
+from app.api.errors import respond_to_error
+from app.http.context import RequestContext
+from app.http.response import Response, StreamingBody
+from app.http.write_batcher import WriteBatcher
+from app.server.fast.heads import RequestHeads
+from app.server.logs import ServerLogger
+from app.web.application import Understudy
+
+
+class FastPath:
+    """The fast path of one worker. A client that takes no bytes is cut off after `write_timeout_s`."""
+
+    respond_to_error = staticmethod(respond_to_error)
+
+    def __init__(self, app: Understudy, log: ServerLogger, write_timeout_s: float) -> None:
+        self.heads = RequestHeads(app.routes)
+        self.middleware = app.middleware
+        self.batcher = WriteBatcher()
+        self.write_timeout_s = write_timeout_s
+        self.is_open = True
+        """False as soon as every answer has to close its connection."""
+        self.new_id = app.new_request_id
+        self.logs_access = log.access_log_enabled
+        self._log = log
+
+    def log_access(self, context: RequestContext, response: Response) -> None:
+        """Write the access line of an answer that has been sent."""
+        body = response.body
+        sent = (
+            body.bytes_sent
+            if isinstance(body, StreamingBody)
+            else len(body)
+            if isinstance(body, bytes)
+            else 0
+        )
+        self._log.access_line(context, response.status, sent, time.monotonic() - context.arrival_s)

@@ -1,0 +1,290 @@
+"""How late a greenlet is that ticks every 5 ms while the index of KV blocks works on what is hostile or huge.
+
+Everything is as in a worker of the server: one thread, gevent, the index with its sockets and greenlets. Each
+scenario also checks that the answer is right in the end.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    from gevent import monkey
+
+    monkey.patch_all()
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import gevent
+import msgspec
+import zmq.green as zmq
+
+from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.kvindex.event_pool import MOST_PODS, PoolSettings
+from app.kvindex.index import IndexSettings
+from app.kvindex.service import KvIndex, KvIndexSettings
+from app.kvindex.subscriber import SubscriberSettings
+from app.tokenization import default_tokenizer
+from benchmarks.options import parser
+from benchmarks.report import number, show, show_machine
+
+TICK_S = 0.005
+MOST_LATE_MS = 20.0
+MODEL, BLOCK = "m", 16
+PODS = 38_000
+EVENTS = 1_000_000
+NILS = 15_000_000
+LONG = 1_000_000
+"""Tokens of a long prompt."""
+
+pack = msgspec.msgpack.encode
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Of the ticks while something was done: the latest, how many, and how long it took altogether.
+
+    `busy_ms` is the most that was due to this process; the rest of `worst_ms` others have taken.
+    """
+
+    worst_ms: float
+    busy_ms: float
+    ticks: int
+    seconds: float
+
+
+def lateness(work: Callable[[], object], tick_s: float = TICK_S) -> Lateness:
+    """Tick while `work` is done by this and other greenlets. In a process that gevent has patched."""
+    late: list[tuple[float, float]] = []
+
+    def tick() -> None:
+        while True:
+            began, due = time.thread_time(), time.perf_counter() + tick_s
+            gevent.sleep(tick_s)
+            late.append((time.perf_counter() - due, time.thread_time() - began))
+
+    ticker = gevent.spawn(tick)
+    gevent.sleep(10 * tick_s)
+    late.clear()
+    began = time.perf_counter()
+    try:
+        work()
+        gevent.sleep(2 * tick_s)
+    finally:
+        ticker.kill()
+    worst, busy = max(wall for wall, _ in late), max(min(each) for each in late)
+    return Lateness(worst * 1e3, busy * 1e3, len(late), time.perf_counter() - began)
+
+
+class Fleet:
+    """An index, and a socket by which any pod publishes to it."""
+
+    def __init__(self, index: KvIndex, socket: zmq.Socket[bytes]) -> None:
+        self.index, self._socket = index, socket
+        self._sequences: dict[str, int] = {}
+        self._published = 0
+
+    def publish(self, pod: str, payload: bytes) -> None:
+        sequence = self._sequences[pod] = self._sequences.get(pod, -1) + 1
+        self._published += 1
+        topic = f"kv@{pod}@{MODEL}".encode()
+        self._socket.send_multipart(
+            [topic, sequence.to_bytes(8, "big"), payload], copy=len(payload) < 1 << 16
+        )
+
+    def until_applied(self) -> None:
+        """Wait until all that was published is applied. RuntimeError when it takes minutes."""
+        metrics = self.index.index.metrics
+        with gevent.Timeout(300, RuntimeError("the index is not done")):
+            while metrics.messages < self._published or self.index.queued:
+                gevent.sleep(0.02)
+
+    def meet(self) -> None:
+        """Publish until the index has heard of it."""
+        metrics = self.index.index.metrics
+        while not metrics.messages:
+            self.publish("hello", packed([stored([1], range(BLOCK))]))
+            gevent.sleep(0.05)
+        gevent.sleep(0.2)
+        self._published = metrics.messages
+        self.until_applied()
+
+
+@contextmanager
+def fleet() -> Iterator[Fleet]:
+    """An index that listens, with messages of up to 64 MiB; a pod called hello has one block."""
+    settings = KvIndexSettings(
+        subscriber=SubscriberSettings(bind="tcp://127.0.0.1:*", model=MODEL),
+        pool=PoolSettings(most_payload_bytes=64 << 20),
+        index=IndexSettings(block_size=BLOCK),
+    )
+    index = KvIndex(settings, lambda model: default_tokenizer())
+    index.start()
+    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+        socket.linger, socket.sndhwm = 0, 0
+        socket.connect(str(index.address))
+        made = Fleet(index, socket)
+        made.meet()
+        try:
+            yield made
+        finally:
+            index.close()
+
+
+def packed(events: Iterable[KVEvent]) -> bytes:
+    """A batch as vLLM publishes it."""
+    return pack(EventBatch(time.time(), list(events), 0))
+
+
+def stored(hashes: Sequence[int], tokens: Sequence[int], parent: int | None = None) -> BlockStored:
+    return BlockStored(list(hashes), parent, list(tokens), BLOCK, None, group_idx=0)
+
+
+Scenario: TypeAlias = Callable[[Fleet], Callable[[], None]]
+"""Prepares what is published; the work is then to publish it, to wait, and to ask."""
+
+
+def nils(pods: Fleet) -> Callable[[], None]:
+    """A message of 15 MB of nils in place of events."""
+    payload = b"\x93" + pack(1.0) + b"\xdd" + NILS.to_bytes(4, "big") + b"\xc0" * NILS + b"\x00"
+    return lambda: _publish(pods, [payload], {"malformed_event": NILS})
+
+
+def only_nils(pods: Fleet) -> Callable[[], None]:
+    """A message of 15 MB of nils."""
+    payload = b"\xc0" * NILS
+
+    def work() -> None:
+        _publish(pods, [payload], {})
+        expect(pods.index.stats().skipped_messages, {"unreadable": 1})
+
+    return work
+
+
+def a_million_removals(pods: Fleet) -> Callable[[], None]:
+    """One batch with a million events that remove one block each, in maps as vLLM writes them now."""
+    payload = packed([BlockRemoved([n | 1 << 60]) for n in range(EVENTS)])
+    return lambda: _publish(pods, [payload], {"unknown_block": EVENTS})
+
+
+def a_million_clears(pods: Fleet) -> Callable[[], None]:
+    """One batch with a million clears, as arrays."""
+    payload = pack([time.time(), [["AllBlocksCleared"]] * EVENTS, 0])
+    return lambda: _publish(pods, [payload], {})
+
+
+def a_million_blocks(pods: Fleet) -> Callable[[], None]:
+    """A million blocks stored by events of one block each, then cleared by one event."""
+    payloads = [
+        packed([stored([part << 32 | n], [part, n] * 8) for n in range(1, EVENTS // 4 + 1)])
+        for part in range(4)
+    ]
+
+    def work() -> None:
+        _publish(pods, payloads, {})
+        expect(pods.index.index.size().copies, EVENTS + 1)
+        _publish(pods, [packed([AllBlocksCleared()])], {})
+        expect(pods.index.index.size().copies, 1)
+
+    return work
+
+
+def a_long_prompt(pods: Fleet) -> Callable[[], None]:
+    """One event of a million tokens, and its score."""
+    tokens = [(n * 7919) % 100_000 for n in range(LONG)]
+    payload = packed([stored(range(1, LONG // BLOCK + 1), tokens)])
+
+    def work() -> None:
+        _publish(pods, [payload], {})
+        (score,) = pods.index.score_tokens(MODEL, tokens)
+        expect(score.matched, LONG // BLOCK)
+
+    return work
+
+
+def many_pods(pods: Fleet) -> Callable[[], None]:
+    """38,000 pods that have the same blocks, and a score of them."""
+    tokens = list(range(1, 4 * BLOCK + 1))
+    payload = packed([stored([1, 2, 3, 4], tokens)])
+
+    def work() -> None:
+        for number_ in range(PODS):
+            pods.publish(f"pod{number_}", payload)
+            if number_ % 50 == 0:
+                gevent.sleep(0.001)
+        pods.until_applied()
+        scores = pods.index.score_tokens(MODEL, tokens)
+        expect(len(scores), MOST_PODS)
+        kept = range(PODS - MOST_PODS, PODS)
+        expect(all(int(score.pod.removeprefix("pod")) in kept for score in scores), True)
+        evicted = f"kvcache_events_pods_evicted_total {PODS + 1 - MOST_PODS:.1f}"
+        expect(evicted in pods.index.metrics_text(), True)
+
+    return work
+
+
+def _publish(pods: Fleet, payloads: Iterable[bytes], skipped: Mapping[str, int]) -> None:
+    for payload in payloads:
+        pods.publish("busy", payload)
+        pods.until_applied()
+    expect(pods.index.stats().skipped_events, skipped)
+
+
+def expect(found: object, expected: object) -> None:
+    """RuntimeError where they differ."""
+    if found != expected:
+        raise RuntimeError(f"{str(found)[:200]} instead of {str(expected)[:200]}")
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "15 MB of nils in place of events": nils,
+    "15 MB of nils": only_nils,
+    "a batch of a million removals": a_million_removals,
+    "a batch of a million clears": a_million_clears,
+    "a million blocks, then a clear": a_million_blocks,
+    "a prompt of a million tokens, and its score": a_long_prompt,
+    "38,000 pods, and a score of them": many_pods,
+}
+
+
+def stall(scenario: Scenario) -> Lateness:
+    """How late a tick is while an index goes through a scenario. RuntimeError for a wrong answer."""
+    with fleet() as pods:
+        work = scenario(pods)
+        gc.collect()
+        return lateness(work)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 1 when a tick is too late in every round."""
+    options = _options(argv)
+    show_machine()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    rows, status = [], 0
+    for name, scenario in SCENARIOS.items():
+        if options.only in name:
+            seen = [stall(scenario) for _ in range(options.rounds)]
+            best = min(seen, key=lambda each: each.busy_ms)
+            figures = (best.busy_ms, 1), (best.worst_ms, 1), (best.seconds, 1), (best.ticks, 0)
+            rows.append((name, *(number(value, digits) for value, digits in figures)))
+            status |= best.busy_ms > MOST_LATE_MS
+    columns = ("what arrives", "latest tick, ms", "with others on the machine", "seconds", "ticks")
+    show(f"Ticks every {TICK_S * 1e3:.0f} ms while the index works", columns, rows)
+    return status
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    flags = parser("kv_stalls", __doc__, rounds=2)
+    flags.add_argument("--only", default="", help="scenarios with this in their names")
+    return flags.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
