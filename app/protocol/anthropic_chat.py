@@ -26,10 +26,12 @@ from app.protocol.options import (
     Tool,
     ToolChoice,
 )
-from app.protocol.slicing import each, slices
+from app.protocol.slicing import each, is_long, slices
 
 TURN = 10
 """Values that a turn, a block or a tool counts as that becomes part of a chat."""
+PIECE = 3
+"""Values that a piece of JSON counts as that is written."""
 BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a system text that differs from request to request and would spoil the prefix cache."""
 
@@ -166,7 +168,7 @@ def _said(role: str, blocks: Sequence[Block], within: Slices) -> Message:
         elif block.type == "thinking" and block.thinking is not None:
             thoughts.append(block.thinking)
         elif block.type == "tool_use":
-            calls.append(_call(block))
+            calls.append(_call(block, within))
     said: Message = {"role": role}
     if thoughts:
         said["reasoning"] = "".join(thoughts)
@@ -196,9 +198,15 @@ def _image(source: JsonObject) -> JsonObject:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _call(block: Block) -> JsonObject:
-    function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
+def _call(block: Block, within: Slices) -> JsonObject:
+    function = {"name": block.name or "", "arguments": _json(block.input or {}, within)}
     return {"id": block.id or "", "type": "function", "function": function}
+
+
+def _json(value: JsonObject, within: Slices) -> str:
+    if not is_long(value):
+        return json.dumps(value)
+    return "".join(each(json.JSONEncoder().iterencode(value), within, PIECE))
 
 
 def _tool_results(block: Block, within: Slices) -> Iterator[Message]:

@@ -38,12 +38,14 @@ _BLANK = re.compile(r"[ \t\n\r]*+")
 _decode = json.JSONDecoder().raw_decode
 
 
-def parse(body: bytes, within: Slices) -> object:
-    """The value in `body`. Raises what `json.loads` does: JSONDecodeError, ValueError or RecursionError.
+def parse(data: bytes | str, within: Slices) -> object:
+    """The value in `data`. Raises what `json.loads` does: JSONDecodeError, ValueError or RecursionError.
 
     The last for what is long and about 450 levels deep; the library takes twice as many.
     """
-    parser = _Parser(body.decode(json.detect_encoding(body), "surrogatepass"), within)
+    if isinstance(data, bytes):
+        data = data.decode(json.detect_encoding(data), "surrogatepass")
+    parser = _Parser(data, within)
     try:
         value, end = parser.value(parser.skip(0))
     except ValueError:

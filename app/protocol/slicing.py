@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 SLICE = 12_000
 """Values between two pauses: about 4 ms."""
+_FEW = 16
+"""Values that are counted before they are looked at, which is soon done."""
 _AT_ONCE = 1_000
 """Values that a function of ours is applied to without counting."""
 _SCALARS = 20_000
@@ -28,6 +30,13 @@ def slices() -> Slices:
 
 def each(values: Iterable[T], within: Slices, cost: int = 1) -> Iterator[T]:
     """`values` one by one; what is done with one of them counts as `cost` values looked at."""
+    if isinstance(values, list) and len(values) <= _FEW:
+        within.spend(cost * len(values))
+        return iter(values)
+    return _each(values, within, cost)
+
+
+def _each(values: Iterable[T], within: Slices, cost: int) -> Iterator[T]:
     for value in values:
         yield value
         within.spend(cost)
@@ -41,17 +50,29 @@ def every(fits: Callable[[T], bool], values: Sequence[T], within: Slices) -> boo
     return all(all(map(fits, part)) for part in within.parts(values, _AT_ONCE, _AT_ONCE))
 
 
-def parts(values: Sequence[T], within: Slices) -> Iterator[Sequence[T]]:
-    """`values` in parts that the library looks at, by `min` or `set` or the like."""
+def parts(values: Sequence[T], within: Slices) -> Iterable[Sequence[T]]:
+    """`values` in parts, none of which is empty, that the library looks at, by `min` or `set` or the like."""
     if len(values) <= _SCALARS:
         within.spend(len(values) // 16)
-        return iter((values,) if values else ())
+        return (values,) if values else ()
     return within.parts(values, _SCALARS, _SCALARS // 16)
 
 
 def kinds_of(values: Sequence[object], within: Slices) -> set[type]:
     """The types of `values`."""
     return {kind for part in parts(values, within) for kind in set(map(type, part))}
+
+
+def is_long(value: object, most: int = 5_000) -> bool:
+    """Whether a JSON value holds more than so many others."""
+    pending, seen = [value], 0
+    while pending and seen <= most:
+        item = pending.pop()
+        inside = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        seen += 1 + len(inside)
+        if seen <= most:
+            pending.extend(inside)
+    return seen > most
 
 
 def distinct(values: Sequence[T], within: Slices) -> frozenset[T]:

@@ -54,6 +54,8 @@ def completion_prompt(frontend: Frontend, asked: CompletionRequest, prompt: str 
 
 def _echoed(frontend: Frontend, asked: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
     """What the answer may repeat: the text only with `echo`, the tokens only with log probabilities, too."""
+    if asked.echo:
+        frontend.slices.spend(len(prompt.ids))
     text = frontend.tokenizer.decode(prompt.ids) if asked.echo else ""
     texts = frontend.tokenizer.token_texts(prompt.ids) if asked.echo and asked.logprobs is not None else ()
     return EchoedPrompt(prompt.ids, text, texts)

@@ -130,19 +130,20 @@ class ValidatedRequest(Generic[R]):
             return
         request, within, length = self.request, self._within, self._limits.max_model_len
         most = [resolve_max_tokens(self.requested, tokens, length) for tokens in each(prompt_tokens, within)]
-        self.max_tokens = [max(tokens, 1) for tokens in most]
+        self.max_tokens = most if min(most) > 0 else [max(tokens, 1) for tokens in most]
         self.structured_outputs = sampling.constrained_outputs(request)
         if request.logit_bias:
             self._biased_ids = sampling.biased_ids(request.logit_bias, within)
         if request.use_beam_search:
             return
-        sampling.check_extra_arguments(request, within)
+        if request.vllm_xargs or request.kv_transfer_params or request.ec_transfer_params:
+            sampling.check_extra_arguments(request, within)
         sampling.check_penalties(request)
         sampling.check_distribution(request)
         sampling.check_token_counts(request, most[0])
         sampling.check_words(request.stop, request.bad_words, within)
         sampling.check_greedy(self.n, request.temperature)
-        for tokens in each(most[1:], within):
+        for tokens in each(most[1:], within) if len(most) > 1 else ():
             sampling.check_token_counts(request, tokens)
 
     def check_engine(self, prompts: Sequence[TokenIds]) -> None:
@@ -159,7 +160,7 @@ class ValidatedRequest(Generic[R]):
         self._check_prompt(prompts[0])
         if request.bad_words:
             model_rules.check_bad_words(request.bad_words, self._within)
-        for prompt_ids in each(prompts[1:], self._within, PROMPT):
+        for prompt_ids in each(prompts[1:], self._within, PROMPT) if len(prompts) > 1 else ():
             self._check_prompt(prompt_ids)
 
     @property

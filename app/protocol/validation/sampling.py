@@ -59,8 +59,7 @@ def biased_ids(logit_bias: Mapping[str, float] | None, within: Slices) -> list[i
 
 def check_extra_arguments(request: GenerationRequest, within: Slices) -> None:
     """What is passed on has integers of up to 64 bits only, however deep they are."""
-    given = (request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params)
-    pending: list[object] = [extra for extra in given if extra]
+    pending: list[object] = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
     while pending:
         value = pending.pop()
         if isinstance(value, int) and not INT64_MIN <= value < _UINT64_END:
