@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from app.api.admin.memory import Bounded, Caches
 from app.api.builder import RequestBuilder
 from app.api.frontend import Frontend
@@ -16,9 +18,8 @@ from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
 from app.http.write_batcher import WriteBatcher
 from app.kvcache.cache import KVCache
-from app.kvcache.endpoints import of_rank
+from app.kvcache.endpoints import PublisherSettings, of_rank
 from app.kvcache.hashing import PART_BLOCKS, BlockHasher
-from app.kvcache.publisher import Publisher, PublisherSettings
 from app.kvcache.residency import Residency
 from app.lora.slots import LoRASlots
 from app.metrics.fake import FakeFamilies
@@ -26,6 +27,9 @@ from app.protocol.validation.model import ModelLimits
 from app.simulated.corpus import Corpus, sample_sentences
 from app.simulated.model import SimulatedModel
 from config import ConfigError, Settings
+
+if TYPE_CHECKING:
+    from app.kvcache.publisher import Publisher
 
 LOOPBACK = "127.0.0.1"
 """What a server is called that does not know its own address."""
@@ -144,7 +148,11 @@ def publisher_of(components: Components, told: PublisherSettings) -> Publisher |
     """Who publishes the events of the cache; None without one, and where nobody could hear of them."""
     settings = components.settings
     heard = told.endpoint or told.replay_endpoint or settings.kvindex.kv_index
-    return Publisher(told) if heard and has_cache(settings) else None
+    if not heard or not has_cache(settings):
+        return None
+    from app.kvcache.publisher import Publisher  # and ZMQ, which other servers do without
+
+    return Publisher(told)
 
 
 def cache_of(components: Components, publisher: Publisher | None) -> KVCacheManager | None:

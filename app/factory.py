@@ -45,7 +45,7 @@ from app.server import ranks
 from app.server.handover import handed_over
 from app.tokenization import Tokenizer, TokenizerError, load_tokenizer
 from app.tracing import check_tracing
-from app.web.application import Understudy
+from app.web.application import StartedLater, Understudy
 from config import ConfigError, Settings
 from config.live import LiveSettings
 from config.loader import load
@@ -124,6 +124,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.caches += caches_of(components, cache, publisher)
     families = [engine_families(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
+    app.services.append(StartedLater(components.schemas.load))
     if settings.kvindex.kv_index:
         from app.web.indexer import add_index
 

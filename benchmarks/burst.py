@@ -10,7 +10,7 @@ from itertools import repeat
 
 from benchmarks import closed_loop, cores, ctools
 from benchmarks.connections import chat
-from benchmarks.options import add_c_tools, parser
+from benchmarks.options import add_c_tools, add_other, parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, number, ratio, share, show, show_machine
 from benchmarks.rounds import interleaved
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     show_machine()
     warnings: list[str] = []
     load = Load(tokens=options.tokens, streams=options.streams)
-    with ctools.compared(load, options.csrv) as servers:
+    with ctools.compared(load, options.csrv, options.other) as servers:
         clients = ["python", "C"] if options.sseload else ["python"]
         for server in servers:
             closed_loop.run(server.port, options.streams, WARM_UP_S, _requests(options), streams=True)
@@ -56,6 +56,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags.add_argument("--tokens", type=int, default=128, help="length of a stream")
     flags.add_argument("--seconds", type=float, default=2.0, help="length of a round")
     add_c_tools(flags)
+    add_other(flags)
     return flags.parse_args(argv)
 
 

@@ -16,12 +16,18 @@ TIMEOUT_S = 30.0
 RECEIVE = 65536
 
 
-def chat(tokens: int, stream: bool) -> bytes:
+def chat(tokens: int, stream: bool, text: str = "hi") -> bytes:
     """A whole HTTP request for a short chat of at most (a stream: exactly) `tokens` tokens."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens}
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": tokens}
     if stream:
         body |= {"stream": True, "ignore_eos": True}
     return request(PATH, json.dumps(body, separators=(",", ":")).encode())
+
+
+def completion(tokens: int, text: str) -> bytes:
+    """A whole HTTP request for a completion of at most `tokens` tokens."""
+    body = {"model": "m", "prompt": text, "max_tokens": tokens}
+    return request("/v1/completions", json.dumps(body, separators=(",", ":")).encode())
 
 
 def request(path: str, body: bytes) -> bytes:

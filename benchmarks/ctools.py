@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.arrivals import Pace, Rhythm
 from benchmarks.client import ClientHealth
-from benchmarks.servers import Load, Server, bare, free_port, ours, running
+from benchmarks.servers import Load, Server, bare, both, free_port, running
 from benchmarks.streams import Observation, StreamPlan
 
 CSRV = "C server"
@@ -32,10 +32,10 @@ def csrv(program: Path, load: Load) -> Iterator[Server]:
 
 
 @contextmanager
-def compared(load: Load, csrv_program: Path | None) -> Iterator[list[Server]]:
-    """The bare application, Understudy and, when its program is given, the C server."""
+def compared(load: Load, csrv_program: Path | None, other: Path | None) -> Iterator[list[Server]]:
+    """The bare application, Understudy and, when they are given, an `other` checkout and the C server."""
     with ExitStack() as stack:
-        servers = [stack.enter_context(bare(load)), stack.enter_context(ours(load))]
+        servers = [stack.enter_context(server) for server in (bare(load), *both(load, other))]
         if csrv_program:
             servers.append(stack.enter_context(csrv(csrv_program, load)))
         yield servers

@@ -12,7 +12,7 @@ from functools import partial
 
 from benchmarks import cores
 from benchmarks.background import Background, background
-from benchmarks.options import parser
+from benchmarks.options import add_other, parser
 from benchmarks.processes import pss_mib, rss_mib
 from benchmarks.report import medians, number, ratio, show, show_machine
 from benchmarks.rounds import interleaved
@@ -50,6 +50,8 @@ def main(argv: Sequence[str]) -> int:
         f"{OURS}, gunicorn wsgi:app": ours,
         f"{OURS}, python -m app": partial(ours, command=MODULE),
     }
+    if other := options.other:
+        starts[f"{OURS} of {other.name}, gunicorn wsgi:app"] = partial(ours, root=other.resolve())
     with background() as streams:
 
         def measured(name: str) -> Footprint:
@@ -64,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("footprint", __doc__)
     flags.add_argument("--streams", type=int, default=1000, help="streams of the loaded server")
+    add_other(flags)
     return flags.parse_args(argv)
 
 

@@ -60,7 +60,7 @@ def _cached(name: str) -> Iterator[Server]:
     port = free_port()
     endpoint = "" if name == SILENT else f"tcp://{HOST}:{port}"
     settings = {"SIM_ENABLE_KVCACHE": "1", "SIM_ZMQ_ENDPOINT": endpoint, "SIM_KV_CACHE_SIZE": "8192"}
-    with _subscribed(port, reads=name == READ), ours(Load(), name=name, **settings) as server:
+    with _subscribed(port, reads=name == READ), ours(Load(), name=name, more=settings) as server:
         yield server
 
 

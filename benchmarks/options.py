@@ -13,6 +13,11 @@ def parser(name: str, about: str | None, rounds: int = 3) -> argparse.ArgumentPa
     return made
 
 
+def add_other(to: argparse.ArgumentParser) -> None:
+    """--other: a second Understudy, to compare two commits in one run."""
+    to.add_argument("--other", type=Path, help="another checkout of Understudy, measured in the same rounds")
+
+
 def add_c_tools(to: argparse.ArgumentParser) -> None:
     """--sseload and --csrv: compiled tools from elsewhere, used when they are given."""
     to.add_argument("--sseload", type=Path, help="a load client in C, measures each server once more")

@@ -10,7 +10,7 @@ from functools import partial
 
 from benchmarks import cores, ctools
 from benchmarks.arrivals import Pace, Rhythm
-from benchmarks.options import add_c_tools, counts, parser
+from benchmarks.options import add_c_tools, add_other, counts, parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, number, ratio, share, show, show_machine
 from benchmarks.rounds import interleaved
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     cores.pin_client()
     show_machine()
     load = Load(options.ttft / 1e3, options.itl / 1e3, options.tokens, max(options.streams))
-    with ctools.compared(load, options.csrv) as servers:
+    with ctools.compared(load, options.csrv, options.other) as servers:
         for server in servers:
             play(StreamPlan(server.port, WARM_UP_STREAMS, WARM_UP_TOKENS, 0.1, load.length_s))
         for streams in options.streams:
@@ -61,6 +61,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         "--spread", type=float, help="seconds over which streams begin; 1, from 2000 streams on 2"
     )
     add_c_tools(flags)
+    add_other(flags)
     return flags.parse_args(argv)
 
 

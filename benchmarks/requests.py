@@ -1,23 +1,25 @@
-"""Requests per second of short replies that are not streamed."""
+"""Requests per second of short replies that are not streamed, with known and new prompts."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import count, repeat
 
 from benchmarks import closed_loop, cores
 from benchmarks.arrivals import quantile
-from benchmarks.connections import chat
-from benchmarks.options import parser
+from benchmarks.connections import chat, completion
+from benchmarks.options import add_other, parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, middle_ratio, number, share, show, show_machine
 from benchmarks.rounds import interleaved
-from benchmarks.servers import Load, Server, bare, ours
+from benchmarks.servers import Load, Server, bare, both
 
 WARM_UP_S = 1.0
+KINDS = ("chat-known", "chat-new", "completion-known", "completion-new")
 COLUMNS = (
     *("server", "requests/s", "ratio", "CPU µs/request", "CPU ratio"),
     *("p50 ms", "p99 ms", "server CPU", "client CPU"),
@@ -42,10 +44,21 @@ def main(argv: Sequence[str]) -> int:
     cores.pin_client()
     show_machine()
     load = Load(streams=options.connections)
-    with bare(load) as reference, ours(load) as server:
-        title = f"Short replies, {options.connections} connections"
-        compare(title, (reference, server), repeat(chat(options.tokens, stream=False)), options)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(server) for server in (bare(load), *both(load, options.other))]
+        for kind in options.kinds:
+            title = f"Short replies, {kind.replace('-', ', ')} prompt, {options.connections} connections"
+            compare(title, servers, _requests(kind, options.tokens), options)
     return 0
+
+
+def _requests(kind: str, tokens: int) -> Iterator[bytes]:
+    """Requests without an end; a new prompt is eight words and a number that no request before it had."""
+    route, prompts = kind.split("-")
+    new = (f"What is new about the number {n} today?" for n in count())
+    texts = repeat("hi") if prompts == "known" else new
+    for text in texts:
+        yield chat(tokens, False, text) if route == "chat" else completion(tokens, text)
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
@@ -53,6 +66,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags.add_argument("--connections", type=int, default=32)
     flags.add_argument("--seconds", type=float, default=3.0, help="length of a round")
     flags.add_argument("--tokens", type=int, default=5, help="longest reply")
+    flags.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what is asked")
+    add_other(flags)
     return flags.parse_args(argv)
 
 

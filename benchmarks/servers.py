@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks import cores
 from benchmarks.connections import HOST, exchange, get
@@ -59,8 +60,17 @@ class Server:
 
 
 @contextmanager
-def ours(load: Load, command: Sequence[str] = WSGI, name: str = OURS, **more: str) -> Iterator[Server]:
-    """Understudy with its defaults: own worker, metrics on; `more` are further variables."""
+def ours(
+    load: Load,
+    command: Sequence[str] = WSGI,
+    name: str = OURS,
+    root: Path = ROOT,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Server]:
+    """Understudy with its defaults: own worker, metrics on.
+
+    `root` is the checkout that serves, `more` are further variables.
+    """
     port = free_port()
     settings = {
         "SIM_HOST": HOST,
@@ -70,8 +80,14 @@ def ours(load: Load, command: Sequence[str] = WSGI, name: str = OURS, **more: st
         "SIM_INTER_TOKEN_LATENCY": f"{load.itl_s}s",
         "SIM_MAX_NUM_SEQS": str(load.streams),
     }
-    with running(name, command, port, settings | more, role_chunks=1) as server:
+    with running(name, command, port, {**settings, **more}, role_chunks=1, root=root) as server:
         yield server
+
+
+def both(load: Load, other: Path | None) -> list[AbstractContextManager[Server]]:
+    """This checkout and, when one is given, the `other`, each to be entered."""
+    roots = {OURS: ROOT} | ({f"{OURS} of {other.name}": other.resolve()} if other else {})
+    return [ours(load, name=name, root=root) for name, root in roots.items()]
 
 
 @contextmanager
@@ -91,13 +107,18 @@ def bare(load: Load) -> Iterator[Server]:
 
 @contextmanager
 def running(
-    name: str, command: Sequence[str], port: int, settings: Mapping[str, str], role_chunks: int = 0
+    name: str,
+    command: Sequence[str],
+    port: int,
+    settings: Mapping[str, str],
+    role_chunks: int = 0,
+    root: Path = ROOT,
 ) -> Iterator[Server]:
     """Any server. RuntimeError with its log when it does not answer within `START_LIMIT_S`."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SIM_", "GUNICORN_"))}
     with tempfile.TemporaryFile() as log:
         begun = time.monotonic()
-        process = subprocess.Popen(command, cwd=ROOT, env={**inherited, **settings}, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=root, env={**inherited, **settings}, stdout=log, stderr=log)
         try:
             cores.pin_server(process.pid)
             _wait_until_ready(process, port)

@@ -219,7 +219,7 @@ def main(argv: Sequence[str]) -> int:
         "SIM_MAX_REQUEST_BODY_SIZE_MB": "8",
     }
     rows, fine = [], True
-    with ours(LOAD, **settings) as server:
+    with ours(LOAD, more=settings) as server:
         play(StreamPlan(server.port, STREAMS, 20, 0.1, 1.0))
         for name, attack in ATTACKS.items():
             if options.only in name:

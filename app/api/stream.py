@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 
 from gevent.event import Event as Bell
 
+from app.api.choice import ChoiceState
 from app.api.writer import ResponseWriter
-from app.engine.client import Handle
-from app.engine.outputs import EngineOutput, Failed, Tokens
+from app.engine.client import Handle, TakeToken
+from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.connection import Connection
 from app.http.response import StreamingBody
 from app.http.stream import StreamTransport
+from app.protocol.encoding import encode
 
 SLICE_TOKENS = 256
 """About as many entries (tokens, each with its alternatives) are rendered at once for a client that lags
@@ -43,10 +45,10 @@ class EventStream(StreamingBody):
         "_pending",
         "_slice_tokens",
         "_take_over",
-        "_transport",
-        "_unfinished",
-        "_writer",
         "handle",
+        "transport",
+        "unfinished",
+        "writer",
     )
 
     def __init__(
@@ -59,55 +61,60 @@ class EventStream(StreamingBody):
     ) -> None:
         self.bytes_sent = 0
         self.gone = False
-        self._writer = writer
-        self._choices = self._unfinished = choices
+        self.writer = writer
+        self._choices = self.unfinished = choices
         self._connection = connection
         self._take_over = take_over
         self._slice_tokens = max(1, SLICE_TOKENS // entries_per_token)
-        self._transport: StreamTransport | None = None
+        self.transport: StreamTransport | None = None
         self._pending: list[EngineOutput] = []
         self._bell: Bell | None = None
         self.handle: Handle | None = None
 
-    def emit(self, output: EngineOutput) -> None:
+    def emit(self, output: EngineOutput) -> TakeToken | None:
         """Take an output of the engine: to the socket now, or to the list of those to write."""
-        if not self._unfinished:  # one choice failed: nothing more is told of the others
-            return
-        before = self._unfinished
+        if not self.unfinished:  # one choice failed: nothing more is told of the others
+            return None
+        before = self.unfinished
         if type(output) is Tokens:
             if output.finish is not None:
-                self._unfinished -= 1
+                self.unfinished -= 1
         elif type(output) is Failed:
-            self._unfinished = 0
-        transport = self._transport
+            self.unfinished = 0
+        transport = self.transport
         if transport is None or transport.lags:
             self._pending.append(output)
             if transport is None and self._bell is not None:
                 self._bell.set()
-            return
+        else:
+            self._write(transport, output, before)
+        return PlainTokens(self, output.index).take if type(output) is Started else None
+
+    def _write(self, transport: StreamTransport, output: EngineOutput, before: int) -> None:
+        """To the socket; `before`: how many choices were unfinished before `output`."""
         try:
-            data = self._writer.chunk(output)
-            if not self._unfinished:
-                data += self._writer.closing()
+            data = self.writer.chunk(output)
+            if not self.unfinished:
+                data += self.writer.closing()
         except Exception:  # it could not be rendered: the end is still to come, as a failure
-            self._unfinished = before
+            self.unfinished = before
             raise
         if data:
             self.bytes_sent += len(data)
-            transport.write(data, not self._unfinished)
+            transport.write(data, not self.unfinished)
 
     def complete(self) -> bytes | None:
         """All events and the end, if the generation is over already and makes no more than one slice."""
-        pending, write = self._pending, self._writer.chunk
-        if self._unfinished or sum(map(_weight, pending)) > self._slice_tokens:
+        pending, write = self._pending, self.writer.chunk
+        if self.unfinished or sum(map(_weight, pending)) > self._slice_tokens:
             return None
-        return b"".join([*map(write, pending), self._writer.closing()])
+        return b"".join([*map(write, pending), self.writer.closing()])
 
     def attach(self, transport: StreamTransport) -> None:
         """Have `transport` write the stream: what has come already now, the rest as it comes."""
-        self._transport = transport
+        self.transport = transport
         transport.start(self)
-        if self._pending or not self._unfinished:
+        if self._pending or not self.unfinished:
             data, more, last = self.next_slice()
             transport.write(data, last)
             if more:
@@ -118,15 +125,15 @@ class EventStream(StreamingBody):
         data = self._slice()
         self.bytes_sent += len(data)
         more = bool(self._pending)
-        return data, more, not more and not self._unfinished
+        return data, more, not more and not self.unfinished
 
     def __iter__(self) -> Iterator[bytes]:
         connection = self._connection
-        if self._unfinished:
+        if self.unfinished:
             yield b""  # status line and headers leave now
             if connection is not None:
                 connection.watch(self.leave)
-        if connection is not None and self._take_over is not None and self._unfinished:
+        if connection is not None and self._take_over is not None and self.unfinished:
             self._bell = bell = Bell()
             self.attach(self._take_over(connection, bell.set))
             self._wait_for_transport(bell)
@@ -135,7 +142,7 @@ class EventStream(StreamingBody):
 
     def _wait_for_transport(self, bell: Bell) -> None:
         """Greenlet: sleep until all has been written, or the client has gone."""
-        transport = self._transport
+        transport = self.transport
         while transport is not None and transport.is_open:
             bell.wait()
             bell.clear()
@@ -147,7 +154,7 @@ class EventStream(StreamingBody):
         self._bell = bell = Bell()
         while not self.gone:
             bell.clear()
-            if self._pending or not self._unfinished:
+            if self._pending or not self.unfinished:
                 data, _, last = self.next_slice()
                 yield data
                 if last:
@@ -165,15 +172,15 @@ class EventStream(StreamingBody):
             if type(output) is Tokens and len(output.ids) > room:
                 first, rest = output.split(room)
                 self._pending[taken] = rest
-                chunks.append(self._writer.chunk(first))
+                chunks.append(self.writer.chunk(first))
                 room = 0
                 break
-            chunks.append(self._writer.chunk(output))
+            chunks.append(self.writer.chunk(output))
             room -= _weight(output)
             taken += 1
         del self._pending[:taken]
-        if not self._pending and not self._unfinished:
-            chunks.append(self._writer.closing())
+        if not self._pending and not self.unfinished:
+            chunks.append(self.writer.closing())
         return b"".join(chunks)
 
     def leave(self) -> None:
@@ -181,19 +188,53 @@ class EventStream(StreamingBody):
         self.gone = True
         if self.handle is not None:
             self.handle.abort()
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
         if self._bell is not None:
             self._bell.set()
 
     def close(self) -> None:
         """The server is done with it. What is unfinished now is finished for nobody."""
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
         if self._connection is not None:
             self._connection.unwatch()
         if self.handle is not None:
             self.handle.abort()
+
+
+class PlainTokens:
+    """Takes the plain tokens of one choice of a stream: events that are constant but for their texts."""
+
+    __slots__ = ("_around", "_index", "_stream")
+
+    def __init__(self, stream: EventStream, index: int) -> None:
+        self._stream = stream
+        self._index = index
+        self._around: tuple[bytes, bytes, int, ChoiceState] | None = None
+
+    def take(self, text: str, token_id: int, at_s: float) -> None:
+        """See `TakeToken`."""
+        stream, around = self._stream, self._around
+        transport = stream.transport
+        if around is None or transport is None or transport.lags or not stream.unfinished:
+            self._take_otherwise(text, token_id, at_s)
+            return
+        before, behind, length, choice = around
+        shown = encode(text)
+        length += len(shown)
+        choice.tokens += 1
+        stream.bytes_sent += length
+        transport.send_soon(b"%x\r\n%b%b%b\r\n" % (length, before, shown, behind))
+
+    def _take_otherwise(self, text: str, token_id: int, at_s: float) -> None:
+        """As any output. Where the stream has begun to be written, see whether the next one is plain."""
+        stream, index = self._stream, self._index
+        stream.emit(Tokens(index, [text], [token_id], at_s))
+        if self._around is None and stream.transport is not None and not stream.transport.lags:
+            around = stream.writer.around_text(index)
+            if around is not None:
+                self._around = *around, sum(map(len, around)), stream.writer.choices[index]
 
 
 def _weight(output: EngineOutput) -> int:

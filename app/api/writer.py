@@ -46,6 +46,13 @@ class ResponseWriter(ABC):
         for part in split(output, max(1, SLICE // width(output.logprobs))):
             yield self.chunk(part)
 
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        """What the event of a plain token of a choice has before and behind its text, which is JSON.
+
+        None when events of tokens are not that simple, or when nothing was written yet.
+        """
+        return None
+
     @abstractmethod
     def closing(self) -> bytes:
         """What ends the stream, after the last choice is over."""

@@ -1,6 +1,6 @@
 """One timer wheel per process: everything that is due at a moment, done at that moment.
 
-A wheel of slots, each a quarter of a millisecond wide, keyed by slot number, and a heap of the
+A wheel of slots, each half a millisecond wide, keyed by slot number, and a heap of the
 slots in use. One alarm is set for the first slot; a ring takes what is due, slot by slot. Due
 moments are absolute, so a stream never drifts, however long it is (performance notes in
 docs/benchmarks.md).
@@ -16,7 +16,11 @@ from typing import Protocol
 
 from app.clock.clock import Clock
 
-SLOTS_PER_S = 4000
+SLOTS_PER_S = 2000
+LEAD_S = 1e-4
+"""A turn is taken so much before its moment: less than lies between the alarm and the first byte at a client,
+even one on the same machine and of a server that does nothing else.
+"""
 ROUNDING = 1e-3
 """Part of a slot by which a moment counted in floating point may seem to lie before its slot."""
 LONGEST_RING_S = 0.005
@@ -34,8 +38,13 @@ class Timed(Protocol):
         """`turn` raised `error` and will not be called again."""
 
 
+def slot_of(due_s: float) -> int:
+    """The first slot that begins no earlier than `LEAD_S` before a moment."""
+    return int((due_s - LEAD_S) * SLOTS_PER_S) + 1
+
+
 class TimerWheel:
-    """Calls each `Timed` at its due moments, never early.
+    """Calls each `Timed` at its due moments, `LEAD_S` early at the most.
 
     `most_per_ring` bounds what one ring does before the hub may serve sockets again.
     """
@@ -54,7 +63,7 @@ class TimerWheel:
 
     def add(self, due_s: float, timed: Timed) -> None:
         """Have `timed` take its turn at `due_s` (monotonic seconds) or as soon after as can be."""
-        slot = int(due_s * SLOTS_PER_S) + 1
+        slot = slot_of(due_s)
         waiting = self._wheel.get(slot)
         if waiting is not None:
             waiting.append(timed)
@@ -104,7 +113,7 @@ class TimerWheel:
                     timed.fail(error)
             else:
                 if due_s is not None:
-                    later = wheel.get(int(due_s * SLOTS_PER_S) + 1)
+                    later = wheel.get(int((due_s - LEAD_S) * SLOTS_PER_S) + 1)
                     if later is not None:  # as nearly always when there are many
                         later.append(timed)
                     else:

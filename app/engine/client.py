@@ -10,8 +10,14 @@ from app.engine.outputs import EngineOutput
 from app.engine.request import EngineRequest
 from app.metrics.recorder import Recorder
 
-Emit = Callable[[EngineOutput], None]
-"""Takes an output, in the hub or in whatever greenlet brings it about: it must not wait."""
+TakeToken = Callable[[str, int, float], None]
+"""Takes the text, the id and the moment of a token: all there is to tell of one amid a plain text."""
+Emit = Callable[[EngineOutput], TakeToken | None]
+"""Takes an output, in the hub or in whatever greenlet brings it about: it must not wait.
+
+It may answer a `Started` with what is to take the plain tokens of that choice from then on, each by itself:
+of thousands of streams they come so often that nothing should be made for one.
+"""
 
 
 class Handle(Protocol):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from app.clock.clock import Clock
 from app.clock.timer_wheel import TimerWheel
 from app.engine.cache_manager import SequenceBlocks
-from app.engine.client import Emit
+from app.engine.client import Emit, TakeToken
 from app.engine.executor import SlotExecutor
 from app.engine.observer import Outcome, Watch, notify
 from app.engine.outputs import Failed, Finish, Started, Tokens
@@ -76,6 +76,7 @@ class Sequence:
         "_reply",
         "_runtime",
         "_scheduled_s",
+        "_take_token",
         "_texts",
         "adapter",
         "over",
@@ -105,6 +106,7 @@ class Sequence:
         self._blocks = blocks
         self._runtime = runtime
         self._emit = emit
+        self._take_token: TakeToken | None = None
         self._ended = ended
         self._queued = self._holds_slot = self._begun = False
         self._position = self._cached_tokens = 0
@@ -175,12 +177,14 @@ class Sequence:
 
     def turn(self, now_s: float) -> float | None:
         """Emit what is due at `now_s`; when the next token is due, None when that was the last."""
+        take = self._take_token
+        if take is not None and (next_s := self._plain_turn(take, now_s)) is not None:
+            return next_s
         if self.over:  # the wheel forgets us now
             return None
         runtime, start, at_s = self._runtime, self._position, self._due_s
         if not self._begun:
-            self._begun = True
-            self._emit(Started(self.request.index, at_s, self._cached_tokens, self._reply.prompt_logprobs))
+            self._begin(at_s)
             if self.over:  # aborted by whoever took it
                 return None
         stop, next_s, part = start + 1, at_s, self._part
@@ -213,6 +217,32 @@ class Sequence:
         if not self.over:
             self._end(COUNTED_AS[reply.finish.reason])
         return None
+
+    def _begin(self, at_s: float) -> None:
+        self._begun = True
+        reply = self._reply
+        take = self._emit(Started(self.request.index, at_s, self._cached_tokens, reply.prompt_logprobs))
+        if reply.logprobs is None and self._delays is None and not self.over:
+            self._take_token = take
+
+    def _plain_turn(self, take: TakeToken, now_s: float) -> float | None:
+        """The turn of a token that is like nearly all; when the next one is due. None: take a usual turn."""
+        runtime, start, at_s = self._runtime, self._position, self._due_s
+        stop, gap_s = start + 1, runtime.timing.constant_gap_s
+        if gap_s is None or not start or stop >= self._part_end or self._part is not None:
+            return None
+        next_s = at_s + gap_s
+        if next_s <= now_s:  # it comes together with the next one
+            return None
+        self._position, self._due_s = stop, next_s
+        token_id = self._ids[start]
+        if self._blocks is not None:
+            self._blocks.append((token_id,))
+        runtime.recorder.decoded(1, at_s - self._last_s, at_s)
+        self.tokens += 1
+        self._last_s = at_s
+        take(self._texts[start], token_id, at_s)
+        return next_s
 
     def _due_together(self, stop: int, next_s: float, now_s: float) -> tuple[int, float, float]:
         """The end of the tokens that leave now, and the moments of the last of them and of the next token.
@@ -296,6 +326,7 @@ class Sequence:
         elif scheduled_s is not None:
             runtime.recorder.running(-1, self.adapter)
         self.over = True
+        self._take_token = None
         if scheduled_s is None:
             scheduled_s = now_s
         first_s = scheduled_s if self._first_s is None else self._first_s

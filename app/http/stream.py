@@ -96,6 +96,13 @@ class StreamTransport:
             self._queued = True
             self._batcher.put(self.flush)
 
+    def send_soon(self, chunk: bytes) -> None:
+        """As `write`, of a chunk that has its frame already."""
+        self._unsent += chunk
+        if not self._queued:
+            self._queued = True
+            self._batcher.put(self.flush)
+
     def _frame(self, data: bytes, last: bool) -> None:
         if data:
             self._unsent += b"%x\r\n%b\r\n" % (len(data), data)

@@ -1,15 +1,15 @@
-"""ZMQ addresses, read as vLLM reads them, and sockets at them."""
+"""ZMQ addresses, read as vLLM reads them, and what a publisher does with them."""
 
 from __future__ import annotations
 
-import zmq
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from app.kvcache.wire import DEFAULT_LAYOUT, LayoutName
 
 SCHEMES = ("tcp", "ipc", "inproc")
 PORTS = 1 << 16
-MORE = zmq.SNDMORE | zmq.NOBLOCK
-"""Frame by frame a message costs half of what `send_multipart` takes."""
-MOST_REQUEST_BYTES = 1 << 20
-"""What peers send to a publisher: subscriptions, and requests for replays. Larger ones end the connection."""
 
 
 def port_of(endpoint: str) -> int | None:
@@ -50,62 +50,25 @@ def is_ipv6(endpoint: str) -> bool:
     return "[" in endpoint or "::" in endpoint
 
 
-def address_of(socket: zmq.Socket[bytes]) -> str:
-    """Where a socket is bound or connected to, with the port in use."""
-    return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+ReplayLayout: TypeAlias = Literal["topic", "bare"]
+"""`topic` is vLLM 0.26 and later, [topic, sequence, payload]; `bare` is before that, [sequence, payload]."""
 
 
-def open_socket(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, bind: bool, hwm: int
-) -> tuple[zmq.Socket[bytes], str]:
-    """A socket that keeps `hwm` messages for each peer, and its address with the port in use.
+class PublisherSettings(Struct, frozen=True, kw_only=True):
+    """`endpoint` is the PUB socket's, None for listeners only; `replay_endpoint` is None for no replays.
 
-    ZMQError when the endpoint is taken or not of this machine.
+    Both are those of rank 0. `flush_s` of 0 publishes every step at once, as vLLM does. `hwm` messages wait
+    for a subscriber that does not read; vLLM's 100,000 could be gigabytes.
     """
-    socket = context.socket(kind)
-    try:
-        socket.sndhwm = hwm
-        socket.maxmsgsize = MOST_REQUEST_BYTES
-        socket.ipv6 = is_ipv6(endpoint)
-        if bind:
-            socket.bind(endpoint)
-        else:
-            socket.connect(endpoint)
-        address = address_of(socket)
-    except zmq.ZMQError:
-        socket.close(linger=0)
-        raise
-    return socket, address
 
-
-class PubSocket:
-    """A publisher's socket: sends messages to whoever subscribes, and never waits for anybody."""
-
-    def __init__(self, topic: bytes, hwm: int) -> None:
-        """`hwm` messages wait for a slow subscriber; ZMQ drops further ones, without telling."""
-        self._topic = topic
-        self._hwm = hwm
-        self._socket: zmq.Socket[bytes] | None = None
-
-    def open(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> str:
-        """Bind or connect to `endpoint`; its real address. ZMQError when that is not possible."""
-        self._socket, address = open_socket(context, zmq.PUB, endpoint, is_bound(endpoint), self._hwm)
-        return address
-
-    def send(self, sequence: int, payload: bytes) -> bool:
-        """False when the message is lost: there is no socket yet, or ZMQ does not take it."""
-        if self._socket is None:
-            return False
-        try:
-            self._socket.send(self._topic, MORE)
-            self._socket.send(sequence.to_bytes(8, "big"), MORE)
-            self._socket.send(payload, zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return False
-        return True
-
-    def close(self, linger_ms: int) -> None:
-        """Send no more; what is on its way may take that long."""
-        if self._socket is not None:
-            self._socket.close(linger=linger_ms)
-            self._socket = None
+    endpoint: str | None
+    topic: str
+    rank: int = 0
+    replay_endpoint: str | None = None
+    replay_batches: int = 10_000
+    replay_layout: ReplayLayout = "topic"
+    layout: LayoutName = DEFAULT_LAYOUT
+    batch_events: int = 16
+    flush_s: float = 1.0
+    queue_events: int = 100_000
+    hwm: int = 1000

@@ -15,11 +15,12 @@ from gevent.event import Event
 from msgspec import Struct
 
 from app.clock.pause import pause
-from app.kvcache.endpoints import PubSocket, of_rank
+from app.kvcache.endpoints import PublisherSettings, of_rank
 from app.kvcache.events import EventBatch, KVEvent, event_bytes
 from app.kvcache.memo import Bounded
-from app.kvcache.replay_buffer import ReplayBuffer, ReplayLayout
-from app.kvcache.wire import DEFAULT_LAYOUT, LayoutName, encoder
+from app.kvcache.replay_buffer import ReplayBuffer
+from app.kvcache.sockets import PubSocket
+from app.kvcache.wire import encoder
 
 log = logging.getLogger(__name__)
 
@@ -40,26 +41,6 @@ LINGER_MS = 1000
 """What a close waits for subscribers to receive the last batches."""
 QUIET_S = 60.0
 """At most one line is logged about lost events in so many seconds."""
-
-
-class PublisherSettings(Struct, frozen=True, kw_only=True):
-    """`endpoint` is the PUB socket's, None for listeners only; `replay_endpoint` is None for no replays.
-
-    Both are those of rank 0. `flush_s` of 0 publishes every step at once, as vLLM does. `hwm` messages wait
-    for a subscriber that does not read; vLLM's 100,000 could be gigabytes.
-    """
-
-    endpoint: str | None
-    topic: str
-    rank: int = 0
-    replay_endpoint: str | None = None
-    replay_batches: int = 10_000
-    replay_layout: ReplayLayout = "topic"
-    layout: LayoutName = DEFAULT_LAYOUT
-    batch_events: int = 16
-    flush_s: float = 1.0
-    queue_events: int = 100_000
-    hwm: int = 1000
 
 
 class Published(Struct):

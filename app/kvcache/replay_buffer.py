@@ -6,14 +6,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import dropwhile
-from typing import Literal, TypeAlias
 
 import zmq
 
-from app.kvcache.endpoints import open_socket
-
-ReplayLayout: TypeAlias = Literal["topic", "bare"]
-"""`topic` is vLLM 0.26 and later, [topic, sequence, payload]; `bare` is before that, [sequence, payload]."""
+from app.kvcache.endpoints import ReplayLayout
+from app.kvcache.sockets import open_socket
 
 END = b"\xff" * 8
 """Stands for a sequence number behind the last batch: -1 in 64 bits."""

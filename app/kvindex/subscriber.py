@@ -12,8 +12,9 @@ import zmq
 from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
-from app.kvcache.endpoints import address_of, is_ipv6
+from app.kvcache.endpoints import is_ipv6
 from app.kvcache.memo import Memo
+from app.kvcache.sockets import address_of
 from app.kvindex.event_pool import Pool
 from app.kvindex.feed import Message
 from app.kvindex.metrics import Losses

@@ -9,18 +9,13 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias, TypedDict, cast
 
 from app.clock.pause import Slices
-from app.schema.errors import SchemaError
+from app.schema.errors import MEMBERS_A_STEP, PART, STEPS_A_PART, SchemaError
 from app.schema.keywords import BACKWARDS
 from app.schema.patterns import Pattern
 
 JSON: TypeAlias = "dict[str, JSON] | list[JSON] | str | int | float | bool | None"
 Number: TypeAlias = int | float
 
-PART = 500
-"""Items of a long list that are looked at in one go."""
-MEMBERS_A_STEP = 20
-"""Items or properties that take one step of work to look at."""
-STEPS_A_PART = PART // MEMBERS_A_STEP
 NODE_BYTES = 140
 """Memory of what is noted about a schema elsewhere: its place in lists, its height; measured."""
 IDENTITY_FACTOR = 2

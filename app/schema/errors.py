@@ -7,6 +7,12 @@ from app.clock.pause import Slices
 LONGEST_PATH = 200
 """Characters of a path that an error shows, from its end."""
 
+PART = 500
+"""Items of a long list that are looked at in one go."""
+MEMBERS_A_STEP = 20
+"""Items or properties that take one step of work to look at."""
+STEPS_A_PART = PART // MEMBERS_A_STEP
+
 SETTLED_STEPS = 50
 """Steps of an allowance that are counted together: most draws take fewer."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from app.clock.pause import Slices
-from app.schema.document import PART, STEPS_A_PART
-from app.schema.errors import SchemaError, inner_path
+from app.schema.errors import PART, STEPS_A_PART, SchemaError, inner_path
 from app.schema.keywords import TYPES, is_count, is_number
 
 SCALARS: Mapping[str, Callable[[object], bool]] = {

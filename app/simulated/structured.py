@@ -12,7 +12,7 @@ from random import Random
 from app.engine.outputs import Part
 from app.engine.reply import LENGTH, STOP, Reply
 from app.engine.request import Constraint, EngineRequest, Tool, ToolCalls
-from app.schema import Ranges, Schemas, matching_text
+from app.schema import Ranges, Schemas
 from app.simulated.corpus import Corpus
 from app.tokenization import Tokenizer
 from config.settings import ToolSettings
@@ -53,7 +53,7 @@ class StructuredReplies:
         if constraint.choices:
             return rng.choice(constraint.choices)
         if constraint.regex is not None:
-            return matching_text(constraint.regex, rng)
+            return self._schemas.matching_text(constraint.regex, rng)
         schema = True if constraint.schema is None else constraint.schema
         return json.dumps(self._schemas.compile(schema).sample(rng, self._ranges), ensure_ascii=False)
 

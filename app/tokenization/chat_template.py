@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from threading import Lock
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -36,6 +36,7 @@ JSON_PIECES = 10_000
 """so many of which are put together in one go."""
 RESERVED = frozenset({"chat_template", "tokenize", "conversation", "messages"})
 """Names that a request's chat_template_kwargs may not set."""
+DICT_ATTRIBUTES = frozenset(dir(dict))
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
 """Follows the final message through the template, so that what the template adds after it can be cut off."""
 
@@ -205,8 +206,18 @@ class GenerationTag(jinja2.ext.Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox, which finds the members of a message as fast as a dict does."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As Jinja's, which first tries the attribute of Python, then the key: a dict has few attributes."""
+        if type(obj) is dict and attribute in obj and attribute not in DICT_ATTRIBUTES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+def _environment(now: Callable[[], datetime]) -> TemplateEnvironment:
+    environment = TemplateEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json

@@ -7,6 +7,7 @@ from functools import cached_property
 from random import Random
 from typing import Any, Protocol
 
+import gevent
 from flask import Flask, Request
 from flask.globals import request_ctx
 from flask.sessions import NullSession, SessionInterface
@@ -46,6 +47,19 @@ class BackgroundService(Protocol):
 
     def close(self) -> None:
         """Finish what is under way, within a second or so, and close them."""
+
+
+class StartedLater:
+    """Calls `work` in a greenlet of its own when the worker has begun: what no request has to wait for yet."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def start(self) -> None:
+        gevent.spawn(self._work)
+
+    def close(self) -> None:
+        """It ends by itself."""
 
 
 class Drains(Protocol):

@@ -9,6 +9,7 @@ from typing import cast
 
 import gevent
 
+from app.api.choice import ChoiceState
 from app.api.stream import EventStream
 from app.api.writer import ResponseWriter
 from app.engine.client import Handle
@@ -25,6 +26,10 @@ class Plain:
 
     def __init__(self) -> None:
         self.most_at_once = 0
+        self.choices = [ChoiceState()]
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        return b"", b""
 
     def chunk(self, event: EngineOutput) -> bytes:
         if isinstance(event, Tokens):

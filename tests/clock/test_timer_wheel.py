@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.clock.clock import VirtualClock
-from app.clock.timer_wheel import SLOTS_PER_S, TimerWheel
+from app.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
 
 SLOT_S = 1 / SLOTS_PER_S
 
@@ -37,7 +37,7 @@ class Broken(Metronome):
 
 
 @given(gaps=st.lists(st.floats(0.0005, 2.0), min_size=1, max_size=30))
-def test_every_turn_comes_at_its_moment_never_early_and_less_than_two_slots_late(gaps: list[float]) -> None:
+def test_every_turn_comes_at_its_moment_hardly_early_and_less_than_two_slots_late(gaps: list[float]) -> None:
     clock = VirtualClock()
     wheel = TimerWheel(clock)
     beats = [Metronome(clock, gap_s, 20) for gap_s in gaps]
@@ -46,7 +46,7 @@ def test_every_turn_comes_at_its_moment_never_early_and_less_than_two_slots_late
     clock.advance(60)
     for beat in beats:
         assert len(beat.turns) == 20
-        assert all(-1e-9 <= now_s - due_s <= 2 * SLOT_S for due_s, now_s in beat.turns)
+        assert all(-LEAD_S - 1e-9 <= now_s - due_s <= 2 * SLOT_S for due_s, now_s in beat.turns)
     assert len(wheel) == 0
 
 

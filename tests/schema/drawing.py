@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from app.schema import JSON, Ranges, Schemas
+from app.schema import Ranges, Schemas
+from app.schema.document import JSON
 from app.schema.strict import check_strict
 
 

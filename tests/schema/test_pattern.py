@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.schema import SchemaError, Unsatisfiable, matching_text
+from app.schema import SchemaError, Unsatisfiable
+from app.schema.patterns import matching_text
 
 PYTHON = [
     "",

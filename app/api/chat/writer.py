@@ -30,7 +30,6 @@ from app.protocol.chat_response import (
     ToolCall,
 )
 from app.protocol.chunks import ChunkTail
-from app.protocol.encoding import encode
 from app.protocol.logprobs import LogprobContent
 from app.protocol.transfer import ECTransferParams, KVTransferParams
 from app.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
@@ -108,10 +107,6 @@ class ChatWriter(ResponseWriter):
 
     def chunk(self, output: EngineOutput) -> bytes:
         if type(output) is Tokens:
-            if self._plain and output.finish is None and output.part is None and len(output.texts) == 1:
-                # Nearly every output of a paced stream is such a one.
-                self.choices[output.index].tokens += 1
-                return b"%b%b%b" % (self._texts[output.index], encode(output.texts[0]), PLAIN_TEXT.end)
             return self._tokens(output)
         if type(output) is Started:
             return b"".join(self._begin(output))
@@ -121,6 +116,9 @@ class ChatWriter(ResponseWriter):
 
     def chunks(self, output: EngineOutput) -> Iterator[bytes]:
         return blocks(self._begin(output)) if type(output) is Started else super().chunks(output)
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        return (self._texts[index], PLAIN_TEXT.end) if self._texts else None
 
     def closing(self) -> bytes:
         options = self._options

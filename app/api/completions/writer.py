@@ -22,7 +22,6 @@ from app.protocol.completion_response import (
     CompletionChoice,
     CompletionChunkChoice,
 )
-from app.protocol.encoding import encode
 from app.protocol.transfer import KVTransferParams
 from app.protocol.usage import PromptTokensDetails, Usage
 
@@ -76,10 +75,6 @@ class CompletionWriter(ResponseWriter):
         if type(output) is Tokens:
             if not self._plain:
                 return b"".join(self._special(output))
-            if self._texts and output.finish is None and len(output.texts) == 1:
-                # Nearly every output of a paced stream is such a one.
-                self.choices[output.index].tokens += 1
-                return b"%b%b%b" % (self._texts[output.index], encode(output.texts[0]), PLAIN_TEXT.end)
             if output.finish is None:
                 return self._plain_chunks(output, len(output.texts))
             number = max(0, len(output.texts) - 1)
@@ -95,6 +90,9 @@ class CompletionWriter(ResponseWriter):
         if type(output) is Tokens and not self._plain:
             return blocks(self._special(output))
         return super().chunks(output)
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        return (self._texts[index], PLAIN_TEXT.end) if self._texts else None
 
     def closing(self) -> bytes:
         options = self._options

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.route import Route, get
-from app.kvcache.endpoints import of_rank
-from app.kvcache.publisher import PublisherSettings
+from app.kvcache.endpoints import PublisherSettings, of_rank
 
 
 def routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> list[Route]:

@@ -8,23 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from socket import MSG_PEEK
 
 import gevent
 
 from app.http.connection import READ, Connection, GeventSocket, Watcher
 from app.http.context import RequestContext, current_request
-from app.http.response import (
-    CLIENT_GONE,
-    STATUS_LINES,
-    PendingResponse,
-    Response,
-    StreamingBody,
-    json_response,
-)
+from app.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
 from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead
-from app.server.fast.path import FastPath
-from app.server.joined_response import default_head
+from app.server.fast.path import FastPath, response_head
 
 RECEIVE = 1 << 16
 MOST_BODY_BYTES = 1 << 16
@@ -190,7 +183,7 @@ class FastConnection:
         self._response = response
         body = response.body
         if isinstance(body, bytes):
-            head = _head(response)
+            head = response_head(response)
             if response.streamed:
                 self._write(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
             else:
@@ -208,7 +201,7 @@ class FastConnection:
             self._path.write_timeout_s,
             self._streamed,
             ends_body=True,
-            head=_head(response),
+            head=response_head(response),
             abandoned=self.close,
         )
         self._connection.watch(transport.abandon)
@@ -221,6 +214,13 @@ class FastConnection:
         self._done()
 
     def _write(self, data: bytes) -> None:
+        self._unsent = data
+        self._path.answers.put(self._begin_sending)
+
+    def _begin_sending(self) -> None:
+        if self._response is None:  # closed meanwhile
+            return
+        data, self._unsent = self._unsent, b""
         try:
             sent = self._connection.send_now(data)
         except BlockingIOError:
@@ -278,6 +278,14 @@ class FastConnection:
         if self._buffer and not self.busy and self in self._all.open:
             self._next()
 
+    @property
+    def has_unread(self) -> bool:
+        """Bytes have arrived that nobody has read."""
+        try:
+            return bool(self.client._sock.recv(1, MSG_PEEK))
+        except OSError:  # BlockingIOError, too
+            return False
+
     def leave_to_general(self) -> None:
         """Have a greenlet serve what the buffer begins with."""
         self._reader.stop()
@@ -309,14 +317,6 @@ class FastConnection:
                 self._path.log_access(self._context, response)
             response.close()
         self.client.close()
-
-
-def _head(response: Response) -> bytes:
-    """Status line and headers as gunicorn sends them."""
-    status = STATUS_LINES.get(response.status) or response.status_line
-    chunked = response.streamed or type(response.body) is not bytes
-    head = default_head(status, int(time.time()), False, chunked)
-    return (head + response.header_lines()).encode("latin-1")
 
 
 ServeGeneral = Callable[[FastConnection, bytes], None]
@@ -364,9 +364,13 @@ class FastConnections:
                 connection.leave_to_general()
 
     def close_idle(self, now_s: float, young_s: float) -> None:
-        """There will be no next request; who connected less than `young_s` ago may still send a first one."""
+        """There will be no next request; who connected less than `young_s` ago may still send a first one.
+
+        A request that has arrived, and that a late loop has not read yet, is answered.
+        """
         for connection in list(self.open):
-            if not connection.busy and not (connection.is_new and now_s - connection.since_s < young_s):
+            is_young = connection.is_new and now_s - connection.since_s < young_s
+            if not connection.busy and not is_young and not connection.has_unread:
                 connection.close()
 
     def is_expecting(self, now_s: float, young_s: float) -> bool:
