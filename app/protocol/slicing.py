@@ -58,6 +58,14 @@ def parts(values: Sequence[T], within: Slices) -> Iterable[Sequence[T]]:
     return within.parts(values, _SCALARS, _SCALARS // 16)
 
 
+def pieces(values: Sequence[T], within: Slices, share: int) -> Iterator[Sequence[T]]:
+    """`values` in parts for a loop of Python's own; so many of them count as one value looked at."""
+    for start in range(0, len(values), _AT_ONCE):
+        piece = values[start : start + _AT_ONCE]
+        yield piece
+        within.spend(len(piece) // share)
+
+
 def kinds_of(values: Sequence[object], within: Slices) -> set[type]:
     """The types of `values`."""
     return {kind for part in parts(values, within) for kind in set(map(type, part))}
@@ -81,3 +89,10 @@ def distinct(values: Sequence[T], within: Slices) -> frozenset[T]:
     for part in parts(values, within):
         seen.update(part)
     return frozenset(seen)
+
+
+def release(values: object, within: Slices) -> None:
+    """Empty a list that nobody needs any more: to free 100,000 objects in one go would take 10 ms."""
+    while isinstance(values, list) and values:
+        del values[-_AT_ONCE:]
+        within.spend(_AT_ONCE)

@@ -13,7 +13,7 @@ from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import LONG, Request, decode
 from app.protocol.responses import ResponsesRequest
-from app.protocol.slicing import SLICE, distinct, each, every, kinds_of, slices
+from app.protocol.slicing import SLICE, distinct, each, every, kinds_of, pieces, release, slices
 from app.protocol.validation.generation import ValidatedRequest
 from app.protocol.validation.model import ModelLimits
 
@@ -124,3 +124,19 @@ def test_the_helpers_say_what_plain_code_says() -> None:
         assert distinct(values, within) == set(values)
         assert kinds_of(values, within) == set(map(type, values))
         assert every(lambda value: value != 1, values, within) == (1 not in values)
+
+
+def test_pieces_are_all_of_a_sequence_and_count_by_their_length() -> None:
+    within = Counted()
+    assert b"".join(pieces(b"ab" * 30_000, within, 4)) == b"ab" * 30_000
+    assert within.pauses == 60_000 // 4 // SLICE
+    for _ in range(10_000):
+        assert [*pieces([1, 2], within, 1)] == [[1, 2]]
+    assert within.pauses == 2
+
+
+def test_a_long_list_is_emptied_with_pauses() -> None:
+    within, values = Counted(), [{} for _ in range(5 * SLICE)]
+    release(values, within)
+    assert not values and within.pauses >= 4
+    release("a text stays", within)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from app.api.builder import Prompt
 from app.api.chat.media import features, media_tokens
-from app.api.chat.prompt import chat_prompt, chat_prompts, content_text
+from app.api.chat.prompt import PROMPT, chat_prompt, chat_prompts, content_text
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
 from app.api.kv_transfer import address_of
@@ -19,6 +19,7 @@ from app.http.route import PlainHandler, Route, post
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.messages import Message
 from app.protocol.options import NamedToolChoice
+from app.protocol.slicing import each
 from app.protocol.validation.generation import ValidatedRequest
 
 
@@ -41,9 +42,10 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         asked = frontend.accept(request, context)
         prompts = chat_prompts(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
-        all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
+        each_prompt = each(prompts, frontend.slices, PROMPT)
+        all_ids = list(chain.from_iterable(prompt.ids for prompt in each_prompt))
         last = request.messages[-1]
-        whole = Prompt(all_ids, "", features=features(last, all_ids))
+        whole = Prompt(all_ids, "", features=features(last, all_ids, frontend.slices))
         options = response_options(frontend, asked, last, whole)
         options = replace(options, n=len(prompts), prompt_details=False)
         return frontend.generate(asked, head, prompts, ChatWriter(head, options), context)
