@@ -2,6 +2,7 @@
 # make test       run all tests; its last line says what was skipped, and how to have it
 # make test-fast  run those that start no process: under a minute; tests/README.md says which
 # make test-shared  run those that compare with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
+# make test-general  conformance and hostile clients once more, with servers that do without the fast path
 # make lint       ruff and mypy
 # make bench      run the benchmarks
 # make mutants    change the code a little and see whether tests notice: N=80 SEED=1 ROOMS="kvcache schema"
@@ -26,7 +27,7 @@ ROOMS :=
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test test-fast test-shared lint bench mutants fleet image venv clients clean
+.PHONY: run test test-fast test-shared test-general lint bench mutants fleet image venv clients clean
 
 run: $(VENV)/.run
 	$(BIN)/gunicorn wsgi:app
@@ -41,6 +42,9 @@ test-fast: $(VENV)/.dev
 test-shared: $(VENV)/.dev
 	$(BIN)/python -m pytest -m shared
 	$(BIN)/python -m pytest -m "not shared" tests/conformance
+
+test-general: $(VENV)/.dev
+	$(BIN)/python -m pytest --general-way tests/conformance tests/hostile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

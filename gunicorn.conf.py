@@ -87,6 +87,7 @@ def post_fork(server, worker):
     gc.disable()
     worker.certificate = getattr(server, "certificate", None)  # a configuration around ours may replace hooks
     worker.write_timeout_s = settings.server.write_timeout
+    worker.fast_path = settings.server.fast_path
     worker.head_timeout_s = settings.server.read_timeout
     ranks.settle(worker, settings.server, os.environ)
 

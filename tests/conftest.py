@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.needs import NEEDS, skipped_line
 from tests.processes import refuse_process, starts_process
-from tests.running_server import RunningServer, running_server
+from tests.running_server import GENERAL_WAY, RunningServer, running_server
 
 LEFT_OUT = ("server", "slow", *(need.marker for need in NEEDS))
 """The markers of tests that do not run under --fast."""
@@ -26,9 +27,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast", action="store_true", help="only tests that start no process, need nothing and take no time"
     )
+    parser.addoption(
+        "--general-way", action="store_true", help="servers do without the fast path, as under other workers"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("general_way"):
+        os.environ[GENERAL_WAY] = "yes"
     config.addinivalue_line("markers", "server: starts a process, most often a server; found by itself")
     config.addinivalue_line("markers", "slow: takes seconds, though it starts no process")
     for need in NEEDS:

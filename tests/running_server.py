@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SEED = "7"
 """Of servers that are not told another: what they say is the same each time."""
+GENERAL_WAY = "UNDERSTUDY_TESTS_GENERAL_WAY"
+"""Set by --general-way, for servers of every kind."""
 SERVER_PORTS = range(16_000, 32_000)
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 20.0
@@ -74,6 +76,11 @@ def running_gunicorn(
         yield server
 
 
+def way() -> dict[str, str]:
+    """The variable by which servers do without the fast path, when the tests run with --general-way."""
+    return {"SIM_FAST_PATH": "false"} if os.environ.get(GENERAL_WAY) else {}
+
+
 def free_port(ports: int = 1) -> int:
     """The first of so many neighbouring TCP ports that nobody listens on now.
 
@@ -95,7 +102,7 @@ def _running(command: Sequence[str], port: int, env: Mapping[str, str]) -> Itera
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**inherited, "SIM_SEED": SEED, **env},
+            env={**inherited, "SIM_SEED": SEED, **way(), **env},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -14,6 +14,7 @@ from gevent.event import Event as Bell
 
 from app.api.choice import ChoiceState
 from app.api.writer import ResponseWriter
+from app.clock.pause import pause_if_possible
 from app.engine.client import Handle, TakeToken
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.connection import Connection
@@ -42,6 +43,7 @@ class EventStream(StreamingBody):
         "_bell",
         "_choices",
         "_connection",
+        "_large",
         "_pending",
         "_slice_tokens",
         "_take_over",
@@ -68,6 +70,8 @@ class EventStream(StreamingBody):
         self._slice_tokens = max(1, SLICE_TOKENS // entries_per_token)
         self.transport: StreamTransport | None = None
         self._pending: list[EngineOutput] = []
+        self._large: Iterator[bytes] | None = None
+        """What is left of an output that takes long to write."""
         self._bell: Bell | None = None
         self.handle: Handle | None = None
 
@@ -86,6 +90,9 @@ class EventStream(StreamingBody):
             self._pending.append(output)
             if transport is None and self._bell is not None:
                 self._bell.set()
+        elif self.writer.is_large(output):
+            self._pending.append(output)
+            transport.lag()
         else:
             self._write(transport, output, before)
         return PlainTokens(self, output.index).take if type(output) is Started else None
@@ -108,6 +115,8 @@ class EventStream(StreamingBody):
         pending, write = self._pending, self.writer.chunk
         if self.unfinished or sum(map(_weight, pending)) > self._slice_tokens:
             return None
+        if any(map(self.writer.is_large, pending)):
+            return None
         return b"".join([*map(write, pending), self.writer.closing()])
 
     def attach(self, transport: StreamTransport) -> None:
@@ -124,7 +133,7 @@ class EventStream(StreamingBody):
         """The next outputs that wait, rendered; whether more wait; whether that is the end of the stream."""
         data = self._slice()
         self.bytes_sent += len(data)
-        more = bool(self._pending)
+        more = bool(self._pending) or self._large is not None
         return data, more, not more and not self.unfinished
 
     def __iter__(self) -> Iterator[bytes]:
@@ -154,11 +163,13 @@ class EventStream(StreamingBody):
         self._bell = bell = Bell()
         while not self.gone:
             bell.clear()
-            if self._pending or not self.unfinished:
-                data, _, last = self.next_slice()
+            if self._pending or self._large is not None or not self.unfinished:
+                data, more, last = self.next_slice()
                 yield data
                 if last:
                     return
+                if more:
+                    pause_if_possible()
             else:
                 bell.wait()
 
@@ -166,8 +177,14 @@ class EventStream(StreamingBody):
         """As many of the next outputs as make a slice; with the last one of all, the end of the stream."""
         room, chunks = self._slice_tokens, []
         taken = 0
+        if self._large is not None:
+            return self._next_of_large(self._large)
         for output in self._pending:
             if room <= 0:
+                break
+            if self.writer.is_large(output):
+                self._large, room = self.writer.chunks(output), 0
+                taken += 1
                 break
             if type(output) is Tokens and len(output.ids) > room:
                 first, rest = output.split(room)
@@ -179,9 +196,17 @@ class EventStream(StreamingBody):
             room -= _weight(output)
             taken += 1
         del self._pending[:taken]
-        if not self._pending and not self.unfinished:
+        if not self._pending and not self.unfinished and self._large is None:
             chunks.append(self.writer.closing())
         return b"".join(chunks)
+
+    def _next_of_large(self, pieces: Iterator[bytes]) -> bytes:
+        """The next piece of a large output; behind its last one, what else there is."""
+        piece = next(pieces, None)
+        if piece is not None:
+            return piece
+        self._large = None
+        return self._slice()
 
     def leave(self) -> None:
         """The client is gone: end its sequences and wake the greenlet."""

@@ -46,6 +46,10 @@ class ResponseWriter(ABC):
         for part in split(output, max(1, SLICE // width(output.logprobs))):
             yield self.chunk(part)
 
+    def is_large(self, output: EngineOutput) -> bool:
+        """The events of `output` may take longer than 5 ms: take them from `chunks`."""
+        return False
+
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         """What the event of a plain token of a choice has before and behind its text, which is JSON.
 

@@ -38,11 +38,6 @@ class Timed(Protocol):
         """`turn` raised `error` and will not be called again."""
 
 
-def slot_of(due_s: float) -> int:
-    """The first slot that begins no earlier than `LEAD_S` before a moment."""
-    return int((due_s - LEAD_S) * SLOTS_PER_S) + 1
-
-
 class TimerWheel:
     """Calls each `Timed` at its due moments, `LEAD_S` early at the most.
 
@@ -63,7 +58,7 @@ class TimerWheel:
 
     def add(self, due_s: float, timed: Timed) -> None:
         """Have `timed` take its turn at `due_s` (monotonic seconds) or as soon after as can be."""
-        slot = slot_of(due_s)
+        slot = int(due_s * SLOTS_PER_S) + 1
         waiting = self._wheel.get(slot)
         if waiting is not None:
             waiting.append(timed)
@@ -79,13 +74,13 @@ class TimerWheel:
 
     def _arm(self, slot: int) -> None:
         self._armed = slot
-        self._clock.ring_at(slot / SLOTS_PER_S, self.ring)
+        self._clock.ring_at(slot / SLOTS_PER_S - LEAD_S, self.ring)
 
     def ring(self) -> None:
         """Give a turn to all that is due, then set the alarm for the next slot."""
         self._ringing = True
         budget, now, slots = self._most, self._clock.now, self._slots
-        now_s = now()
+        now_s = now() + LEAD_S
         last_s = now_s + LONGEST_RING_S
         while slots and budget > 0 and now_s < last_s and slots[0] <= now_s * SLOTS_PER_S + ROUNDING:
             now_s, budget = self._take(slots[0], now_s, last_s, budget)
@@ -113,12 +108,12 @@ class TimerWheel:
                     timed.fail(error)
             else:
                 if due_s is not None:
-                    later = wheel.get(int((due_s - LEAD_S) * SLOTS_PER_S) + 1)
+                    later = wheel.get(int(due_s * SLOTS_PER_S) + 1)
                     if later is not None:  # as nearly always when there are many
                         later.append(timed)
                     else:
                         self.add(due_s, timed)
-            now_s = now()
+            now_s = now() + LEAD_S
         return now_s, budget
 
     def _put_back(self, slot: int, rest: list[Timed]) -> None:

@@ -73,6 +73,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.certificate: ServerCertificate | None = None
+        self.fast_path = True
+        """Plain requests are answered without Flask."""
         self.write_timeout_s = inf
         """How long a client may take no bytes of an answer."""
         self.head_timeout_s = inf
@@ -106,7 +108,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         if self.certificate is None and self.cfg.is_ssl:  # under an arbiter that is not ours
             self.certificate = ServerCertificate(self.cfg)
-        if self.certificate is None and self.cfg.keepalive and hasattr(self.wsgi, "middleware"):
+        with_middleware = hasattr(self.wsgi, "middleware")
+        if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
             path = FastPath(self.wsgi, self.log, self.write_timeout_s)
             self._fast = FastConnections(path, self.cfg.keepalive, self._serve_general)
             self.wsgi.caches.append(lambda: {"request heads": path.heads})

@@ -50,7 +50,7 @@ class BackgroundService(Protocol):
 
 
 class StartedLater:
-    """Calls `work` in a greenlet of its own when the worker has begun: what no request has to wait for yet."""
+    """Calls `work` in a greenlet when the worker has begun: what no request has to wait for yet."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work

@@ -68,17 +68,19 @@ def test_an_event_of_which_nothing_is_told_does_not_end_the_body() -> None:
     count=st.integers(1, 30),
     early=st.integers(0, 30),
     plain=st.lists(st.booleans(), min_size=31, max_size=31),
+    large=st.sets(st.integers(0, 30)),
 )
 @settings(max_examples=150, deadline=None)
 def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
-    takes: list[int], pauses: list[bool], count: int, early: int, plain: list[bool]
+    takes: list[int], pauses: list[bool], count: int, early: int, plain: list[bool], large: set[int]
 ) -> None:
     """`early` events come before the server begins to iterate; `plain` ones come each by itself, and may be
-    written as JSON.
+    written as JSON; `large` ones take long to write.
     """
+    texts = [f"large{k}" if k in large else f"<{k}>" for k in range(count)]
     served = Served(Socket(*takes))
     events: list[EngineOutput] = [Started(0, 0.0)]
-    events += [tokens(f"<{k}>", last=k == count - 1) for k in range(count)]
+    events += [tokens(text, last=k == count - 1) for k, text in enumerate(texts)]
     take = served.stream.emit(events.pop(0))
     assert take is not None
 
@@ -97,7 +99,7 @@ def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
             gevent.sleep(0)
     assert served.ended()
     assert served.socket
-    expected = "".join(f"<{k}>" for k in range(count)).encode() + END
+    expected = "".join(texts).encode() + END
     received = b"".join(served.yielded) + unframed(served.socket.received)
     assert received.replace(b'"', b"") == expected
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 
 import pytest
 
-from tests.conformance.recording import ENVIRONMENT, FLAGS, REPLAY, VARIABLES
+from tests.conformance.recording import CASES, ENVIRONMENT, FLAGS, REPLAY, VARIABLES
+from tests.hostile.wire import get
 from tests.running_server import RunningServer, running_gunicorn, running_server
 
 pytestmark = pytest.mark.shared
 
+PLAIN = "chat chat_mct chat_stream chat_stream_usage text text_stream err_no_model reqid"
+"""The recorded requests for generation that ask for nothing special."""
+PLAIN_FIELDS = {"model", "max_tokens", "max_completion_tokens", "stream", "stream_options"}
 
-def replayed(server: RunningServer) -> str:
+
+def replayed(server: RunningServer, *flags: str) -> str:
     """What the replay reports of all exchanges."""
-    command = [sys.executable, str(REPLAY), "--verbose", "--server", server.url]
+    command = [sys.executable, str(REPLAY), "--verbose", "--server", server.url, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False).stdout
 
 
@@ -34,3 +41,45 @@ def test_every_exchange_agrees_with_variables() -> None:
     with running_gunicorn(env=ENVIRONMENT | VARIABLES) as server:
         report = replayed(server)
     assert all_agree(report), report
+
+
+def test_every_plain_request_goes_the_fast_way_and_no_other() -> None:
+    recorded = [json.loads(line) for line in CASES.read_text().splitlines()]
+    assert [case["name"] for case in recorded if is_plain(case)] == sorted_as(recorded, PLAIN.split())
+    with running_server(*FLAGS, env=ENVIRONMENT | {"SIM_FAST_PATH": "true"}) as server:
+        assert all_agree(replayed(server, "--only", PLAIN.replace(" ", ",")))
+        assert fast(server) == len(PLAIN.split())
+        assert all_agree(replayed(server))
+        assert fast(server) == 2 * len(PLAIN.split())
+
+
+def is_plain(case: dict[str, dict[str, object]]) -> bool:
+    """By its fields alone, as anybody would read them."""
+    asked, prompt = case["request"], {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
+    if case["status"] != 200 or case["path"] not in prompt or not isinstance(asked, dict):
+        return False
+    what = asked.get(prompt[str(case["path"])])
+    return asked.keys() <= PLAIN_FIELDS | set(prompt.values()) and (isinstance(what, str) or all_texts(what))
+
+
+def all_texts(messages: object) -> bool:
+    """Messages of a usual role and a text each."""
+    return isinstance(messages, list) and all(
+        isinstance(message, dict)
+        and message.keys() == {"role", "content"}
+        and message["role"] in ("system", "user", "assistant")
+        and isinstance(message["content"], str)
+        for message in messages
+    )
+
+
+def sorted_as(recorded: list[dict[str, str]], names: list[str]) -> list[str]:
+    """`names` in the order of the recording."""
+    return [case["name"] for case in recorded if case["name"] in names]
+
+
+def fast(server: RunningServer) -> int:
+    """How many requests were served by the fast path."""
+    text = get(server.port, "/metrics").body.decode()
+    [count] = re.findall(r'^understudy_requests_total\{way="fast"\} (\S+)$', text, re.M)
+    return int(float(count))

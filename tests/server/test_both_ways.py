@@ -66,7 +66,8 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
     with ExitStack() as stack:
         flags = ("--seed", "7", "--access-log", "--max-model-len", "256")
         flags += ("--inter-token-latency", request.param)
-        servers = [stack.enter_context(running_server(*flags)) for _ in range(2)]
+        fast = {"SIM_FAST_PATH": "true"}  # also with --general-way
+        servers = [stack.enter_context(running_server(*flags, env=fast)) for _ in range(2)]
         twin = Twin(*servers)
         for wire in twin.wires:
             stack.enter_context(wire)

@@ -11,7 +11,7 @@ from app.api.choice import ChoiceState, Segment, places
 from app.api.chunks import PlainChoice, chunk_event, chunk_events, chunk_head, last_event
 from app.api.errors import as_stream_error
 from app.api.logprobs import ChatLogprobs, prompt_entries, rendered
-from app.api.pieces import HOLE, Holes, blocks
+from app.api.pieces import HOLE, SLICE, Holes, blocks
 from app.api.response_meta import ResponseMeta, ResponseOptions
 from app.api.writer import ResponseWriter
 from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
@@ -116,6 +116,12 @@ class ChatWriter(ResponseWriter):
 
     def chunks(self, output: EngineOutput) -> Iterator[bytes]:
         return blocks(self._begin(output)) if type(output) is Started else super().chunks(output)
+
+    def is_large(self, output: EngineOutput) -> bool:
+        options = self._options
+        values = len(options.prompt_text or "") + options.n * len(options.echo)
+        values += len(options.prompt_ids) if options.token_ids else 0
+        return type(output) is Started and values > SLICE
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         return (self._texts[index], PLAIN_TEXT.end) if self._texts else None

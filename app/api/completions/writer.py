@@ -9,8 +9,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from app.api.choice import ChoiceState, places
 from app.api.chunks import PlainChoice, chunk_event, chunk_head, last_event
 from app.api.errors import as_stream_error
-from app.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name
-from app.api.pieces import HOLE, Holes, blocks
+from app.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name, width
+from app.api.pieces import HOLE, SLICE, Holes, blocks
 from app.api.response_meta import ResponseMeta, ResponseOptions
 from app.api.writer import ResponseWriter
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
@@ -90,6 +90,13 @@ class CompletionWriter(ResponseWriter):
         if type(output) is Tokens and not self._plain:
             return blocks(self._special(output))
         return super().chunks(output)
+
+    def is_large(self, output: EngineOutput) -> bool:
+        options, index = self._options, output.index
+        if type(output) is not Tokens or index in self._logprobs or not (options.echo or options.token_ids):
+            return False
+        entries = self._prompt_entries[index // options.n] if options.echo and options.logprobs else None
+        return len(options.prompts[index // options.n].ids) * width(entries) > SLICE
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         return (self._texts[index], PLAIN_TEXT.end) if self._texts else None

@@ -16,8 +16,8 @@ from app.http.connection import READ, Connection, GeventSocket, Watcher
 from app.http.context import RequestContext, current_request
 from app.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
 from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
-from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead
-from app.server.fast.path import FastPath, response_head
+from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
+from app.server.fast.path import FastPath
 
 RECEIVE = 1 << 16
 MOST_BODY_BYTES = 1 << 16
@@ -374,8 +374,11 @@ class FastConnections:
                 connection.close()
 
     def is_expecting(self, now_s: float, young_s: float) -> bool:
-        """True while a client that connected less than `young_s` ago may still send its first request."""
-        return any(one.is_new and now_s - one.since_s < young_s for one in self.open)
+        """True while a request may be on its way: unread, or of who connected less than `young_s` ago."""
+        return any(
+            (one.is_new and now_s - one.since_s < young_s) or (not one.busy and one.has_unread)
+            for one in self.open
+        )
 
     @property
     def is_busy(self) -> bool:

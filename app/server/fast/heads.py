@@ -1,13 +1,16 @@
-"""Heads of requests that the fast path may answer, remembered by their bytes."""
+"""Heads of requests that the fast path may answer, remembered by their bytes, and those of its answers."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 import httptools
 from msgspec import Struct
 
+from app.http.response import STATUS_LINES, Response
 from app.http.route import Route
+from app.server.joined_response import default_head
 
 MOST_HEAD_BYTES = 8192
 MOST_FIELDS = 64
@@ -113,3 +116,11 @@ class _Fields:
                 return None
             headers[name] = value.strip(" \t")
         return headers
+
+
+def response_head(response: Response) -> bytes:
+    """Status line and headers as gunicorn sends them."""
+    status = STATUS_LINES.get(response.status) or response.status_line
+    chunked = response.streamed or type(response.body) is not bytes
+    head = default_head(status, int(time.time()), False, chunked)
+    return (head + response.header_lines()).encode("latin-1")

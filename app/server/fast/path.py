@@ -6,10 +6,9 @@ import time
 
 from app.api.errors import respond_to_error
 from app.http.context import RequestContext
-from app.http.response import STATUS_LINES, Response, StreamingBody
+from app.http.response import Response, StreamingBody
 from app.http.write_batcher import WriteBatcher
 from app.server.fast.heads import RequestHeads
-from app.server.joined_response import default_head
 from app.server.logs import ServerLogger
 from app.web.application import Understudy
 
@@ -45,11 +44,3 @@ class FastPath:
             else 0
         )
         self._log.access_line(context, response.status, sent, time.monotonic() - context.arrival_s)
-
-
-def response_head(response: Response) -> bytes:
-    """Status line and headers as gunicorn sends them."""
-    status = STATUS_LINES.get(response.status) or response.status_line
-    chunked = response.streamed or type(response.body) is not bytes
-    head = default_head(status, int(time.time()), False, chunked)
-    return (head + response.header_lines()).encode("latin-1")
