@@ -21,9 +21,9 @@ from app.http.body import BodyLimits
 from app.http.context import RequestContext
 from app.http.errors import ApiError
 from app.http.response import Response
+from app.protocol.common import ECTransferParams
 from app.protocol.decoding import Request, decode
 from app.protocol.slicing import slices
-from app.protocol.transfer import ECTransferParams
 from app.protocol.validation.generation import ValidatedRequest, check_prompt_text, fit_prompt
 from app.protocol.validation.model import ModelLimits
 from app.protocol.validation.sampling import GenerationRequest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.api.identity import Identity
-from app.protocol.transfer import KVTransferParams
+from app.protocol.common import KVTransferParams
 from app.protocol.validation.sampling import GenerationRequest
 
 BLOCK_TOKENS = 16

@@ -12,7 +12,7 @@ from app.api.choice import ChoiceState, split
 from app.api.logprobs import SomeEntries, width
 from app.api.pieces import SLICE, Holes, blocks
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.protocol.encoding import encode
+from app.protocol.common import encode
 
 T = TypeVar("T", bound=Struct)
 

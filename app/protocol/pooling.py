@@ -1,7 +1,8 @@
-"""The bodies of the pooling routes: embeddings, pooling, classify, score and rerank (vllm-api.md section 8).
+"""The pooling routes: embeddings, pooling, classify, score and rerank (vllm-api.md section 8).
 
 One struct holds both forms of a request, texts and conversations. A value that fits neither form is reported
 as a wrong ``input``, as vLLM does.
+Answers have their keys in vLLM's order.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, TypeGuard, cast
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit, as_it_is, convert
+from app.protocol.common import Usage
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.messages import Message, are_plain, convert_messages
 from app.protocol.options import CacheSalt, Int64, Natural
@@ -270,3 +272,42 @@ class RerankRequest(ScoringRequest, kw_only=True):
         if not _is_input(self.query) or not _are_inputs(self.documents):
             raise Misfit("texts")
         self.check_rules(within)
+
+
+class ItemList(Struct, kw_only=True):
+    """A list of vectors, scores or classes. `created` is Unix seconds."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: Raw
+    usage: Usage
+
+
+class PromptUsage(Struct):
+    """The tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EncodedItem(Struct):
+    """Where an input's numbers are in a body of bytes, from byte `start` up to `end`."""
+
+    index: int
+    embed_dtype: str
+    endianness: str
+    start: int
+    end: int
+    shape: tuple[int, ...]
+
+
+class BytesMetadata(Struct):
+    """What a body of bytes consists of."""
+
+    id: str
+    created: int
+    model: str
+    data: Sequence[EncodedItem]
+    usage: PromptUsage

@@ -6,7 +6,7 @@ from app.api.errors import as_api_error, forget_frames
 from app.http.errors import ApiError, bad_request
 from app.http.response import Response, json_response
 from app.protocol.anthropic_response import ErrorDetail, ErrorResponse
-from app.protocol.encoding import encode
+from app.protocol.common import encode
 
 TYPES = {
     400: "invalid_request_error",

@@ -19,8 +19,7 @@ from app.api.response_meta import ResponseMeta
 from app.api.writer import ResponseWriter
 from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.protocol import anthropic_response as wire
-from app.protocol.encoding import encode
-from app.protocol.transfer import ECTransferParams, KVTransferParams
+from app.protocol.common import ECTransferParams, KVTransferParams, encode
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 from app.clock.pause import Slices
+from app.protocol.common import ECTransferParams, EncodedItem
 from app.protocol.slicing import each, pieces
-from app.protocol.transfer import ECTransferParams, EncodedItem
 
 FIELDS = {"image_url": ("image", "url"), "input_audio": ("audio", "data"), "video_url": ("video", "url")}
 """Type of a part -> its modality, and the field that tells one item from another."""

@@ -14,10 +14,9 @@ from app.api.response_meta import ResponseMeta, ResponseOptions
 from app.api.writer import ResponseWriter
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.sse import DONE, error_event, event_of
-from app.protocol.generate_response import GenerateChoice, GenerateChunk, GenerateResponse, WeightVersion
+from app.protocol.common import ECTransferParams, KVTransferParams, PromptTokensDetails, Usage
+from app.protocol.generate import GenerateChoice, GenerateChunk, GenerateResponse, WeightVersion
 from app.protocol.logprobs import ChatLogprob, LogprobContent, TokenIdLogprob
-from app.protocol.transfer import ECTransferParams, KVTransferParams
-from app.protocol.usage import PromptTokensDetails, Usage
 
 WEIGHTS = "default"
 """Version of the weights, of which there is only one."""

@@ -18,10 +18,8 @@ from app.http.errors import bad_request
 from app.http.response import JSON, Response
 from app.pooling.numbers import BYTES, packing
 from app.pooling.turns import Turns
-from app.protocol.encoding import encode
-from app.protocol.pooling import EncodedRequest
-from app.protocol.pooling_response import BytesMetadata, EncodedItem, ItemList, PromptUsage
-from app.protocol.usage import Usage
+from app.protocol.common import Usage, encode
+from app.protocol.pooling import BytesMetadata, EncodedItem, EncodedRequest, ItemList, PromptUsage
 
 OCTETS = "application/octet-stream"
 MOST_NUMBERS = 2**24

@@ -11,8 +11,8 @@ from app.api.logprobs import Entries, ItemLogprobs
 from app.api.pieces import HOLE, template
 from app.api.responses.items import item_id, item_of, last_item
 from app.engine.outputs import TokenLogprob, Tokens
-from app.protocol import response_events as wire
-from app.protocol.encoding import encode
+from app.protocol import response_object as wire
+from app.protocol.common import encode
 from app.protocol.response_object import OutputItem, OutputText, ReasoningText, ResponseObject
 
 

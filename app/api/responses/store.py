@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from app.http.connection import Connection
 from app.http.errors import ApiError
-from app.protocol.encoding import encode
+from app.protocol.common import encode
 from app.protocol.messages import Message
 from app.protocol.response_object import ResponseObject
 
