@@ -9,8 +9,7 @@ from msgspec import Raw, Struct
 from app.api.identity import ResponseMeta
 from app.api.pieces import HOLE, template
 from app.protocol.chat_response import ChunkChoice, Delta
-from app.protocol.chunks import NO_TAIL, ChunkHead, ChunkTail
-from app.protocol.encoding import encode
+from app.protocol.common import NO_TAIL, ChunkHead, ChunkTail, encode
 
 
 class PlainChoice:

@@ -19,13 +19,16 @@ from app.http.body import BodyLimits
 from app.http.context import RequestContext
 from app.http.errors import ApiError
 from app.http.response import Response
-from app.protocol.coercion import slices
+from app.protocol.common import ECTransferParams
 from app.protocol.decoding import Request, decode
-from app.protocol.transfer import ECTransferParams
+from app.protocol.slicing import slices
 from app.protocol.validation.generation import ValidatedRequest, check_prompt_text, fit_prompt
 from app.protocol.validation.model import ModelLimits
 from app.protocol.validation.sampling import GenerationRequest
 from app.tokenization import Tokenizer
+
+CHARS = 2
+"""Characters that count as one value looked at when they are made tokens."""
 
 T = TypeVar("T", bound=Request)
 R = TypeVar("R", bound=GenerationRequest)
@@ -82,7 +85,11 @@ class Frontend:
         return ValidatedRequest(request, model, self.limits, self.slices)
 
     def check_text(self, text: str) -> None:
-        """ApiError 400 for a text that cannot fit the context, before any work is done on it."""
+        """ApiError 400 for a text that cannot fit the context, before any work is done on it.
+
+        Pauses now and then, for it will be made tokens next.
+        """
+        self.slices.spend(len(text) // CHARS)
         if len(text) > self.limits.max_model_len and self.tokenizer.longest_token is not None:
             check_prompt_text(text, self.limits.max_model_len, self.tokenizer.longest_token)
 

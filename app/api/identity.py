@@ -10,7 +10,7 @@ from zlib import crc32
 from msgspec import Struct
 
 from app.http.context import RequestContext
-from app.protocol.transfer import KVTransferParams
+from app.protocol.common import KVTransferParams
 from app.protocol.validation.sampling import GenerationRequest
 from config.settings import ModelSettings, ServerSettings
 

@@ -10,7 +10,7 @@ from msgspec import Raw
 from app.api.pieces import SLICE, Holes, list_pieces, slices
 from app.engine.outputs import TokenLogprob
 from app.protocol import logprobs as wire
-from app.protocol.encoding import encode
+from app.protocol.common import encode
 
 T = TypeVar("T")
 Entries = Sequence[TokenLogprob]

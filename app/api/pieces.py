@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 
 from app.clock.pause import pause_if_possible
 from app.http.errors import bad_request
-from app.protocol.encoding import encode
+from app.protocol.common import encode
 
 S = TypeVar("S")
 T = TypeVar("T", bound=Struct)

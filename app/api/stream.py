@@ -19,7 +19,7 @@ from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.connection import Connection
 from app.http.response import StreamingBody
 from app.http.stream import StreamTransport
-from app.protocol.encoding import encode
+from app.protocol.common import encode
 
 SLICE_TOKENS = 256
 """About as many entries (tokens, each with its alternatives) are rendered at once for a client that lags

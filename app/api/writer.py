@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 from app.api.logprobs import SomeEntries, width
 from app.api.pieces import SLICE, Holes, blocks
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
-from app.protocol.encoding import encode
+from app.protocol.common import encode
 
 UNFINISHED = Finish("abort")
 """The end of a choice that has been given none."""

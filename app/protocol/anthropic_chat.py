@@ -15,7 +15,7 @@ from app.protocol.anthropic import (
     ToolParam,
 )
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.coercion import JsonObject, each, slices
+from app.protocol.coercion import JsonObject
 from app.protocol.messages import Message
 from app.protocol.options import (
     FunctionDefinition,
@@ -26,9 +26,12 @@ from app.protocol.options import (
     Tool,
     ToolChoice,
 )
+from app.protocol.slicing import each, is_long, slices
 
 TURN = 10
 """Values that a turn, a block or a tool counts as that becomes part of a chat."""
+PIECE = 3
+"""Values that a piece of JSON counts as that is written."""
 BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a system text that differs from request to request and would spoil the prefix cache."""
 
@@ -122,8 +125,8 @@ def _messages(
     leading = 0
     while leading < len(messages) and messages[leading].role == "system":
         leading += 1
-    texts = [system if isinstance(system, str) else _system_text(system or ())]
-    texts += [_system_text(message.content) for message in each(messages[:leading], within, TURN)]
+    texts = [system if isinstance(system, str) else _system_text(system or (), within)]
+    texts += [_system_text(message.content, within) for message in each(messages[:leading], within, TURN)]
     prompt = "\n\n".join(text for text in texts if text)
     chat: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
     for message in each(messages[leading:], within, TURN):
@@ -131,15 +134,15 @@ def _messages(
     return chat
 
 
-def _system_text(content: str | Iterable[Block]) -> str:
-    texts = [content] if isinstance(content, str) else [block.text or "" for block in content]
+def _system_text(content: str | Iterable[Block], within: Slices) -> str:
+    texts = (content,) if isinstance(content, str) else (block.text or "" for block in each(content, within))
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
 def _turns(message: MessageParam, within: Slices) -> Iterator[Message]:
     """The chat messages of one turn: the results of tools come before what the user says to them."""
     if message.role == "system":
-        if text := _system_text(message.content):
+        if text := _system_text(message.content, within):
             yield {"role": "system", "content": text}
         return
     if isinstance(message.content, str):
@@ -148,7 +151,7 @@ def _turns(message: MessageParam, within: Slices) -> Iterator[Message]:
     if message.role == "user":
         for block in each(message.content, within, TURN):
             if block.type == "tool_result":
-                yield from _tool_results(block)
+                yield from _tool_results(block, within)
     said = _said(message.role, message.content, within)
     if message.role == "assistant" or "content" in said:
         yield said
@@ -165,7 +168,7 @@ def _said(role: str, blocks: Sequence[Block], within: Slices) -> Message:
         elif block.type == "thinking" and block.thinking is not None:
             thoughts.append(block.thinking)
         elif block.type == "tool_use":
-            calls.append(_call(block))
+            calls.append(_call(block, within))
     said: Message = {"role": role}
     if thoughts:
         said["reasoning"] = "".join(thoughts)
@@ -195,23 +198,32 @@ def _image(source: JsonObject) -> JsonObject:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _call(block: Block) -> JsonObject:
-    function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
+def _call(block: Block, within: Slices) -> JsonObject:
+    function = {"name": block.name or "", "arguments": _json(block.input or {}, within)}
     return {"id": block.id or "", "type": "function", "function": function}
 
 
-def _tool_results(block: Block) -> Iterator[Message]:
+def _json(value: JsonObject, within: Slices) -> str:
+    if not is_long(value):
+        return json.dumps(value)
+    return "".join(each(json.JSONEncoder().iterencode(value), within, PIECE))
+
+
+def _tool_results(block: Block, within: Slices) -> Iterator[Message]:
     """A result as a tool's message, its images as the user's, the tools it refers to as a tool's again."""
-    items = block.content if isinstance(block.content, list) else []
-    texts = [str(item.get("text", "")) for item in items if item.get("type") == "text"]
-    text = block.content if isinstance(block.content, str) else "\n".join(texts)
-    answer = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
-    yield {**answer, "content": text}
-    sources = [item.get("source") for item in items if item.get("type") == "image"]
-    if images := [_image(source) for source in sources if isinstance(source, dict)]:
+    texts, images = [block.content] if isinstance(block.content, str) else [], list[JsonObject]()
+    references: list[JsonObject] = []
+    for item in each(block.content if isinstance(block.content, list) else (), within, TURN):
+        source, name = item.get("source"), item.get("tool_name") or item.get("name")
+        if item.get("type") == "text":
+            texts.append(str(item.get("text", "")))
+        elif item.get("type") == "image" and isinstance(source, dict):
+            images.append(_image(source))
+        elif item.get("type") == "tool_reference" and isinstance(name, str):
+            references.append({"type": "tool_reference", "name": name})
+    answer: Message = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
+    yield {**answer, "content": "\n".join(texts)}
+    if images:
         yield {"role": "user", "content": images}
-    names = [
-        item.get("tool_name") or item.get("name") for item in items if item.get("type") == "tool_reference"
-    ]
-    if references := [{"type": "tool_reference", "name": name} for name in names if isinstance(name, str)]:
+    if references:
         yield {**answer, "content": references}

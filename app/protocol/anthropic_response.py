@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from app.protocol.transfer import ECTransferParams, KVTransferParams
+from app.protocol.common import ECTransferParams, KVTransferParams
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from app.protocol.common import ECTransferParams, KVTransferParams, Usage
 from app.protocol.logprobs import LogprobContent, PromptLogprobs
-from app.protocol.transfer import ECTransferParams, KVTransferParams
-from app.protocol.usage import Usage
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):

@@ -1,16 +1,22 @@
-"""The body of ``POST /v1/completions`` (vllm-api.md 3.2)."""
+"""``POST /v1/completions``: the body and what it is answered with (vllm-api.md 3.2 to 3.4).
+
+Answers have their keys in vLLM's order, and UNSET is left out; `Raw` is JSON that is written by itself, for
+instance in slices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, cast
 
-from msgspec import Meta
+from msgspec import Meta, Raw, Struct
 
 from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import JsonObject, Misfit, kinds_of
+from app.protocol.coercion import JsonObject, Misfit
+from app.protocol.common import KVTransferParams, Usage
 from app.protocol.decoding import RawRequest, Request
+from app.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from app.protocol.options import (
     CacheSalt,
     ExtraArg,
@@ -24,6 +30,7 @@ from app.protocol.options import (
     StructuredOutputs,
     Truncation,
 )
+from app.protocol.slicing import kinds_of
 from app.protocol.validation import rules
 
 DEFAULT_MAX_TOKENS = 16
@@ -162,3 +169,45 @@ def _check_logprobs(request: CompletionRequest | RawRequest) -> None:
     rules.check_prompt_logprobs(request.prompt_logprobs, request.stream)
     if logprobs is not None and logprobs < 0 and logprobs != -1:
         raise bad_request("logprobs must be 0 or more, or -1", "logprobs")
+
+
+class CompletionChoice(Struct):
+    """One choice of a whole answer."""
+
+    index: int
+    text: str | Raw
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | None
+    token_ids: Sequence[int] | Raw | None
+    prompt_logprobs: PromptLogprobs | Raw | None
+    prompt_token_ids: Sequence[int] | Raw | None
+    routed_experts: None = None
+
+
+class Completion(Struct, kw_only=True):
+    """A whole answer. `created` is Unix seconds."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: Sequence[CompletionChoice] | Raw
+    service_tier: None = None
+    system_fingerprint: str
+    usage: Usage
+    kv_transfer_params: KVTransferParams | None = None
+    ec_transfer_params: None = None
+    metrics: None = None
+
+
+class CompletionChunkChoice(Struct):
+    """The choice that an event of a stream is about."""
+
+    index: int | Raw
+    text: str | Raw
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_token_ids: Sequence[int] | Raw | None = None
+    token_ids: Sequence[int] | None = None

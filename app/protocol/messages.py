@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from app.clock.pause import Slices
 from app.http.errors import bad_request, malformed
-from app.protocol.coercion import JsonObject, Misfit, every, param_of
+from app.protocol.coercion import JsonObject, Misfit, param_of
+from app.protocol.slicing import every
 
 Message = JsonObject
 

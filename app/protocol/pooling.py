@@ -1,7 +1,8 @@
-"""The bodies of the pooling routes: embeddings, pooling, classify, score and rerank (vllm-api.md section 8).
+"""The pooling routes: embeddings, pooling, classify, score and rerank (vllm-api.md section 8).
 
 One struct holds both forms of a request, texts and conversations. A value that fits neither form is reported
 as a wrong ``input``, as vLLM does.
+Answers have their keys in vLLM's order.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, TypeGuard, cast
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import JsonObject, Misfit, as_it_is, convert, every, kinds_of, slices
+from app.protocol.coercion import JsonObject, Misfit, as_it_is, convert
+from app.protocol.common import Usage
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.messages import Message, are_plain, convert_messages
 from app.protocol.options import CacheSalt, Int64, Natural
+from app.protocol.slicing import each, every, kinds_of, slices
 from app.protocol.validation import rules
 
 MAX_INPUTS = 65_536
 """Texts, conversations or documents of one request."""
 MAX_DIMENSIONS = 65_536
+LIST = 3
+"""Values that a list of token ids counts as, besides its ids."""
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
@@ -162,7 +167,7 @@ def _prompts(value: object) -> Prompts:
 
 
 def _are_ids(lists: Sequence[list[object]], within: Slices) -> bool:
-    return all(kinds_of(ids, within) <= {int} for ids in lists)
+    return all(kinds_of(ids, within) <= {int} for ids in each(lists, within, LIST))
 
 
 def _conversations(value: object, batched: bool) -> list[Conversation] | None:
@@ -267,3 +272,42 @@ class RerankRequest(ScoringRequest, kw_only=True):
         if not _is_input(self.query) or not _are_inputs(self.documents):
             raise Misfit("texts")
         self.check_rules(within)
+
+
+class ItemList(Struct, kw_only=True):
+    """A list of vectors, scores or classes. `created` is Unix seconds."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: Raw
+    usage: Usage
+
+
+class PromptUsage(Struct):
+    """The tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EncodedNumbers(Struct):
+    """Where an input's numbers are in a body of bytes, from byte `start` up to `end`."""
+
+    index: int
+    embed_dtype: str
+    endianness: str
+    start: int
+    end: int
+    shape: tuple[int, ...]
+
+
+class BytesMetadata(Struct):
+    """What a body of bytes consists of."""
+
+    id: str
+    created: int
+    model: str
+    data: Sequence[EncodedNumbers]
+    usage: PromptUsage

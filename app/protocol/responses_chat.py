@@ -10,7 +10,7 @@ from msgspec import convert
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.coercion import JsonObject, each, slices
+from app.protocol.coercion import JsonObject
 from app.protocol.messages import Message
 from app.protocol.options import (
     AllowedTools,
@@ -24,6 +24,7 @@ from app.protocol.options import (
 )
 from app.protocol.response_input import AllowedChoice, Content, ContentPart, InputItem, name_of
 from app.protocol.responses import ResponsesRequest
+from app.protocol.slicing import each, slices
 
 TURN = 10
 """Values that an item, or a tool, counts as that becomes part of a chat."""

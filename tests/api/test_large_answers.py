@@ -22,7 +22,7 @@ from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_resp
 from app.api.writer import ResponseWriter
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
 from app.http.errors import ApiError, too_many
-from app.protocol.encoding import encode
+from app.protocol.common import encode
 from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
 

@@ -21,8 +21,7 @@ from app.http.errors import ApiError, bad_request
 from app.http.response import Response, json_response
 from app.protocol import anthropic_response as wire
 from app.protocol.anthropic_response import ErrorDetail, ErrorResponse
-from app.protocol.encoding import encode
-from app.protocol.transfer import ECTransferParams, KVTransferParams
+from app.protocol.common import ECTransferParams, KVTransferParams, encode
 
 T = TypeVar("T")
 

@@ -6,12 +6,18 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
-from app.protocol.transfer import ECTransferParams, EncodedItem
+from app.clock.pause import Slices
+from app.protocol.common import ECTransferParams, EncodedItem
+from app.protocol.slicing import each, pieces
 
 FIELDS = {"image_url": ("image", "url"), "input_audio": ("audio", "data"), "video_url": ("video", "url")}
 """Type of a part -> its modality, and the field that tells one item from another."""
 SHORT = {"image": "img", "audio": "audio", "video": "video"}
 """Modality -> how hashes begin."""
+ITEM = 10
+"""Values that an item counts as of which something is told."""
+BYTES = 4
+"""Bytes that count as one value when they are hashed."""
 
 
 class Placeholder(TypedDict):
@@ -29,12 +35,14 @@ class Features(TypedDict):
     kwargs_data: dict[str, list[str]]
 
 
-def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]) -> Features | None:
+def features(
+    messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int], within: Slices
+) -> Features | None:
     """Hashes, placeholders and data of all media, by modality; None when there are none.
 
-    The placeholders share the prompt's tokens evenly, in order.
+    The placeholders share the prompt's tokens evenly, in order. Pauses `within` many or large items.
     """
-    found = list(items(messages))
+    found = list(items(messages, within))
     if not found:
         return None
     hashes: dict[str, list[str]] = {}
@@ -42,9 +50,9 @@ def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]
     data: dict[str, list[str]] = {}
     total = len(prompt_ids)
     span = max(total // len(found), 1)
-    for number, (modality, identifier) in enumerate(found):
+    for number, (modality, identifier) in enumerate(each(found, within, ITEM)):
         place = len(hashes.setdefault(modality, []))
-        name = f"sim_{SHORT[modality]}_{place}_{fnv1a32(identifier):x}"
+        name = f"sim_{SHORT[modality]}_{place}_{fnv1a32(identifier, within):x}"
         offset = max(min(number * span, total - 1), 0)
         hashes[modality].append(name)
         data.setdefault(modality, []).append(base64.b64encode(name.encode()).decode())
@@ -72,11 +80,11 @@ def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:
     )
 
 
-def items(messages: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
+def items(messages: Sequence[Mapping[str, object]], within: Slices) -> Iterator[tuple[str, str]]:
     """Modality and identifier of every item that is not empty, in order."""
-    for message in messages:
+    for message in each(messages, within):
         content = message.get("content")
-        for part in content if isinstance(content, list) else ():
+        for part in each(content, within) if isinstance(content, list) else ():
             if isinstance(part, Mapping) and part.get("type") in FIELDS:
                 modality, key = FIELDS[part["type"]]
                 value = part.get(part["type"])
@@ -85,11 +93,12 @@ def items(messages: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]
                     yield modality, identifier
 
 
-def fnv1a32(text: str) -> int:
-    """FNV-1a, 32 bits, of the UTF-8 bytes of `text`."""
+def fnv1a32(text: str, within: Slices) -> int:
+    """FNV-1a, 32 bits, of the UTF-8 bytes of `text`, which may be all of an image."""
     value = 0x811C9DC5
-    for byte in text.encode():
-        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    for part in pieces(text.encode(), within, BYTES):
+        for byte in part:
+            value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
     return value
 
 

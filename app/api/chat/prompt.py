@@ -12,8 +12,8 @@ from app.api.frontend import Frontend
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.coercion import each, slices
 from app.protocol.messages import Message
+from app.protocol.slicing import each, slices
 from app.protocol.tokenize import TokenizeChatRequest
 from app.tokenization import PLAIN_CHAT, ChatOptions
 
@@ -42,7 +42,7 @@ def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Se
         if frontend.keeps_turns:
             turns.append((str(message["role"]), text))
     ids = frontend.fit(request, frontend.tokenizer.encode_chat(messages, chat_options(request)))
-    media = features(composed, ids) if composed else None
+    media = features(composed, ids, within) if composed else None
     return Prompt(ids, last_message_text(messages, within), tuple(turns), media)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+
+from msgspec.structs import replace
 
 from app.api.builder import Prompt
 from app.api.chat.media import features, media_tokens
-from app.api.chat.prompt import chat_prompt, chat_prompts, content_text
+from app.api.chat.prompt import PROMPT, chat_prompt, chat_prompts, content_text
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
 from app.api.identity import address_of
@@ -18,6 +19,7 @@ from app.http.route import PlainHandler, Route, post
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.messages import Message
 from app.protocol.options import NamedToolChoice
+from app.protocol.slicing import each
 from app.protocol.validation.generation import ValidatedRequest
 
 
@@ -31,8 +33,8 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         prompt = chat_prompt(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
         image = frontend.wants_image(context)
-        shape = ChatResponseOptions(**chat_shape(frontend, asked, request.messages, prompt), blocks=image)
-        return frontend.generate(asked, head, [prompt], ChatWriter(head, shape), context, image=image)
+        options = response_options(frontend, asked, request.messages, prompt, image)
+        return frontend.generate(asked, head, [prompt], ChatWriter(head, options), context, image=image)
 
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
@@ -40,12 +42,13 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         asked = frontend.accept(request, context)
         prompts = chat_prompts(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
-        all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
+        each_prompt = each(prompts, frontend.slices, PROMPT)
+        all_ids = list(chain.from_iterable(prompt.ids for prompt in each_prompt))
         last = request.messages[-1]
-        shape = chat_shape(frontend, asked, last, Prompt(all_ids, "", features=features(last, all_ids)))
-        shape |= {"n": len(prompts)}
-        writer = ChatWriter(head, ChatResponseOptions(**shape | {"prompt_details": False}))
-        return frontend.generate(asked, head, prompts, writer, context)
+        whole = Prompt(all_ids, "", features=features(last, all_ids, frontend.slices))
+        options = response_options(frontend, asked, last, whole)
+        options = replace(options, n=len(prompts), prompt_details=False)
+        return frontend.generate(asked, head, prompts, ChatWriter(head, options), context)
 
     return [
         post("/v1/chat/completions", chat_completions, plain=plain),
@@ -53,32 +56,34 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
     ]
 
 
-def chat_shape(
+def response_options(
     frontend: Frontend,
     asked: ValidatedRequest[ChatCompletionRequest],
     messages: Sequence[Message],
     prompt: Prompt,
-) -> dict[str, Any]:
-    """The fields of `ChatResponseOptions` that the request decides."""
-    request = asked.request
-    last, ids, recorder = messages[-1], prompt.ids, frontend.responder.engine.recorder
-    role = "assistant" if request.add_generation_prompt else last["role"]
-    named = isinstance(request.tool_choice, NamedToolChoice) and request.tool_choice.type == "function"
-    media = prompt.features
-    return {
+    image: bool = False,
+) -> ChatResponseOptions:
+    """What the answer to a conversation is to show."""
+    request, last, ids, media = asked.request, messages[-1], prompt.ids, prompt.features
+    role = "assistant" if request.add_generation_prompt else str(last["role"])
+    choice = request.tool_choice
+    named = isinstance(choice, NamedToolChoice) and choice.type == "function"
+    recorder = frontend.responder.engine.recorder
+    return ChatResponseOptions(
         **frontend.options(asked),
-        "prompt_ids": ids,
-        "role": role,
-        "echo": content_text(last.get("content")) if request.echo and last["role"] == role else "",
-        "top_logprobs": request.top_logprobs if request.logprobs else None,
-        "prompt_text": frontend.tokenizer.decode(ids, False) if request.return_prompt_text else None,
-        "named_tool": named,
-        "forced_tool": named or request.tool_choice == "required",
-        "new_call_id": lambda: f"chatcmpl-tool-{frontend.identity.fresh_id()}",
-        "parsed": recorder.parsed_tools if request.tools and request.tool_choice != "none" else None,
-        "reasons": frontend.limits.reasons,
-        "show_reasoning": request.include_reasoning,
-        "transfer": address_of(request, frontend.identity, len(ids)),
-        "encoded_media": frontend.encoded_media(media and media["mm_hashes"]),
-        "media_tokens": media_tokens(media),
-    }
+        prompt_ids=ids,
+        role=role,
+        echo=content_text(last.get("content")) if request.echo and last["role"] == role else "",
+        top_logprobs=request.top_logprobs if request.logprobs else None,
+        prompt_text=frontend.tokenizer.decode(ids, False) if request.return_prompt_text else None,
+        named_tool=named,
+        forced_tool=named or choice == "required",
+        new_call_id=lambda: f"chatcmpl-tool-{frontend.identity.fresh_id()}",
+        parsed=recorder.parsed_tools if request.tools and choice != "none" else None,
+        reasons=frontend.limits.reasons,
+        show_reasoning=request.include_reasoning,
+        blocks=image,
+        transfer=address_of(request, frontend.identity, len(ids)),
+        encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
+        media_tokens=media_tokens(media),
+    )

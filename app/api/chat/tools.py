@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import cast
 
 from app.clock.pause import Slices
 from app.engine.request import Constraint, JsonSchema, Tool, ToolCalls
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.coercion import JsonObject, each, slices
+from app.protocol.coercion import JsonObject
+from app.protocol.decoding import LONG
+from app.protocol.long_json import parse
 from app.protocol.options import NamedToolChoice, StructuredOutputs
 from app.protocol.options import Tool as ToolParam
+from app.protocol.slicing import each, slices
 from app.schema import SchemaError, Schemas
 from app.schema.strict import check_strict
 from config.settings import ToolSettings
@@ -87,12 +91,14 @@ def constraint_of(wanted: StructuredOutputs | None, schemas: Schemas) -> Constra
 
 
 def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:
+    schema: object = given
     try:
-        schema: JsonSchema = json.loads(given) if isinstance(given, str) else given
+        if isinstance(given, str):
+            schema = json.loads(given) if len(given) <= LONG else parse(given, slices())
     except (ValueError, RecursionError):
         raise bad_request("structured_outputs.json is no JSON", "structured_outputs") from None
     try:
         schemas.compile(schema)
     except SchemaError as error:
         raise bad_request(f"The schema of the reply cannot be used: {error}.", "response_format") from None
-    return schema
+    return cast(JsonSchema, schema)

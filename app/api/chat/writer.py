@@ -28,10 +28,15 @@ from app.protocol.chat_response import (
     TextBlock,
     ToolCall,
 )
-from app.protocol.chunks import ChunkTail
+from app.protocol.common import (
+    ChunkTail,
+    CompletionTokensDetails,
+    ECTransferParams,
+    KVTransferParams,
+    PromptTokensDetails,
+    Usage,
+)
 from app.protocol.logprobs import LogprobContent
-from app.protocol.transfer import ECTransferParams, KVTransferParams
-from app.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 
 CHUNK = "chat.completion.chunk"
 

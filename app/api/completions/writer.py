@@ -15,14 +15,12 @@ from app.api.writer import ChoiceState, ResponseWriter, places
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.response import DONE, error_event
 from app.protocol import logprobs as wire
-from app.protocol.chunks import NO_TAIL, ChunkTail
-from app.protocol.completion_response import (
+from app.protocol.common import NO_TAIL, ChunkTail, KVTransferParams, PromptTokensDetails, Usage
+from app.protocol.completions import (
     Completion,
     CompletionChoice,
     CompletionChunkChoice,
 )
-from app.protocol.transfer import KVTransferParams
-from app.protocol.usage import PromptTokensDetails, Usage
 
 COMPLETION = "text_completion"
 

@@ -13,10 +13,9 @@ from app.api.pieces import Holes
 from app.api.writer import ChoiceState, ResponseWriter, places
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.response import DONE, error_event, event_of
-from app.protocol.generate_response import GenerateChoice, GenerateChunk, GenerateResponse, WeightVersion
+from app.protocol.common import ECTransferParams, KVTransferParams, PromptTokensDetails, Usage
+from app.protocol.generate import GenerateChoice, GenerateChunk, GenerateResponse, WeightVersion
 from app.protocol.logprobs import ChatLogprob, LogprobContent, TokenIdLogprob
-from app.protocol.transfer import ECTransferParams, KVTransferParams
-from app.protocol.usage import PromptTokensDetails, Usage
 
 WEIGHTS = "default"
 """Version of the weights, of which there is only one."""

@@ -17,10 +17,8 @@ from app.api.pieces import HOLE, blocks, template
 from app.http.errors import bad_request
 from app.http.response import JSON, Response
 from app.pooling.numbers import BYTES, Turns, packing
-from app.protocol.encoding import encode
-from app.protocol.pooling import EncodedRequest
-from app.protocol.pooling_response import BytesMetadata, EncodedItem, ItemList, PromptUsage
-from app.protocol.usage import Usage
+from app.protocol.common import Usage, encode
+from app.protocol.pooling import BytesMetadata, EncodedNumbers, EncodedRequest, ItemList, PromptUsage
 
 OCTETS = "application/octet-stream"
 MOST_NUMBERS = 2**24
@@ -120,7 +118,7 @@ def _metadata(asked: EncodedRequest, head: ResponseMeta, pooled: Pooled) -> str:
     size = BYTES[asked.embed_dtype]
     places = pairwise(accumulate((size * math.prod(shape) for shape in pooled.shapes), initial=0))
     items = [
-        EncodedItem(index, asked.embed_dtype, asked.endianness, start, end, shape)
+        EncodedNumbers(index, asked.embed_dtype, asked.endianness, start, end, shape)
         for index, ((start, end), shape) in enumerate(zip(places, pooled.shapes, strict=True))
     ]
     usage = PromptUsage(pooled.tokens, pooled.tokens)

@@ -13,8 +13,8 @@ from app.api.logprobs import Entries, ItemLogprobs
 from app.api.pieces import HOLE, template
 from app.api.writer import Segment
 from app.engine.outputs import TokenLogprob, Tokens
-from app.protocol import response_events as wire
-from app.protocol.encoding import encode
+from app.protocol import response_object as wire
+from app.protocol.common import encode
 from app.protocol.logprobs import ItemLogprob
 from app.protocol.response_object import (
     FunctionCallItem,

@@ -30,6 +30,7 @@ from app.protocol.coercion import Misfit, convert
 from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request, echo_text, go_on
+from app.protocol.slicing import release
 from app.protocol.validation.generation import ValidatedRequest, resolve_max_tokens
 
 
@@ -53,6 +54,7 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
         _follow_on(asked, chat, store)
         prompt = _prompt(frontend, asked, chat)
         shape = _shape(frontend, asked, chat, prompt, head)
+        release(asked.input, frontend.slices)
         if asked.background:
             return _in_background(frontend, accepted, prompt, head, shape, store, context)
         ended = partial(_keep, store, chat) if asked.store and store.keeps else None

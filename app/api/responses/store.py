@@ -25,7 +25,7 @@ from app.http.connection import Connection
 from app.http.context import RequestContext
 from app.http.errors import ApiError
 from app.http.response import EVENT_STREAM, Response, json_response
-from app.protocol.encoding import encode
+from app.protocol.common import encode
 from app.protocol.messages import Message
 from app.protocol.response_object import ResponseObject
 

@@ -14,7 +14,7 @@ from app.api.pieces import Holes
 from app.api.responses.events import EventWriter, last_item
 from app.api.writer import ResponseWriter, Segment
 from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
-from app.protocol.encoding import encode
+from app.protocol.common import ECTransferParams, KVTransferParams, encode
 from app.protocol.response_object import (
     IncompleteDetails,
     InputTokensDetails,
@@ -26,7 +26,6 @@ from app.protocol.response_object import (
     ResponseUsage,
 )
 from app.protocol.responses import ResponsesRequest, TextConfig
-from app.protocol.transfer import ECTransferParams, KVTransferParams
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """What an error of this status is called in a response; others are the server's."""

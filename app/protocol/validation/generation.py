@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.coercion import slices
 from app.protocol.completions import CompletionRequest
 from app.protocol.options import StructuredOutputs
+from app.protocol.slicing import distinct, each, slices
 from app.protocol.validation import model as model_rules
 from app.protocol.validation import sampling
 from app.protocol.validation.model import ModelLimits
@@ -23,6 +23,8 @@ from app.protocol.validation.sampling import GREEDY_BELOW, GenerationRequest
 R = TypeVar("R", bound=GenerationRequest, covariant=True)
 TokenIds = Sequence[int]
 NO_SEED = -1
+PROMPT = 3
+"""Values that a prompt counts as that is checked, besides its tokens."""
 
 
 def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
@@ -127,20 +129,21 @@ class ValidatedRequest(Generic[R]):
         if not prompt_tokens:
             return
         request, within, length = self.request, self._within, self._limits.max_model_len
-        most = [resolve_max_tokens(self.requested, tokens, length) for tokens in prompt_tokens]
-        self.max_tokens = [max(tokens, 1) for tokens in most]
+        most = [resolve_max_tokens(self.requested, tokens, length) for tokens in each(prompt_tokens, within)]
+        self.max_tokens = most if min(most) > 0 else [max(tokens, 1) for tokens in most]
         self.structured_outputs = sampling.constrained_outputs(request)
         if request.logit_bias:
             self._biased_ids = sampling.biased_ids(request.logit_bias, within)
         if request.use_beam_search:
             return
-        sampling.check_extra_arguments(request, within)
+        if request.vllm_xargs or request.kv_transfer_params or request.ec_transfer_params:
+            sampling.check_extra_arguments(request, within)
         sampling.check_penalties(request)
         sampling.check_distribution(request)
         sampling.check_token_counts(request, most[0])
         sampling.check_words(request.stop, request.bad_words, within)
         sampling.check_greedy(self.n, request.temperature)
-        for tokens in most[1:]:
+        for tokens in each(most[1:], within) if len(most) > 1 else ():
             sampling.check_token_counts(request, tokens)
 
     def check_engine(self, prompts: Sequence[TokenIds]) -> None:
@@ -157,7 +160,7 @@ class ValidatedRequest(Generic[R]):
         self._check_prompt(prompts[0])
         if request.bad_words:
             model_rules.check_bad_words(request.bad_words, self._within)
-        for prompt_ids in prompts[1:]:
+        for prompt_ids in each(prompts[1:], self._within, PROMPT) if len(prompts) > 1 else ():
             self._check_prompt(prompt_ids)
 
     @property
@@ -181,7 +184,7 @@ class ValidatedRequest(Generic[R]):
             limits.check_vocabulary("logit_bias", self._biased_ids, within)
         if request.stop_token_ids:
             limits.check_vocabulary("stop_token_ids", request.stop_token_ids, within)
-            self.stop_token_ids = model_rules.distinct(request.stop_token_ids, within)
+            self.stop_token_ids = distinct(request.stop_token_ids, within)
         if request.allowed_token_ids is not None:
             if not request.allowed_token_ids:
                 raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")

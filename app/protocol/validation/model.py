@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.options import StructuredOutputs
+from app.protocol.slicing import parts
 
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 MAX_SCHEMA_DEPTH = 64
-_TOLD = 5
+MAX_NAMED = 5
 """Wrong token ids that an error names."""
-_PART = 50_000
-_PART_COST = 5_000
-"""Token ids that are looked at between two pauses, and how many values they count as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +60,12 @@ class ModelLimits:
     def _unknown(self, token_ids: Sequence[int], within: Slices) -> list[int]:
         """The first few that are not in the vocabulary."""
         wrong: list[int] = []
-        if len(token_ids) <= _PART and (
-            not token_ids or min(token_ids) >= 0 and max(token_ids) < self.vocab_size
-        ):
-            return wrong
-        for part in within.parts(token_ids, _PART, _PART_COST):
+        for part in parts(token_ids, within):
             if min(part) < 0 or max(part) >= self.vocab_size:
                 wrong += (token_id for token_id in part if not 0 <= token_id < self.vocab_size)
-            if len(wrong) >= _TOLD:
+            if len(wrong) >= MAX_NAMED:
                 break
-        return wrong[:_TOLD]
+        return wrong[:MAX_NAMED]
 
 
 def check_logprob_token_ids(ids: Sequence[int]) -> None:
@@ -83,18 +77,10 @@ def check_logprob_token_ids(ids: Sequence[int]) -> None:
         )
 
 
-def distinct(token_ids: Sequence[int], within: Slices) -> frozenset[int]:
-    """Each of `token_ids` once."""
-    seen: set[int] = set()
-    for part in within.parts(token_ids, _PART, _PART_COST):
-        seen.update(part)
-    return frozenset(seen)
-
-
 def check_bad_words(words: Sequence[str], within: Slices) -> None:
     """Words that must not be said are few, where each counts once."""
     seen: set[str] = set()
-    for part in within.parts(words, _PART, _PART_COST):
+    for part in parts(words, within):
         seen.update(part)
         if len(seen) > MAX_BAD_WORDS:
             raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")

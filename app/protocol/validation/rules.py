@@ -13,6 +13,7 @@ import msgspec
 
 from app.clock.pause import Slices
 from app.http.errors import bad_request
+from app.protocol.slicing import every, slices
 
 MAX_CACHE_SALT_CHARS = 128
 _FORBIDDEN_IN_CACHE_SALT = frozenset("@/\\\0")
@@ -50,13 +51,21 @@ def check_response_format(response_format: object) -> None:
 def _is_structural_tag(tag: object) -> bool:
     if isinstance(tag, dict) and "format" in tag or part(tag, "format") is not None:
         return True
-    structures, triggers = part(tag, "structures"), part(tag, "triggers")
+    structures, triggers, within = part(tag, "structures"), part(tag, "triggers"), slices()
     return (
         isinstance(structures, list)
         and isinstance(triggers, list)
-        and all(isinstance(trigger, str) for trigger in triggers)
-        and all(isinstance(part(structure, key), str) for structure in structures for key in ("begin", "end"))
+        and every(_is_text, triggers, within)
+        and every(_has_ends, structures, within)
     )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _has_ends(structure: object) -> bool:
+    return isinstance(part(structure, "begin"), str) and isinstance(part(structure, "end"), str)
 
 
 def count_constraints(structured_outputs: object, param: str | None) -> int:

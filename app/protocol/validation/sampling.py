@@ -14,14 +14,13 @@ from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.options import INT64_MIN, StopStrings, StructuredOutputs
+from app.protocol.slicing import each, parts
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 
 MAX_CHOICES = 16384
 GREEDY_BELOW = 1e-5
 _UINT64_END = 2**64
-_PART = 10_000
-"""Words that are looked at between two pauses, at less than 0.1 us each."""
 
 
 def check_choices(n: int) -> None:
@@ -50,19 +49,17 @@ def constrained_outputs(request: GenerationRequest) -> StructuredOutputs | None:
 def biased_ids(logit_bias: Mapping[str, float] | None, within: Slices) -> list[int]:
     """The token ids that are the keys of `logit_bias`."""
     ids = []
-    for key in logit_bias or ():
+    for key in each(logit_bias or (), within):
         try:
             ids.append(int(key))
         except ValueError:
             raise bad_request(f"logit_bias takes token ids as keys, got {key[:40]!r}", "logit_bias") from None
-        within.spend()
     return ids
 
 
 def check_extra_arguments(request: GenerationRequest, within: Slices) -> None:
     """What is passed on has integers of up to 64 bits only, however deep they are."""
-    given = (request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params)
-    pending: list[object] = [extra for extra in given if extra]
+    pending: list[object] = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
     while pending:
         value = pending.pop()
         if isinstance(value, int) and not INT64_MIN <= value < _UINT64_END:
@@ -114,7 +111,7 @@ def check_words(stop: StopStrings, bad_words: Sequence[str], within: Slices) -> 
     """Nothing that ends an answer, or is kept out of it, is an empty string."""
     if stop == "" or isinstance(stop, list) and "" in stop:
         raise bad_request("stop must not contain an empty string")
-    if bad_words and any("" in part for part in within.parts(bad_words, _PART, _PART // 10)):
+    if bad_words and any("" in part for part in parts(bad_words, within)):
         raise bad_request("bad_words must not contain an empty string")
 
 

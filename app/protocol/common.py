@@ -1,0 +1,84 @@
+"""What answers of several families have in common: usage, transfers, heads and tails of chunks, the encoder.
+
+Keys are in vLLM's order; UNSET is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.json import Encoder
+
+encode = Encoder().encode
+"""The compact JSON of a struct, a list, a text ...; UnicodeEncodeError for a lone surrogate."""
+
+
+class PromptTokensDetails(Struct):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+    created_cache_tokens: int | None | UnsetType = UNSET
+    multimodal_tokens: Mapping[str, int] | None | UnsetType = UNSET
+
+
+class CompletionTokensDetails(Struct):
+    """What the reply's tokens were."""
+
+    reasoning_tokens: int
+
+
+class Usage(Struct):
+    """`usage` of chat, completions, generate and pooling."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | None | UnsetType = UNSET
+
+
+class KVTransferParams(Struct, kw_only=True):
+    """`kv_transfer_params` of an answer: where the cache of a prefill is, for the server that decodes."""
+
+    do_remote_prefill: bool = True
+    do_remote_decode: bool = False
+    remote_engine_id: str
+    remote_block_ids: Sequence[int]
+    remote_host: str
+    remote_port: int
+    tp_size: int = 1
+
+
+class EncodedItem(Struct):
+    """Where the encoding of an image, a sound or a film is."""
+
+    peer_host: str
+    peer_port: int
+    size_bytes: int
+    nixl_agent_metadata_b64: str
+
+
+ECTransferParams = Mapping[str, EncodedItem]
+"""`ec_transfer_params` of an encoder's answer: where each item's encoding is, by the item's hash."""
+
+
+class ChunkHead(Struct):
+    """What every event begins with. `created` is Unix seconds."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+class ChunkTail(Struct):
+    """What some events have after their choices."""
+
+    usage: Usage | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | None | UnsetType = UNSET
+    prompt_text: str | None | UnsetType = UNSET
+
+
+NO_TAIL = ChunkTail()
