@@ -14,12 +14,11 @@ from app.api.admin import reports
 from app.api.admin.config import PeerRanks
 from app.api.anthropic import routes as anthropic
 from app.api.chat import route as chat
-from app.api.chat.plain import PlainChats
 from app.api.completions import route as completions
-from app.api.completions.plain import PlainCompletions
 from app.api.generate import routes as generate
 from app.api.identity import Identity
 from app.api.kv import event_sources
+from app.api.plain import PlainChats, PlainCompletions
 from app.api.pooling import routes as pooling
 from app.api.responder import ServerLoad
 from app.api.responses import routes as responses
