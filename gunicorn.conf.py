@@ -18,7 +18,7 @@ import sys  # noqa: E402
 
 from app import factory  # noqa: E402
 from app.dataset import DatasetError  # noqa: E402
-from app.server import logs, ranks, stages  # noqa: E402
+from app.server import handover, logs, ranks  # noqa: E402
 from app.server.arbiter import take_charge  # noqa: E402
 from app.server.certificates import CertificateError  # noqa: E402
 from app.server.handover import SETTINGS, hand_over, handed_over  # noqa: E402
@@ -95,7 +95,7 @@ def post_fork(server, worker):
 def post_worker_init(worker):
     """The application is there, and connections are accepted in a moment: the one before may go."""
     gc.enable()
-    stages.note(worker, stages.SERVING)
+    handover.note(worker, handover.SERVING)
     if hasattr(worker.wsgi, "begin"):
         worker.wsgi.begin()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.api.admin.memory import Bounded, Caches
+from app.api.admin.reports import Caches
 from app.api.builder import RequestBuilder
 from app.api.frontend import Frontend
 from app.api.identity import Identity, pod_headers
@@ -16,12 +16,13 @@ from app.engine.client import EngineClient
 from app.engine.engine import Engine
 from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
-from app.http.write_batcher import WriteBatcher
+from app.http.stream import WriteBatcher
 from app.kvcache.cache import KVCache
 from app.kvcache.endpoints import PublisherSettings, of_rank
 from app.kvcache.hashing import PART_BLOCKS, BlockHasher
+from app.kvcache.memo import Bounded
 from app.kvcache.residency import Residency
-from app.lora.slots import LoRASlots
+from app.lora.adapters import LoRASlots
 from app.metrics.fake import FakeFamilies
 from app.protocol.validation.model import ModelLimits
 from app.simulated.corpus import Corpus, sample_sentences

@@ -9,17 +9,16 @@ from functools import partial
 
 from app.api import models, tokens
 from app.api.admin import config as admin
-from app.api.admin import fake_metrics, health, lora, memory, metrics, verdict
 from app.api.admin import lifecycle as lifecycle_routes
-from app.api.admin.peer_ranks import PeerRanks
+from app.api.admin import reports
+from app.api.admin.config import PeerRanks
 from app.api.anthropic import routes as anthropic
 from app.api.chat import route as chat
-from app.api.chat.plain import PlainChats
 from app.api.completions import route as completions
-from app.api.completions.plain import PlainCompletions
 from app.api.generate import routes as generate
 from app.api.identity import Identity
 from app.api.kv import event_sources
+from app.api.plain import PlainChats, PlainCompletions
 from app.api.pooling import routes as pooling
 from app.api.responder import ServerLoad
 from app.api.responses import routes as responses
@@ -39,8 +38,7 @@ from app.middleware.faults import FaultAudit
 from app.middleware.http_log import HttpLog
 from app.middleware.http_metrics import HttpMetrics
 from app.middleware.rate_limits import RateLimits
-from app.middleware.request_ids import RequestIds
-from app.middleware.stack import Middleware, MiddlewareStack
+from app.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.server import ranks
 from app.server.handover import handed_over
 from app.tokenization import Tokenizer, TokenizerError, load_tokenizer
@@ -121,7 +119,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.caches.append(
         lambda: {"rate limits": limits, "fault scripts": injector.plan, "client audit": audit.trail}
     )
-    app.caches += caches_of(components, cache, publisher)
+    app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
     families = [engine_families(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
     app.services.append(StartedLater(components.schemas.load))
@@ -150,16 +148,16 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("pooling", pooling.routes(frontend, settings.model))
     app.add_routes("models", models.routes(frontend.models, identity))
     app.add_routes("tokens", tokens.routes(frontend.body, frontend.models, tokenizer))
-    ready = health.readiness(engine, clock, settings.server.startup_duration)
-    app.add_routes("health", health.routes(ready, load, settings.model.vllm_version))
-    app.add_routes("metrics", metrics.routes(Exposition(families, http_metrics)))
+    ready = reports.readiness(engine, clock, settings.server.startup_duration)
+    app.add_routes("health", reports.health_routes(ready, load, settings.model.vllm_version))
+    app.add_routes("metrics", reports.metrics_routes(Exposition(families, http_metrics)))
     app.add_routes("kv_events", event_sources.routes(publishes, publisher is not None, server.ranks))
     app.add_routes("admin", admin.routes(live, lifecycle, engine, frontend.body, peers))
-    app.add_routes("memory", memory.routes(app.caches))
-    app.add_routes("verdict", verdict.routes(audit.report, audit.restart))
-    app.add_routes("fake_metrics", fake_metrics.routes(frontend.body, live))
+    app.add_routes("memory", reports.memory_routes(app.caches))
+    app.add_routes("verdict", reports.verdict_routes(audit.report, audit.restart))
+    app.add_routes("fake_metrics", admin.fake_metrics_routes(frontend.body, live))
     if settings.lora.allow_runtime_lora_updating:
-        app.add_routes("lora", lora.routes(frontend.body, frontend.models))
+        app.add_routes("lora", models.adapter_routes(frontend.body, frontend.models))
     if settings.server.server_dev_mode:
         sleeps = settings.api.enable_sleep_mode
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
@@ -192,7 +190,7 @@ def _traces(settings: Settings, clock: Clock) -> list[Middleware]:
     if settings.tracing.otlp_traces_endpoint is None:
         return []
     from app.middleware.traces import Traces
-    from app.tracing.export import exporter_to, resource_of, tracer_to
+    from app.tracing.export import resource_of, sender_to, tracer_to
 
-    exporter, resource = exporter_to(settings.tracing), resource_of(settings.tracing)
-    return [Traces(partial(tracer_to, exporter, resource), clock)]
+    sender, resource = sender_to(settings.tracing), resource_of(settings.tracing)
+    return [Traces(partial(tracer_to, sender, resource), clock, caches={"spans": sender})]

@@ -14,9 +14,9 @@ from app.kvcache.events import BlockStored, EventBatch
 from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
+from app.kvindex.pods import FixedTargets, Target
 from app.kvindex.replay_client import Replays
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
-from app.kvindex.targets import FixedTargets, Target
 from benchmarks.kv_naive import MODEL, Fleet, Naive
 
 PUBLISHED = b"kv@pod%d@" + MODEL.encode()

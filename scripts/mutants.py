@@ -36,7 +36,7 @@ ROOMS = {
     "engine": ("app/engine", "tests/engine"),
     "clock": ("app/clock", "tests/clock"),
     "protocol": ("app/protocol", "tests/protocol"),
-    "api": ("app/api", "tests/api", "tests/conformance"),
+    "api": ("app/api", "tests/api", "tests/conformance", "tests/surface"),
     "kvcache": ("app/kvcache", "tests/kvcache"),
     "kvindex": ("app/kvindex", "tests/kvindex"),
     "schema": ("app/schema", "tests/schema"),

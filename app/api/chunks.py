@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Raw, Struct
 
+from app.api.identity import ResponseMeta
 from app.api.pieces import HOLE, template
-from app.api.response_meta import ResponseMeta
 from app.protocol.chat_response import ChunkChoice, Delta
 from app.protocol.common import NO_TAIL, ChunkHead, ChunkTail, encode
 

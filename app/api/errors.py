@@ -20,7 +20,7 @@ from app.http.errors import (
     unavailable,
 )
 from app.http.response import Response, json_response
-from app.lora.registry import AdapterError, AdapterNotFound
+from app.lora.adapters import AdapterError, AdapterNotFound
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict, TypeVar
 
-from app.api.builder import Prompt, RequestBuilder
+from app.api.builder import SEND_IMAGE, Prompt, RequestBuilder, check_rank, truth
 from app.api.chat.media import encoded
-from app.api.headers import SEND_IMAGE, check_rank, truth
-from app.api.identity import Identity
+from app.api.identity import Identity, ResponseMeta
 from app.api.models import ServedModels
 from app.api.pieces import check_answer_size
 from app.api.responder import Responder
-from app.api.response_meta import ResponseMeta
 from app.api.writer import ResponseWriter
 from app.clock.pause import Slices
 from app.faults.injector import FaultInjector

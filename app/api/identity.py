@@ -1,4 +1,4 @@
-"""Who asks and who answers: request ids, and the names that answers carry."""
+"""Who asks and who answers: request ids, names that answers carry, and where the cache of a prefill is."""
 
 from __future__ import annotations
 
@@ -7,9 +7,37 @@ from collections.abc import Callable
 from random import Random
 from zlib import crc32
 
-from app.api.response_meta import ResponseMeta
+from msgspec import Struct
+
 from app.http.context import RequestContext
+from app.protocol.common import KVTransferParams
+from app.protocol.validation.sampling import GenerationRequest
 from config.settings import ModelSettings, ServerSettings
+
+
+class ResponseMeta(Struct, frozen=True):
+    """Identity of one answer. `created` is Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+class ResponseOptions(Struct, frozen=True, kw_only=True):
+    """What a request asked to see in its answer, whatever its API family."""
+
+    n: int
+    include_usage: bool = False
+    """A stream ends with its usage."""
+    continuous_usage: bool = False
+    """Every chunk carries the usage so far."""
+    token_ids: bool = False
+    """`return_token_ids`"""
+    token_id_names: bool = False
+    """`return_tokens_as_token_ids`: log probabilities call tokens `token_id:N`."""
+    prompt_details: bool = False
+    """`enable-prompt-tokens-details` of the server"""
 
 
 class Identity:
@@ -53,3 +81,21 @@ def pod_headers(server: ServerSettings) -> dict[str, str]:
     if server.pod_namespace:
         headers["x-inference-namespace"] = server.pod_namespace
     return headers
+
+
+BLOCK_TOKENS = 16
+SIDE_CHANNEL_PORT = 5600
+"""Where a real server's transfer connector would listen."""
+
+
+def address_of(asked: GenerationRequest, identity: Identity, prompt_tokens: int) -> KVTransferParams | None:
+    """What the decode side is to be given; None unless `asked` wants its decode done elsewhere."""
+    wanted = asked.kv_transfer_params
+    if not wanted or not wanted.get("do_remote_decode"):
+        return None
+    return KVTransferParams(
+        remote_engine_id=identity.engine_id,
+        remote_block_ids=tuple(range(1, -(-prompt_tokens // BLOCK_TOKENS) + 1)),
+        remote_host=identity.host,
+        remote_port=SIDE_CHANNEL_PORT,
+    )

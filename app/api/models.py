@@ -1,4 +1,4 @@
-"""GET /v1/models, and which model a request means."""
+"""Which models are served: GET /v1/models, adapters that come and go, and which model a request means."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from app.api.identity import Identity
+from app.http.body import BodyLimits
 from app.http.context import RequestContext
-from app.http.errors import not_found
-from app.http.response import Response, json_response
-from app.http.route import Route, get
-from app.lora.registry import LoRARegistry
+from app.http.errors import ApiError, not_found
+from app.http.response import TEXT, Response, json_response
+from app.http.route import Route, get, post
+from app.lora.adapters import LoRARegistry
+from app.protocol.decoding import decode
+from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
 
 
 class ServedModels:
@@ -78,3 +81,29 @@ def _card(
         "max_model_len": max_model_len,
         "permission": [permission],
     }
+
+
+def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
+    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter."""
+
+    def load(context: RequestContext) -> Response:
+        """Serve an adapter from now on, under its name. Its path is told, not looked at."""
+        asked = decode(body.read(context), context.content_type, LoadAdapterRequest)
+        asked.check_values()
+        if asked.lora_name in models.names:
+            message = f"The name {asked.lora_name!r} is the base model's."
+            raise ApiError(400, "InvalidUserInput", message)
+        models.adapters.load(asked.lora_name, asked.lora_path, asked.load_inplace)
+        return Response(f"Success: adapter {asked.lora_name!r} is loaded.".encode(), 200, content_type=TEXT)
+
+    def unload(context: RequestContext) -> Response:
+        """Serve an adapter no more; requests that run with it go on."""
+        asked = decode(body.read(context), context.content_type, UnloadAdapterRequest)
+        asked.check_values()
+        models.adapters.unload(asked.lora_name)
+        return Response(f"Success: adapter {asked.lora_name!r} is unloaded.".encode(), 200, content_type=TEXT)
+
+    return [
+        post("/v1/load_lora_adapter", load),
+        post("/v1/unload_lora_adapter", unload),
+    ]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from app.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.frontend import Frontend
-from app.api.response_meta import ResponseMeta
+from app.api.identity import ResponseMeta
 from app.api.writer import ResponseWriter
 from app.engine.request import EngineRequest
 from app.http.context import RequestContext
 from app.http.response import PendingResponse, Response
-from app.protocol.plain import PlainReader, PlainRequest, Recognised
+from app.protocol.plain import PlainChat, PlainCompletion, PlainReader, PlainRequest, Recognised
 from app.protocol.validation.sampling import GREEDY_BELOW
+from app.tokenization.memo import KnownChats, KnownTexts
 from config.settings import Settings
 
 SPECIAL_HEADERS = frozenset(
@@ -80,3 +83,47 @@ class PlainHandler(Generic[P]):
         )
         writer = self.writer(recognised, head)
         return frontend.responder.respond_soon((wanted,), writer, bool(request.stream), context)
+
+
+class PlainChats(PlainHandler[PlainChat]):
+    """Answers chats of which nothing special is asked."""
+
+    id_prefix = "chatcmpl"
+
+    def __init__(self, frontend: Frontend) -> None:
+        self.known = KnownChats(frontend.tokenizer)
+        length, most = frontend.limits.max_model_len, frontend.plain_prompt_tokens
+        super().__init__(frontend, PlainReader(PlainChat, self.known.ids, length, most))
+
+    def writer(self, recognised: Recognised[PlainChat], head: ResponseMeta) -> ChatWriter:
+        frontend, options = self._frontend, recognised.request.stream_options
+        shape = ChatResponseOptions(
+            n=1,
+            include_usage=frontend.force_usage or (options is not None and options.include_usage),
+            continuous_usage=frontend.force_usage,
+            prompt_details=frontend.prompt_details,
+            prompt_ids=recognised.prompt_ids,
+        )
+        return ChatWriter(head, shape)
+
+
+class PlainCompletions(PlainHandler[PlainCompletion]):
+    """Answers completions of which nothing special is asked."""
+
+    id_prefix = "cmpl"
+
+    def __init__(self, frontend: Frontend) -> None:
+        self.known = KnownTexts(frontend.tokenizer)
+        length, most = frontend.limits.max_model_len, frontend.plain_prompt_tokens
+        super().__init__(frontend, PlainReader(PlainCompletion, self.known.ids, length, most))
+
+    def writer(self, recognised: Recognised[PlainCompletion], head: ResponseMeta) -> CompletionWriter:
+        frontend, options = self._frontend, recognised.request.stream_options
+        shape = CompletionResponseOptions(
+            n=1,
+            include_usage=frontend.force_usage or (options is not None and options.include_usage),
+            continuous_usage=frontend.force_usage,
+            prompt_details=frontend.prompt_details,
+            prompts=(EchoedPrompt(recognised.prompt_ids),),
+        )
+        return CompletionWriter(head, shape)

@@ -18,10 +18,8 @@ from app.faults.injector import fault_of
 from app.http.connection import Connection
 from app.http.context import RequestContext
 from app.http.errors import ApiError
-from app.http.response import CLIENT_GONE, JSON, PendingResponse, Response, json_response
-from app.http.sse import MEDIA_TYPE
-from app.http.stream import StreamTransport
-from app.http.write_batcher import WriteBatcher
+from app.http.response import CLIENT_GONE, EVENT_STREAM, JSON, PendingResponse, Response, json_response
+from app.http.stream import StreamTransport, WriteBatcher
 
 
 class ServerLoad:
@@ -94,7 +92,7 @@ class Responder:
     def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
         """A stream that ends with `error` before its first token."""
         chunks = [writer.chunk(Failed(0, error)), writer.closing()]
-        return Response(chunks, 200, self.headers, MEDIA_TYPE)
+        return Response(chunks, 200, self.headers, EVENT_STREAM)
 
     def transport(
         self, connection: Connection, finished: Callable[[], None], head: bytes = b"", ends_body: bool = True
@@ -115,8 +113,8 @@ class Responder:
         stream = EventStream(writer, len(requests), connection, take_over, entries)
         stream.handle = self.engine.submit(requests, stream.emit)
         if may_join and (data := stream.complete()) is not None:
-            return Response(data, 200, self.headers, MEDIA_TYPE, streamed=True)
-        response = Response(stream, 200, self.headers, MEDIA_TYPE)
+            return Response(data, 200, self.headers, EVENT_STREAM, streamed=True)
+        response = Response(stream, 200, self.headers, EVENT_STREAM)
         if self.load.tracked:
             self.load.begin()
             response.on_close(self.load.end)

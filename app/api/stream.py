@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 
 from gevent.event import Event as Bell
 
-from app.api.choice import ChoiceState
-from app.api.writer import ResponseWriter
+from app.api.writer import ChoiceState, ResponseWriter
 from app.clock.pause import pause_if_possible
 from app.engine.client import Handle, TakeToken
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens

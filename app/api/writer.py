@@ -1,4 +1,4 @@
-"""The one way in which an API family writes what the engine says."""
+"""The one way in which an API family writes what the engine says, with the state of each choice."""
 
 from __future__ import annotations
 
@@ -8,11 +8,133 @@ from typing import TypeVar
 
 from msgspec import Raw, Struct
 
-from app.api.choice import ChoiceState, split
 from app.api.logprobs import SomeEntries, width
 from app.api.pieces import SLICE, Holes, blocks
-from app.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
 from app.protocol.common import encode
+
+UNFINISHED = Finish("abort")
+"""The end of a choice that has been given none."""
+
+
+class Segment(Struct):
+    """Tokens in a row that belong to one part of the reply; `part` None is its own text."""
+
+    part: Part | None
+    id: str = ""
+    """What a client knows it by, where it has a name."""
+    texts: list[str] = []
+    logprobs: list[Sequence[TokenLogprob]] = []
+    """As they came, for they may be computed only where they are looked at."""
+
+    @property
+    def kind(self) -> str:
+        """`text`, `reasoning`, `call` or `image`."""
+        return "text" if self.part is None else self.part.kind
+
+    @property
+    def text(self) -> str:
+        """All that is in it."""
+        return "".join(self.texts)
+
+
+class ChoiceState(Struct):
+    """One choice: what was counted, and, where an answer needs it, what was said.
+
+    Answers that tell a reply by its parts use `take`: then `texts` is the reply's own text, and `segments`
+    are thoughts, calls and images. Answers that tell it in order use `shown`: then `segments` are all of it.
+    """
+
+    tokens: int = 0
+    reasoning_tokens: int = 0
+    finish: Finish = UNFINISHED
+    called: bool = False
+    """A tool was called."""
+    texts: list[str] = []
+    ids: list[int] = []
+    logprobs: list[Sequence[TokenLogprob]] = []
+    """Those of all tokens, as they came."""
+    segments: list[Segment] = []
+
+    def count(self, output: Tokens) -> None:
+        """Take note of how many tokens there are, and whether they are the last ones."""
+        self.tokens += len(output.ids)
+        if output.finish is not None:
+            self.finish = output.finish
+        if output.part is not None and output.part.kind == "reasoning":
+            self.reasoning_tokens += len(output.ids)
+
+    def take(self, output: Tokens) -> None:
+        """Count the tokens and keep all that they say."""
+        self.count(output)
+        self.ids += output.ids
+        if output.logprobs is not None:
+            self.logprobs.append(output.logprobs)
+        if output.part is None:
+            self.texts += output.texts
+        else:
+            segment = self.current(output.part) or self.begin(output.part)
+            segment.texts += output.texts
+
+    def shown(self, output: Tokens, new_id: Callable[[Part | None], str]) -> Segment | None:
+        """Count the tokens; the segment that they go to, or None when they show nothing.
+
+        A new one begins, with an id of its own, where another part says something. A call does so with its
+        markup already. No item or block can hold an image.
+        """
+        self.count(output)
+        part = output.part
+        segment = self.current(part)
+        if segment is None:
+            if part is not None and part.kind == "image":
+                return None
+            begins = output.logprobs is not None if part is None else part.kind == "call"
+            if not begins and not any(output.texts):
+                return None
+            segment = self.begin(part, new_id(part))
+        return segment
+
+    def current(self, part: Part | None) -> Segment | None:
+        """The segment that tokens of `part` go on with; None when they begin another one."""
+        segment = self.segments[-1] if self.segments else None
+        return segment if segment is not None and segment.part == part else None
+
+    def begin(self, part: Part | None, own_id: str = "") -> Segment:
+        """A new segment, the last one now."""
+        segment = Segment(part, own_id)
+        self.segments.append(segment)
+        if part is not None and part.kind == "call":
+            self.called = True
+        return segment
+
+    def texts_of(self, kind: str) -> list[str]:
+        """The texts of all segments of this kind, token by token."""
+        return [text for segment in self.segments if segment.kind == kind for text in segment.texts]
+
+
+def places(output: Tokens) -> range:
+    """Where the tokens of `output` are in its lists; an end without a token has a place, too."""
+    return range(max(len(output.texts), output.finish is not None))
+
+
+def split(output: Tokens, size: int) -> Iterator[Tokens]:
+    """`output` in parts of up to `size` tokens; the last one has its end."""
+    total = len(output.texts)
+    if total <= size:
+        yield output
+        return
+    for start in range(0, total, size):
+        part = slice(start, start + size)
+        yield Tokens(
+            output.index,
+            output.texts[part],
+            output.ids[part],
+            output.at_s,
+            None if output.logprobs is None else output.logprobs[part],
+            output.finish if start + size >= total else None,
+            output.part,
+        )
+
 
 T = TypeVar("T", bound=Struct)
 

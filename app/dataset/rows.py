@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import UserDefinedType
 
-from app.clock.offload import call_off_hub
+from app.clock.pause import call_off_hub
 from app.dataset.catalogue import Catalogue
 from app.dataset.errors import DatasetError
 

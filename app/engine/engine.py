@@ -17,12 +17,11 @@ from app.engine.cache_manager import KVCacheManager
 from app.engine.client import Emit
 from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
 from app.engine.executor import SlotExecutor
-from app.engine.reply import Reply
+from app.engine.reply import Model, Reply
 from app.engine.request import EngineRequest
-from app.engine.runner import Model
 from app.engine.sequence import MOST_AT_ONCE, Runtime, Sequence, emit_at_once
 from app.engine.timing import PerRequestTiming
-from app.lora.slots import LoRASlots
+from app.lora.adapters import LoRASlots
 from app.metrics.recorder import Recorder
 from config.settings import Settings
 

@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar, cast
 
-from app.lora.slots import LoRASlots
+from app.lora.adapters import LoRASlots
 
 P = ParamSpec("P")
 T = TypeVar("T")

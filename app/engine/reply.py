@@ -1,13 +1,15 @@
-"""A whole reply, decided before its first token is due."""
+"""A whole reply, decided before its first token is due, and what the engine asks of a model: to decide it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from app.engine.outputs import Finish, Part, TokenLogprob
+from app.engine.request import EngineRequest
 
 STOP = Finish("stop")
 LENGTH = Finish("length")
@@ -55,3 +57,13 @@ def joined(first: Reply, second: Reply) -> Reply:
     shift = len(first.texts)
     spans = [*first.all_spans(), *((end + shift, part) for end, part in second.all_spans())]
     return Reply([*first.texts, *second.texts], [*first.ids, *second.ids], second.finish, distinct(spans))
+
+
+class Model(Protocol):
+    """Says what is said; the engine says when."""
+
+    def reply(self, request: EngineRequest) -> Reply:
+        """The whole reply. Called in order of arrival, so that replies depend on that order only.
+
+        SchemaUnsatisfiable when no reply has the form that is asked for.
+        """

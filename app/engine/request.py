@@ -1,13 +1,17 @@
-"""What one choice is asked for, in the same words for all API families."""
+"""What one choice is asked for, in the same words for all API families, and who is told how it went.
+
+Those who are told (traces, rate limits) the engine does not know.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
 
-from app.engine.observer import Watch
+log = logging.getLogger(__name__)
 
 JsonSchema = Mapping[str, object] | bool
 
@@ -102,5 +106,35 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """Asked about this sequence when it is admitted."""
 
 
+class Outcome(Struct, frozen=True, kw_only=True, gc=False):
+    """How a sequence went.
+
+    Moments are seconds of the monotonic clock, None where it did not come to that: without `scheduled_s` it
+    never got a slot, without `first_token_s` it ended before its first token.
+    """
+
+    reason: str
+    """`stop`, `length`, `abort` (the client is gone) or `error`."""
+    scheduled_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    ended_s: float
+    cached_tokens: int
+    tokens: int
+    """Generated, until the end."""
+
+
+Watch = Callable[[Outcome], None]
+"""Called once, when a sequence is over, by whoever ended it, perhaps the hub: it must not wait."""
+
 Observer: TypeAlias = Callable[[EngineRequest], Watch | None]
 """Called in the request's greenlet for each sequence that is submitted; None when it is of no interest."""
+
+
+def notify(watches: Iterable[Watch], outcome: Outcome) -> None:
+    """Call all of them. One that fails keeps nothing else from being called, or done."""
+    for watch in watches:
+        try:
+            watch(outcome)
+        except Exception:
+            log.exception("an observer of a sequence failed")

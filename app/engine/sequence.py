@@ -15,10 +15,9 @@ from app.clock.timer_wheel import TimerWheel
 from app.engine.cache_manager import SequenceBlocks
 from app.engine.client import Emit, TakeToken
 from app.engine.executor import SlotExecutor
-from app.engine.observer import Outcome, Watch, notify
 from app.engine.outputs import Failed, Finish, Started, Tokens
 from app.engine.reply import Reply
-from app.engine.request import EngineRequest
+from app.engine.request import EngineRequest, Outcome, Watch, notify
 from app.engine.timing import PerRequestTiming
 from app.metrics.recorder import Recorder
 from app.metrics.sequences import FinishedSequence, FinishReason

@@ -1,17 +1,116 @@
-"""Failures on purpose where requests for generation enter: the one decision about each of them."""
+"""Failures on purpose where requests for generation enter: does a request go wrong, and how?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from sys import getsizeof
 
-from app.faults.fault import Fault
-from app.faults.plan import FaultPlan
-from app.faults.script import RequestFacts
-from app.http.context import RequestContext
-from app.http.credentials import client_name
+from cachetools import LRUCache
+
+from app.faults.fault import Fault, draw_failure, failure, returned_error
+from app.faults.script import FaultScript, RequestFacts
+from app.http.context import RequestContext, client_name
+from app.http.errors import bad_request
+from config.fault_rules import parse_fault, parse_fault_rules
 from config.settings import Settings
+
+RETURN_ERROR, FAULT = "X-Return-Error", "X-Fault"
+LIMIT_BYTES = 2**20
+"""Memory of the scripts of request headers: about 500 of them are remembered, with what they have met."""
+ENTRY_BYTES = 512
+"""Memory of an entry without its texts and its script."""
+
+
+class FaultPlan:
+    """What goes wrong: as a request asks (X-Return-Error, X-Fault), as rules say, or by chance.
+
+    The first of these that has a fault decides; those after it do not see the request. `now` gives monotonic
+    seconds.
+    """
+
+    def __init__(self, rng: Random, now: Callable[[], float]) -> None:
+        self._rng = rng
+        self._now = now
+        self._rate = 0
+        self._kinds: tuple[str, ...] = ()
+        self._model = ""
+        self._rules: str | None = None
+        self._script: FaultScript | None = None
+        self.limit_bytes = LIMIT_BYTES
+        self._header_scripts: LRUCache[tuple[str, str], tuple[FaultScript, int]]
+        """By client and text of the header: the script, and the memory of the entry."""
+        self._header_scripts = LRUCache(LIMIT_BYTES, getsizeof=lambda entry: entry[1])
+
+    @property
+    def is_quiet(self) -> bool:
+        """True when nothing goes wrong but what a request asks for."""
+        return not self._rate and self._script is None
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the scripts of request headers."""
+        return int(self._header_scripts.currsize)
+
+    def on_settings(self, settings: Settings) -> None:
+        """Work by `settings` from now on; rules that have not changed go on counting."""
+        failures = settings.failures
+        self._rate, self._kinds = failures.failure_injection_rate, failures.failure_types
+        self._model = settings.model.model
+        if failures.fault_rules != self._rules:
+            self._rules = failures.fault_rules
+            self.restart()
+
+    def restart(self) -> None:
+        """Every rule, those of headers too, counts from its first request again."""
+        rules = parse_fault_rules(self._rules)
+        self._script = FaultScript(rules, self._now()) if rules else None
+        self._header_scripts.clear()
+
+    def fault_for(self, request: RequestFacts) -> Fault | None:
+        """The fault of a request, or None. A header that makes no sense is one, too: 400."""
+        headers: dict[str, str] = {}
+        for source in (self._returned, self._asked_for, self._scripted, self._drawn):
+            fault = source(request)
+            if fault is not None:
+                headers |= fault.headers
+                if fault.name:
+                    return fault.with_headers(headers)
+        return Fault(headers=headers) if headers else None
+
+    def _returned(self, request: RequestFacts) -> Fault | None:
+        asked = request.header(RETURN_ERROR)
+        return Fault(name="return-error", error=returned_error(asked)) if asked else None
+
+    def _asked_for(self, request: RequestFacts) -> Fault | None:
+        """What X-Fault says. Requests of one client with the same text share one script."""
+        text = request.header(FAULT)
+        if not text:
+            return None
+        try:
+            script = self._header_script(request.client(), text)
+        except ValueError as error:
+            return Fault(name="x-fault", error=bad_request(f"{FAULT}: {error}."))
+        return script.fault_for(request, self._rng, self._now())
+
+    def _header_script(self, client: str, text: str) -> FaultScript:
+        """The script of `client` with this text. ValueError, with the reason, when it makes none."""
+        if known := self._header_scripts.get((client, text)):
+            return known[0]
+        script = FaultScript([parse_fault(text)], self._now())
+        size = ENTRY_BYTES + getsizeof(client) + getsizeof(text) + script.size_bytes
+        if size <= self.limit_bytes:
+            self._header_scripts[client, text] = script, size
+        return script
+
+    def _scripted(self, request: RequestFacts) -> Fault | None:
+        return None if self._script is None else self._script.fault_for(request, self._rng, self._now())
+
+    def _drawn(self, request: RequestFacts) -> Fault | None:
+        kind = draw_failure(self._rate, self._kinds, self._rng)
+        return Fault(name=kind, error=failure(kind, self._model)) if kind else None
+
 
 BYTES_PER_TOKEN = 4
 

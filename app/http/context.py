@@ -7,6 +7,7 @@ middleware, route, errors. What a room wants to remember about a request it keep
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cached_property
@@ -97,7 +98,7 @@ class RequestContext:
         self.is_generation = False
         """It asks for generation, and could be decoded."""
         self.observers: Sequence[SequenceObserver] = ()
-        """Asked about each sequence that the engine makes of the request (`app.engine.observer`)."""
+        """Asked about each sequence that the engine makes of the request (`app.engine.request`)."""
         self.endings: Sequence[Ending] = ()
         """What the middleware do with the response; set when the request begins."""
         self._kept: dict[type, object] | None = None
@@ -151,3 +152,18 @@ class RequestContext:
 
 current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
 """The request that is served here and now; every greenlet has a context of its own."""
+
+
+def bearer(headers: Mapping[str, str]) -> bytes | None:
+    """The key in the Authorization header, as it was sent."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.encode("latin-1", "replace") if scheme.lower() == "bearer" else None
+
+
+def client_name(context: RequestContext) -> str:
+    """A short hash of the API key, or the address. The key itself is never shown."""
+    headers = context.headers
+    key = bearer(headers) or headers.get("x-api-key", "").encode("latin-1", "replace")
+    if key:
+        return "key:" + hashlib.sha256(key).hexdigest()[:12]
+    return f"address:{context.client or 'unknown'}"

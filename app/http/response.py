@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from werkzeug.http import HTTP_STATUS_CODES
 
+from app.http.errors import ApiError
 from app.http.stream import StreamTransport
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+"""The event that vLLM ends a stream with."""
 STATUS_LINES = {status: f"{status} {phrase.upper()}" for status, phrase in HTTP_STATUS_CODES.items()}
 """Code and reason phrase; those of Python's own table change with its version."""
 CLIENT_GONE = 499
@@ -214,3 +218,13 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
     """A JSON answer; `body` is encoded unless it is bytes already."""
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     return Response(data, status, headers, JSON)
+
+
+def event_of(item: object) -> bytes:
+    """One server-sent event (WHATWG HTML 9.2) that carries `item` as JSON."""
+    return b"data: " + msgspec.json.encode(item) + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event of an error that came after the stream had begun."""
+    return b"data: " + error.body() + b"\n\n"

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from app.kvcache.wire import DEFAULT_LAYOUT, LayoutName
+from app.kvcache.events import DEFAULT_LAYOUT, LayoutName
 
 SCHEMES = ("tcp", "ipc", "inproc")
 PORTS = 1 << 16

@@ -16,11 +16,10 @@ from msgspec import Struct
 
 from app.clock.pause import pause
 from app.kvcache.endpoints import PublisherSettings, of_rank
-from app.kvcache.events import EventBatch, KVEvent, event_bytes
+from app.kvcache.events import EventBatch, KVEvent, encoder, event_bytes
 from app.kvcache.memo import Bounded
 from app.kvcache.replay_buffer import ReplayBuffer
 from app.kvcache.sockets import PubSocket
-from app.kvcache.wire import encoder
 
 log = logging.getLogger(__name__)
 

@@ -14,22 +14,20 @@ import zmq
 from gevent.event import Event
 
 from app.kvcache.endpoints import port_of
-from app.kvcache.events import EventBatch
+from app.kvcache.events import EventBatch, encoder
 from app.kvcache.publisher import Listener
-from app.kvcache.wire import encoder
-from app.kvindex.discovery import Discovery
+from app.kvindex.backend import RedisSettings
 from app.kvindex.event_pool import PoolSettings
 from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.keys import GENERATIONS, Generation
-from app.kvindex.library import TokenizerLibrary
-from app.kvindex.pods import parse
-from app.kvindex.redis_wire import RedisSettings
+from app.kvindex.library import Discovery, TokenizerLibrary
+from app.kvindex.pods import parse_topic
 from app.kvindex.scorer import Weights
 from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.subscriber import SubscriberSettings
 from app.kvindex.tokenizers import TokenizationSettings
-from app.lora.registry import adapters_of
+from app.lora.adapters import adapters_of
 from app.tokenization import Tokenizer, load_tokenizer
 from config import ConfigError, Settings
 from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sources
@@ -59,7 +57,7 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
     try:
         if at.kv_index_bind:
             port_of(at.kv_index_bind)
-        return KvIndex(_service_settings(settings), library.get)
+        return KvIndex(_service_settings(settings), library.get, caches={"index tokenizers": library})
     except ValueError as error:
         raise ConfigError(f"setting kv-index-bind, kv-index-pods or kv-index-redis-url: {error}") from None
 
@@ -120,7 +118,7 @@ def fed(index: KvIndex, model: str) -> Listener:
     encode = encoder("map")
 
     def feed(topic: str, sequence: int, batch: EventBatch) -> None:
-        named = parse(topic.encode())
+        named = parse_topic(topic.encode())
         pod = topic if named is None else named.pod
         index.receive(Message(pod, model, sequence, encode(batch)))
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from app.clock.pause import pause
 from app.kvcache.events import EventBatch
+from app.kvcache.memo import Bounded
 from app.kvcache.prompt import Placeholder
 from app.kvindex.backend import Backend, Outcome, Size, Stamp, Steps, at_once
 from app.kvindex.batches import Batch, batch_of
@@ -59,6 +60,11 @@ class Index:
         self._keys = request_keys(settings.generation, settings.block_size, settings.seed)
         self._ingest = Ingest(backend, self._keys)
         self._clock = clock
+
+    @property
+    def caches(self) -> Mapping[str, Bounded]:
+        """What is remembered beside the backend, by name."""
+        return {"index tails": self._ingest.stores.tails, "index key roots": self._keys.roots}
 
     def ingest(
         self,

@@ -48,6 +48,8 @@ class RequestKeys(Protocol):
     """Tokens of a block."""
     slice_blocks: int
     """Blocks whose keys are made in about a millisecond."""
+    roots: Memo[str, int]
+    """What comes before the first blocks, by model or adapter."""
 
     def root(self, model: str) -> int:
         """What comes before the first block of a prompt for a model, or an adapter."""
@@ -83,13 +85,13 @@ class Xxh64Keys:
         self._block = struct.Struct(f"{4 * block_size}s")
         self._link = struct.Struct(f"<Q{4 * block_size}s")
         self._seed = xxh64_intdigest(seed.encode()).to_bytes(8, "little")
-        self._roots: Memo[str, int] = Memo(ROOTS_BYTES)
+        self.roots: Memo[str, int] = Memo(ROOTS_BYTES)
 
     def root(self, model: str) -> int:
-        root = self._roots.get(model)
+        root = self.roots.get(model)
         if root is None:
             root = xxh64_intdigest(self._seed + _sized((model,)))
-            self._roots.put(model, root, 4 * len(model))
+            self.roots.put(model, root, 4 * len(model))
         return root
 
     def keys(
@@ -114,13 +116,13 @@ class FnvKeys:
         self._seed = fnv1a_64(seed.encode())
         self._between = cbor.head(cbor.ARRAY, block_size)
         self._chain = Chain(block_size, self._hash)
-        self._roots: Memo[str, int] = Memo(ROOTS_BYTES)
+        self.roots: Memo[str, int] = Memo(ROOTS_BYTES)
 
     def root(self, model: str) -> int:
-        root = self._roots.get(model)
+        root = self.roots.get(model)
         if root is None:
             root = fnv1a_64(cbor.encode([self._seed, None, model]))
-            self._roots.put(model, root, 4 * len(model))
+            self.roots.put(model, root, 4 * len(model))
         return root
 
     def keys(

@@ -1,24 +1,102 @@
-"""Tokenizers by the name of their model, loaded when they are first asked for."""
+"""Tokenizers by the name of their model, loaded when they are first asked for, or found in a folder."""
 
+from __future__ import annotations
+
+import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from sys import getsizeof
 
 from cachetools import LRUCache, TTLCache
+from gevent import monkey
+from msgspec import Struct
 
-from app.clock.offload import call_off_hub
-from app.kvindex.discovery import Discovery
+from app.clock.pause import call_off_hub
 from app.tokenization.base import Tokenizer, TokenizerError, TokenizerLoadError, TokenizerServiceError
 
-CAPACITY = 20
+TOKENIZER_FILE = "tokenizer.json"
+RESCAN_S = 10.0
+"""Least seconds between two scans: a directory of models may be a slow network file system."""
+REPOSITORY, SNAPSHOTS = "models--", "snapshots"
+
+
+class Discovery:
+    """Finds the tokenizer of a model, in a native thread; looks again for a missing one, but not too often.
+
+    Args:
+        directory: where models are mounted; may be missing, or filled later.
+        now: monotonic clock, seconds.
+        rescan_s: least seconds between two scans.
+    """
+
+    def __init__(self, directory: Path, now: Callable[[], float], rescan_s: float = RESCAN_S) -> None:
+        self._directory = directory
+        self._now = now
+        self._rescan_s = rescan_s
+        self._found: dict[str, Path] = {}
+        self._scan_from_s = now()
+        # Held while the disk is read: whoever asks meanwhile waits for it, beside the event loop.
+        self._scanning = monkey.get_original("threading", "Lock")()
+
+    def find(self, model: str) -> Path | None:
+        """The tokenizer file of `model`; None when it was not there at the last scan. May read the disk."""
+        with self._scanning:
+            if model not in self._found and self._now() >= self._scan_from_s:
+                self._found = dict(discover(self._directory))
+                self._scan_from_s = self._now() + self._rescan_s
+            return self._found.get(model)
+
+
+def discover(directory: Path) -> Iterator[tuple[str, Path]]:
+    """Name and file of every tokenizer below `directory`; of several with a name, the current one comes last.
+
+    Folders that cannot be read are passed over, links to folders not followed.
+    """
+    files = [
+        Path(folder, TOKENIZER_FILE) for folder, _, names in os.walk(directory) if TOKENIZER_FILE in names
+    ]
+    for file in sorted(files, key=_age):
+        yield model_name(file.parent.relative_to(directory)) or directory.name, file
+
+
+def model_name(folder: Path) -> str:
+    """`org/name` of `.../models--org--name/snapshots/<hash>`, else the path as it is; empty for `.`."""
+    match folder.parts[-3:]:
+        case (repository, snapshots, _) if repository.startswith(REPOSITORY) and snapshots == SNAPSHOTS:
+            return repository.removeprefix(REPOSITORY).replace("--", "/", 1)
+    return "/".join(folder.parts)
+
+
+def _age(file: Path) -> tuple[bool, float, str]:
+    """Sorts what `refs/main` of a repository points to last, else what was written last."""
+    snapshot = file.parent
+    try:
+        current = snapshot.parents[1].joinpath("refs", "main").read_text("utf-8").strip() == snapshot.name
+    except (OSError, ValueError, IndexError):
+        current = False
+    try:
+        written_s = file.stat().st_mtime
+    except OSError:
+        written_s = 0.0
+    return current, written_s, str(file)
+
+
+LIMIT_BYTES = 2 << 30
+"""Memory of loaded tokenizers: about twenty with 128,000 tokens each."""
+TOKEN_BYTES = 320
+"""Memory of one token of a vocabulary, with the merge that makes it; measured."""
+FAILURES_BYTES, FAILURE_BYTES = 1 << 20, 700
+"""Memory of remembered failures, and of one beside its name and its text."""
 TIMEOUT_S = 5.0
 FAILURE_S = 10.0
 LOADS_AT_ONCE = 2
 WAITING_LOADS = 64
 """Models that may be on their way; for a further one there is an error at once."""
-REMEMBERED_FAILURES = 1_000
 LONGEST_NAME = 200
 """Characters of a model's name that are repeated in an error."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -40,7 +118,7 @@ class TokenizerLibrary:
         sources: model -> what `load` is given.
         discovery: where further models are looked for.
         hub: give `load` the names of all other models too, if they look like `organisation/name`.
-        capacity: loaded tokenizers to keep; the one that was not used for longest is dropped.
+        limit_bytes: memory of loaded tokenizers; the one that was not used for longest is dropped.
         timeout_s: seconds that a request waits.
         failure_s: seconds for which a load that failed is not tried again.
         loads_at_once: loads that run at the same time.
@@ -55,7 +133,7 @@ class TokenizerLibrary:
         sources: Mapping[str, str] | None = None,
         discovery: Discovery | None = None,
         hub: bool = False,
-        capacity: int = CAPACITY,
+        limit_bytes: int = LIMIT_BYTES,
         timeout_s: float = TIMEOUT_S,
         failure_s: float = FAILURE_S,
         loads_at_once: int = LOADS_AT_ONCE,
@@ -67,11 +145,23 @@ class TokenizerLibrary:
         self._discovery = discovery
         self._hub = hub
         self._timeout_s = timeout_s
-        self._loaded: LRUCache[str, Tokenizer] = LRUCache(capacity)
-        self._failed: TTLCache[str, TokenizerLoadError] = TTLCache(REMEMBERED_FAILURES, failure_s, timer=now)
+        self._loaded: LRUCache[str, Tokenizer] = LRUCache(limit_bytes, getsizeof=tokenizer_bytes)
+        self._failed: TTLCache[str, Failure] = TTLCache(
+            FAILURES_BYTES, failure_s, timer=now, getsizeof=lambda failure: failure.size_bytes
+        )
         self._loading: dict[str, Future[Tokenizer]] = {}
         self._places = threading.Semaphore(loads_at_once)
         self._lock = threading.Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        """What the loaded tokenizers and the remembered failures take, rather too much than too little."""
+        with self._lock:
+            return int(self._loaded.currsize + self._failed.currsize)
+
+    @property
+    def limit_bytes(self) -> int:
+        return int(self._loaded.maxsize + self._failed.maxsize)
 
     def get(self, model: str) -> Tokenizer:
         """The tokenizer of `model`.
@@ -90,7 +180,7 @@ class TokenizerLibrary:
                 return loaded
             failure = self._failed.get(model)
             if failure is not None:
-                raise _again(failure)
+                raise _again(failure.error)
             future = self._loading.get(model) or self._start(model)
         return self._wait(model, future)
 
@@ -131,10 +221,11 @@ class TokenizerLibrary:
             outcome = _failure(model, error)
         with self._lock:
             del self._loading[model]
-            if isinstance(outcome, TokenizerLoadError):
-                self._failed[model] = outcome
-            else:
-                self._loaded[model] = outcome
+            with suppress(ValueError):  # larger than all of them may be: not remembered
+                if isinstance(outcome, TokenizerLoadError):
+                    self._failed[model] = Failure.of(model, outcome)
+                else:
+                    self._loaded[model] = outcome
         if isinstance(outcome, TokenizerLoadError):
             future.set_exception(outcome)
         else:
@@ -157,6 +248,23 @@ class TokenizerLibrary:
         if source is None:
             raise _unknown(model)
         return self._load(source)
+
+
+class Failure(Struct, frozen=True):
+    """Why a model's tokenizer could not be loaded, and the memory of that."""
+
+    error: TokenizerLoadError
+    size_bytes: int
+
+    @classmethod
+    def of(cls, model: str, error: TokenizerLoadError) -> Failure:
+        return cls(error, FAILURE_BYTES + getsizeof(model) + getsizeof(str(error)))
+
+
+def tokenizer_bytes(tokenizer: Tokenizer) -> int:
+    """Memory of a tokenizer: of its vocabulary, and of its own caches when they are full."""
+    caches = sum(cache.limit_bytes for cache in tokenizer.caches.values())
+    return caches + TOKEN_BYTES * (tokenizer.vocab_size or 0)
 
 
 def _failure(model: str, error: BaseException) -> TokenizerLoadError:

@@ -101,11 +101,12 @@ class MemoryBackend(Backend):
     @property
     def size_bytes(self) -> int:
         """What all of it takes, reckoned as `weigh_bytes` and `SHARE_BYTES` say: more than is used."""
-        return self._bytes(self.table.weight) + REPEAT_BYTES * self._repeats + self.holders.size_bytes
+        held = self._bytes(self.table.weight) + REPEAT_BYTES * self._repeats
+        return held + self.holders.size_bytes + self._alone.size_bytes
 
     @property
     def limit_bytes(self) -> int:
-        return self._bytes(self.table.bound) + REPEATS_BYTES + self.holders.limit_bytes
+        return self._bytes(self.table.bound) + REPEATS_BYTES + self.holders.limit_bytes + ALONE_BYTES
 
     def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         numbers = self.holders.groups(source)

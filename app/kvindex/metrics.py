@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypeAlias, TypeVar, get_args
 
-from app.metrics.instruments import Counter, Gauge, Histogram
-from app.metrics.text import Family
+from app.metrics.instruments import Counter, Family, Gauge, Histogram
 
 A = TypeVar("A", Counter, Gauge, Histogram)
 

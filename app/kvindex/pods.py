@@ -1,11 +1,172 @@
-"""Which pods there are: named by the topics of their messages, present while their connections are."""
+"""Which pods there are: where they publish, what their topics call them, whether they are connected."""
 
 from __future__ import annotations
 
+import logging
+import socket
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct
+
+from app.kvcache.endpoints import port_of
+
+log = logging.getLogger(__name__)
+
+Resolve = Callable[[str], Sequence[str]]
+"""A host name -> its addresses, none if there are none. OSError when nobody can tell now."""
+
+
+class Target(Struct, frozen=True):
+    """A publisher's address, that of its replay socket, and name and model where topics do not tell them.
+
+    Without a name the pod is called by host and port of `endpoint`.
+    """
+
+    endpoint: str
+    replay: str | None = None
+    pod: str | None = None
+    model: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.pod or self.endpoint.rpartition("://")[2]
+
+
+class TargetSource(Protocol):
+    """Something that knows targets."""
+
+    def targets(self) -> Sequence[Target]:
+        """The targets of now; those of before when they cannot be told."""
+
+
+def parse_target(text: str, replay_port: int | None = None) -> Target:
+    """`tcp://host:port`, then options after semicolons: `replay=tcp://host:port`, `pod=name`, `model=name`.
+
+    With a `replay_port` the same host is asked for replays there. ValueError for anything else.
+    """
+    endpoint, *options = text.strip().split(";")
+    if "://" not in endpoint:
+        endpoint = f"tcp://{endpoint}"
+    _check_endpoint(endpoint)
+    known: dict[str, str] = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if name not in ("replay", "pod", "model") or not equals or not value:
+            raise ValueError(f"not an option of a KV event source: {option!r}")
+        known[name] = value
+    if "replay" in known:
+        _check_endpoint(known["replay"])
+    elif replay_port and endpoint.startswith("tcp://"):
+        known["replay"] = f"{endpoint.rpartition(':')[0]}:{replay_port}"
+    return Target(endpoint, known.get("replay"), known.get("pod"), known.get("model"))
+
+
+def _check_endpoint(endpoint: str) -> None:
+    if port_of(endpoint) == 0:
+        raise ValueError(f"nobody publishes at port 0: {endpoint!r}")
+
+
+class FixedTargets:
+    """A list that stays as it is."""
+
+    def __init__(self, targets: Iterable[Target]) -> None:
+        self._targets = list(targets)
+
+    def targets(self) -> Sequence[Target]:
+        return self._targets
+
+
+class FileTargets:
+    """A file with one target a line, read again when it has changed; `#` begins a comment.
+
+    Lines that are no target are left out and logged; without the file the last list stays.
+    """
+
+    def __init__(self, path: Path, replay_port: int | None = None) -> None:
+        self._path, self._replay_port = path, replay_port
+        self._seen: tuple[int, int, int] | None = None
+        self._targets: list[Target] = []
+
+    def targets(self) -> Sequence[Target]:
+        try:
+            status = self._path.stat()
+            seen = status.st_mtime_ns, status.st_size, status.st_ino
+            if seen != self._seen:
+                self._targets = self._parse(self._path.read_text("utf-8"))
+                self._seen = seen
+        except (OSError, UnicodeDecodeError) as error:
+            if self._seen != (0, 0, 0):
+                log.warning("KV event sources: %s cannot be read, the last list stays: %s", self._path, error)
+                self._seen = 0, 0, 0
+        return self._targets
+
+    def _parse(self, text: str) -> list[Target]:
+        targets = []
+        for number, line in enumerate(text.splitlines(), 1):
+            entry = line.partition("#")[0].strip()
+            try:
+                if entry:
+                    targets.append(parse_target(entry, self._replay_port))
+            except ValueError as error:
+                log.warning("KV event sources: line %d of %s is left out: %s", number, self._path, error)
+        return targets
+
+
+def resolve_host(host: str) -> Sequence[str]:
+    """The addresses of a name by the system's resolver."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
+            return []
+        raise
+    return sorted({str(address[4][0]) for address in found})
+
+
+class DnsTargets:
+    """Every address of a host name, such as that of a headless service, with the same port."""
+
+    def __init__(
+        self, host: str, port: int, replay_port: int | None = None, resolve: Resolve = resolve_host
+    ) -> None:
+        self._host, self._port, self._replay_port = host, port, replay_port
+        self._resolve = resolve
+        self._addresses: Sequence[str] = ()
+        self._failing = False
+
+    def targets(self) -> Sequence[Target]:
+        try:
+            self._addresses = self._resolve(self._host)
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                log.warning("KV event sources: nobody knows %s, the last list stays: %s", self._host, error)
+            self._failing = True
+        return [self._target(f"[{each}]" if ":" in each else each) for each in self._addresses]
+
+    def _target(self, address: str) -> Target:
+        replay = f"tcp://{address}:{self._replay_port}" if self._replay_port else None
+        return Target(f"tcp://{address}:{self._port}", replay)
+
+
+def target_sources(entries: Sequence[str], replay_port: int | None = None) -> list[TargetSource]:
+    """The sources that a list names: targets, `file:path` and `dns://host:port`. ValueError for others."""
+    fixed: list[Target] = []
+    sources: list[TargetSource] = []
+    for entry in entries:
+        if entry.startswith("file:"):
+            sources.append(FileTargets(Path(entry.removeprefix("file:").removeprefix("//")), replay_port))
+        elif entry.startswith("dns://"):
+            _check_endpoint(entry.replace("dns://", "tcp://"))
+            host, _, port = entry.removeprefix("dns://").rpartition(":")
+            sources.append(DnsTargets(host, int(port), replay_port))
+        else:
+            fixed.append(parse_target(entry, replay_port))
+    return [FixedTargets(fixed), *sources] if fixed else sources
+
 
 PREFIX = "kv@"
 MOST_NAME_BYTES = 512
@@ -24,7 +185,7 @@ class Topic(Struct, frozen=True):
     standard: bool
 
 
-def parse(topic: bytes) -> Topic | None:
+def parse_topic(topic: bytes) -> Topic | None:
     """The pod of a topic; None where it names none.
 
     A model may contain `@`, a pod may not. A topic of another form names the pod as a whole. Bytes that are

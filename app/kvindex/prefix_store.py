@@ -6,7 +6,7 @@ encoded, every tokenizer has a chain of its own, and a chunk counts only behind 
 
 Exactness rests on four things:
 
-1. A tokenizer is asked in parts only if its components look no further than a few words (`locality`).
+1. A tokenizer is asked in parts only if its components look no further than a few words (`cuts`).
 2. Tokens are kept only up to a cut some words before the end of their chunk: what follows cannot change them.
 3. The rest is encoded from some words before that cut on, and these have to come out as they are kept, cuts
    and all. If they do not, the whole text is encoded.
@@ -15,7 +15,10 @@ Exactness rests on four things:
 To find cuts makes encoding nearly twice as slow: tokens are kept only where a text begins as an earlier one.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from threading import Lock
@@ -23,21 +26,92 @@ from weakref import WeakKeyDictionary
 
 from xxhash import xxh64_intdigest
 
-from app.clock.offload import call_off_hub
-from app.kvindex.chunks import CHARACTERS_BEHIND, CHUNK_BYTES, Chunk, chunk_keys, cut_chunks
+from app.clock.pause import call_off_hub
+from app.kvcache.memo import Bounded
+from app.kvindex.chunks import CHARACTERS_BEHIND, CHUNK_BYTES, Beginning, Chunk, chunk_keys, cut_chunks
 from app.kvindex.cuts import Cut, Cutter, CutText
-from app.kvindex.joint import Beginning
-from app.kvindex.kept import Kept, KeptChunks, Sightings
 from app.tokenization.base import Tokenizer
 from app.tokenization.huggingface import LONG_TEXT, LocalTokenizer
 
-MAX_TOKENS = 2_000_000
-"""About 45 MB."""
-SEEN_CHUNKS = 50_000
-"""Of so many at least it is known that they were asked for; seven megabytes at most."""
+KEPT_BYTES, SEEN_BYTES = 48 << 20, 8 << 20
+"""Memory of the chunks that are kept, and of the keys of those that were only asked for."""
+CHUNK_BYTES_BESIDE, KEY_BYTES = 350, 80
+"""Memory of a kept chunk beside its text and its arrays, and of a key in a set; both measured."""
 WORTH = 0.5
 """Share of a text of which the tokens must be kept, or else the whole is encoded faster without cuts."""
 TEXT_BEGIN: Cut = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A chunk and its place: behind the chunk with the serial number `parent`, or at the start of a chain."""
+
+    serial: int
+    parent: int
+    chunk: Chunk
+
+
+class KeptChunks:
+    """Chunks under their keys, up to `limit_bytes` of memory; those go first that were not used for longest.
+
+    cachetools would do, at three times the cost of a hit: a text has a hundred chunks.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._chunks: OrderedDict[int, Kept] = OrderedDict()
+        self.get = self._chunks.get
+
+    def use(self, keys: Sequence[int], chunks: Sequence[Kept]) -> None:
+        """Keep the chunks of a text, also those here already. Its end will go before its beginning."""
+        for key, kept in zip(reversed(keys), reversed(chunks), strict=True):
+            known = self._chunks.get(key)
+            if known is kept:
+                self._chunks.move_to_end(key)
+            else:
+                self._put(key, kept)
+        while self.size_bytes > self.limit_bytes:
+            self.size_bytes -= _kept_bytes(self._chunks.popitem(last=False)[1])
+
+    def _put(self, key: int, kept: Kept) -> None:
+        replaced = self._chunks.pop(key, None)
+        self._chunks[key] = kept
+        self.size_bytes += _kept_bytes(kept) - (_kept_bytes(replaced) if replaced else 0)
+
+
+def _kept_bytes(kept: Kept) -> int:
+    chunk = kept.chunk
+    arrays = len(chunk.ids) + len(chunk.cut_tokens) + len(chunk.cut_characters)
+    return CHUNK_BYTES_BESIDE + CHUNK_BYTES + chunk.ids.itemsize * arrays
+
+
+class Sightings:
+    """Keys of chunks that were asked for of late, up to `limit_bytes` of memory.
+
+    There are two generations of half the size: when the young one is full, the old one is forgotten.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._most = max(1, limit_bytes // 2 // KEY_BYTES)
+        self._young: set[int] = set()
+        self._old: set[int] = set()
+
+    @property
+    def size_bytes(self) -> int:
+        return KEY_BYTES * (len(self._young) + len(self._old))
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._young or key in self._old
+
+    def add(self, keys: Sequence[int]) -> None:
+        while keys:
+            room = self._most - len(self._young)
+            self._young.update(keys[:room])
+            keys = keys[room:]
+            if len(self._young) >= self._most:
+                self._old, self._young = self._young, set()
 
 
 @dataclass(slots=True)
@@ -73,12 +147,12 @@ class PrefixStore:
     """Encodes through tokenizers, remembering beginnings; one for all tokenizers, for threads and greenlets.
 
     Args:
-        max_tokens: bound of what is kept; what was not used for longest goes first.
+        limit_bytes: memory of what is kept; what was not used for longest goes first.
     """
 
-    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
-        self._kept = KeptChunks(max_tokens)
-        self._seen = Sightings(SEEN_CHUNKS)
+    def __init__(self, limit_bytes: int = KEPT_BYTES) -> None:
+        self._kept = KeptChunks(limit_bytes)
+        self._seen = Sightings(SEEN_BYTES)
         self._tokenizers: WeakKeyDictionary[Tokenizer, int] = WeakKeyDictionary()
         self._cutters: WeakKeyDictionary[LocalTokenizer, Cutter | None] = WeakKeyDictionary()
         self._serials = count(1)
@@ -92,9 +166,9 @@ class PrefixStore:
             return replace(self._counts)
 
     @property
-    def tokens(self) -> int:
-        """What is kept counts for so many."""
-        return self._kept.tokens
+    def caches(self) -> Mapping[str, Bounded]:
+        """What is remembered, by name."""
+        return {"prompt beginnings": self._kept, "prompt sightings": self._seen}
 
     def encode(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
         """What `tokenizer.encode` returns, and raises."""

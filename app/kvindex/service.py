@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import zmq
@@ -16,16 +17,15 @@ from msgspec import Struct
 from app.clock.pause import PAUSE_S
 from app.kvcache.memo import Bounded
 from app.kvcache.prompt import Placeholder
-from app.kvindex.backend import Backend, BackendUnavailable, Size
+from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Size
 from app.kvindex.event_pool import Pool, PoolSettings, Position, Shard
 from app.kvindex.feed import Message
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MOST_COPIES, MemoryBackend, weigh_bytes
-from app.kvindex.redis_wire import RedisSettings
+from app.kvindex.pods import target_sources
 from app.kvindex.replay_client import ReplayLimits, Replays
 from app.kvindex.scorer import PodScore
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
-from app.kvindex.targets import target_sources
 from app.kvindex.tokenizers import Find, Tokenization, TokenizationSettings
 from app.tokenization.base import PLAIN_CHAT, ChatOptions
 from app.tokenization.base import Message as ChatMessage
@@ -94,6 +94,7 @@ class KvIndex:
     """An index with its subscriber. Sockets and threads (greenlets, under gevent) begin with `start`.
 
     `find` finds tokenizers for prompts that come as text. `now` is monotonic, `wall` since 1970, in seconds.
+    `caches` are further ones to tell of, by name, such as that of the tokenizers.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class KvIndex:
         find: Find,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        caches: Mapping[str, Bounded] = MappingProxyType({}),
     ) -> None:
         """ValueError for settings that cannot be."""
+        self._further_caches = caches
         self._settings, self._now, self._wall = settings, now, wall
         self._sources = target_sources(settings.targets, settings.subscriber.replay_port)
         self.index = Index(open_backend(settings), settings.index)
@@ -127,7 +130,7 @@ class KvIndex:
     @property
     def caches(self) -> Mapping[str, Bounded]:
         """What is kept in memory, by name; that of a database is not ours."""
-        kept: dict[str, Bounded] = {}
+        kept = {**self._further_caches, **self.tokenization.caches, **self.index.caches}
         if isinstance(self.index.backend, MemoryBackend):
             kept["index blocks"] = self.index.backend
         if self._pool is not None and self._subscriber is not None:

@@ -18,8 +18,7 @@ from app.kvcache.sockets import address_of
 from app.kvindex.event_pool import Pool
 from app.kvindex.feed import Message
 from app.kvindex.metrics import Losses
-from app.kvindex.pods import PREFIX, Presence, Topic, parse
-from app.kvindex.targets import Target, TargetSource
+from app.kvindex.pods import PREFIX, Presence, Target, TargetSource, Topic, parse_topic
 
 log = logging.getLogger(__name__)
 
@@ -260,7 +259,7 @@ class Subscriber:
 
     def _topic(self, topic: bytes) -> Topic | None:
         known = self._topics.get(topic)
-        if known is None and (known := parse(topic)) is not None:
+        if known is None and (known := parse_topic(topic)) is not None:
             self._topics.put(topic, known, 6 * len(topic))
         return known
 

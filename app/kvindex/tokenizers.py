@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -13,8 +13,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from app.kvcache.memo import Bounded
 from app.kvindex.metrics import IndexMetrics
-from app.kvindex.prefix_store import MAX_TOKENS, PrefixStore
+from app.kvindex.prefix_store import KEPT_BYTES, PrefixStore
 from app.tokenization.base import PLAIN_CHAT, ChatOptions, Message, Tokenizer
 
 T = TypeVar("T")
@@ -31,12 +32,15 @@ class TokenizationBusy(Exception):
 
 
 class TokenizationSettings(Struct, frozen=True, kw_only=True):
-    """`timeout_s` is for one prompt; finding its tokenizer has a limit of its own."""
+    """`timeout_s` is for one prompt; finding its tokenizer has a limit of its own.
+
+    `prefix_bytes` bounds the beginnings that are remembered.
+    """
 
     workers: int = 5
     most_waiting: int = 1_000
     timeout_s: float = 10.0
-    most_tokens_kept: int = MAX_TOKENS
+    prefix_bytes: int = KEPT_BYTES
 
 
 class Tokenization:
@@ -55,7 +59,7 @@ class Tokenization:
     ) -> None:
         self._find, self._settings = find, settings
         self._metrics, self._clock = metrics or IndexMetrics(), clock
-        self._store = PrefixStore(settings.most_tokens_kept)
+        self._store = PrefixStore(settings.prefix_bytes)
         self._workers = Workers(settings.workers, settings.most_waiting)
 
     def encode(self, model: str, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -74,6 +78,11 @@ class Tokenization:
         """The prompt of a conversation as text."""
         tokenizer = self._find(model)
         return self._in_time(lambda: self._render_chat(tokenizer, messages, options))
+
+    @property
+    def caches(self) -> Mapping[str, Bounded]:
+        """See `PrefixStore.caches`."""
+        return self._store.caches
 
     def close(self) -> None:
         self._workers.close()

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from app.metrics.families import TABLE, Bounds, build_families, token_bounds
-from app.metrics.instruments import Counter, Gauge, Histogram, Instrument
-from app.metrics.text import Family
+from app.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
 from config import Settings
 from config.fake_metrics import Counts, FakeAdapters, FakeMetrics, Function, Level, parse
 

@@ -11,8 +11,7 @@ from functools import partial
 from itertools import product
 from typing import Literal, TypeVar
 
-from app.metrics.instruments import Counter, Gauge, Histogram, Instrument
-from app.metrics.text import Family
+from app.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
 
 InstrumentT = TypeVar("InstrumentT", bound=Instrument)
 Kind = Literal["counter", "gauge", "histogram"]

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from sys import getsizeof
 
-from app.metrics.instruments import Gauge
-from app.metrics.text import Family
+from app.metrics.instruments import Family, Gauge
 
 MOST_SERIES = 64
 """Combinations of adapters that are shown; readers look at the latest only."""

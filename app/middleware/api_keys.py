@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
 
-from app.http.context import RequestContext
-from app.http.credentials import bearer
+from app.http.context import RequestContext, bearer
 from app.http.response import Response, json_response
 from app.middleware.stack import Middleware
 from config.settings import Settings

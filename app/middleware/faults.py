@@ -10,8 +10,7 @@ from app.faults.client_audit import ClientAudit, Exchange
 from app.faults.damage import DamagedStream
 from app.faults.fault import Fault
 from app.faults.injector import FaultInjector, fault_of
-from app.http.context import RequestContext
-from app.http.credentials import client_name
+from app.http.context import RequestContext, client_name
 from app.http.response import CLIENT_GONE, Response, StreamingBody
 from app.middleware.stack import Middleware
 from config.fault_rules import MissingDoneRule

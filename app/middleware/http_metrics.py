@@ -1,7 +1,8 @@
-"""HTTP metrics: vLLM's families, observed when a response has ended (last byte sent, or client gone).
+"""HTTP metrics: vLLM's families (vllm-api.md 11.4), observed when a response has ended.
 
-prometheus-flask-exporter's own defaults stop at the headers and look their labels up at every request. Its
-decorators are there for whoever embeds the application.
+That is when its last byte was sent, or the client has gone. prometheus-flask-exporter's own defaults stop at
+the headers and look their labels up at every request. Its decorators are there for whoever embeds the
+application.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,8 +25,87 @@ from prometheus_flask_exporter import PrometheusMetrics
 
 from app.http.context import RequestContext
 from app.http.response import CountedBody, Response, StreamingBody
-from app.metrics.http_families import Exchange, HttpFamilies
+from app.metrics.instruments import Counter, Family, Histogram, Instrument, Summary
 from app.middleware.stack import Middleware
+
+HIGH_RESOLUTION = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
+    *(1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60),
+)
+LOW_RESOLUTION = (0.1, 0.5, 1)
+
+InstrumentT = TypeVar("InstrumentT", bound=Instrument)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSeries:
+    """The series that an exchange of one (method, handler, status class) adds to."""
+
+    requests: Counter
+    request_bytes: Summary
+    response_bytes: Summary
+    seconds_high: Histogram
+    seconds: Histogram
+
+    def observe(self, seconds: float, request_bytes: int, response_bytes: int) -> None:
+        self.requests.inc()
+        self.request_bytes.observe(request_bytes)
+        self.response_bytes.observe(response_bytes)
+        self.seconds_high.observe(seconds)
+        self.seconds.observe(seconds)
+
+
+class HttpFamilies:
+    """`http_*` families; series appear with the first exchange that they count. `now` gives Unix seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        def family(name: str, help: str, create: Callable[[], InstrumentT], kind: str) -> Family[InstrumentT]:
+            return Family(name, help, create, kind, now)
+
+        low, high = partial(Histogram, LOW_RESOLUTION), partial(Histogram, HIGH_RESOLUTION)
+        self._requests = family(
+            "http_requests_total", "Requests by method, class of status and route.", Counter, "counter"
+        )
+        self._request_bytes = family(
+            "http_request_size_bytes", "Declared size of request bodies by route.", Summary, "summary"
+        )
+        self._response_bytes = family(
+            "http_response_size_bytes", "Size of response bodies by route.", Summary, "summary"
+        )
+        self._seconds_high = family(
+            "http_request_duration_highr_seconds",
+            "From arrival to the end of the response, all routes, in fine buckets.",
+            high,
+            "histogram",
+        )
+        self._seconds = family(
+            "http_request_duration_seconds",
+            "From arrival to the end of the response by method and route, in coarse buckets.",
+            low,
+            "histogram",
+        )
+        self._served = family(
+            "understudy_requests_total", "Requests by the way that served them.", Counter, "counter"
+        )
+        self.by_way = self._served.labels(way="flask"), self._served.labels(way="fast")
+        self._seconds_high.labels()  # it has no labels, so it is there before the first request
+
+    def exchange(self, method: str, handler: str, status: int) -> HttpSeries:
+        """The series for a method, a handler label and a status code."""
+        return HttpSeries(
+            self._requests.labels(method=method, status=f"{status // 100}xx", handler=handler),
+            self._request_bytes.labels(handler=handler),
+            self._response_bytes.labels(handler=handler),
+            self._seconds_high.labels(),
+            self._seconds.labels(method=method, handler=handler),
+        )
+
+    def render(self) -> str:
+        """The text of all families."""
+        sizes = self._request_bytes, self._response_bytes
+        families = self._requests, *sizes, self._seconds_high, self._seconds, self._served
+        return "".join(family.render() for family in families)
+
 
 UNMATCHED = "none"
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
@@ -30,7 +113,7 @@ METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS",
 _EXCLUDED = re.compile("/metrics|/health|/load|/ping|/version|/server_info|^/ready$")
 
 
-Row = tuple[Exchange, float, str | None, int]
+Row = tuple[HttpSeries, float, str | None, int]
 """An exchange's series, its seconds, its declared Content-Length, and the bytes of its response."""
 BLOCK = 512
 """Rows that are noted before they are counted, in a millisecond or two."""
@@ -55,7 +138,7 @@ class HttpMetrics(Middleware):
         self._clock = clock
         self._served = self.families.by_way
         self._rows: list[Row] = []
-        self._exchanges: dict[tuple[str, str, int], Exchange | None] = {}
+        self._exchanges: dict[tuple[str, str, int], HttpSeries | None] = {}
         """(method, label of the route, status) to series, or None for routes that are not counted."""
 
     def process_text(self) -> str:
@@ -79,7 +162,7 @@ class HttpMetrics(Middleware):
             response.body = body = CountedBody(body)
         response.on_close(lambda: self._note(exchange, context, body.bytes_sent))
 
-    def _note(self, exchange: Exchange, context: RequestContext, response_bytes: int) -> None:
+    def _note(self, exchange: HttpSeries, context: RequestContext, response_bytes: int) -> None:
         seconds = self._clock() - context.arrival_s
         self._rows.append((exchange, seconds, context.headers.get("content-length"), response_bytes))
         if len(self._rows) >= BLOCK:
@@ -96,7 +179,7 @@ class HttpMetrics(Middleware):
         self.fold()
         return self.families.render()
 
-    def _exchange(self, method: str, label: str, status: int) -> Exchange | None:
+    def _exchange(self, method: str, label: str, status: int) -> HttpSeries | None:
         # A client must not be able to create series with methods of its own making.
         key = (method if method in METHODS else "other", label, status)
         try:

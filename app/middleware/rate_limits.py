@@ -15,10 +15,8 @@ from cachetools import LRUCache
 
 from app.clock.clock import Clock
 from app.clock.token_bucket import ROUNDING_S, TokenBucket
-from app.engine.observer import Outcome, Watch
-from app.engine.request import EngineRequest
-from app.http.context import RequestContext
-from app.http.credentials import bearer
+from app.engine.request import EngineRequest, Outcome, Watch
+from app.http.context import RequestContext, bearer
 from app.http.errors import too_many
 from app.http.response import Response
 from app.middleware.stack import Middleware

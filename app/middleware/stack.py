@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from app.http.context import Ending, RequestContext
 from app.http.response import Response
+from app.kvcache.memo import Bounded
 from config.settings import Settings
 
 
@@ -16,6 +18,8 @@ class Middleware:
     """
 
     active = True
+    caches: Mapping[str, Bounded] = MappingProxyType({})
+    """What it remembers, by name."""
 
     def begin(self, context: RequestContext) -> Response | None:
         """Before the route: a response that is given instead, or None. ApiError to refuse the request."""
@@ -35,6 +39,11 @@ class MiddlewareStack:
         self._begin: tuple[Callable[[RequestContext], Response | None], ...] = ()
         self._end: tuple[Ending, ...] = ()
         self.refresh()
+
+    @property
+    def caches(self) -> Mapping[str, Bounded]:
+        """What the middleware remember, by name."""
+        return {name: cache for one in self._middleware for name, cache in one.caches.items()}
 
     def on_settings(self, settings: Settings) -> None:
         """Subscribe this after the middleware have subscribed themselves."""
@@ -58,3 +67,13 @@ class MiddlewareStack:
         """The response leaves."""
         for end in context.endings:
             end(context, response)
+
+
+class RequestIds(Middleware):
+    """Tells the id of each request in an X-Request-Id header, if it is to be `answered`."""
+
+    def __init__(self, answered: bool) -> None:
+        self.active = answered
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        response.headers["X-Request-Id"] = context.request_id

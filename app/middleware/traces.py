@@ -1,22 +1,56 @@
-"""Traces the requests of an application, from their arrival to the end of their answers."""
+"""Traces the requests of an application, from their arrival to the end of their answers.
+
+A request has a span of its own and, for each sequence, `queued`, `prefill` and `decode` below it. A sequence
+tells how it went when it is over, and its spans are made then, with the moments that it tells: nothing is
+done for a token.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from types import MappingProxyType
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Status, StatusCode, Tracer
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
 
 from app.clock.clock import Clock
+from app.engine.request import EngineRequest, Outcome, Watch
 from app.http.context import RequestContext
 from app.http.response import Response
+from app.kvcache.memo import Bounded
 from app.middleware.http_metrics import METHODS
-from app.middleware.request_trace import NANOSECONDS, RequestTrace
 from app.middleware.stack import Middleware
-from app.tracing import attributes as names
+
+# Names of span attributes: vLLM's, those of OpenTelemetry's conventions for HTTP, and one of our own.
+REQUEST_ID = "gen_ai.request.id"
+REQUEST_MODEL = "gen_ai.request.model"
+RESPONSE_MODEL = "gen_ai.response.model"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_N = "gen_ai.request.n"
+NUM_SEQUENCES = "gen_ai.usage.num_sequences"
+PROMPT_TOKENS = "gen_ai.usage.prompt_tokens"
+COMPLETION_TOKENS = "gen_ai.usage.completion_tokens"
+CACHED_TOKENS = "gen_ai.usage.cached_tokens"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+
+TIME_IN_QUEUE = "gen_ai.latency.time_in_queue"
+TIME_TO_FIRST_TOKEN = "gen_ai.latency.time_to_first_token"
+TIME_IN_PREFILL = "gen_ai.latency.time_in_model_prefill"
+TIME_IN_DECODE = "gen_ai.latency.time_in_model_decode"
+TIME_IN_INFERENCE = "gen_ai.latency.time_in_model_inference"
+E2E = "gen_ai.latency.e2e"
+
+HTTP_METHOD = "http.request.method"
+HTTP_ROUTE = "http.route"
+HTTP_STATUS = "http.response.status_code"
+URL_PATH = "url.path"
+
+CHOICE = "understudy.choice"
+"""Which choice of its request a sequence is, from 0."""
 
 UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
 """What probes and scrapers ask many times a minute."""
@@ -29,11 +63,17 @@ class Traces(Middleware):
     worker.
 
     `clock` is the one that stamps arrivals, `unix_ns` the Unix time in nanoseconds.
+    `caches` keep the spans that wait for a collector.
     """
 
     def __init__(
-        self, make_tracer: Callable[[], Tracer], clock: Clock, unix_ns: Callable[[], int] = time.time_ns
+        self,
+        make_tracer: Callable[[], Tracer],
+        clock: Clock,
+        unix_ns: Callable[[], int] = time.time_ns,
+        caches: Mapping[str, Bounded] = MappingProxyType({}),
     ) -> None:
+        self.caches = caches
         self._make_tracer = make_tracer
         self._clock = clock
         self._unix_ns = unix_ns
@@ -51,9 +91,9 @@ class Traces(Middleware):
         route = context.route
         name = f"{method} {route.path}" if route else method
         zero_ns = self._unix_ns() - int(self._clock.now() * NANOSECONDS)
-        attributes = {names.HTTP_METHOD: method, names.URL_PATH: context.path}
+        attributes = {HTTP_METHOD: method, URL_PATH: context.path}
         if route:
-            attributes[names.HTTP_ROUTE] = route.path
+            attributes[HTTP_ROUTE] = route.path
         trace = RequestTrace(
             self._tracer, name, attributes, self._parent(context), context.arrival_s, zero_ns
         )
@@ -65,7 +105,7 @@ class Traces(Middleware):
         """The span ends when the response does."""
         trace = context.kept(RequestTrace)
         if trace is not None:
-            trace.span.set_attribute(names.HTTP_STATUS, response.status)
+            trace.span.set_attribute(HTTP_STATUS, response.status)
             if response.status >= 500:
                 trace.span.set_status(Status(StatusCode.ERROR))
             response.on_close(partial(self._end, trace))
@@ -80,3 +120,133 @@ class Traces(Middleware):
             return Context()
         given = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
         return self._propagator.extract(given, Context())
+
+
+NAME = "llm_request"
+"""What vLLM calls the span of a request that generates."""
+QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
+BROKEN = ("abort", "error")
+"""Reasons to end that make an error of a span."""
+NANOSECONDS = 1_000_000_000
+
+
+class RequestTrace:
+    """The trace of a request that arrived at `arrival_s`, below `parent`, another process' span, if any.
+
+    `name` and `told` are those of its span; `unix_ns` is the Unix time, in nanoseconds, at which the
+    monotonic clock showed 0.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        name: str,
+        told: Mapping[str, AttributeValue],
+        parent: Context,
+        arrival_s: float,
+        unix_ns: int,
+    ) -> None:
+        self._tracer = tracer
+        self._unix_ns = unix_ns
+        start_ns = self._ns(arrival_s)
+        self.span: Span = tracer.start_span(name, parent, SpanKind.SERVER, told, start_time=start_ns)
+        self._below = set_span_in_context(self.span, Context())
+        self._tokens = {PROMPT_TOKENS: 0, CACHED_TOKENS: 0, COMPLETION_TOKENS: 0}
+        self._latency: dict[str, float] = {}
+        self._reasons: list[str] = []
+        self._open = 0
+        """Sequences that are not over."""
+        self._answered_s: float | None = None
+
+    def watch(self, generation: EngineRequest) -> Watch:
+        """What a sequence of this request is to tell its outcome to."""
+        if generation.index == 0:
+            self.span.update_name(NAME)
+            self.span.set_attributes(_asked(generation))
+        self._open += 1
+        return partial(self._ended, generation)
+
+    def end(self, now_s: float) -> None:
+        """The answer has been sent, or nobody waits for it any more; its last sequences may end after it."""
+        self._answered_s = now_s
+        if not self._open:
+            self._end_span(now_s)
+
+    def _end_span(self, now_s: float) -> None:
+        if self._reasons:
+            self.span.set_attributes({**self._tokens, **self._latency, FINISH_REASONS: tuple(self._reasons)})
+        for reason in set(self._reasons).intersection(BROKEN):
+            self.span.set_status(Status(StatusCode.ERROR, reason))
+        self.span.end(self._ns(now_s))
+
+    def _ended(self, generation: EngineRequest, outcome: Outcome) -> None:
+        """A sequence is over: sum it up, and add its phases."""
+        self._reasons.append(outcome.reason)
+        self._tokens[COMPLETION_TOKENS] += outcome.tokens
+        if generation.index % generation.n == 0:  # choices share their prompt
+            self._tokens[PROMPT_TOKENS] += len(generation.prompt_ids)
+            self._tokens[CACHED_TOKENS] += outcome.cached_tokens
+        for name, seconds in latencies(generation.arrival_s, outcome).items():
+            worst = min if name == TIME_TO_FIRST_TOKEN else max
+            self._latency[name] = worst(seconds, self._latency.get(name, seconds))
+        passed = phases(generation.arrival_s, outcome)
+        for phase, (begin_s, end_s) in passed.items():
+            told = {CHOICE: generation.index, **_told(phase, generation, outcome)}
+            span = self._tracer.start_span(phase, self._below, attributes=told, start_time=self._ns(begin_s))
+            if outcome.reason in BROKEN and phase == list(passed)[-1]:
+                span.set_status(Status(StatusCode.ERROR, outcome.reason))
+            span.end(self._ns(end_s))
+        self._open -= 1
+        if not self._open and self._answered_s is not None:
+            self._end_span(self._answered_s)
+
+    def _ns(self, moment_s: float) -> int:
+        return self._unix_ns + int(moment_s * NANOSECONDS)
+
+
+def phases(arrival_s: float, outcome: Outcome) -> dict[str, tuple[float, float]]:
+    """Begin and end, in monotonic seconds, of the phases that a sequence reached."""
+    reached = [arrival_s, outcome.scheduled_s, outcome.first_token_s]
+    begun = [moment_s for moment_s in reached if moment_s is not None]
+    is_whole = outcome.last_token_s is not None and outcome.reason not in BROKEN
+    over_s = outcome.last_token_s if is_whole and outcome.last_token_s is not None else outcome.ended_s
+    ends = [*begun[1:], over_s]
+    return {
+        phase: (begin_s, max(begin_s, end_s))
+        for phase, begin_s, end_s in zip(PHASES, begun, ends, strict=False)
+    }
+
+
+def latencies(arrival_s: float, outcome: Outcome) -> dict[str, float]:
+    """vLLM's latencies of a sequence in seconds, as far as it came."""
+    scheduled_s, first_s, last_s = outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s
+    told = {E2E: outcome.ended_s - arrival_s}
+    told[TIME_IN_QUEUE] = (outcome.ended_s if scheduled_s is None else scheduled_s) - arrival_s
+    if scheduled_s is not None and first_s is not None and last_s is not None:
+        told[TIME_TO_FIRST_TOKEN] = first_s - arrival_s
+        told[TIME_IN_PREFILL] = first_s - scheduled_s
+        told[TIME_IN_DECODE] = last_s - first_s
+        told[TIME_IN_INFERENCE] = last_s - scheduled_s
+    return told
+
+
+def _asked(generation: EngineRequest) -> dict[str, AttributeValue]:
+    return {
+        REQUEST_ID: generation.request_id,
+        REQUEST_MODEL: generation.model,
+        RESPONSE_MODEL: generation.model,
+        REQUEST_MAX_TOKENS: generation.max_tokens,
+        REQUEST_N: generation.n,
+        NUM_SEQUENCES: generation.together,
+    }
+
+
+def _told(phase: str, generation: EngineRequest, outcome: Outcome) -> dict[str, AttributeValue]:
+    if phase == PREFILL:
+        return {
+            PROMPT_TOKENS: len(generation.prompt_ids),
+            CACHED_TOKENS: outcome.cached_tokens,
+        }
+    if phase == DECODE:
+        return {COMPLETION_TOKENS: outcome.tokens, FINISH_REASONS: (outcome.reason,)}
+    return {}

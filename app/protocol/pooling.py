@@ -292,7 +292,7 @@ class PromptUsage(Struct):
     total_tokens: int
 
 
-class EncodedItem(Struct):
+class EncodedNumbers(Struct):
     """Where an input's numbers are in a body of bytes, from byte `start` up to `end`."""
 
     index: int
@@ -309,5 +309,5 @@ class BytesMetadata(Struct):
     id: str
     created: int
     model: str
-    data: Sequence[EncodedItem]
+    data: Sequence[EncodedNumbers]
     usage: PromptUsage

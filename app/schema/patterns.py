@@ -9,8 +9,7 @@ from time import thread_time
 
 import regex
 
-from app.clock.offload import call_off_hub
-from app.clock.pause import Slices
+from app.clock.pause import Slices, call_off_hub
 from app.schema.errors import Allowance, SchemaError, Unsatisfiable
 from app.schema.pattern_pieces import LONGEST, PLAIN, Pen, Piece, parse
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from cachetools import LRUCache
 
-from app.clock.offload import call_off_hub
-from app.clock.pause import Slices
+from app.clock.pause import Slices, call_off_hub
 from app.schema.errors import PART, STEPS_A_PART, SchemaError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gunicorn.arbiter import Arbiter
 
-from app.server import ranks, stages
+from app.server import handover, ranks
 from app.server.certificates import CertificateError, ServerCertificate, check_pair
 from app.server.handover import hand_over
 from config import ConfigError, Settings
@@ -51,12 +51,12 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
     def manage_workers(self) -> None:
         """A worker for every rank; those of before a reload may go when their successors serve."""
-        current = [worker for worker in self.WORKERS.values() if not stages.is_replaced(worker)]
+        current = [worker for worker in self.WORKERS.values() if not handover.is_replaced(worker)]
         for _ in range(self.num_workers - len(current)):
             self.spawn_worker()
-        ready = {worker.place for worker in current if stages.is_serving(worker)}
+        ready = {worker.place for worker in current if handover.is_serving(worker)}
         for pid, worker in list(self.WORKERS.items()):
-            if worker.place in ready and stages.is_replaced(worker):
+            if worker.place in ready and handover.is_replaced(worker):
                 self.kill_worker(pid, signal.SIGTERM)
         self._look_at_certificate()
 
@@ -91,7 +91,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         """Start successors; the workers of now are set aside meanwhile, so that nobody waits for them."""
         replaced, self.WORKERS = self.WORKERS, {}
         for worker in replaced.values():
-            stages.note(worker, stages.REPLACED)
+            handover.note(worker, handover.REPLACED)
         try:
             super().reload()
         finally:
@@ -100,7 +100,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     def stop(self, graceful: bool = True) -> None:
         """The end, also for replaced workers: from now on they have `graceful_timeout`, as all others."""
         for worker in self.WORKERS.values():
-            stages.note(worker, stages.ENDING)
+            handover.note(worker, handover.ENDING)
         super().stop(graceful)
 
     def secure(self) -> None:

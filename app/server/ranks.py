@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from app.server import stages
+from app.server import handover
 from config.settings import ServerSettings, Settings
 
 RANK = "UNDERSTUDY_RANK"
@@ -55,7 +55,7 @@ def siblings(settings: Settings) -> list[tuple[int, str]]:
 
 def vacant(workers: Iterable[Any], size: int) -> int:
     """Arbiter: the place, of `size`, with the fewest of `workers`; those that are replaced do not count."""
-    taken = Counter(worker.place for worker in workers if not stages.is_replaced(worker))
+    taken = Counter(worker.place for worker in workers if not handover.is_replaced(worker))
     return min(range(size), key=lambda place: taken[place])
 
 

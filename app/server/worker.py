@@ -38,13 +38,11 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from app.http.response import ClosingBody, StreamingBody
 from app.http.wsgi import CONTEXT, context_of
-from app.server import stages
+from app.server import handover
 from app.server.certificates import CertificateError, ServerCertificate
+from app.server.client_socket import ClientServer, JoinedResponse, discard_body, has_much_unread, linger
 from app.server.fast.connection import FastConnection, FastConnections
 from app.server.fast.path import FastPath
-from app.server.joined_response import JoinedResponse
-from app.server.listener import ClientServer
-from app.server.unread import discard_body, has_much_unread, linger
 
 TICK_S = 1.0
 """How often the arbiter hears that we live."""
@@ -123,7 +121,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self.wsgi.caches.append(lambda: {"request heads": path.heads})
         servers = [self._listen(listener) for listener in self.sockets]
         # Looked at, too, because a signal that comes before a young worker listens to signals is lost.
-        while self.alive and not stages.is_ending(self):
+        while self.alive and not handover.is_ending(self):
             self.notify()
             if self.certificate is not None:
                 with suppress(CertificateError):  # the arbiter, which looks, too, tells of it
@@ -171,7 +169,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         With a successor, what runs may take its time, until the whole server ends.
         """
         deadline = inf
-        if stages.is_replaced(self) and not stages.is_ending(self):
+        if handover.is_replaced(self) and not handover.is_ending(self):
             for server in servers:
                 server.close()
         else:
@@ -181,7 +179,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         while self._is_awaited() and time.monotonic() < deadline:
             self.notify()
             self._release_idle()
-            if deadline == inf and stages.is_ending(self):
+            if deadline == inf and handover.is_ending(self):
                 deadline = self._cut_at()
             gevent.sleep(0.05)
         self._release_idle()

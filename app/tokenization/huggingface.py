@@ -11,8 +11,7 @@ import msgspec
 import tokenizers
 from tokenizers import decoders
 
-from app.clock.offload import call_off_hub
-from app.clock.pause import SLICE_STEPS, Slices
+from app.clock.pause import SLICE_STEPS, Slices, call_off_hub
 from app.tokenization.base import (
     PLAIN_CHAT,
     BoundedCache,

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: names of attributes, and how spans leave (docs/tracing.md).
+"""OpenTelemetry traces: how spans leave (docs/tracing.md); `app.middleware.traces` makes them.
 
 Off unless `otlp-traces-endpoint` is set; then nothing of OpenTelemetry is imported.
 """

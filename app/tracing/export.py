@@ -66,11 +66,16 @@ def resource_of(settings: TracingSettings) -> Resource:
     return Resource.create({SERVICE_NAME: settings.otlp_service_name, SERVICE_VERSION: VERSION})
 
 
-def tracer_to(exporter: SpanExporter, resource: Resource) -> Tracer:
-    """A tracer whose spans `exporter` sends. To be made in the worker, whose exit sends the last ones."""
+def sender_to(settings: TracingSettings) -> SpanSender:
+    """What keeps ended spans and hands them to `exporter_to`'s exporter; idle until the first one."""
+    return SpanSender(exporter_to(settings), FailureReason.of(trace_exporter.__name__))
+
+
+def tracer_to(sender: SpanSender, resource: Resource) -> Tracer:
+    """A tracer whose spans `sender` sends. To be made in the worker, whose exit sends the last ones."""
     sys.setswitchinterval(SWITCH_S)
     provider = TracerProvider(resource=resource)
-    provider.add_span_processor(SpanSender(exporter, FailureReason.of(trace_exporter.__name__)))
+    provider.add_span_processor(sender)
     return provider.get_tracer("understudy", VERSION)
 
 

@@ -15,15 +15,14 @@ from flask.wrappers import Response as FlaskResponse
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import MapAdapter, Rule
 
-from app.api.admin.memory import Caches
+from app.api.admin.reports import Caches
 from app.api.errors import forget_frames, respond_to_error
 from app.http.context import RequestContext, current_request
 from app.http.response import Response, json_response
 from app.http.route import Route
 from app.http.wsgi import CONTEXT, context_of
 from app.middleware.stack import MiddlewareStack
-from app.web.blueprints import RouteTable, label_of
-from app.web.routing import DirectAdapter, ExactRule, StaticRules, static_rules
+from app.web.blueprints import DirectAdapter, ExactRule, RouteTable, StaticRules, label_of, static_rules
 
 
 class NoSessions(SessionInterface):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from app.api.admin import health, memory, metrics
+from app.api.admin import reports
 from app.api.kv import index as kv_index
-from app.api.kv import pod_scores
 from app.api.responder import ServerLoad
 from app.clock.clock import LiveClock
 from app.http.body import BodyLimits
@@ -43,10 +42,10 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     app = Understudy(engine, middleware)
     families = add_index(app, live, tokenizer)
     app.caches.append(lambda: tokenizer.caches)
-    ready = health.readiness(engine, clock, settings.server.startup_duration)
-    app.add_routes("memory", memory.routes(app.caches))
-    app.add_routes("health", health.routes(ready, ServerLoad(False), settings.model.vllm_version))
-    app.add_routes("metrics", metrics.routes(Exposition([families], http)))
+    ready = reports.readiness(engine, clock, settings.server.startup_duration)
+    app.add_routes("memory", reports.memory_routes(app.caches))
+    app.add_routes("health", reports.health_routes(ready, ServerLoad(False), settings.model.vllm_version))
+    app.add_routes("metrics", reports.metrics_routes(Exposition([families], http)))
     return app
 
 
@@ -62,7 +61,7 @@ def add_index(
     app.services.append(Listening(index))
     app.caches.append(lambda: index.caches)
     body = BodyLimits.of(server)
-    scores = pod_scores.routes(index, body, aliases(settings), model, at.kv_index_chat_answer)
+    scores = kv_index.score_routes(index, body, aliases(settings), model, at.kv_index_chat_answer)
     app.add_routes("pod_scores", scores)
     app.add_routes("kv_index", kv_index.routes(index, at.kv_index_backend))
     return index.metrics_text

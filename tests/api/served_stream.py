@@ -9,14 +9,12 @@ from typing import cast
 
 import gevent
 
-from app.api.choice import ChoiceState
 from app.api.stream import EventStream
-from app.api.writer import ResponseWriter
+from app.api.writer import ChoiceState, ResponseWriter
 from app.engine.client import Handle
 from app.engine.outputs import EngineOutput, Failed, Finish, Tokens
 from app.http.connection import Connection
-from app.http.stream import StreamTransport
-from app.http.write_batcher import WriteBatcher
+from app.http.stream import StreamTransport, WriteBatcher
 
 END = b"[end]"
 

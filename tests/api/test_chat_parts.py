@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.api.response_meta import ResponseMeta
+from app.api.identity import ResponseMeta
 from app.engine.outputs import EngineOutput, Finish, Part, Started, Tokens
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")

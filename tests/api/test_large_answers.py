@@ -15,9 +15,9 @@ from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
+from app.api.identity import ResponseMeta
 from app.api.logprobs import TokenBytes
 from app.api.pieces import BLOCK_BYTES, SLICE, WHOLE_BYTES, body_of, check_answer_size
-from app.api.response_meta import ResponseMeta
 from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.api.writer import ResponseWriter
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
-from app.api.response_meta import ResponseMeta
+from app.api.identity import ResponseMeta
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
 from app.http.errors import ApiError, internal, retryable, too_many
 from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments

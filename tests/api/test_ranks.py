@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.api.headers import RANK as HEADER
-from app.api.headers import check_rank
+from app.api.builder import RANK as HEADER
+from app.api.builder import check_rank
 from app.http.errors import ApiError
 from tests.application import request
 

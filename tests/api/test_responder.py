@@ -15,7 +15,7 @@ from app.engine.outputs import EngineOutput, Failed, Tokens
 from app.http.connection import Connection
 from app.http.errors import bad_request
 from app.http.response import CLIENT_GONE, PendingResponse, Response
-from app.http.write_batcher import WriteBatcher
+from app.http.stream import WriteBatcher
 from tests.application import request
 from tests.engine.harness import Harness, engine_request
 

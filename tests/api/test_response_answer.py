@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.response_meta import ResponseMeta
+from app.api.identity import ResponseMeta
 from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.http.errors import ApiError, bad_request, internal, too_many

@@ -8,7 +8,7 @@ from typing import Any
 import gevent
 import pytest
 
-from app.api.response_meta import ResponseMeta
+from app.api.identity import ResponseMeta
 from app.api.responses.store import EventLog, Follower, KeptResponse, ResponseStore
 from app.api.responses.writer import new_response
 from app.http.errors import ApiError

@@ -19,7 +19,7 @@ from app.engine.request import EngineRequest, Observer
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher
-from app.lora.slots import LoRASlots
+from app.lora.adapters import LoRASlots
 from app.metrics.recorder import Recorder
 from app.schema import Schemas
 from app.simulated.corpus import Corpus, sample_sentences

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.faults.plan import FaultPlan
+from app.faults.injector import FaultPlan
 from config.live import LiveSettings
 from config.loader import load
 from tests.faults.asking import Moment, asking

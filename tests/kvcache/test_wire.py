@@ -8,8 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.kvcache.wire import LAYOUTS, LayoutName, encoder
+from app.kvcache.events import (
+    LAYOUTS,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    KVEvent,
+    LayoutName,
+    encoder,
+)
 
 HASH = 0xE235FCC84BC5706D
 STORED = BlockStored(

@@ -7,10 +7,9 @@ from itertools import count
 
 import pytest
 
-from app.kvindex.backend import Backend
+from app.kvindex.backend import Backend, RedisSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.redis_wire import RedisSettings
 from app.tokenization import LocalTokenizer, default_tokenizer
 from tests.kvindex.publisher import Station, station
 from tests.kvindex.redis_server import RedisServer, redis_server

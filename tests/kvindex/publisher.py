@@ -9,15 +9,14 @@ from itertools import count
 
 import zmq
 
-from app.kvcache.events import KVEvent
-from app.kvcache.wire import LayoutName, encoder
+from app.kvcache.events import KVEvent, LayoutName, encoder
 from app.kvindex.backend import Backend
 from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
+from app.kvindex.pods import TargetSource
 from app.kvindex.replay_client import END, ReplayLimits, Replays
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
-from app.kvindex.targets import TargetSource
 from tests.kvindex.engines import batch
 from tests.kvindex.held import matched
 

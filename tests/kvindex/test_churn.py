@@ -9,10 +9,9 @@ from random import Random
 import pytest
 
 from app.kvcache.cache import KVCache
-from app.kvcache.events import EventBatch
+from app.kvcache.events import EventBatch, LayoutName, encoder
 from app.kvcache.hashing import BlockHasher
 from app.kvcache.prompt import Adapter, ExtraKeys
-from app.kvcache.wire import LayoutName, encoder
 from app.kvindex.backend import Backend
 from app.kvindex.event_pool import Pool
 from app.kvindex.feed import Message

@@ -11,8 +11,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from app.kvcache.wire import LAYOUTS, LayoutName, encoder
+from app.kvcache.events import (
+    LAYOUTS,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    LayoutName,
+    encoder,
+)
 from app.kvindex.batches import Batch, Unreadable, decode
 from app.kvindex.decoding import engine_keys, field_losses
 from tests.kvcache.test_wire import MAP, ONE_BLOCK

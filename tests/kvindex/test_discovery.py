@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from app.kvindex.discovery import Discovery, discover
+from app.kvindex.library import Discovery, discover
 
 
 def put(directory: Path, *folders: str) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from app.kvindex.chunks import Beginning
 from app.kvindex.cuts import CutText
-from app.kvindex.joint import Beginning
 
 KNOWN = Beginning(ids=list(range(100, 128)), cuts=[(tokens, 10 * tokens) for tokens in range(10, 29, 3)])
 """28 tokens of ten characters, in words of three; the text is encoded anew from the tenth on."""

@@ -13,8 +13,7 @@ import pytest
 
 from app.clock.clock import VirtualClock
 from app.kvindex import library as library_module
-from app.kvindex.discovery import Discovery
-from app.kvindex.library import TokenizerLibrary, UnknownModelError
+from app.kvindex.library import Discovery, TokenizerLibrary, UnknownModelError, tokenizer_bytes
 from app.tokenization import (
     LocalTokenizer,
     Tokenizer,
@@ -102,17 +101,38 @@ def test_an_unknown_model_is_an_error_that_names_it_and_nothing_is_loaded(loader
 
 
 def test_ready_tokenizers_are_never_loaded_nor_dropped(loader: Loader, embedded: LocalTokenizer) -> None:
-    models = library(loader, ready={"own": embedded}, capacity=1)
+    models = library(loader, ready={"own": embedded}, limit_bytes=tokenizer_bytes(embedded))
     for model in ("own", "a", "b", "own"):
         assert models.get(model) is embedded
     assert loader.calls == ["a", "b"]
 
 
-def test_the_tokenizer_that_was_not_used_for_longest_is_dropped(loader: Loader) -> None:
-    models = library(loader, capacity=2)
+def test_the_tokenizer_that_was_not_used_for_longest_is_dropped(
+    loader: Loader, embedded: LocalTokenizer
+) -> None:
+    room = 2 * tokenizer_bytes(embedded)
+    models = library(loader, limit_bytes=room)
     for model in ("a", "b", "a", "c", "a", "b"):
         models.get(model)
     assert loader.calls == ["a", "b", "c", "b"]
+    assert models.size_bytes == room < models.limit_bytes
+
+
+def test_a_tokenizer_that_is_larger_than_the_room_for_all_is_given_but_not_kept(
+    loader: Loader, embedded: LocalTokenizer
+) -> None:
+    models = library(loader, limit_bytes=tokenizer_bytes(embedded) - 1)
+    assert [models.get("a"), models.get("a")] == [embedded] * 2
+    assert (loader.calls, models.size_bytes) == (["a", "a"], 0)
+
+
+def test_failures_take_little_memory_however_long_the_names_of_models_are(loader: Loader) -> None:
+    names = [f"bad{number}{'x' * 10**5}" for number in range(30)]
+    models = library(loader, " ".join(names), limit_bytes=1)
+    for name in names:
+        with pytest.raises(TokenizerLoadError):
+            models.get(name)
+    assert 10**6 / 2 < models.size_bytes <= models.limit_bytes < 1.1 * 10**6
 
 
 def test_the_hub_is_asked_only_when_allowed_and_only_for_names_that_it_can_have(loader: Loader) -> None:
@@ -186,7 +206,7 @@ if sys.argv[1] == "patched":
     monkey.patch_all()
 from concurrent.futures import ThreadPoolExecutor
 from app.tokenization import TokenizerError, default_tokenizer
-from app.kvindex.discovery import Discovery
+from app.kvindex.library import Discovery
 from app.kvindex.library import TokenizerLibrary
 
 hang = monkey.get_original("threading", "Lock")()

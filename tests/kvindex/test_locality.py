@@ -3,8 +3,7 @@
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from app.kvindex.cuts import Cutter
-from app.kvindex.locality import is_local, is_local_pattern, marks_words
+from app.kvindex.cuts import Cutter, is_local, is_local_pattern, marks_words
 from tests.kvindex.kinds import KINDS, LLAMA_3, PARTED
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kvcache.wire import encoder
+from app.kvcache.events import encoder
 from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp, Steps
 from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.feed import Message

@@ -68,7 +68,7 @@ def family(rng: Random, pieces: int, tails: Sequence[tuple[float, str]]) -> list
 def test_ids_are_those_of_the_whole_text(
     kind: str, seed: int, pieces: int, tails: list[tuple[float, str]], add_special_tokens: bool
 ) -> None:
-    store, subject = PrefixStore(max_tokens=5_000), tokenizer(kind)
+    store, subject = PrefixStore(limit_bytes=80_000), tokenizer(kind)
     for text in family(Random(seed), pieces, tails) * 3:
         assert store.encode(subject, text, add_special_tokens) == subject.encode(text, add_special_tokens)
 
@@ -153,11 +153,12 @@ def test_keys_are_the_chain_of_xxh64_over_full_chunks() -> None:
 
 
 def test_what_is_kept_is_bounded_and_ends_go_before_beginnings(embedded: LocalTokenizer) -> None:
-    store = PrefixStore(max_tokens=1_000)
+    store = PrefixStore(limit_bytes=20_000)
     long = PROSE * 200
     for _ in range(3):
         store.encode(embedded, long)
-    assert 900 < store.tokens <= 1_000
+    kept = store.caches["prompt beginnings"]
+    assert 17_000 < kept.size_bytes <= kept.limit_bytes == 20_000
     before = store.counts
     begin = PROSE * 20
     assert store.encode(embedded, begin) == embedded.encode(begin)
@@ -168,7 +169,7 @@ def test_texts_that_are_new_every_time_are_not_kept(embedded: LocalTokenizer) ->
     store = PrefixStore()
     for number in range(20):
         store.encode(embedded, f"Prompt number {number}: " + PROSE * 20)
-    assert (store.tokens, store.counts.hits) == (0, 0)
+    assert (store.caches["prompt beginnings"].size_bytes, store.counts.hits) == (0, 0)
 
 
 @pytest.mark.parametrize("kind", ["in_one_run", "from_right"])
@@ -219,7 +220,7 @@ def test_a_returned_list_is_the_callers_own(embedded: LocalTokenizer) -> None:
 
 
 def test_threads_share_a_store() -> None:
-    store, subject = PrefixStore(max_tokens=3_000), tokenizer("llama_3")
+    store, subject = PrefixStore(limit_bytes=50_000), tokenizer("llama_3")
     texts = family(Random(5), 300, [(0.9, "x")] * 12) * 12
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda text: store.encode(subject, text), texts))

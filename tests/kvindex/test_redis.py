@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from app.kvindex.backend import BackendUnavailable, Clear, Remove, Stamp, Steps, at_once
+from app.kvindex.backend import BackendUnavailable, Clear, RedisSettings, Remove, Stamp, Steps, at_once
 from app.kvindex.feed import Message
 from app.kvindex.redis_backend import RedisBackend, redis_url
-from app.kvindex.redis_wire import RedisSettings
 from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.engines import PROMPT, block
 from tests.kvindex.held import content, holders_of, source, store

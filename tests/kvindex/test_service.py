@@ -9,14 +9,13 @@ import pytest
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.kvcache.events import EventBatch
-from app.kvcache.wire import encoder
+from app.kvcache.events import EventBatch, encoder
+from app.kvindex.backend import RedisSettings
 from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES
 from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.redis_wire import RedisSettings
 from app.kvindex.service import KvIndex, KvIndexSettings, open_backend
 from app.kvindex.subscriber import SubscriberSettings
 from app.tokenization import LocalTokenizer, default_tokenizer

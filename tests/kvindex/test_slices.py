@@ -14,8 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from app.kvcache.wire import LAYOUTS, LayoutName, encoder
+from app.kvcache.events import (
+    LAYOUTS,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+    LayoutName,
+    encoder,
+)
 from app.kvindex import batches
 from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp, Steps
 from app.kvindex.batches import decode, decoding

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from app.kvindex.event_pool import PoolSettings
-from app.kvindex.targets import FileTargets, FixedTargets, Target
+from app.kvindex.pods import FileTargets, FixedTargets, Target
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, Engine, Station, station
 from tests.running_server import free_port

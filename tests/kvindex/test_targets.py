@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.kvindex.targets import DnsTargets, FileTargets, Target, parse_target, resolve_host, target_sources
+from app.kvindex.pods import DnsTargets, FileTargets, Target, parse_target, resolve_host, target_sources
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from app.lora.registry import (
+from app.lora.adapters import (
     RUNTIME_BYTES,
     Adapter,
     AdapterAlreadyLoaded,

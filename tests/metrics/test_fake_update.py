@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.api.admin import fake_metrics
+from app.api.admin.config import fake_metrics_routes
 from app.http.body import BodyLimits
 from config.fake_metrics import FakeMetricsError, merged
 from tests.application import application
@@ -20,7 +20,7 @@ ADAPTER = {"running": "a", "waiting": "b", "timestamp": 1257894567}
 
 def post(faked: Faked, body: bytes) -> tuple[int, Any]:
     """Status and JSON of POST /fake_metrics; the content type does not matter."""
-    app = application(fake_metrics.routes(BodyLimits(1 << 20, 5.0), faked.live))
+    app = application(fake_metrics_routes(BodyLimits(1 << 20, 5.0), faked.live))
     answer = app.test_client().post("/fake_metrics", data=body)
     return answer.status_code, json.loads(answer.data or b"null")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gevent
 
-from app.pooling.turns import LEAST, TURN, Turns
+from app.pooling.numbers import LEAST, TURN, Turns
 
 
 def turns_of_another_during(sizes: list[int]) -> int:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.server import ranks, stages
+from app.server import handover, ranks
 from config import Settings
 from config.settings import ServerSettings, TlsSettings
 
@@ -63,7 +63,7 @@ def workers(places: list[tuple[int, bool]]) -> Iterator[list[Any]]:
         for place, replaced in places:
             worker = SimpleNamespace(place=place, tmp=files.enter_context(tempfile.TemporaryFile()))
             if replaced:
-                stages.note(worker, stages.REPLACED)
+                handover.note(worker, handover.REPLACED)
             made.append(worker)
         yield made
 
@@ -80,8 +80,8 @@ def test_a_new_worker_takes_a_place_that_nobody_keeps(size: int, data: st.DataOb
 def test_a_note_leaves_the_time_of_the_heartbeat() -> None:
     with workers([(0, False)]) as [worker]:
         os.utime(worker.tmp.fileno(), (7, 7))
-        assert not stages.is_serving(worker)
-        stages.note(worker, stages.SERVING)
-        stages.note(worker, stages.ENDING)
-        assert stages.is_serving(worker) and stages.is_ending(worker) and not stages.is_replaced(worker)
+        assert not handover.is_serving(worker)
+        handover.note(worker, handover.SERVING)
+        handover.note(worker, handover.ENDING)
+        assert handover.is_serving(worker) and handover.is_ending(worker) and not handover.is_replaced(worker)
         assert os.fstat(worker.tmp.fileno()).st_mtime == 7

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
+from app.factory import create_app
 from app.tracing import export
 from app.tracing.export import (
     BATCH,
@@ -24,9 +25,11 @@ from app.tracing.export import (
     SpanSender,
     exporter_to,
     resource_of,
+    sender_to,
     span_bytes,
     tracer_to,
 )
+from config.loader import load
 from config.settings import TracingSettings
 from tests.running_server import free_port
 from tests.tracing.collector import Collector, running_collector
@@ -81,7 +84,7 @@ def test_spans_leave_in_order_and_in_batches() -> None:
 def test_spans_leave_without_being_asked_for() -> None:
     with running_collector() as collector:
         settings = TracingSettings(otlp_traces_endpoint=collector.url, otlp_service_name="mine")
-        tracer = tracer_to(exporter_to(settings), resource_of(settings))
+        tracer = tracer_to(sender_to(settings), resource_of(settings))
         tracer.start_span("one", attributes={"a": 1}).end()
         wait_in_the_hub(collector)
     (span,) = collector.spans
@@ -98,12 +101,19 @@ def wait_in_the_hub(collector: Collector) -> None:
 
 def test_a_tracer_can_be_made_where_nothing_may_wait() -> None:
     settings = TracingSettings(otlp_traces_endpoint="http://127.0.0.1:9", otlp_service_name="mine")
-    exporter, resource = exporter_to(settings), resource_of(settings)
+    sender, resource = sender_to(settings), resource_of(settings)
     made: list[Tracer] = []
-    callback = gevent.get_hub().loop.run_callback(lambda: made.append(tracer_to(exporter, resource)))
+    callback = gevent.get_hub().loop.run_callback(lambda: made.append(tracer_to(sender, resource)))
     while callback.pending:
         gevent.sleep(0.001)
     assert made
+
+
+def test_spans_that_wait_are_told_among_the_caches() -> None:
+    app = create_app(load(("--otlp-traces-endpoint=http://127.0.0.1:9",), {}))
+    caches = {name: cache for room in app.caches for name, cache in room().items()}
+    assert isinstance(caches["spans"], SpanSender)
+    assert (caches["spans"].size_bytes, caches["spans"].limit_bytes) == (0, 32 << 20)
 
 
 def test_what_is_not_sampled_is_not_sent() -> None:

@@ -12,8 +12,7 @@ from app.http.context import RequestContext
 from app.http.response import PendingResponse, Response, json_response
 from app.http.route import Route, get, post
 from app.web.application import Understudy
-from app.web.blueprints import RouteTable, label_of
-from app.web.routing import ExactRule
+from app.web.blueprints import ExactRule, RouteTable, label_of
 from tests.application import application
 
 

@@ -1,18 +1,17 @@
-"""The routes below /admin: settings that change while the server runs, and draining."""
+"""The routes below /admin that change things: settings of a running server, of all its ranks; draining."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.api.admin.peer_ranks import PeerRanks
 from app.engine.client import EngineClient
 from app.engine.lifecycle import Lifecycle
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
-from app.http.errors import bad_request, malformed
+from app.http.errors import ApiError, bad_request, malformed, unavailable
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from config import ConfigError
@@ -20,9 +19,15 @@ from config.fake_metrics import FakeMetricsError, merged
 from config.live import LiveSettings
 from config.settings import TABLE
 
+if TYPE_CHECKING:
+    from urllib3 import PoolManager
+
 FAKES = "fake-metrics"
 """The one setting of which only parts are given."""
 CHECK = "/admin/config?check=true"
+TIMEOUT_S = 5.0
+PASSED_ON = ("authorization", "x-admin-key", "content-type")
+"""Headers that a request for all ranks hands on."""
 
 
 def routes(
@@ -86,3 +91,63 @@ def _object(data: bytes) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise malformed("body: expected an object", "body")
     return values
+
+
+def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
+    """POST /fake_metrics (simulator.md 2.1); POST /admin/config does it, too."""
+
+    def change(context: RequestContext) -> Response:
+        """Change some keys of the fake metrics: 204, or 400 and no change for anything that is wrong."""
+        update = body.read(context)
+        try:
+            live.change({FAKES: merged(live.current.metrics.fake_metrics, update)})
+        except ValueError as error:
+            raise bad_request(str(error), FAKES) from None
+        return Response(b"", 204)
+
+    return [
+        post("/fake_metrics", change),
+    ]
+
+
+class PeerRanks:
+    """The other ranks of this server, asked over the loopback for what concerns them all.
+
+    `others` are rank and base URL of each.
+    """
+
+    def __init__(self, own: int, others: Sequence[tuple[int, str]]) -> None:
+        self.own = own
+        self._others = others
+        self._pool = _pool() if others else None
+
+    def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, Any]:
+        """The JSON answers by rank, ours left out.
+
+        ApiError with the status and message of the first rank that refuses; 503 for one that does not
+        answer.
+        """
+        kept = {name: headers[name] for name in PASSED_ON if name in headers}
+        return {str(rank): self._ask(rank, method, url + path, kept, body) for rank, url in self._others}
+
+    def _ask(self, rank: int, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Any:
+        from urllib3.exceptions import HTTPError
+
+        assert self._pool is not None
+        try:
+            answer = self._pool.request(method, url, headers=headers, body=body)
+            told = answer.json()
+        except (HTTPError, ValueError) as error:
+            raise unavailable(f"Rank {rank} does not answer: {error}") from None
+        if answer.status == 200:
+            return told
+        wrong = told.get("error") if isinstance(told, dict) else None
+        message = wrong.get("message") if isinstance(wrong, dict) else f"status {answer.status}"
+        kind = wrong.get("type", "Error") if isinstance(wrong, dict) else "Error"
+        raise ApiError(answer.status, kind, f"Rank {rank}: {message}")
+
+
+def _pool() -> PoolManager:
+    from urllib3 import PoolManager  # a slow import, and most servers have one rank
+
+    return PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")

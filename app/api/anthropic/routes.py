@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from app.api.anthropic.errors import message_error
-from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
+from app.api.anthropic.writer import MessageResponseOptions, MessageWriter, message_error
 from app.api.builder import Prompt
 from app.api.chat.prompt import chat_prompt
 from app.api.frontend import Frontend
-from app.api.kv_transfer import address_of
+from app.api.identity import address_of
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.route import Route, post

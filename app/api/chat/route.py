@@ -12,7 +12,7 @@ from app.api.chat.media import features, media_tokens
 from app.api.chat.prompt import PROMPT, chat_prompt, chat_prompts, content_text
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
-from app.api.kv_transfer import address_of
+from app.api.identity import address_of
 from app.http.context import RequestContext
 from app.http.response import Response
 from app.http.route import PlainHandler, Route, post

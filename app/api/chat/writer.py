@@ -7,15 +7,14 @@ from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from app.api.choice import ChoiceState, Segment, places
 from app.api.chunks import PlainChoice, chunk_event, chunk_events, chunk_head, last_event
 from app.api.errors import as_stream_error
+from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import ChatLogprobs, prompt_entries, rendered
 from app.api.pieces import HOLE, SLICE, Holes, blocks
-from app.api.response_meta import ResponseMeta, ResponseOptions
-from app.api.writer import ResponseWriter
+from app.api.writer import ChoiceState, ResponseWriter, Segment, places
 from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
-from app.http.sse import DONE, error_event
+from app.http.response import DONE, error_event
 from app.protocol.chat_response import (
     ChatChoice,
     ChatCompletion,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from app.api.builder import Prompt
 from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.frontend import Frontend
-from app.api.kv_transfer import address_of
+from app.api.identity import address_of
 from app.clock.pause import Slices
 from app.http.context import RequestContext
 from app.http.errors import bad_request

@@ -10,7 +10,7 @@ from app.api.chat.prompt import chat_prompt
 from app.api.completions.route import completion_prompt
 from app.api.frontend import Frontend
 from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
-from app.api.kv_transfer import address_of
+from app.api.identity import address_of
 from app.http.context import RequestContext
 from app.http.errors import ApiError, bad_request
 from app.http.response import Response, json_response

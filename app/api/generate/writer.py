@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from app.api.choice import ChoiceState, places
 from app.api.errors import as_stream_error
+from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendered, token_id_entries
 from app.api.pieces import Holes
-from app.api.response_meta import ResponseMeta, ResponseOptions
-from app.api.writer import ResponseWriter
+from app.api.writer import ChoiceState, ResponseWriter, places
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.http.sse import DONE, error_event, event_of
+from app.http.response import DONE, error_event, event_of
 from app.protocol.common import ECTransferParams, KVTransferParams, PromptTokensDetails, Usage
 from app.protocol.generate import GenerateChoice, GenerateChunk, GenerateResponse, WeightVersion
 from app.protocol.logprobs import ChatLogprob, LogprobContent, TokenIdLogprob

@@ -1,15 +1,28 @@
-"""GET /kv/index: what the index holds, how far behind it is, and what it could not use."""
+"""What the index of KV blocks tells: its state, and which pod has how much of a prompt."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import msgspec
 
+from app.api.chat.prompt import chat_options
+from app.http.body import BodyLimits
 from app.http.context import RequestContext
+from app.http.errors import not_found, timed_out, unavailable
 from app.http.response import Response, json_response
-from app.http.route import Route, get
+from app.http.route import Route, get, post
+from app.kvcache.prompt import Placeholder
+from app.kvindex.backend import BackendUnavailable
+from app.kvindex.library import UnknownModelError
+from app.kvindex.scorer import PodScore
 from app.kvindex.service import KvIndex, Stats
+from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout
+from app.protocol.decoding import decode
+from app.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
+from app.tokenization import TokenizerLoadError
 
 
 def routes(index: KvIndex, backend: str) -> list[Route]:
@@ -42,3 +55,105 @@ def _told(stats: Stats) -> dict[str, Any]:
         "queued": stats.queued,
         "skipped": {"messages": stats.skipped_messages, "events": stats.skipped_events},
     }
+
+
+ChatWriter = Literal["scores", "templated"]
+Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
+
+
+def score_routes(
+    index: KvIndex, body: BodyLimits, aliases: Mapping[str, str], model: str, chat_answer: ChatWriter
+) -> list[Route]:
+    """`aliases` are other names of base models; `model` is the one of requests that name none."""
+
+    def base(asked: Asked) -> str:
+        return aliases.get(asked.model or model, asked.model or model)
+
+    def speaker(asked: Asked) -> str:
+        """The model whose tokenizer reads the prompt: an adapter has that of its base model."""
+        name = base(asked)
+        return name if name == model else index.base_model(name)
+
+    def scores(
+        asked: Asked, tokens: Sequence[int], media: Sequence[Placeholder] = ()
+    ) -> list[PodScore] | None:
+        """The scores, the best first; None for a prompt without a full block."""
+        if len(tokens) < index.block_size:
+            return None
+        return index.score_tokens(
+            base(asked), tokens, pods=asked.pods or (), lora=asked.lora, salt=asked.cache_salt, media=media
+        )
+
+    def score_completions(context: RequestContext) -> Response:
+        """The score of every pod that has the beginning of a text."""
+        asked = decode(body.read(context), context.content_type, ScoreTextRequest)
+        with told():
+            tokens = index.encode(speaker(asked), asked.prompt, asked.add_special_tokens)
+            return json_response(by_pod(scores(asked, tokens)))
+
+    def score_chat_completions(context: RequestContext) -> Response:
+        """The score of every pod that has the beginning of a conversation."""
+        asked = decode(body.read(context), context.content_type, ScoreChatRequest)
+        options = chat_options(asked)
+        with told():
+            if chat_answer == "scores":
+                tokens = index.encode_chat(speaker(asked), asked.messages, options)
+                return json_response(by_pod(scores(asked, tokens)))
+            text = index.render_chat(speaker(asked), asked.messages, options)
+            tokens = index.encode(speaker(asked), text, asked.add_special_tokens)
+            return json_response({"podScores": by_pod(scores(asked, tokens)), "templated_messages": text})
+
+    def score_tokens(context: RequestContext) -> Response:
+        """What every pod has of a prompt of token ids, in full."""
+        asked = decode(body.read(context), context.content_type, ScoreTokensRequest)
+        media = [Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()]
+        with told():
+            found = scores(asked, asked.tokens, media) or ()
+        cards = {score.pod: _card(score) for score in best_ranks(found)}
+        return json_response({"blocks": len(asked.tokens) // index.block_size, "scores": cards})
+
+    return [
+        post("/score_completions", score_completions),
+        post("/score_chat_completions", score_chat_completions),
+        post("/score_tokens", score_tokens),
+    ]
+
+
+def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:
+    """Of each pod the data parallel rank that has most, the best pod first."""
+    best: dict[str, PodScore] = {}
+    for score in scores:
+        best.setdefault(score.pod, score)
+    return list(best.values())
+
+
+def by_pod(scores: Sequence[PodScore] | None) -> dict[str, float] | None:
+    """Pod -> score, as llm-d's manager answers: null when there is no full block to look for."""
+    return None if scores is None else {score.pod: score.score for score in best_ranks(scores)}
+
+
+def _card(score: PodScore) -> dict[str, Any]:
+    return {
+        "score": score.score,
+        "matched": score.matched,
+        "match_ratio": score.match_ratio,
+        "tiers": score.tiers,
+        "rank": score.rank,
+    }
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What goes wrong in the index, as clients of an API know it."""
+    try:
+        yield
+    except UnknownModelError as error:
+        raise not_found(str(error), "model") from None
+    except TokenizerLoadError as error:
+        raise unavailable(str(error)) from None
+    except TokenizationTimeout as error:
+        raise timed_out(str(error)) from None
+    except TokenizationBusy as error:
+        raise unavailable(str(error)) from None
+    except BackendUnavailable as error:
+        raise unavailable(f"The index cannot be asked now: {error}.") from None

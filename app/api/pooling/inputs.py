@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from app.api.frontend import Frontend
 from app.http.errors import bad_request
-from app.pooling.turns import Turns
+from app.pooling.numbers import Turns
 from app.protocol.pooling import MAX_INPUTS, ClassificationRequest, PoolingFields, TokenIds
 from app.protocol.validation import generation as rules
 from app.tokenization import ChatOptions

@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from msgspec import to_builtins
 
+from app.api.identity import ResponseMeta
 from app.api.pieces import HOLE, blocks, template
-from app.api.response_meta import ResponseMeta
 from app.http.errors import bad_request
 from app.http.response import JSON, Response
-from app.pooling.numbers import BYTES, packing
-from app.pooling.turns import Turns
+from app.pooling.numbers import BYTES, Turns, packing
 from app.protocol.common import Usage, encode
-from app.protocol.pooling import BytesMetadata, EncodedItem, EncodedRequest, ItemList, PromptUsage
+from app.protocol.pooling import BytesMetadata, EncodedNumbers, EncodedRequest, ItemList, PromptUsage
 
 OCTETS = "application/octet-stream"
 MOST_NUMBERS = 2**24
@@ -119,7 +118,7 @@ def _metadata(asked: EncodedRequest, head: ResponseMeta, pooled: Pooled) -> str:
     size = BYTES[asked.embed_dtype]
     places = pairwise(accumulate((size * math.prod(shape) for shape in pooled.shapes), initial=0))
     items = [
-        EncodedItem(index, asked.embed_dtype, asked.endianness, start, end, shape)
+        EncodedNumbers(index, asked.embed_dtype, asked.endianness, start, end, shape)
         for index, ((start, end), shape) in enumerate(zip(places, pooled.shapes, strict=True))
     ]
     usage = PromptUsage(pooled.tokens, pooled.tokens)

@@ -1,4 +1,7 @@
-"""The server-sent events of a response, numbered from 0."""
+"""The output items of a response, and the server-sent events, numbered from 0, that tell of them.
+
+Items are messages, thoughts and function calls. Tokens of one part make one item.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,55 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Raw, Struct
 
-from app.api.choice import Segment
 from app.api.logprobs import Entries, ItemLogprobs
 from app.api.pieces import HOLE, template
-from app.api.responses.items import item_id, item_of, last_item
+from app.api.writer import Segment
 from app.engine.outputs import TokenLogprob, Tokens
 from app.protocol import response_object as wire
 from app.protocol.common import encode
-from app.protocol.response_object import OutputItem, OutputText, ReasoningText, ResponseObject
+from app.protocol.logprobs import ItemLogprob
+from app.protocol.response_object import (
+    FunctionCallItem,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponseObject,
+)
+
+Logprobs = Sequence[ItemLogprob] | Raw | None
+ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
+
+
+def item_id(segment: Segment) -> str:
+    """The id of the item that `segment` is."""
+    return ID_PREFIXES[segment.kind] + segment.id
+
+
+def item_of(
+    segment: Segment, status: str | None, text: str | Raw | None, logprobs: Logprobs = None
+) -> OutputItem:
+    """The item with `text` in it; None when nothing is in it."""
+    own_id = item_id(segment)
+    if segment.part is None:
+        content = () if text is None else (OutputText(text=text, logprobs=logprobs),)
+        return MessageItem(id=own_id, content=content, status=status)
+    if segment.kind == "reasoning":
+        thought = None if text is None else (ReasoningText(text=text),)
+        return ReasoningItem(id=own_id, content=thought, status=status)
+    return FunctionCallItem(
+        arguments="" if text is None else text,
+        call_id=f"call_{segment.id}",
+        name=segment.part.name,
+        id=own_id,
+        status=status,
+    )
+
+
+def last_item(segment: Segment, text: str | Raw | None, logprobs: Logprobs = None) -> OutputItem:
+    """The item as a response has it in the end, where thoughts have no status."""
+    return item_of(segment, None if segment.kind == "reasoning" else "completed", text, logprobs)
 
 
 class EventWriter:

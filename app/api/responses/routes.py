@@ -10,10 +10,16 @@ from app.api.builder import Prompt
 from app.api.chat.prompt import chat_prompt
 from app.api.errors import error_response
 from app.api.frontend import Frontend
-from app.api.kv_transfer import address_of
-from app.api.response_meta import ResponseMeta
-from app.api.responses.background import Background, BackgroundRun, followed
-from app.api.responses.store import EventLog, KeptResponse, ResponseStore, invalid
+from app.api.identity import ResponseMeta, address_of
+from app.api.responses.store import (
+    Background,
+    BackgroundRun,
+    EventLog,
+    KeptResponse,
+    ResponseStore,
+    followed,
+    invalid,
+)
 from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.http.context import RequestContext
 from app.http.errors import ApiError, bad_request, malformed

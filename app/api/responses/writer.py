@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from app.api.choice import Segment
 from app.api.errors import as_stream_error
+from app.api.identity import ResponseMeta
 from app.api.logprobs import ItemLogprobs, rendered
 from app.api.pieces import Holes
-from app.api.response_meta import ResponseMeta
-from app.api.responses.events import EventWriter
-from app.api.responses.items import last_item
-from app.api.writer import ResponseWriter
+from app.api.responses.events import EventWriter, last_item
+from app.api.writer import ResponseWriter, Segment
 from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.protocol.common import ECTransferParams, KVTransferParams, encode
 from app.protocol.response_object import (

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from app.http.response import STATUS_LINES, Response
 from app.http.route import Route
-from app.server.joined_response import default_head
+from app.server.client_socket import default_head
 
 MOST_HEAD_BYTES = 8192
 MOST_FIELDS = 64

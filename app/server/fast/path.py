@@ -7,7 +7,7 @@ import time
 from app.api.errors import respond_to_error
 from app.http.context import RequestContext
 from app.http.response import Response, StreamingBody
-from app.http.write_batcher import WriteBatcher
+from app.http.stream import WriteBatcher
 from app.server.fast.heads import RequestHeads
 from app.server.logs import ServerLogger
 from app.web.application import Understudy

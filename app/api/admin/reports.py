@@ -1,0 +1,116 @@
+"""What the server tells of itself: health, version, load, metrics, memory, and the audit of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from app.api.responder import ServerLoad
+from app.clock.clock import Clock
+from app.faults.audit_trail import AuditReport
+from app.http.context import RequestContext
+from app.http.response import Response, json_response
+from app.http.route import Route, get
+from app.kvcache.memo import Bounded
+from app.metrics.exposition import CONTENT_TYPE, Exposition
+
+
+class Drains(Protocol):
+    """What answers requests, until it is told to take no more."""
+
+    @property
+    def draining(self) -> bool: ...
+
+    def drain(self) -> None:
+        """Admit no more requests; running ones go on."""
+
+
+def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
+    """Ready from `startup_s` after now until the server drains."""
+    ready_at_s = clock.now() + startup_s
+    return lambda: clock.now() >= ready_at_s and not service.draining
+
+
+def health_routes(ready: Callable[[], bool], load: ServerLoad, vllm_version: str) -> list[Route]:
+
+    def health(context: RequestContext) -> Response:
+        """200 as long as the process serves at all."""
+        return Response(b"", 200)
+
+    def health_ready(context: RequestContext) -> Response:
+        """200 when requests are welcome; 503 while starting up and while draining."""
+        return Response(b"", 200 if ready() else 503)
+
+    def version(context: RequestContext) -> Response:
+        """The vLLM version that is played."""
+        return json_response({"version": vllm_version})
+
+    def server_load(context: RequestContext) -> Response:
+        """Requests being answered now; always 0 unless tracking is on."""
+        return json_response({"server_load": load.count})
+
+    return [
+        get("/health", health),
+        Route(methods=("GET", "POST"), path="/ping", handle=health),
+        get("/health/ready", health_ready),
+        get("/ready", health_ready),
+        get("/version", version),
+        get("/load", server_load),
+    ]
+
+
+def metrics_routes(exposition: Exposition) -> list[Route]:
+
+    def metrics(context: RequestContext) -> Response:
+        """All families in Prometheus' text format."""
+        return Response(exposition.render(), 200, content_type=CONTENT_TYPE)
+
+    return [
+        get("/metrics", metrics),
+    ]
+
+
+Caches = Callable[[], Mapping[str, Bounded]]
+"""The caches of a room, by name; some of them are there only after the start."""
+
+
+def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
+    """`rooms` is looked through at each request: it may grow."""
+
+    def memory(context: RequestContext) -> Response:
+        """Bytes of each cache, and of all of them."""
+        caches = {name: cache for room in rooms for name, cache in room().items()}
+        sizes = {
+            name: {"size_bytes": cache.size_bytes, "limit_bytes": cache.limit_bytes}
+            for name, cache in sorted(caches.items())
+        }
+        return json_response(
+            {
+                "size_bytes": sum(size["size_bytes"] for size in sizes.values()),
+                "limit_bytes": sum(size["limit_bytes"] for size in sizes.values()),
+                "caches": sizes,
+            }
+        )
+
+    return [get("/admin/memory", memory)]
+
+
+Report = Callable[[bool], AuditReport]
+
+
+def verdict_routes(report: Report, restart: Callable[[], None]) -> list[Route]:
+    """`report` gives the verdict, as if no client came back any more when its argument is true."""
+
+    def verdict(context: RequestContext) -> Response:
+        """How clients behaved; with `?over=true`, as if no client came back any more."""
+        return json_response(report(context.argument("over").lower() in ("1", "true", "yes")))
+
+    def begin_anew(context: RequestContext) -> Response:
+        """Begin anew, for the next test."""
+        restart()
+        return json_response(report(False))
+
+    return [
+        get("/admin/verdict", verdict),
+        Route(methods=("DELETE",), path="/admin/verdict", handle=begin_anew),
+    ]

@@ -1,0 +1,161 @@
+"""What gunicorn does at the socket of a client, done otherwise: accepting, answering, and ending.
+
+* `ClientServer` accepts without a greenlet per connection: whoever gets one decides what waits for it.
+* `JoinedResponse` sends head and body of a whole answer in one system call.
+* What becomes of the rest of a request's body that nobody read: gunicorn reads it to its end before the next
+  request, a kilobyte at a time, however long it is. Here a little is read; after more, the connection is
+  closed, lingering a moment, so that a client that still sends gets to read the answer (RFC 9112 9.6).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from email.utils import formatdate
+from functools import lru_cache
+from socket import SHUT_WR
+from typing import Any
+
+import gevent
+from gevent.server import StreamServer
+from gevent.socket import socket
+from gunicorn import SERVER
+from gunicorn.http.body import ChunkedReader, LengthReader
+from gunicorn.http.wsgi import Response
+
+LOOK_AGAIN_S = 0.05
+"""How long nothing is accepted while as many connections are open as may be."""
+
+
+class ClientServer(StreamServer):  # type: ignore[misc]
+    """Hands each new connection to `accept` in the hub. While `is_full`, clients wait in the backlog."""
+
+    def __init__(
+        self, listener: Any, accept: Callable[[Any, Any], None], is_full: Callable[[], bool]
+    ) -> None:
+        super().__init__(listener, handle=accept, spawn=None)
+        self._is_full = is_full
+
+    def full(self) -> bool:
+        is_full = self._is_full()
+        if is_full and self.started:
+            timer = self.loop.timer(LOOK_AGAIN_S)
+            timer.start(self._accept_again, timer)
+        return is_full
+
+    def _accept_again(self, timer: Any) -> None:
+        timer.close()
+        if self.started:
+            self.start_accepting()
+
+    def do_handle(self, *args: Any) -> None:
+        """`accept` sees to it that the connection is closed."""
+        self.handle(*args)
+
+
+class JoinedResponse(Response):  # type: ignore[misc]
+    """Keeps the head back until the first bytes of a body of known length; other answers send it at once.
+
+    Who writes a chunked body past the server may write its end, too, and then calls `ended`.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.headers_sent: bool = False
+        self._head = b""
+        self._ended = False
+
+    def send_headers(self) -> None:
+        if self.headers_sent:
+            return
+        self.headers_sent = True
+        lines = [*self.default_headers(), *(f"{name}: {value}\r\n" for name, value in self.headers), "\r\n"]
+        head = "".join(lines).encode("latin-1")
+        if self.response_length:
+            self._head = head
+        else:
+            self._send(head)
+
+    def default_headers(self) -> list[str]:
+        major, minor = self.req.version
+        closes = self.should_close()
+        return [default_head(self.status, int(time.time()), closes, self.chunked, f"HTTP/{major}.{minor}")]
+
+    def _emit_body(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        if self.chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        """Send all of `data`, which nearly always fits at once; gevent would ask for buffer sizes first."""
+        sent = 0
+        if type(self.sock) is socket:
+            with suppress(BlockingIOError):
+                sent = self.sock._sock.send(data)
+        if sent < len(data):
+            self.sock.sendall(data[sent:])
+
+    def ended(self) -> None:
+        """The last chunk is out already."""
+        self._ended = True
+
+    def close(self) -> None:
+        if not self._ended:
+            super().close()
+        if self._head:
+            self._send(self._head)
+            self._head = b""
+
+
+@lru_cache(maxsize=16)
+def default_head(status: str, second: int, closes: bool, chunked: bool, version: str = "HTTP/1.1") -> str:
+    """What gunicorn sends before an application's own headers, at a Unix second."""
+    connection = "close" if closes else "keep-alive"
+    lines = (
+        f"{version} {status}\r\nServer: {SERVER}\r\nDate: {http_date(second)}\r\nConnection: {connection}\r\n"
+    )
+    return lines + "Transfer-Encoding: chunked\r\n" if chunked else lines
+
+
+@lru_cache(maxsize=2)
+def http_date(second: int) -> str:
+    """The Date header of a Unix second (RFC 9110 section 5.6.7)."""
+    return formatdate(second, usegmt=True)
+
+
+LITTLE_BYTES = 1 << 17
+LITTLE_S = 0.5
+"""So much is read on a connection that is kept, within this time."""
+LINGER_BYTES = 1 << 20
+LINGER_S = 1.0
+"""So much is thrown away on one that is closed, within this time."""
+
+
+def has_much_unread(req: Any) -> bool:
+    """True when more of the body of gunicorn's `req` is left than is worth reading."""
+    body = getattr(req, "body", None)
+    if body is None:
+        return False
+    reader = body.reader
+    if isinstance(reader, LengthReader):
+        return bool(reader.length > LITTLE_BYTES)
+    return isinstance(reader, ChunkedReader) and reader.parser is not None
+
+
+def discard_body(parser: Any) -> bool:
+    """Read the little that is left of a body; False when it is too much, or does not come."""
+    if has_much_unread(parser.mesg):
+        return False
+    return bool(parser.finish_body(time.monotonic() + LITTLE_S, LITTLE_BYTES + 1))
+
+
+def linger(client: Any) -> None:
+    """Greenlet: say that nothing more comes, and read for a moment what the client still sends."""
+    thrown_away = 0
+    with suppress(OSError), gevent.Timeout(LINGER_S, False):
+        client.shutdown(SHUT_WR)
+        while thrown_away < LINGER_BYTES and (data := client.recv(LITTLE_BYTES)):
+            thrown_away += len(data)
