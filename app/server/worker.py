@@ -60,8 +60,8 @@ YOUNG = 1
 M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 17
 """Blocks of memory from this size on are given back when they are free: `mallopt` of glibc.
 
-glibc begins there, too, but with every such block that is freed its limit rises, up to 32 MiB. What tokenizers
-on several threads needed for a prompt of 2 MB then stayed: some 40 MiB (measured).
+glibc begins there, too, but with every such block that is freed its limit rises, up to 32 MiB. What
+tokenizers on several threads needed for a prompt of 2 MB then stayed: some 40 MiB (measured).
 """
 FIRST_REQUEST_S = 0.3
 """How long a draining worker waits for the first request of a connection, which may be on its way."""
