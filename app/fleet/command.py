@@ -45,6 +45,8 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
     except (ConfigError, FleetError, TokenizerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # for who called us: nobody reads what would be printed
+        raise
     except OSError as error:
         print(f"error: {error.filename or 'fleet'}: {error.strerror or error}", file=sys.stderr)
         return 1

@@ -22,19 +22,19 @@ NESTED = 6
 DEEP = 32
 """Levels after which it is worth while to find out again whether a container is short."""
 
-_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_PLAIN = r'[^\[\]{}",]*+'
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+_PLAIN = r'[^\[\]{}",]*'
 
 
 def _container_of(inside: str) -> str:
     """The pattern of a list or an object that holds scalars, and what matches `inside`."""
-    return rf'[\[{{][^\[\]{{}}"]*+(?:(?:{inside})[^\[\]{{}}"]*+)*+[\]}}]'
+    return rf'[\[{{][^\[\]{{}}"]*(?:(?:{inside})[^\[\]{{}}"]*)*[\]}}]'
 
 
 _SHALLOW = _container_of(f"{_STRING}|{_container_of(_STRING)}")
-_RUN = re.compile(rf"(?:{_PLAIN}(?:(?:{_STRING}|{_SHALLOW}){_PLAIN})*+,)++", re.DOTALL)
+_RUN = re.compile(rf"(?:{_PLAIN}(?:(?:{_STRING}|{_SHALLOW}){_PLAIN})*,)+", re.DOTALL)
 """Elements with at most two containers in one another, each with its comma."""
-_BLANK = re.compile(r"[ \t\n\r]*+")
+_BLANK = re.compile(r"[ \t\n\r]*")
 _decode = json.JSONDecoder().raw_decode
 
 
