@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from app.clock.pause import Slices
 from app.protocol.coercion import JsonObject
@@ -34,7 +34,7 @@ def _container_of(inside: str) -> str:
 _SHALLOW = _container_of(f"{_STRING}|{_container_of(_STRING)}")
 _RUN = re.compile(rf"(?:{_PLAIN}(?:(?:{_STRING}|{_SHALLOW}){_PLAIN})*,)+", re.DOTALL)
 """Elements with at most two containers in one another, each with its comma."""
-_BLANK = re.compile(r"[ \t\n\r]*")
+_BLANK = re.compile(r"[ \t\n\r]+")
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -71,17 +71,17 @@ class _Parser:
 
     def skip(self, at: int) -> int:
         """The next place that is not blank."""
-        blank = _BLANK.match(self.text, at)
-        return at if blank is None else blank.end()
+        while (blank := _BLANK.match(self.text, at, at + AT_ONCE)) is not None:
+            at = blank.end()
+            self._within.spend(len(blank[0]) // CHARS)
+        return at
 
     def value(self, at: int) -> tuple[object, int]:
         """A value of any kind."""
         begin = self.text[at : at + 1]
         if begin == "[" or begin == "{":
             return self._short(at) or (self._list(at) if begin == "[" else self._object(at))
-        value, end = _decode(self.text, at)
-        self._within.spend(1 + (end - at) // AT_ONCE)
-        return value, end
+        return self._scalar(at)
 
     def fail(self) -> NoReturn:
         """Raise what the library has to say of the place where it went wrong."""
@@ -91,6 +91,12 @@ class _Parser:
         except json.JSONDecodeError as error:
             raise json.JSONDecodeError(error.msg, self.text, error.pos - len(before) + self._at) from None
         raise ValueError("no JSON in this place")
+
+    def _scalar(self, at: int) -> tuple[object, int]:
+        """A text, a number or a word, which the library parses in one go, however long it is."""
+        value, end = _decode(self.text, at)
+        self._within.spend(1 + (end - at) // CHARS)
+        return value, end
 
     def _short(self, at: int) -> tuple[object, int] | None:
         """A list or an object that is short; None for one that is not, or not known to be."""
@@ -132,10 +138,10 @@ class _Parser:
                 members.update(self._elements(f"{{{run[0][:-1]}}}"))
                 at = self._reach('{"":"",', run.end())
             self._behind('"', at)
-            key, at = _decode(text, at)
+            key, at = self._scalar(at)
             at = self._reach('{""', at)
             at = self._reach('{"":', self._behind(":", at))
-            members[key], at = self.value(at)
+            members[cast(str, key)], at = self.value(at)
             at = self._reach('{"":""', at)
             if text[at : at + 1] == "}":
                 return members, self._close(at)

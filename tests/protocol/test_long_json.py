@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from app.clock.pause import Slices
 from app.protocol import long_json
-from app.protocol.long_json import parse
-from app.protocol.slicing import slices
+from app.protocol.long_json import CHARS, parse
+from app.protocol.slicing import SLICE, slices
 
 TEXTS = st.text(max_size=12) | st.sampled_from(['q"u\\o', "[{,]}", "ä\u2028", "\ud800", "x" * 50])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
@@ -107,3 +107,20 @@ def test_what_is_nested_deep_is_parsed_where_it_is_short() -> None:
     chain = "[" * 800 + "]" * 800
     body = f"[{','.join([chain] * 40)}]".encode()
     assert parse(body, slices()) == json.loads(body)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(["\n" * 10_000] * 60),
+        json.dumps({"\n" * (10_000 + k): 1 for k in range(60)}),
+        f"[{' ' * 1_200_000}1]",
+        f"{' ' * 1_200_000}[1]",
+    ],
+    ids=["long texts", "long keys", "blanks within", "blanks before"],
+)
+def test_however_long_its_parts_are_others_have_their_turn_in_between(text: str) -> None:
+    """After 100,000 characters or so, which take 2 ms."""
+    turns: list[None] = []
+    assert parse(text.encode(), Slices(SLICE, lambda: turns.append(None))) == json.loads(text)
+    assert len(turns) >= len(text) // (2 * CHARS * SLICE)
