@@ -49,7 +49,10 @@ class WriteBatcher:
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         for send in waiting:
-            send()
+            try:
+                send()
+            except Exception:  # one that breaks must not keep the others from theirs
+                log.exception("a write failed")
 
 
 log = logging.getLogger(__name__)

@@ -358,3 +358,16 @@ def test_whatever_the_client_reads_when_the_bytes_are_the_same(
         data += client.read_until_over()
         assert body_of(data, HEAD) == b"".join(pieces)
         assert (client.finished, client.source.left) == (1, 0)
+
+
+def test_a_write_that_breaks_keeps_no_other_from_its_turn(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[str] = []
+
+    def breaks() -> None:
+        raise ZeroDivisionError
+
+    batcher = WriteBatcher(3)
+    for send in (lambda: done.append("a"), breaks, lambda: done.append("b")):
+        batcher.put(send)
+    assert done == ["a", "b"]
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
