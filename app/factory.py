@@ -122,12 +122,12 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
     families = [engine_families(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
-    app.services.append(StartedLater(components.schemas.load))
     if settings.kvindex.kv_index:
         from app.web.indexer import add_index
 
         families.append(add_index(app, live, tokenizer, publisher))
     if settings.model.task == "generate":
+        app.services.append(StartedLater(components.schemas.load))
         plain_chats, plain_completions = PlainChats(frontend), PlainCompletions(frontend)
         store = ResponseStore(settings.api.enable_responses_store)
         app.caches.append(

@@ -25,6 +25,7 @@ from app.kvindex.memory import MemoryBackend, weigh_bytes
 from benchmarks.kv_ingest import blocks_per_s, into_index, into_naive
 from benchmarks.kv_naive import BLOCK, MODEL, Fleet, Naive
 from benchmarks.options import parser
+from benchmarks.processes import collect_as_a_worker
 from benchmarks.report import number, ratio, show, show_machine
 from benchmarks.rounds import interleaved
 
@@ -48,10 +49,7 @@ def main(argv: Sequence[str]) -> int:
     """Exit status."""
     options = _options(argv)
     show_machine()
-    # As in a worker of the server: what is there for good is not looked through again and again.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    collect_as_a_worker()
     _show_scores(options)
     _show_ingest(options)
     _show_memory(options)

@@ -31,6 +31,7 @@ from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.subscriber import SubscriberSettings
 from app.tokenization import default_tokenizer
 from benchmarks.options import parser
+from benchmarks.processes import collect_as_a_worker
 from benchmarks.report import number, show, show_machine
 
 TICK_S = 0.005
@@ -264,9 +265,7 @@ def main(argv: Sequence[str]) -> int:
     """Exit status: 1 when a tick is too late in every round."""
     options = _options(argv)
     show_machine()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    collect_as_a_worker()
     rows, status = [], 0
     for name, scenario in SCENARIOS.items():
         if options.only in name:

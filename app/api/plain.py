@@ -14,7 +14,7 @@ from app.http.context import RequestContext
 from app.http.response import PendingResponse, Response
 from app.protocol.plain import PlainChat, PlainCompletion, PlainReader, PlainRequest, Recognised
 from app.protocol.validation.sampling import GREEDY_BELOW
-from app.tokenization.memo import KnownChats, KnownTexts
+from app.tokenization.memo import KnownChats, KnownPrompts, KnownTexts
 from config.settings import Settings
 
 SPECIAL_HEADERS = frozenset(
@@ -34,12 +34,15 @@ class PlainHandler(Generic[P]):
     special_headers = SPECIAL_HEADERS
     id_prefix = ""
 
-    def __init__(self, frontend: Frontend, reader: PlainReader[P]) -> None:
+    def __init__(self, frontend: Frontend, kind: type[P], known: KnownPrompts) -> None:
+        """`kind` is what the family's plain requests decode into, `known` has the tokens of their prompts."""
+        self.known = known
         self._frontend = frontend
-        self._reader = reader
+        length, most = frontend.limits.max_model_len, frontend.plain_prompt_tokens
+        self._reader = PlainReader(kind, known.ids, length, most)
         self._model = frontend.models.names[0]
         self._least_hit_rate = 0.0
-        self.recognise = reader.recognise
+        self.recognise = self._reader.recognise
 
     def on_settings(self, settings: Settings) -> None:
         """Find out whether any request can be plain now. Subscribe it after the fault injector."""
@@ -55,6 +58,10 @@ class PlainHandler(Generic[P]):
         )
         self._reader.names = frozenset() if special else frozenset((None, "", *frontend.models.names))
         self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
+
+    def _includes_usage(self, request: P) -> bool:
+        options = request.stream_options
+        return self._frontend.force_usage or (options is not None and options.include_usage)
 
     def writer(self, recognised: Recognised[P], head: ResponseMeta) -> ResponseWriter:
         """What writes the answer."""
@@ -91,15 +98,13 @@ class PlainChats(PlainHandler[PlainChat]):
     id_prefix = "chatcmpl"
 
     def __init__(self, frontend: Frontend) -> None:
-        self.known = KnownChats(frontend.tokenizer)
-        length, most = frontend.limits.max_model_len, frontend.plain_prompt_tokens
-        super().__init__(frontend, PlainReader(PlainChat, self.known.ids, length, most))
+        super().__init__(frontend, PlainChat, KnownChats(frontend.tokenizer))
 
     def writer(self, recognised: Recognised[PlainChat], head: ResponseMeta) -> ChatWriter:
-        frontend, options = self._frontend, recognised.request.stream_options
+        frontend = self._frontend
         shape = ChatResponseOptions(
             n=1,
-            include_usage=frontend.force_usage or (options is not None and options.include_usage),
+            include_usage=self._includes_usage(recognised.request),
             continuous_usage=frontend.force_usage,
             prompt_details=frontend.prompt_details,
             prompt_ids=recognised.prompt_ids,
@@ -113,15 +118,13 @@ class PlainCompletions(PlainHandler[PlainCompletion]):
     id_prefix = "cmpl"
 
     def __init__(self, frontend: Frontend) -> None:
-        self.known = KnownTexts(frontend.tokenizer)
-        length, most = frontend.limits.max_model_len, frontend.plain_prompt_tokens
-        super().__init__(frontend, PlainReader(PlainCompletion, self.known.ids, length, most))
+        super().__init__(frontend, PlainCompletion, KnownTexts(frontend.tokenizer))
 
     def writer(self, recognised: Recognised[PlainCompletion], head: ResponseMeta) -> CompletionWriter:
-        frontend, options = self._frontend, recognised.request.stream_options
+        frontend = self._frontend
         shape = CompletionResponseOptions(
             n=1,
-            include_usage=frontend.force_usage or (options is not None and options.include_usage),
+            include_usage=self._includes_usage(recognised.request),
             continuous_usage=frontend.force_usage,
             prompt_details=frontend.prompt_details,
             prompts=(EchoedPrompt(recognised.prompt_ids),),

@@ -135,7 +135,7 @@ class ChatCompletionRequest(Request, kw_only=True):
         self.check_rules(within)
 
     def check_rules(self: ChatCompletionRequest | RawRequest, within: Slices) -> None:
-        if not isinstance(self.messages, list) and not isinstance(self.messages, dict | str):
+        if not isinstance(self.messages, list | dict | str):
             raise bad_request("messages must be a list")
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
         _check_tools(self.tools, self.tool_choice, within)

@@ -122,10 +122,11 @@ class ChatWriter(ResponseWriter):
         return blocks(self._begin(output)) if type(output) is Started else super().chunks(output)
 
     def is_large(self, output: EngineOutput) -> bool:
+        if type(output) is not Started:
+            return False
         options = self._options
         values = len(options.prompt_text or "") + options.n * len(options.echo)
-        values += len(options.prompt_ids) if options.token_ids else 0
-        return type(output) is Started and values > SLICE
+        return values + (len(options.prompt_ids) if options.token_ids else 0) > SLICE
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         return (self._texts[index], PLAIN_TEXT.end) if self._texts else None
