@@ -18,8 +18,8 @@ from app.clock.clock import Clock
 
 SLOTS_PER_S = 1250
 LEAD_S = 0.5 / SLOTS_PER_S
-"""A turn is taken so much before its moment at the most, and as much behind it. A client sees it later: between
-the alarm and its first byte lie 0.1 ms and more.
+"""A turn is taken so much before its moment at the most, and as much behind it. A client sees it later:
+between the alarm and its first byte lie 0.1 ms and more.
 """
 ROUNDING = 1e-3
 """Part of a slot by which a moment counted in floating point may seem to lie before its slot."""
