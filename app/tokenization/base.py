@@ -140,7 +140,7 @@ def json_length(value: object, most: int) -> int:
         elif isinstance(each, dict):
             length += len(each)
             waiting += each.values() if length < most else ()
-        elif isinstance(each, list | tuple):
+        elif isinstance(each, Sequence):
             length += len(each)
             waiting += each if length < most else ()
         if length >= most:

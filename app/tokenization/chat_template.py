@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
+from io import StringIO
 from itertools import islice
 from threading import Lock
 from typing import Any, NoReturn
@@ -77,7 +78,9 @@ class CompiledTemplate:
             template.environment, variables, template.name, template.blocks
         )
         try:
-            return "".join(template.root_render_func(context))
+            prompt = StringIO(newline="")
+            prompt.writelines(template.root_render_func(context))  # which keeps no list of all pieces
+            return prompt.getvalue()
         except Exception as error:  # a template is a program, and may fail in any way
             raise ChatTemplateError(f"The chat template refused the conversation: {error}") from error
 
@@ -163,7 +166,7 @@ def _variables(options: ChatOptions) -> dict[str, object]:
     if refused := variables and sorted(RESERVED & variables.keys()):
         raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(refused)}.")
     if options.tools is not None:
-        variables["tools"] = list(options.tools)
+        variables["tools"] = options.tools
     if options.documents is not None:
         variables["documents"] = list(options.documents)
     variables["add_generation_prompt"] = options.add_generation_prompt
@@ -235,12 +238,23 @@ def _to_json(
 ) -> str:
     """Jinja's own filter escapes for HTML; a prompt wants plain JSON."""
     encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_as_list,
     )
     if json_length(value, LONG_JSON) < LONG_JSON:
         return encoder.encode(value)
     pieces = encoder.iterencode(value)  # takes ten times as long, but may be interrupted
     return "".join(iter(lambda: "".join(islice(pieces, JSON_PIECES)), ""))
+
+
+def _as_list(value: object) -> list[object]:
+    """Many tools are a sequence that is no list."""
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -115,7 +115,7 @@ class RenderTokenizer:
         for name in ChatOptions.__dataclass_fields__:
             value = getattr(options, name)
             if value != getattr(PLAIN_CHAT, name):
-                fields[name] = value
+                fields[name] = [*value] if name == "tools" else value
         return self._render("/v1/chat/completions/render", fields, count=1)[0]
 
     def _render(self, path: str, fields: Mapping[str, object], count: int) -> list[list[int]]:

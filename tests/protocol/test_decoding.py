@@ -8,7 +8,7 @@ import pytest
 from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
-from app.protocol.decoding import UnparsableBody, decode, decode_first
+from app.protocol.decoding import Request, UnparsableBody, decode, decode_first
 from app.protocol.tokenize import (
     TOKENIZE_REQUESTS,
     DetokenizeRequest,
@@ -266,3 +266,34 @@ def test_detokenize_takes_natural_numbers(tokens: object, param: str) -> None:
 def test_a_completion_without_max_tokens_gets_sixteen_even_if_it_says_null() -> None:
     assert decode(b'{"prompt":"a"}', JSON, CompletionRequest).max_tokens == 16
     assert decode(b'{"prompt":"a","max_tokens":null}', JSON, CompletionRequest).max_tokens == 16
+
+
+SAMPLING_DEFAULTS = {
+    **{"stop": [], "stop_token_ids": [], "bad_words": [], "min_tokens": 0, "length_penalty": 1.0, "n": 1},
+    **{"stream": False, "echo": False, "use_beam_search": False, "ignore_eos": False, "priority": 0},
+    **{"include_stop_str_in_output": False, "skip_special_tokens": True, "request_id": ""},
+    **{"spaces_between_special_tokens": True, "return_token_offsets": False, "mm_payload": "tensors"},
+    "routed_experts_prompt_start": 0,
+}
+"""vllm-api.md section 3."""
+CHAT_DEFAULTS = SAMPLING_DEFAULTS | {
+    **{"messages": [], "logprobs": False, "top_logprobs": 0, "tool_choice": "none"},
+    **{"include_reasoning": True, "parallel_tool_calls": True, "add_generation_prompt": True},
+    **{"continue_final_message": False, "add_special_tokens": False},
+}
+COMPLETION_DEFAULTS = SAMPLING_DEFAULTS | {"prompt": "", "max_tokens": 16, "add_special_tokens": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "defaults"),
+    [
+        (ChatCompletionRequest, b'{"messages":[]}', CHAT_DEFAULTS),
+        (CompletionRequest, b'{"prompt":""}', COMPLETION_DEFAULTS),
+    ],
+)
+def test_fields_that_are_not_given_have_vllms_defaults(
+    kind: type[Request], body: bytes, defaults: dict[str, object]
+) -> None:
+    request = decode(body, "application/json", kind)
+    found = {name: getattr(request, name) for name in kind.__struct_fields__}
+    assert {name: value for name, value in found.items() if value is not None} == defaults

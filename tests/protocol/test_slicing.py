@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.clock.pause import Slices
 from app.http.errors import ApiError
+from app.protocol import decoding, long_json
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import LONG, Request, decode
 from app.protocol.responses import ResponsesRequest
-from app.protocol.slicing import SLICE, distinct, each, every, kinds_of, pieces, release, slices
+from app.protocol.slicing import SLICE, distinct, each, every, is_long, kinds_of, pieces, release, slices
 from app.protocol.validation.generation import ValidatedRequest
 from app.protocol.validation.model import ModelLimits
 
@@ -86,6 +90,60 @@ def test_a_long_body_is_judged_as_a_short_one(fields: dict[str, Any]) -> None:
     assert judged(body) == judged({**body, "unknown": "x" * LONG})
 
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 5000) | st.floats(-2, 2) | st.text(max_size=30),
+    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(max_size=4), inside, max_size=3),
+    max_leaves=8,
+)
+TURNS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool", 5]), "content": st.text(max_size=60) | VALUES}
+    ),
+    max_size=5,
+)
+TOOLS = st.lists(
+    st.builds(lambda name: {"type": "function", "function": {"name": name}}, st.text()) | VALUES,
+    max_size=4,
+)
+
+
+@given(
+    body=st.fixed_dictionaries(
+        {},
+        optional={
+            "messages": TURNS | VALUES,
+            "tools": TOOLS | st.none(),
+            "stop": st.lists(st.text(max_size=40), max_size=3) | VALUES,
+            "logit_bias": st.dictionaries(st.text("0123456789", min_size=1, max_size=3), st.integers(-1, 1)),
+            "max_tokens": st.integers(-1, 5) | VALUES,
+            "user": st.text(max_size=200),
+            "unknown": VALUES,
+        },
+    )
+)
+def test_a_body_in_parts_is_the_same_request(body: dict[str, Any]) -> None:
+    """Or refused with the same words."""
+    data = json.dumps(body).encode()
+
+    def decoded() -> object:
+        try:
+            return decode(data, JSON, ChatCompletionRequest)
+        except ApiError as error:
+            return error.status, error.param, error.message
+
+    whole = decoded()
+    with patch.object(decoding, "LONG", 24):
+        assert decoded() == whole
+
+
+def test_many_tools_are_decoded_without_a_dictionary_for_each() -> None:
+    """Which would take ten times the bytes of the body."""
+    data = json.dumps({"messages": HELLO, "tools": tools(20_000)}).encode()
+    with patch.object(long_json, "parse", side_effect=AssertionError("the lax way")):
+        request = decode(data, JSON, ChatCompletionRequest)
+    assert request.tools is not None and request.tools[-1].function.name == "f19999"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -140,3 +198,19 @@ def test_a_long_list_is_emptied_with_pauses() -> None:
     release(values, within)
     assert not values and within.pauses >= 4
     release("a text stays", within)
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "long"),
+    [
+        ([1] * 4, 5, False),
+        ([1] * 5, 5, True),
+        ({"a": {"b": [1]}}, 4, False),
+        ({"a": {"b": [1, 2]}}, 4, True),
+        ([{"a": 1}] * 3, 6, True),
+        ("a long text is one value", 1, False),
+        (7, 0, True),
+    ],
+)
+def test_a_value_is_long_by_how_many_it_holds(value: object, most: int, long: bool) -> None:
+    assert is_long(value, most) is long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import overload
 
 import msgspec
 
@@ -13,14 +14,35 @@ from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.messages import Message
+from app.protocol.options import Tool
 from app.protocol.slicing import each, slices
 from app.protocol.tokenize import TokenizeChatRequest
 from app.tokenization import PLAIN_CHAT, ChatOptions
 
 PROMPT = 50
 """Values that a short prompt counts as that is made tokens."""
-TOOL = 15
-"""Values that a tool counts as that is made a dict."""
+FEW_TOOLS = 1_000
+"""Tools that are made dicts all at once."""
+
+
+class ToolDicts(Sequence[Mapping[str, object]]):
+    """Tools as a template sees them, each made when it is looked at: all together take ten times the body."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = tools
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, object]: ...
+    @overload
+    def __getitem__(self, index: slice) -> ToolDicts: ...
+    def __getitem__(self, index: int | slice) -> Mapping[str, object] | ToolDicts:
+        if isinstance(index, slice):
+            return ToolDicts(self._tools[index])
+        made: Mapping[str, object] = msgspec.to_builtins(self._tools[index])
+        return made
 
 
 def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message]) -> Prompt:
@@ -62,9 +84,9 @@ def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest) -> ChatOpti
     special = asked.continue_final_message or asked.add_special_tokens or not asked.add_generation_prompt
     if not (special or asked.tools or asked.chat_template_kwargs or documents):
         return PLAIN_CHAT
-    tools = None
+    tools: Sequence[Mapping[str, object]] | None = None
     if asked.tools is not None:
-        tools = [msgspec.to_builtins(tool) for tool in each(asked.tools, slices(), TOOL)]
+        tools = ToolDicts(asked.tools) if len(asked.tools) > FEW_TOOLS else msgspec.to_builtins(asked.tools)
     return ChatOptions(
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
