@@ -77,7 +77,7 @@ def is_long(value: object, most: int = 5_000) -> bool:
     while pending and seen <= most:
         item = pending.pop()
         inside = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-        seen += 1 + len(inside)
+        seen += len(inside)
         if seen <= most:
             pending.extend(inside)
     return seen > most

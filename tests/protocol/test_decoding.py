@@ -281,14 +281,14 @@ CHAT_DEFAULTS = SAMPLING_DEFAULTS | {
     **{"include_reasoning": True, "parallel_tool_calls": True, "add_generation_prompt": True},
     **{"continue_final_message": False, "add_special_tokens": False},
 }
-COMPLETION_DEFAULTS = SAMPLING_DEFAULTS | {"prompt": "", "max_tokens": 16, "add_special_tokens": True}
+COMPLETION_DEFAULTS = SAMPLING_DEFAULTS | {"prompt": "a", "max_tokens": 16, "add_special_tokens": True}
 
 
 @pytest.mark.parametrize(
     ("kind", "body", "defaults"),
     [
         (ChatCompletionRequest, b'{"messages":[]}', CHAT_DEFAULTS),
-        (CompletionRequest, b'{"prompt":""}', COMPLETION_DEFAULTS),
+        (CompletionRequest, b'{"prompt":"a"}', COMPLETION_DEFAULTS),
     ],
 )
 def test_fields_that_are_not_given_have_vllms_defaults(

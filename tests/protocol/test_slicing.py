@@ -203,13 +203,13 @@ def test_a_long_list_is_emptied_with_pauses() -> None:
 @pytest.mark.parametrize(
     ("value", "most", "long"),
     [
-        ([1] * 4, 5, False),
-        ([1] * 5, 5, True),
-        ({"a": {"b": [1]}}, 4, False),
-        ({"a": {"b": [1, 2]}}, 4, True),
-        ([{"a": 1}] * 3, 6, True),
-        ("a long text is one value", 1, False),
-        (7, 0, True),
+        ([1] * 5, 5, False),
+        ([1] * 6, 5, True),
+        ({"a": {"b": [1]}}, 3, False),
+        ({"a": {"b": [1, 2]}}, 3, True),
+        ([{"a": 1}] * 3, 6, False),
+        ([{"a": 1}] * 3, 5, True),
+        ("a long text holds nothing", 0, False),
     ],
 )
 def test_a_value_is_long_by_how_many_it_holds(value: object, most: int, long: bool) -> None:
