@@ -142,7 +142,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
     def _listen(self, listener: Any) -> ClientServer:
         listener.setblocking(1)
-        server = ClientServer(listener, partial(self._accept, listener), self._is_full)
+        # Its address is asked for here: a worker that is replaced closes it before it has answered everybody.
+        server = ClientServer(listener, partial(self._accept, listener.getsockname()), self._is_full)
         server.start()
         return server
 
@@ -150,12 +151,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
         fast = 0 if self._fast is None else len(self._fast.open)
         return bool(fast + len(self._idle_at) >= self.worker_connections)
 
-    def _accept(self, listener: Any, client: Any, addr: Any) -> None:
+    def _accept(self, bound: Any, client: Any, addr: Any) -> None:
         """Hub: a new connection. Where there is a fast path it waits without a greenlet."""
         if self._fast is not None and isinstance(addr, tuple):
-            self._fast.add(FastConnection(self._fast, client, addr, listener))
+            self._fast.add(FastConnection(self._fast, client, addr, bound))
         else:
-            self._greenlets.spawn(self.handle, listener, client, addr)
+            self._greenlets.spawn(self.handle, bound, client, addr)
 
     @property
     def _runs(self) -> bool:
@@ -219,8 +220,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
         super().handle_exit(sig, frame)
         self._stopping.set()
 
-    def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        """Greenlet: all requests of one connection, which is TLS or none of the fast path's."""
+    def handle(self, bound: Any, client: Any, addr: Any) -> None:
+        """Greenlet: all requests of one connection, which is TLS or none of the fast path's.
+
+        `bound` is the address that it came to.
+        """
         if self.certificate is not None:
             try:
                 client = self.certificate.wrap(client)
@@ -230,7 +234,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._idle_at[client] = time.monotonic() + FIRST_REQUEST_S
         try:
             if self.certificate is None or self._agree(client, addr):
-                self._serve(listener, client, addr, b"", keeps=True)
+                self._serve(bound, client, addr, b"", keeps=True)
         finally:
             self._idle_at.pop(client, None)
             util.close(client)
@@ -243,14 +247,14 @@ class Worker(GeventWorker):  # type: ignore[misc]
         client = connection.client
         rest = None
         try:
-            rest = self._serve(connection.listener, client, connection.address, data, keeps=False)
+            rest = self._serve(connection.bound, client, connection.address, data, keeps=False)
         finally:
             if rest is None or not self.alive:
                 connection.close()
             else:
                 connection.take_back(rest)
 
-    def _serve(self, listener: Any, client: Any, addr: Any, data: bytes, keeps: bool) -> bytes | None:
+    def _serve(self, bound: Any, client: Any, addr: Any, data: bytes, keeps: bool) -> bytes | None:
         """Requests of one connection, beginning with `data`, until it is to be closed: then None.
 
         Unless it `keeps` the connection, a single one; then what was read beyond it is returned.
@@ -259,14 +263,13 @@ class Worker(GeventWorker):  # type: ignore[misc]
         try:
             parser = http.get_parser(self.cfg, client, addr)
             parser.unreader.unread(data)
-            name = listener.getsockname()
             while True:
                 req = None
                 with gevent.Timeout(self.cfg.keepalive or self.head_timeout_s, False):
                     req = next(parser)
                 if not req:
                     return None
-                self.handle_request(name, req, client, addr)
+                self.handle_request(bound, req, client, addr)
                 if not discard_body(parser):
                     linger(client)
                     return None

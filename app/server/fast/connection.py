@@ -47,22 +47,23 @@ class FastConnection:
         "_unsent",
         "_writer",
         "address",
+        "bound",
         "busy",
         "client",
         "has_head",
         "is_new",
-        "listener",
         "since_s",
     )
 
     def __init__(
-        self, among: FastConnections, client: GeventSocket, address: tuple[str, int], listener: object
+        self, among: FastConnections, client: GeventSocket, address: tuple[str, int], bound: object
     ) -> None:
         self._all = among
         self._path = among.path
         self.client = client
         self.address = address
-        self.listener = listener
+        self.bound = bound
+        """The address of ours that it came to."""
         self._connection = Connection(client)
         self._buffer = b""
         self._closes = False
