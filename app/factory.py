@@ -103,7 +103,9 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     publisher = publisher_of(components, publishes)
     cache = cache_of(components, publisher)
     engine = service_of(components, cache)
-    identity = Identity(settings.model, server.pod_ip or socket.gethostname(), components.streams("ids"))
+    channel = settings.kvcache
+    host = channel.kv_side_channel_host or server.pod_ip or socket.gethostname()
+    identity = Identity(settings.model, host, components.streams("ids"), port=channel.kv_side_channel_port)
     load = ServerLoad(settings.api.enable_server_load_tracking)
     injector = FaultInjector(components.streams("faults"), clock.now)
     live.subscribe(injector.on_settings)
@@ -115,6 +117,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     limits = RateLimits(clock)
     middleware = middleware_of(settings, live, clock, http_metrics, limits, audit)
     app = Understudy(engine, middleware, components.streams("request ids"))
+    app.root_path = server.root_path.rstrip("/")
 
     app.caches.append(
         lambda: {"rate limits": limits, "fault scripts": injector.plan, "client audit": audit.trail}

@@ -81,6 +81,8 @@ class Understudy(Flask):
         self.middleware = middleware
         self._ids = ids or Random()
         self.routes = RouteTable()
+        self.root_path = ""
+        """May stand in front of every path: where a proxy serves us."""
         self.services: list[BackgroundService] = []
         """What lives as long as the worker does."""
         self.caches: list[Caches] = []
@@ -104,6 +106,8 @@ class Understudy(Flask):
         if context is None:
             context = request.environ[CONTEXT] = context_of(request.environ)
         context.new_id = self.new_request_id
+        if self.root_path and context.path.startswith(f"{self.root_path}/"):
+            context.path = context.path.removeprefix(self.root_path)
         return DirectAdapter(self.url_map, self._static_rules, context.scheme, context.path, context.method)
 
     @cached_property
