@@ -38,7 +38,7 @@ _INTRODUCTION = """\
 The container's entry point takes what that of `vllm/vllm-openai` takes: `--model NAME ...`, `NAME ...`,
 `serve NAME ...`; a command `vllm serve NAME ...` is there for who replaces the entry point. So a service or a
 pod moves over with its `image` changed and nothing else: `vllm` in
-[docker-compose.yml](../docker-compose.yml). A device reservation (`deploy.resources.reservations`,
+[docker-compose.vllm.yml](../docker-compose.vllm.yml). A device reservation (`deploy.resources.reservations`,
 `nvidia.com/gpu`) still asks the engine for a GPU: leave it out where there is none. The image runs as user
 10001, so a cache that is mounted below `/root` is not read: nothing is loaded anyway.
 
