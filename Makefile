@@ -9,7 +9,7 @@
 # make mutants    change the code a little and see whether tests notice: N=80 SEED=1 ROOMS="kvcache schema"
 # make image      build the container image
 # make fleet      start several servers and show what routing does (docs/fleet.md); FLEET="--pods 8" for its flags
-# make clients    prepare .venv-clients, with which make test also checks litellm, instructor and langchain
+# make clients    prepare .venv-clients, with which make test also checks litellm and others
 # make venv       only prepare .venv
 # make clean      remove all environments and caches
 #

@@ -18,6 +18,7 @@ from app.api.completions import route as completions
 from app.api.generate import routes as generate
 from app.api.identity import Identity
 from app.api.kv import event_sources
+from app.api.openapi import routes as openapi
 from app.api.plain import PlainChats, PlainCompletions
 from app.api.pooling import routes as pooling
 from app.api.responder import ServerLoad
@@ -166,6 +167,13 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
     if settings.server.profiling:
         app.add_routes("profiler", lifecycle_routes.profiler())
+    plays = {"plays": f"vLLM {settings.model.vllm_version}", "models": settings.model.served_names}
+    app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
+    if not settings.api.disable_fastapi_docs:
+        app.add_routes(
+            "openapi",
+            openapi.document_routes(lambda: app.routes, app.root_path, settings.model.served_names[0]),
+        )
     return app
 
 
