@@ -44,7 +44,7 @@ NEEDS = (
     ),
     Need("redis", "a Redis server", "apt-get install redis-server", REDIS_SERVER is not None),
     Need("openssl", "the command openssl", "apt-get install openssl", shutil.which("openssl") is not None),
-    Need("clients", "litellm, instructor, langchain and schemathesis", "make clients", CLIENTS_PYTHON.exists()),
+    Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
     Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None),
 )
 
