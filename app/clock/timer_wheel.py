@@ -1,9 +1,9 @@
 """One timer wheel per process: everything that is due at a moment, done at that moment.
 
-A wheel of slots, each half a millisecond wide, keyed by slot number, and a heap of the
-slots in use. One alarm is set for the first slot; a ring takes what is due, slot by slot. Due
-moments are absolute, so a stream never drifts, however long it is (performance notes in
-docs/benchmarks.md).
+A wheel of slots, each 0.8 ms wide, keyed by slot number, and a heap of the slots in use. One alarm is set
+for the middle of the first slot; a ring takes what is due, slot by slot. To sleep and wake costs as much as
+two chunks, so what is due in one slot shares a ring, half a slot late or early at the most. Due moments are
+absolute: a stream never drifts, however long it is (performance notes in docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Protocol
 
 from app.clock.clock import Clock
 
-SLOTS_PER_S = 2000
-LEAD_S = 1e-4
-"""A turn is taken so much before its moment: less than lies between the alarm and the first byte at a client,
-even one on the same machine and of a server that does nothing else.
+SLOTS_PER_S = 1250
+LEAD_S = 0.5 / SLOTS_PER_S
+"""A turn is taken so much before its moment at the most, and as much behind it. A client sees it later:
+between the alarm and its first byte lie 0.1 ms and more.
 """
 ROUNDING = 1e-3
 """Part of a slot by which a moment counted in floating point may seem to lie before its slot."""

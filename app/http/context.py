@@ -93,8 +93,8 @@ class RequestContext:
         """Path of the route as metrics name it, also where only the method is wrong; empty without any."""
         self.params: Mapping[str, str] = {}
         """The variable parts of the path."""
-        self.fast = False
-        """It came by the fast path."""
+        self.way = "flask"
+        """What serves it: flask, fast or probe."""
         self.is_generation = False
         """It asks for generation, and could be decoded."""
         self.observers: Sequence[SequenceObserver] = ()

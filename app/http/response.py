@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import msgspec
-from werkzeug.http import HTTP_STATUS_CODES
 
 from app.http.errors import ApiError
 from app.http.stream import StreamTransport
@@ -24,8 +24,20 @@ TEXT = "text/plain; charset=utf-8"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 """The event that vLLM ends a stream with."""
-STATUS_LINES = {status: f"{status} {phrase.upper()}" for status, phrase in HTTP_STATUS_CODES.items()}
-"""Code and reason phrase; those of Python's own table change with its version."""
+_PHRASES = {each.value: each.phrase for each in HTTPStatus} | {
+    203: "Non Authoritative Information",
+    207: "Multi Status",
+    306: "Switch Proxy",
+    413: "Request Entity Too Large",
+    414: "Request URI Too Long",
+    416: "Requested Range Not Satisfiable",
+    422: "Unprocessable Entity",
+    449: "Retry With",
+    511: "Network Authentication Failed",
+}
+"""Python's words change with its version; where Werkzeug has others, they are Werkzeug's."""
+STATUS_LINES = {status: f"{status} {phrase.upper()}" for status, phrase in _PHRASES.items()}
+"""Code and reason phrase."""
 CLIENT_GONE = 499
 """Status, for the logs only, of an answer that nobody waits for any more."""
 

@@ -30,9 +30,9 @@ class PlainHandler(Protocol):
 class Route:
     """Answers `methods` of `path`, whose variable parts are in braces, as vLLM writes them.
 
-    `handle` may wait; it raises what `on_error` makes a response of. `plain`, where there is one, is the same
-    without ever waiting, for requests that ask for nothing special: given the whole body, it returns None,
-    with nothing drawn or counted, when `handle` has to answer.
+    `handle` may wait; it raises what `on_error` makes a response of. `plain`, where there is one, answers the
+    first of `methods` without ever waiting, if nothing special is asked for: given the whole body, it returns
+    None, with nothing drawn or counted, when `handle` has to answer.
     """
 
     methods: tuple[str, ...]
@@ -42,9 +42,31 @@ class Route:
     plain: PlainHandler | None = None
 
 
+class Probe:
+    """Answers a GET request by `handle`, which never waits: without a greenlet and without Flask."""
+
+    special_headers = frozenset(("content-length", "content-type"))
+    """Of requests that have a body, which nobody would read here."""
+
+    def __init__(self, handle: Handler) -> None:
+        self._handle = handle
+
+    def recognise(self, body: bytes) -> object:
+        """Every request that comes here."""
+        return self
+
+    def answer(self, context: RequestContext, request: object) -> Response:
+        return self._handle(context)
+
+
 def get(path: str, handle: Handler) -> Route:
     """A route of GET requests."""
     return Route(methods=("GET",), path=path, handle=handle)
+
+
+def probe(path: str, handle: Handler, *more_methods: str) -> Route:
+    """A route of GET requests that `handle` answers without ever waiting."""
+    return Route(methods=("GET", *more_methods), path=path, handle=handle, plain=Probe(handle))
 
 
 def post(

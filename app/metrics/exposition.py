@@ -6,13 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-
 from app.metrics.fake import FakeFamilies
 from app.metrics.recorder import Recorder
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Families = Callable[[], str]
 """Gives the text of some families, as they are now."""

@@ -14,9 +14,8 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from math import isinf, isnan
 from typing import ClassVar, Generic, Protocol, TypeVar
-
-from prometheus_client.utils import floatToGoString
 
 Sample = tuple[str, dict[str, str]]
 
@@ -29,7 +28,14 @@ def number(value: float) -> str:
     """`value` as prometheus_client prints it: `1.0`, `0.25`, `1.5e+06`, `+Inf`, `NaN`."""
     if value.__class__ is int and 0 <= value < _EXPONENT_FROM:
         return f"{value}.0"
-    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
+    if isinf(value) or isnan(value):
+        return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"
+    text = repr(float(value))
+    whole, _, fraction = text.partition(".")
+    if value >= _EXPONENT_FROM and len(whole) > 6 and "e" not in text:
+        digits = f"{whole[1:]}{fraction}".rstrip("0")
+        return f"{whole[0]}{'.' if digits else ''}{digits}e+{len(whole) - 1:02}"
+    return text
 
 
 class Instrument(Protocol):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
-
-from werkzeug.datastructures import Headers
+from functools import cached_property
 
 from app.http.context import RequestContext
 from app.http.response import TEXT, Response
@@ -41,9 +39,10 @@ class Cors(Middleware):
         self._credentials = access.allow_credentials
 
     @cached_property
-    def _headers_of(self) -> Callable[[Headers, str], Mapping[str, object]]:
+    def _headers_of(self) -> Callable[[Mapping[str, str], str], Mapping[str, object]]:
         """The headers of CORS for a request with these headers and this method."""
         from flask_cors.core import get_cors_headers, serialize_options  # which most servers never need
+        from werkzeug.datastructures import Headers
 
         options = {
             "origins": ANY if self._any_origin else [_exactly(origin) for origin in self._origins],
@@ -54,7 +53,8 @@ class Cors(Middleware):
             "always_send": True,
             "max_age": MAX_AGE_S,
         }
-        return partial(get_cors_headers, serialize_options(options))
+        served = serialize_options(options)
+        return lambda headers, method: get_cors_headers(served, Headers([*headers.items()]), method)
 
     def begin(self, context: RequestContext) -> Response | None:
         """The answer to a browser that asks whether it may ask: 200, or 400 and what is not allowed."""
@@ -69,7 +69,7 @@ class Cors(Middleware):
 
     def end(self, context: RequestContext, response: Response) -> None:
         response.vary("Origin")
-        for name, value in self._headers_of(Headers([*context.headers.items()]), context.method).items():
+        for name, value in self._headers_of(context.headers, context.method).items():
             response.headers[name] = str(value)
 
     def _refused(self, headers: Mapping[str, str]) -> list[str]:

@@ -11,22 +11,17 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
-
-from prometheus_client import (
-    CollectorRegistry,
-    GCCollector,
-    PlatformCollector,
-    ProcessCollector,
-    generate_latest,
-)
-from prometheus_flask_exporter import PrometheusMetrics
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeVar
 
 from app.http.context import RequestContext
 from app.http.response import CountedBody, Response, StreamingBody
 from app.metrics.instruments import Counter, Family, Histogram, Instrument, Summary
 from app.middleware.stack import Middleware
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_flask_exporter import PrometheusMetrics
 
 HIGH_RESOLUTION = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
@@ -87,7 +82,7 @@ class HttpFamilies:
         self._served = family(
             "understudy_requests_total", "Requests by the way that served them.", Counter, "counter"
         )
-        self.by_way = self._served.labels(way="flask"), self._served.labels(way="fast")
+        self.by_way = {way: self._served.labels(way=way) for way in ("flask", "fast", "probe")}
         self._seconds_high.labels()  # it has no labels, so it is there before the first request
 
     def exchange(self, method: str, handler: str, status: int) -> HttpSeries:
@@ -120,7 +115,7 @@ BLOCK = 512
 
 
 class HttpMetrics(Middleware):
-    """Counts every exchange; `registry` holds process metrics and whatever is added to it.
+    """Counts every exchange.
 
     `clock` gives monotonic seconds, `now` Unix seconds. It comes first in the list of middleware, and so sees
     the response that really leaves.
@@ -129,11 +124,6 @@ class HttpMetrics(Middleware):
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
     ) -> None:
-        self.registry = CollectorRegistry()
-        for collector in (GCCollector, PlatformCollector, ProcessCollector):
-            collector(registry=self.registry)
-        self.exporter = PrometheusMetrics(None, path=None, export_defaults=False, registry=self.registry)
-        """What its decorators count is in `registry`, and so served."""
         self.families = HttpFamilies(now)
         self._clock = clock
         self._served = self.families.by_way
@@ -141,15 +131,36 @@ class HttpMetrics(Middleware):
         self._exchanges: dict[tuple[str, str, int], HttpSeries | None] = {}
         """(method, label of the route, status) to series, or None for routes that are not counted."""
 
+    # The libraries take a start's time, and nothing needs them before the first scrape.
+
+    @cached_property
+    def registry(self) -> CollectorRegistry:
+        """Process metrics, and whatever is added to them."""
+        from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+        registry = CollectorRegistry()
+        for collector in (GCCollector, PlatformCollector, ProcessCollector):
+            collector(registry=registry)
+        return registry
+
+    @cached_property
+    def exporter(self) -> PrometheusMetrics:
+        """What its decorators count is in `registry`, and so served."""
+        from prometheus_flask_exporter import PrometheusMetrics
+
+        return PrometheusMetrics(None, path=None, export_defaults=False, registry=self.registry)
+
     def process_text(self) -> str:
         """Python and process families, and whatever else was added to the registry.
 
         The exporter's text would be that of PROMETHEUS_MULTIPROC_DIR, which may be set for others.
         """
+        from prometheus_client import generate_latest
+
         return generate_latest(self.registry).decode()
 
     def end(self, context: RequestContext, response: Response) -> None:
-        self._served[context.fast].value += 1
+        self._served[context.way].value += 1
         label = context.label or (None if _EXCLUDED.search(context.path) else UNMATCHED)
         exchange = self._exchange(context.method, label, response.status) if label else None
         if exchange is None:

@@ -8,7 +8,7 @@ sentences, and a cut inside a sentence. Both are checked when they are first nee
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.resources import files
+from pathlib import Path
 from random import Random
 
 from app.tokenization import Tokenizer
@@ -24,7 +24,7 @@ def sample_sentences() -> list[str]:
 
     None ends in white space, which tokenizers would join with the space before the next one.
     """
-    folder = files("app.simulated") / "sentences"
+    folder = Path(__file__).parent / "sentences"
     lines: list[str] = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".txt"):

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -73,7 +74,6 @@ class LocalTokenizer:
         eos = None if eos_token is None else backend.token_to_id(eos_token)
         self.eos_token_id: int | None = next(iter(folder.eos_token_ids), None) if eos is None else eos
         self.eos_token_ids = frozenset(folder.eos_token_ids) | ({eos} if eos is not None else frozenset())
-        self.longest_token: int = max(map(len, backend.get_vocab()), default=1)
         self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         self._bytes = TokenBytes(backend)
         self._texts = TokenTexts(self._bytes)
@@ -96,7 +96,7 @@ class LocalTokenizer:
         if chat_template is not None:
             folder = replace(folder, chat_templates={DEFAULT_TEMPLATE: chat_template})
         try:
-            backend = tokenizers.Tokenizer.from_file(str(folder.tokenizer_file))
+            backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_file.read_bytes())
         except Exception as error:  # the library raises bare Exception
             raise TokenizerLoadError(f"{folder.tokenizer_file} is not a tokenizer: {error}.") from error
         return cls(backend, folder, name or str(path))
@@ -106,6 +106,11 @@ class LocalTokenizer:
         count = self._backend.get_vocab_size(with_added_tokens=True)
         holes = self._backend.id_to_token(count - 1) is None or self._backend.id_to_token(count) is not None
         return max(self._backend.get_vocab().values()) if holes else count - 1
+
+    @cached_property
+    def longest_token(self) -> int:
+        """See `Tokenizer.longest_token`."""
+        return max(map(len, self._backend.get_vocab()), default=1)
 
     @property
     def backend(self) -> tokenizers.Tokenizer:

@@ -38,14 +38,17 @@ class LongTextEncoder:
         if frame is None:
             return self._ids(text, add_special_tokens)
         ids = list(frame[0])
+        # One object for each id: another for every token would take four times the memory, in pieces so small
+        # that whatever else is made meanwhile keeps the process from giving it back.
+        same: dict[int, int] = {}
         start = 0
         while len(text) - start > self._part + self._margin:
             end = self._cut(text, start + self._part)
             if end is None:
                 return self._ids(text, add_special_tokens)
-            ids += self._ids(text[start:end])
+            ids += [same.setdefault(each, each) for each in self._ids(text[start:end])]
             start = end
-        ids += self._ids(text[start:])
+        ids += [same.setdefault(each, each) for each in self._ids(text[start:])]
         ids += frame[1]
         return ids
 

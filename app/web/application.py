@@ -1,41 +1,31 @@
-"""The Flask application: routes as blueprints, middleware around them, and nothing that nobody uses."""
+"""The application: routes with middleware around them, and what lives as long as the worker does.
+
+Flask, which serves what the fast path does not, is loaded when it is first needed, or beside the event loop
+once the worker has begun: it would be a tenth of a start.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from importlib import import_module
+from itertools import chain
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gevent
-from flask import Flask, Request
-from flask.globals import request_ctx
-from flask.sessions import NullSession, SessionInterface
-from flask.wrappers import Response as FlaskResponse
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
-from werkzeug.routing import MapAdapter, Rule
 
 from app.api.admin.reports import Caches
-from app.api.errors import forget_frames, respond_to_error
-from app.http.context import RequestContext, current_request
-from app.http.response import Response, json_response
+from app.clock.pause import call_off_hub
 from app.http.route import Route
-from app.http.wsgi import CONTEXT, context_of
 from app.middleware.stack import MiddlewareStack
-from app.web.blueprints import DirectAdapter, ExactRule, RouteTable, StaticRules, label_of, static_rules
 
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-class NoSessions(SessionInterface):
-    """Nobody logs in here."""
+    from app.web.flask_application import FlaskApplication
 
-    def open_session(self, app: Flask, request: Request) -> NullSession:
-        return NO_SESSION
-
-    def save_session(self, app: Flask, session: object, response: FlaskResponse) -> None:
-        """There is nothing to save."""
-
-
-NO_SESSION = NullSession()
+FLASK = "app.web.flask_application"
 
 
 class BackgroundService(Protocol):
@@ -68,116 +58,56 @@ class Drains(Protocol):
         """Admit no more requests; running ones go on."""
 
 
-class Understudy(Flask):
-    """The Flask application, with what the worker needs to know of it."""
-
-    url_rule_class: type[Rule] = ExactRule
-    session_interface = NoSessions()
+class Understudy:
+    """A WSGI application, with what the worker needs to know of it."""
 
     def __init__(self, engine: Drains, middleware: MiddlewareStack, ids: Random | None = None) -> None:
-        super().__init__("app", static_folder=None)
-        self.url_map.merge_slashes = False
         self._engine = engine
         self.middleware = middleware
         self._ids = ids or Random()
-        self.routes = RouteTable()
         self.root_path = ""
         """May stand in front of every path: where a proxy serves us."""
-        self.services: list[BackgroundService] = []
+        self._families: dict[str, tuple[Route, ...]] = {}
+        self.services: list[BackgroundService] = [StartedLater(self._load_flask)]
         """What lives as long as the worker does."""
         self.caches: list[Caches] = []
         """What GET /admin/memory tells of."""
-        self.register_error_handler(HTTPException, self._http_error)
-        self.register_error_handler(Exception, self._error)
 
     def new_request_id(self) -> str:
         """32 random hex digits, for a request without an X-Request-Id."""
         return f"{self._ids.getrandbits(128):032x}"
 
     def add_routes(self, name: str, routes: Iterable[Route]) -> None:
-        """Serve `routes` as a blueprint of this name."""
-        self.register_blueprint(self.routes.blueprint(name, routes))
+        """Serve `routes` as a family of this name. RuntimeError when Flask serves already."""
+        if "flask" in self.__dict__:
+            raise RuntimeError(f"too late for the routes of {name}")
+        self._families[name] = tuple(routes)
 
-    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Routes depend on path and method only, so nothing else of the environment is looked at."""
-        if request is None:  # nobody asks for the URL of a route
-            return None
-        context = request.environ.get(CONTEXT)
-        if context is None:
-            context = request.environ[CONTEXT] = context_of(request.environ)
-        context.new_id = self.new_request_id
-        if self.root_path and context.path.startswith(f"{self.root_path}/"):
-            context.path = context.path.removeprefix(self.root_path)
-        return DirectAdapter(self.url_map, self._static_rules, context.scheme, context.path, context.method)
+    @property
+    def routes(self) -> Iterator[Route]:
+        """All of them."""
+        return chain.from_iterable(self._families.values())
 
     @cached_property
-    def _static_rules(self) -> StaticRules:
-        return static_rules(self.url_map)
+    def flask(self) -> FlaskApplication:
+        """The Flask application. Who embeds it may add views and hooks."""
+        from app.web.flask_application import FlaskApplication
 
-    def preprocess_request(self) -> Any:
-        """The middleware, once it is known which route is meant."""
-        context = current_context()
-        current_request.set(context)
-        request = request_ctx.request
-        if request.url_rule is not None:
-            context.route = self.routes.of(request.url_rule)
-            context.label = context.route.path if context.route else label_of(request.url_rule)
-            context.params = request.view_args or {}
-        else:
-            context.label = self._label_of_other_method(request.routing_exception)
-        response = self.middleware.begin(context)
-        if response is None and self.before_request_funcs:  # of whoever embeds the application
-            return super().preprocess_request()
-        return response
+        flask = FlaskApplication(self.middleware, self.new_request_id, self.root_path)
+        for name, routes in self._families.items():
+            flask.add_routes(name, routes)
+        return flask
 
-    def _label_of_other_method(self, error: HTTPException | None) -> str:
-        """Path of the route that a request would have met with a method that it takes."""
-        adapter = request_ctx.url_adapter
-        if isinstance(error, MethodNotAllowed) and error.valid_methods and adapter is not None:
-            rule, _ = adapter.match(method=next(iter(error.valid_methods)), return_rule=True)
-            return label_of(rule)
-        return ""
+    def _load_flask(self) -> None:
+        call_off_hub(import_module, FLASK)
+        self.flask  # noqa: B018  # made here, so that no request has to wait for it
 
-    def make_response(self, rv: Any) -> Response:  # type: ignore[override]  # a WSGI callable, as Flask's own
-        """Our routes return responses; views and hooks of who embeds the application, what Flask allows."""
-        if isinstance(rv, Response):
-            return rv
-        made = super().make_response(rv)
-        body = made.get_data() if made.is_sequence else made.iter_encoded()
-        response = Response(body, made.status_code, dict(made.headers))
-        response.on_close(made.close)
-        return response
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return self.flask(environ, start_response)
 
-    def process_response(self, response: Any) -> Any:
-        if self.after_request_funcs:
-            response = super().process_response(response)
-        self.middleware.end(current_context(), response)
-        return response
-
-    def do_teardown_request(self, *error: BaseException | None) -> None:
-        """Nothing is left to tear down: who has something to close is told by `Response.on_close`."""
-
-    def do_teardown_appcontext(self, *error: BaseException | None) -> None:
-        """As for a request."""
-
-    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """No view here is a coroutine; Flask would look at each, for every request."""
-        return func
-
-    def _error(self, error: Exception) -> Response:
-        return respond_to_error(error, current_context())
-
-    def _http_error(self, error: HTTPException) -> Response:
-        """What routing refuses keeps the web framework's own body (vllm-api.md section 4)."""
-        forget_frames(error)
-        if isinstance(error, NotFound) and (moved := _without_slash()):
-            return Response(b"", 307, {"Location": moved})
-        response = json_response({"detail": error.name}, error.code or 500)
-        if isinstance(error, MethodNotAllowed) and error.valid_methods:
-            response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
-        if current_context().method == "HEAD":
-            response.without_body()
-        return response
+    def test_client(self) -> Any:
+        """Flask's client for tests."""
+        return self.flask.test_client()
 
     def begin(self) -> None:
         """The worker is about to accept connections."""
@@ -192,26 +122,3 @@ class Understudy(Flask):
     def drain(self) -> None:
         """Admit no more requests; running ones go on (SIGTERM)."""
         self._engine.drain()
-
-
-def current_context() -> RequestContext:
-    """The context of the request that Flask serves now."""
-    context = request_ctx.request.environ[CONTEXT]
-    assert isinstance(context, RequestContext)
-    return context
-
-
-def _without_slash() -> str | None:
-    """Where a path with a slash too many should have gone; None when there is no such route."""
-    request, adapter = request_ctx.request, request_ctx.url_adapter
-    path = request.path.rstrip("/")
-    if not path or path == request.path or adapter is None:
-        return None
-    try:
-        adapter.match(path, method=request.method)
-    except MethodNotAllowed:
-        pass
-    except HTTPException:
-        return None
-    query = request.query_string.decode("latin-1")
-    return request.host_url.rstrip("/") + path + (f"?{query}" if query else "")

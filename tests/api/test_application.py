@@ -17,8 +17,8 @@ EVERYTHING = (
 
 @pytest.mark.parametrize("flags", [(), EVERYTHING, ("--role", "indexer"), ("--task", "embed")])
 def test_only_the_application_has_hooks(flags: tuple[str, ...]) -> None:
-    """`Understudy` runs those of the application, and none of blueprints and of teardown."""
-    app = create_app(load(flags, {}))
+    """`FlaskApplication` runs those of the application, and none of blueprints and of teardown."""
+    app = create_app(load(flags, {})).flask
     assert set(app.before_request_funcs) <= {None}
     assert set(app.after_request_funcs) <= {None}
     for unused in (app.teardown_request_funcs, app.teardown_appcontext_funcs, app.url_value_preprocessors):
@@ -26,7 +26,7 @@ def test_only_the_application_has_hooks(flags: tuple[str, ...]) -> None:
 
 
 def test_hooks_run_in_flasks_order() -> None:
-    app = create_app(load((), {}))
+    app = create_app(load((), {})).flask
     ran: list[str] = []
 
     @app.before_request

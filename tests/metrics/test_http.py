@@ -193,7 +193,7 @@ def test_requests_that_go_wrong_are_counted_too(
 
 
 def test_a_view_of_whoever_embeds_the_application_is_counted(app: Understudy, metrics: HttpMetrics) -> None:
-    app.add_url_rule("/files/<path:name>", view_func=lambda name: name)
+    app.flask.add_url_rule("/files/<path:name>", view_func=lambda name: name)
     call(app, "/files/a/b")
     call(app, "/files/a/b", "PUT")
     series = ("/files/{name}", "GET", "2xx"), ("/files/{name}", "PUT", "4xx")

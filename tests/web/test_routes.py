@@ -11,8 +11,8 @@ from flask import Response as FlaskResponse
 from app.http.context import RequestContext
 from app.http.response import PendingResponse, Response, json_response
 from app.http.route import Route, get, post
-from app.web.application import Understudy
 from app.web.blueprints import ExactRule, RouteTable, label_of
+from app.web.flask_application import FlaskApplication
 from tests.application import application
 
 
@@ -64,12 +64,14 @@ def test_another_method_is_told_which_there_are(method: str, path: str, allowed:
 def test_a_table_has_all_routes_of_all_blueprints_in_their_order() -> None:
     app = application(ROUTES[:2])
     app.add_routes("more", ROUTES[2:])
-    assert list(app.routes) == ROUTES
-    assert set(app.blueprints) == {"test", "more"}
+    assert list(app.routes) == list(app.flask.routes) == ROUTES
+    assert set(app.flask.blueprints) == {"test", "more"}
+    with pytest.raises(RuntimeError, match="late"):
+        app.add_routes("too late", ())
 
 
 def test_a_table_finds_the_route_behind_a_rule() -> None:
-    app = application(ROUTES)
+    app = application(ROUTES).flask
     found = {
         (rule.rule, method): app.routes.of(rule)
         for rule in app.url_map.iter_rules()
@@ -107,9 +109,9 @@ def test_a_route_has_what_it_was_made_with() -> None:
 
 
 @pytest.fixture
-def embedded() -> Understudy:
+def embedded() -> FlaskApplication:
     """Routes of ours, and views as Flask has them."""
-    app = application(ROUTES)
+    app = application(ROUTES).flask
 
     @app.get("/text")
     def text() -> str:
@@ -140,19 +142,19 @@ def embedded() -> Understudy:
     ],
 )
 def test_views_may_return_what_flask_allows(
-    embedded: Understudy, path: str, status: int, body: bytes, header: tuple[str, str]
+    embedded: FlaskApplication, path: str, status: int, body: bytes, header: tuple[str, str]
 ) -> None:
     answer = embedded.test_client().get(path)
     assert (answer.status_code, answer.data) == (status, body)
     assert header in list(answer.headers) and answer.headers["Content-Length"] == str(len(body))
 
 
-def test_views_are_no_routes_of_ours_and_have_a_label(embedded: Understudy) -> None:
+def test_views_are_no_routes_of_ours_and_have_a_label(embedded: FlaskApplication) -> None:
     rules = {label_of(rule): embedded.routes.of(rule) for rule in embedded.url_map.iter_rules()}
     assert rules["/converted/{rest}"] is None and rules["/things/{name}"] is ROUTES[2]
 
 
-def test_a_view_that_streams_is_closed_at_the_end(embedded: Understudy) -> None:
+def test_a_view_that_streams_is_closed_at_the_end(embedded: FlaskApplication) -> None:
     closed: list[str] = []
 
     @embedded.get("/stream")

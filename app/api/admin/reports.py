@@ -10,7 +10,7 @@ from app.clock.clock import Clock
 from app.faults.audit_trail import AuditReport
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
-from app.http.route import Route, get
+from app.http.route import Route, get, probe
 from app.kvcache.memo import Bounded
 from app.metrics.exposition import CONTENT_TYPE, Exposition
 
@@ -50,12 +50,12 @@ def health_routes(ready: Callable[[], bool], load: ServerLoad, vllm_version: str
         return json_response({"server_load": load.count})
 
     return [
-        get("/health", health),
-        Route(methods=("GET", "POST"), path="/ping", handle=health),
-        get("/health/ready", health_ready),
-        get("/ready", health_ready),
-        get("/version", version),
-        get("/load", server_load),
+        probe("/health", health),
+        probe("/ping", health, "POST"),
+        probe("/health/ready", health_ready),
+        probe("/ready", health_ready),
+        probe("/version", version),
+        probe("/load", server_load),
     ]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-import gevent
-
+from app.clock.pause import call_off_hub
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.route import Route, get
@@ -39,8 +38,8 @@ def document_routes(served: Callable[[], Iterable[Route]], root_path: str, model
     def openapi(context: RequestContext) -> Response:
         """This document."""
         if not made:
-            # In a thread: what it imports and makes would hold the event loop for longer than anybody may.
-            made.append(gevent.get_hub().threadpool.apply(_make, (tuple(served()), root_path, model)))
+            # What it imports and makes would hold the event loop for longer than anybody may.
+            made.append(call_off_hub(_make, tuple(served()), root_path, model))
         response = json_response(made[0])
         if context.method == "HEAD":
             response.without_body()

@@ -22,6 +22,8 @@ from app.server.fast.path import FastPath
 RECEIVE = 1 << 16
 MOST_BODY_BYTES = 1 << 16
 """Larger bodies are read by the general way."""
+WAYS = {"POST": "fast", "GET": "probe"}
+"""How `understudy_requests_total` names what is answered here."""
 BODY_PATIENCE_S = 0.25
 """A body that has not come after so long is waited for by the general way."""
 
@@ -36,6 +38,7 @@ class FastConnection:
     __slots__ = (
         "_all",
         "_buffer",
+        "_closes",
         "_connection",
         "_context",
         "_path",
@@ -62,6 +65,7 @@ class FastConnection:
         self.listener = listener
         self._connection = Connection(client)
         self._buffer = b""
+        self._closes = False
         self._context: RequestContext | None = None
         self._response: Response | None = None
         self._unsent = b""
@@ -117,7 +121,7 @@ class FastConnection:
         if plain is None or request is None:
             return False
         context = RequestContext(
-            "POST",
+            head.method,
             route.path,
             route.path,
             head.headers,
@@ -127,8 +131,9 @@ class FastConnection:
             connection=self._connection,
             host=head.headers["host"],
         )
-        context.route, context.label, context.fast = route, route.path, True
+        context.route, context.label, context.way = route, route.path, WAYS[head.method]
         context.new_id = path.new_id
+        self._closes = head.closes
         self._buffer = rest
         self.busy, self.is_new, self.has_head = True, False, False
         self._context = context
@@ -183,7 +188,7 @@ class FastConnection:
         self._response = response
         body = response.body
         if isinstance(body, bytes):
-            head = response_head(response)
+            head = response_head(response, self._closes)
             if response.streamed:
                 self._write(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
             else:
@@ -267,7 +272,7 @@ class FastConnection:
         if response.callbacks or type(response.body) is not bytes:
             response.close()
         self.busy = False
-        if not self._path.is_open:
+        if self._closes or not self._path.is_open:
             self.close()
             return
         self._all.idle(self)

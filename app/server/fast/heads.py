@@ -21,17 +21,20 @@ LIMIT_BYTES = 1 << 20
 GENERAL = frozenset(
     ("transfer-encoding", "expect", "upgrade", "connection", "content-encoding", "te", "trailer")
 )
-"""What only the general way understands, but for `Connection: keep-alive`."""
+"""What only the general way understands, but for `Connection: keep-alive`, and `close` of a probe."""
+CONNECTION = {"keep-alive": False, "close": True}
 
 
 class RequestHead(Struct, frozen=True):
-    """A POST of HTTP/1.1 for `route`, with a body of `content_length` bytes; names of `headers` in lower
-    case.
+    """A request of HTTP/1.1 for `route`, with a body of `content_length` bytes; names of `headers` in lower
+    case. `closes` says that the client wants no other answer on this connection.
     """
 
     route: Route
+    method: str
     headers: Mapping[str, str]
     content_length: int
+    closes: bool = False
 
 
 class RequestHeads:
@@ -41,7 +44,11 @@ class RequestHeads:
     """
 
     def __init__(self, routes: Iterable[Route], limit_bytes: int = LIMIT_BYTES) -> None:
-        self._routes = {route.path.encode(): route for route in routes if route.plain is not None}
+        self._routes = {
+            (route.methods[0].encode(), route.path.encode()): route
+            for route in routes
+            if route.plain is not None
+        }
         self._known: dict[bytes, RequestHead] = {}
         self.size_bytes = 0
         self.limit_bytes = limit_bytes
@@ -57,7 +64,8 @@ class RequestHeads:
         return head
 
     def _parse(self, data: bytes) -> RequestHead | None:
-        if not data.startswith(b"POST ") or self._routes.get(data[5 : data.find(b" ", 5)]) is None:
+        method, _, rest = data.partition(b" ")
+        if (method, rest[: rest.find(b" ")]) not in self._routes:
             return None
         fields = _Fields()
         parser = httptools.HttpRequestParser(fields)
@@ -65,21 +73,21 @@ class RequestHeads:
             parser.feed_data(data)
         except httptools.HttpParserError:
             return None
-        route = self._routes.get(fields.target)
-        if route is None or parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
+        route = self._routes.get((parser.get_method(), fields.target))
+        if route is None or route.plain is None or parser.get_http_version() != "1.1":
             return None
         headers = fields.plain()
-        if headers is None:
+        if headers is None or "host" not in headers or not route.plain.special_headers.isdisjoint(headers):
             return None
+        closes = CONNECTION[headers.get("connection", "keep-alive").lower()]
+        if route.methods[0] == "GET":
+            return RequestHead(route, "GET", headers, 0, closes)
         length = headers.get("content-length", "")
-        if headers.get("content-type") != "application/json":
+        if closes or headers.get("content-type") != "application/json":
             return None
-        plain = route.plain
-        if plain is None or not plain.special_headers.isdisjoint(headers):
+        if not length.isdecimal() or len(length) > MOST_DIGITS:
             return None
-        if not length.isdecimal() or len(length) > MOST_DIGITS or "host" not in headers:
-            return None
-        return RequestHead(route, headers, int(length))
+        return RequestHead(route, "POST", headers, int(length))
 
     def _remember(self, data: bytes, head: RequestHead) -> None:
         self._known[data] = head
@@ -112,15 +120,15 @@ class _Fields:
             name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
             if name in headers or "_" in name:
                 return None
-            if name in GENERAL and not (name == "connection" and value.lower() == "keep-alive"):
+            if name in GENERAL and not (name == "connection" and value.lower() in CONNECTION):
                 return None
             headers[name] = value.strip(" \t")
         return headers
 
 
-def response_head(response: Response) -> bytes:
-    """Status line and headers as gunicorn sends them."""
+def response_head(response: Response, closes: bool = False) -> bytes:
+    """Status line and headers as gunicorn sends them; `closes` says that no other answer follows."""
     status = STATUS_LINES.get(response.status) or response.status_line
     chunked = response.streamed or type(response.body) is not bytes
-    head = default_head(status, int(time.time()), False, chunked)
+    head = default_head(status, int(time.time()), closes, chunked)
     return (head + response.header_lines()).encode("latin-1")
