@@ -3,12 +3,13 @@
 # make test-fast  run those that start no process: under a minute; tests/README.md says which
 # make test-shared  run those that compare with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
 # make test-general  conformance and hostile clients once more, with servers that do without the fast path
+# make test-image    run the tests of the image, and those that start no process, with the Python that the image has
 # make lint       ruff and mypy
 # make bench      run the benchmarks
 # make mutants    change the code a little and see whether tests notice: N=80 SEED=1 ROOMS="kvcache schema"
 # make image      build the container image
 # make fleet      start several servers and show what routing does (docs/fleet.md); FLEET="--pods 8" for its flags
-# make clients    prepare .venv-clients, with which make test also checks litellm, instructor and langchain
+# make clients    prepare .venv-clients, with which make test also checks litellm and others
 # make venv       only prepare .venv
 # make clean      remove all environments and caches
 #
@@ -17,6 +18,7 @@
 VENV := .venv
 CLIENTS := .venv-clients
 MUTANTS := .venv-mutants
+IMAGE_VENV := .venv-image
 BIN := $(VENV)/bin
 IMAGE := understudy
 N := 80
@@ -27,7 +29,12 @@ ROOMS :=
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test test-fast test-shared test-general lint bench mutants fleet image venv clients clean
+# The Python of the image, where this machine has it.
+IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerfile | sort -u)
+IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
+	$$python -c '' 2>/dev/null && echo $$python && break; done)
+
+.PHONY: run test test-fast test-shared test-general test-image image-python lint bench mutants fleet image venv clients clean
 
 run: $(VENV)/.run
 	$(BIN)/gunicorn wsgi:app
@@ -45,6 +52,16 @@ test-shared: $(VENV)/.dev
 
 test-general: $(VENV)/.dev
 	$(BIN)/python -m pytest --general-way tests/conformance tests/hostile
+
+# Those that start no process are not run as by test-fast: the first picture of an environment asks for fonts.
+image-python:
+	@echo $(IMAGE_PYTHON)
+
+test-image:
+	@test -n "$(IMAGE_PYTHON)" || { echo "Python $(IMAGE_VERSION) is needed: name it with IMAGE_PYTHON=..." >&2; exit 1; }
+	$(MAKE) VENV=$(IMAGE_VENV) PYTHON=$(IMAGE_PYTHON) venv
+	$(IMAGE_VENV)/bin/python -m pytest -n 2 -m "not server and not slow"
+	$(IMAGE_VENV)/bin/python -m pytest -m server tests/test_image.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -68,7 +85,7 @@ venv: $(VENV)/.dev
 clients: $(CLIENTS)/.installed
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(MUTANTS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(MUTANTS) $(IMAGE_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }

@@ -126,10 +126,11 @@ def publishing(components: Components) -> PublisherSettings:
             of_rank(endpoint, components.rank)
     except ValueError as error:
         raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
-    topic = f"kv@{server.pod_ip or LOOPBACK}:{server.port}@{components.settings.model.model}"
+    topic = at.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
+    topic = topic.replace("{port}", str(server.port)).replace("{model}", components.settings.model.model)
     return PublisherSettings(
         endpoint=at.zmq_endpoint or None,
-        topic=at.kv_events_topic or topic,
+        topic=topic,
         rank=components.rank,
         replay_endpoint=at.kv_events_replay_endpoint or None,
         replay_batches=at.kv_events_replay_queue_size,

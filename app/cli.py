@@ -1,7 +1,8 @@
 """The commands: `python -m app [flags]` checks the settings, then becomes gunicorn with the same settings.
 
-`python -m app dataset [flags]` makes a dataset instead (docs/datasets.md); `python -m app fleet [flags]`
-starts several servers and shows what routing does (docs/fleet.md).
+`python -m app serve MODEL [options]` does so with vLLM's command line (docs/serve.md). `python -m app
+dataset [flags]` makes a dataset instead (docs/datasets.md); `python -m app fleet [flags]` starts several
+servers and shows what routing does (docs/fleet.md).
 """
 
 import os
@@ -23,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     command = COMMANDS.get(argv[0]) if argv else None
     try:
         try:
-            return command(argv[1:]) if command else _serve(argv)
+            return command(argv[1:]) if command else _start(argv, parse, _help)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -32,11 +33,11 @@ def main(argv: Sequence[str]) -> int:
         return BROKEN_PIPE
 
 
-def _serve(argv: Sequence[str]) -> int:
+def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Callable[[], str]) -> int:
     try:
-        flags = parse(argv)
+        flags = read(argv)
         if flags.help or flags.version:
-            print(_help() if flags.help else f"understudy {VERSION}")
+            print(help() if flags.help else f"understudy {VERSION}")
             return 0
         variables = _checked(flags)
     except ConfigError as error:
@@ -46,6 +47,17 @@ def _serve(argv: Sequence[str]) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     _become_gunicorn(variables)
     return 0
+
+
+def _serve(argv: Sequence[str]) -> int:
+    # 300 options that other starts do without.
+    from config.vllm import command_line, meanings
+
+    return _start(
+        argv,
+        lambda words: meanings.settings_of(command_line.read(words)),
+        lambda: command_line.usage(meanings.told()),
+    )
 
 
 def _make_dataset(argv: Sequence[str]) -> int:
@@ -63,7 +75,11 @@ def _start_fleet(argv: Sequence[str]) -> int:
     return command.run(argv, tokenizer_of)
 
 
-COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"dataset": _make_dataset, "fleet": _start_fleet}
+COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "serve": _serve,
+    "dataset": _make_dataset,
+    "fleet": _start_fleet,
+}
 """First word of the command line to what it runs with the words after it; any other line starts a server."""
 
 

@@ -18,6 +18,7 @@ from app.api.completions import route as completions
 from app.api.generate import routes as generate
 from app.api.identity import Identity
 from app.api.kv import event_sources
+from app.api.openapi import routes as openapi
 from app.api.plain import PlainChats, PlainCompletions
 from app.api.pooling import routes as pooling
 from app.api.responder import ServerLoad
@@ -103,7 +104,9 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     publisher = publisher_of(components, publishes)
     cache = cache_of(components, publisher)
     engine = service_of(components, cache)
-    identity = Identity(settings.model, server.pod_ip or socket.gethostname(), components.streams("ids"))
+    channel = settings.kvcache
+    host = channel.kv_side_channel_host or server.pod_ip or socket.gethostname()
+    identity = Identity(settings.model, host, components.streams("ids"), port=channel.kv_side_channel_port)
     load = ServerLoad(settings.api.enable_server_load_tracking)
     injector = FaultInjector(components.streams("faults"), clock.now)
     live.subscribe(injector.on_settings)
@@ -115,6 +118,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     limits = RateLimits(clock)
     middleware = middleware_of(settings, live, clock, http_metrics, limits, audit)
     app = Understudy(engine, middleware, components.streams("request ids"))
+    app.root_path = server.root_path.rstrip("/")
 
     app.caches.append(
         lambda: {"rate limits": limits, "fault scripts": injector.plan, "client audit": audit.trail}
@@ -163,6 +167,13 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
     if settings.server.profiling:
         app.add_routes("profiler", lifecycle_routes.profiler())
+    plays = {"plays": f"vLLM {settings.model.vllm_version}", "models": settings.model.served_names}
+    app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
+    if not settings.api.disable_fastapi_docs:
+        app.add_routes(
+            "openapi",
+            openapi.document_routes(lambda: app.routes, app.root_path, settings.model.served_names[0]),
+        )
     return app
 
 

@@ -14,7 +14,8 @@ _INTRODUCTION = """\
 
 A setting is taken from the first of these places that has it:
 
-1. its flag, when the server is started with `python -m app --port 8001 ...`
+1. its flag, when the server is started with `python -m app --port 8001 ...`, or with vLLM's command line:
+   [serve.md](serve.md)
 2. its environment variable, `SIM_` and its name in capitals with underscores; this is also how
    `gunicorn wsgi:app` is configured
 3. the YAML file that `--config` or `SIM_CONFIG` names; `config/examples` has some

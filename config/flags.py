@@ -4,13 +4,13 @@ import argparse
 import math
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from config.declaration import DURATION, JSON, OBJECTS, ConfigError
 from config.kinds import SWITCH
-from config.settings import SECTIONS, TABLE, Setting
+from config.settings import BY_NAME, SECTIONS, TABLE, Setting
 from config.sources import IGNORED, IGNORED_SWITCHES, Flags
 from config.validation import suggestion
 
@@ -52,16 +52,25 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 def parse(argv: Sequence[str]) -> Flags:
     """Take the command line apart. Raises ConfigError for unknown flags, missing values and stray words."""
+    return flags_of(given_to(settings_parser(), [_with_dashes(word) for word in argv]))
+
+
+def given_to(parser: Parser, words: Sequence[str], names: Iterable[str] = BY_NAME) -> dict[str, Any]:
+    """What `words` give, by destination. ConfigError for what `parser` does not know; `names` it may mean."""
     try:
-        given, strays = _parser().parse_known_args([_with_dashes(word) for word in argv])
+        given, strays = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise ConfigError(_complaint(error)) from None
     for word in strays:
         name = word.partition("=")[0]
         if name.startswith("--"):
-            raise ConfigError(f"unknown flag {name}{suggestion(name.lstrip('-'), '--')}")
+            raise ConfigError(f"unknown flag {name}{suggestion(name.lstrip('-'), '--', names)}")
         raise ConfigError(f"unexpected argument {word!r}: settings are given as --name value")
-    values = vars(given)
+    return vars(given)
+
+
+def flags_of(values: dict[str, Any]) -> Flags:
+    """The results of a `settings_parser` as flags."""
     flags = Flags(**{name: values.pop(name) for name in Flags.__struct_fields__ if name in values})
     if (level := values.pop("v", None)) is not None:
         values.setdefault("log-level", level)
@@ -71,21 +80,32 @@ def parse(argv: Sequence[str]) -> Flags:
 
 def usage() -> str:
     """The text of `python -m app --help`."""
-    return _parser().format_help()
+    return settings_parser().format_help()
 
 
-def _parser() -> Parser:
-    """A parser whose results are named like settings; those that are not given are absent."""
-    parser = Parser(
+def plain_parser(**options: Any) -> Parser:
+    """A parser that raises, knows nothing yet, and gives only what is given."""
+    return Parser(
         prog="python -m app",
-        usage="python -m app [--config FILE] [--setting value ...]",
-        description=ABOUT,
         formatter_class=partial(_Help, max_help_position=38, width=100),
         argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
         add_help=False,
         exit_on_error=False,
+        **options,
     )
+
+
+def settings_parser() -> Parser:
+    """A parser whose results are named like settings; those that are not given are absent."""
+    usage = "python -m app [--config FILE] [--setting value ...]"
+    parser = plain_parser(usage=usage, description=ABOUT, allow_abbrev=False)
+    add_settings(parser)
+    parser._negative_number_matcher = _NO_FLAG
+    return parser
+
+
+def add_settings(parser: Parser) -> None:
+    """Give `parser` a flag for every setting, and those that are accepted only."""
     for name, section in SECTIONS.items():
         group = parser.add_argument_group((section.__doc__ or "").rstrip("."))
         for row in TABLE:
@@ -99,8 +119,6 @@ def _parser() -> Parser:
     others.add_argument("-h", "--help", action="store_true", help="Show this text and end.")
     for name in sorted(IGNORED):
         _add_ignored(parser, name)
-    parser._negative_number_matcher = _NO_FLAG
-    return parser
 
 
 def _add(group: argparse._ArgumentGroup, row: Setting) -> None:

@@ -56,11 +56,13 @@ def _given(
 ) -> tuple[object, str] | None:
     """Raw value and source of a setting, from the strongest source that has it."""
     if row.name in flags.values:
-        return flags.values[row.name], f"flag --{row.name}"
+        return flags.values[row.name], f"flag --{flags.names.get(row.name, row.name)}"
     if variable := found(row, environ):
         name, text = variable
         return text, f"environment variable {name}"
-    return (document[row.name], file) if row.name in document else None
+    if row.name in document:
+        return document[row.name], file
+    return (flags.fallbacks[row.name], "default") if row.name in flags.fallbacks else None
 
 
 def _parsed(argv: Sequence[str]) -> Flags:

@@ -13,12 +13,12 @@ EMPTY = '""'
 """An empty variable counts as not set (platforms inject such); these two quotes stand for an empty value."""
 
 IGNORED_SWITCHES = frozenset(
-    {"enforce-eager", "enable-prefix-caching", "enable-auto-tool-choice"}
+    {"enforce-eager", "enable-prefix-caching"}
     | {"use-vllm-map-event-format"}
     | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
 )
 IGNORED = IGNORED_SWITCHES | frozenset(
-    {"mm-processor-kwargs", "ec-transfer-config", "tensor-parallel-size", "tool-call-parser"}
+    {"mm-processor-kwargs", "ec-transfer-config", "tool-call-parser"}
     | {"vmodule", "log-backtrace-at", "log-dir", "log-file", "log-file-max-size", "stderrthreshold"}
 )
 """Flags of vLLM and of klog (specification, sections 1.3 and 1.4) that are accepted and change nothing."""
@@ -29,6 +29,10 @@ class Flags(Struct):
 
     values: dict[str, str | list[str]] = {}
     """Setting name to its text; a list for list settings."""
+    fallbacks: dict[str, str] = {}
+    """What holds when nothing else says anything: other defaults than the settings' own."""
+    names: dict[str, str] = {}
+    """Setting name to the flag that it was given by, where that has another name."""
     config: str | None = None
     help: bool = False
     version: bool = False
@@ -66,7 +70,7 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
     for row in TABLE:
         value = row.value(settings)
         moved = _absolute(value) if row.path and value is not None else value
-        if moved != value or row.name in flags.values:
+        if moved != value or row.name in flags.values or row.name in flags.fallbacks:
             variables[row.env[0]] = row.write(moved) or EMPTY
     return variables
 

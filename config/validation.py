@@ -1,6 +1,6 @@
 """The rules between settings, tried in a fixed order, and the line that tells which setting is wrong."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -106,11 +106,11 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
             raise _wrong(row, text, sources.get(row.name, "default"), agreement.text)
 
 
-def suggestion(name: str, prefix: str = "") -> str:
-    """``; did you mean ...?`` when a setting's name is close to `name`, else nothing."""
+def suggestion(name: str, prefix: str = "", names: Iterable[str] = BY_NAME) -> str:
+    """``; did you mean ...?`` when one of `names` (settings) is close to `name`, else nothing."""
     from difflib import get_close_matches  # only needed for what is wrong
 
-    close = get_close_matches(name, BY_NAME, n=1, cutoff=0.75)
+    close = get_close_matches(name, names, n=1, cutoff=0.75)
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 

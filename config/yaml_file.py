@@ -17,7 +17,7 @@ def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
     Raises ConfigError when the file cannot be read or parsed, is not a flat mapping, has a key that is no
     setting, or has a setting twice.
     """
-    document = _parsed(path)
+    document = parse_yaml(path)
     if not isinstance(document, dict):
         raise ConfigError(f"YAML file {path}: must be a mapping of setting names to values")
     values: dict[str, object] = {}
@@ -45,7 +45,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _parsed(path: str) -> object:
+def parse_yaml(path: str) -> object:
+    """What the file holds, an empty mapping when it is empty. ConfigError when it cannot be read."""
     try:
         text = Path(path).read_text("utf-8")
         document: object = yaml.load(text, _Loader)

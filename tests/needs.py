@@ -16,7 +16,7 @@ from tests.running_server import ROOT
 RECORDING = Path(os.environ.get("VLLM_RECORDING", ROOT.parent / "shared" / "golden"))
 """What a real vLLM was seen to answer; not part of the repository. VLLM_RECORDING names another folder."""
 CLIENTS_PYTHON = Path(os.environ.get("CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
-"""An interpreter that has litellm, instructor and langchain; `make clients` makes it."""
+"""An interpreter that has litellm, instructor, langchain and schemathesis; `make clients` makes it."""
 AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
 REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
@@ -44,7 +44,7 @@ NEEDS = (
     ),
     Need("redis", "a Redis server", "apt-get install redis-server", REDIS_SERVER is not None),
     Need("openssl", "the command openssl", "apt-get install openssl", shutil.which("openssl") is not None),
-    Need("clients", "litellm, instructor and langchain", "make clients", CLIENTS_PYTHON.exists()),
+    Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
     Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None),
 )
 

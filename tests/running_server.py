@@ -63,6 +63,15 @@ def running_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterato
 
 
 @contextmanager
+def running_image(*words: str, env: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
+    """What the container's entry point makes of `words`, such as vLLM's command line. As `running_server`."""
+    port = free_port()
+    command = [sys.executable, "-m", "app.entrypoint", *words, "--host", "127.0.0.1", "--port", str(port)]
+    with _running(command, port, env or {}) as server:
+        yield server
+
+
+@contextmanager
 def running_gunicorn(
     *arguments: str, env: Mapping[str, str] | None = None, ports: int = 1
 ) -> Iterator[RunningServer]:

@@ -1,30 +1,34 @@
-"""docker-compose.yml: valid, careful, and true outside of containers, too."""
+"""The compose files: valid, careful, and true outside of containers, too."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 import yaml
 
-from tests.running_server import ROOT, running_gunicorn
+from tests.running_server import ROOT, running_gunicorn, running_image
 
 COMPOSE = ROOT / "docker-compose.yml"
+MOVED = ROOT / "docker-compose.vllm.yml"
 SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
 OURS = [name for name, service in SERVICES.items() if service["image"] == "understudy"]
 
 
-def test_it_fits_the_compose_specification() -> None:
+@pytest.mark.parametrize("file", [COMPOSE, MOVED], ids=lambda path: path.name)
+def test_it_fits_the_compose_specification(file: Path) -> None:
     command = [
         sys.executable,
         "-m",
         "check_jsonschema",
         "--builtin-schema",
         "vendor.compose-spec",
-        str(COMPOSE),
+        str(file),
     ]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -60,6 +64,25 @@ def test_the_published_ports_are_those_that_are_served(name: str) -> None:
     ports = str(first) if first == last else f"{first}-{last}"
     assert service["ports"] == [f"{ports}:{ports}"]
     assert all(str(port) in service["healthcheck"]["test"][-1] for port in range(first, last + 1))
+
+
+def test_a_service_of_vllm_moves_over_with_its_image_changed() -> None:
+    service = yaml.safe_load(MOVED.read_text())["services"]["vllm"]
+    words = shlex.split(service["command"])
+    port = words[words.index("--port") + 1]
+    assert service["image"] == "understudy" and service["ports"] == [f"{port}:{port}"]
+    assert service["healthcheck"]["test"] == ["CMD", "curl", "-f", f"http://localhost:{port}/health"]
+    assert "--no-install-recommends curl" in (ROOT / "Dockerfile").read_text()
+    environment = service["environment"] | {"HF_TOKEN": ""}
+    published = next(k for k, word in enumerate(words) if word == "--kv-events-config")
+    words[published + 1] = words[published + 1].replace("5557", "0")  # whichever is free here
+    with running_image(*words, env=environment) as server:
+        card = requests.get(f"{server.url}/v1/models", timeout=20).json()["data"][0]
+        assert (card["id"], card["root"], card["max_model_len"]) == ("qwen3", "Qwen/Qwen3-8B", 8000)
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30}
+        answer = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=20).json()
+        assert answer["choices"][0]["message"]["reasoning"]
+        assert requests.get(f"{server.url}/kv_event_sources", timeout=20).json()["0"]["topic"] == ""
 
 
 def test_prometheus_scrapes_every_server_and_has_rules() -> None:

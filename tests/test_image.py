@@ -4,87 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import requests
 
-from tests.running_server import ROOT
+from tests.dockerfile import Stage, build_context, is_sent, lay_out, rules, steps
+from tests.running_server import ROOT, free_port
 
-WILDCARDS = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One line of .dockerignore: `pattern` matches whole paths, `keeps` marks an exception (!)."""
-
-    pattern: re.Pattern[str]
-    keeps: bool
-
-    @staticmethod
-    def read(line: str) -> Rule:
-        text = line.removeprefix("!").strip().strip("/").removeprefix("./")
-        parts = re.split(r"(\*\*/|/\*\*$|\*\*|\*|\?|\[[^]]+\]|\\.)", text)
-        return Rule(re.compile("".join(map(_as_regex, parts))), line.startswith("!"))
-
-
-def _as_regex(part: str) -> str:
-    if part.startswith("["):
-        return part
-    return WILDCARDS.get(part) or re.escape(part.removeprefix("\\"))
-
-
-def rules(text: str) -> list[Rule]:
-    lines = [line.strip() for line in text.splitlines()]
-    return [Rule.read(line) for line in lines if line and not line.startswith("#")]
-
-
-def is_sent(path: str, ignore: Sequence[Rule]) -> bool:
-    """Whether Docker sends `path` to the build: the last rule decides that matches it or a folder above."""
-    above = path.split("/")
-    ways = ["/".join(above[: k + 1]) for k in range(len(above))]
-    kept = True
-    for rule in ignore:
-        if any(rule.pattern.fullmatch(way) for way in ways):
-            kept = rule.keeps
-    return kept
-
-
-def build_context(folder: Path, ignore: Sequence[Rule]) -> Iterator[str]:
-    """The files of `folder` that Docker sends to the build, as paths within it."""
-    reaching_in = any(rule.keeps and "/" in rule.pattern.pattern for rule in ignore)
-    for parent, folders, files in os.walk(folder):
-        within = Path(parent).relative_to(folder)
-        if not reaching_in:  # then nothing of an ignored folder is sent, and environments are large
-            folders[:] = [name for name in folders if is_sent((within / name).as_posix(), ignore)]
-        yield from (path for name in files if is_sent(path := (within / name).as_posix(), ignore))
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One instruction of a Dockerfile, with its flags (--from=...) apart."""
-
-    name: str
-    flags: tuple[str, ...]
-    words: tuple[str, ...]
-
-
-def steps(dockerfile: str) -> list[Step]:
-    joined = re.sub(r"\\\n", " ", re.sub(r"(?m)^\s*#.*\n", "", dockerfile))
-    read = []
-    for line in filter(None, map(str.strip, joined.splitlines())):
-        name, *words = shlex.split(line)
-        flags = tuple(word for word in words if word.startswith("--")) if name == "COPY" else ()
-        read.append(Step(name.upper(), flags, tuple(word for word in words if word not in flags)))
-    return read
-
-
-STEPS = steps((ROOT / "Dockerfile").read_text())
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+STEPS = steps(DOCKERFILE)
 IGNORE = rules((ROOT / ".dockerignore").read_text())
 
 
@@ -149,22 +85,102 @@ def test_what_is_compiled_and_run_is_there(context: Path) -> None:
     [compiled] = [step.words for step in STEPS if "compileall" in step.words]
     assert all((context / word).exists() for word in compiled[compiled.index("-q") + 1 :])
     [check] = [step.words for step in STEPS if step.name == "HEALTHCHECK"]
-    module = check[-1].strip("[],").replace(".", "/")
+    module = check[check.index("-m,") + 1].strip("[],").replace(".", "/")
     assert (context / f"{module}.py").exists()
 
 
-def test_a_server_answers_from_the_context_alone(context: Path) -> None:
-    program = (
-        "import wsgi; client = wsgi.app.test_client();"
-        "body = {'prompt': 'Hello there', 'max_tokens': 3};"
-        "assert client.post('/v1/completions', json=body).get_json()['usage']['completion_tokens'] == 3;"
-        "assert client.get('/metrics').status_code == 200;"
-        "print(wsgi.__file__)"
+# The image, laid out
+
+
+@pytest.fixture(scope="module")
+def image(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    """The image as the Dockerfile builds it, in a folder, with what its requirements install."""
+    try:
+        return lay_out(tmp_path_factory.mktemp("image"), context, DOCKERFILE)
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"{error.cmd[-1]}: {error.stderr.decode()[-2000:]}") from None
+
+
+@contextmanager
+def container(image: Stage, words: Sequence[str], **env: str) -> Iterator[Stage]:
+    """The image's entry point runs with `words` for as long as the block lasts, healthy inside of it."""
+    process = subprocess.Popen(
+        [*image.entrypoint, *words],
+        cwd=image.within("."),
+        env=image.environment() | env,
+        start_new_session=True,
     )
-    ours = ("SIM_", "PYTHON")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", program], cwd=context, env=environment, capture_output=True, text=True
+    try:
+        deadline = time.monotonic() + 20
+        while health(image, **env) != 0:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        yield image
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def health(image: Stage, **env: str) -> int:
+    """Exit status of the image's health check, in the container's own environment."""
+    environment = image.environment() | env
+    return subprocess.run(
+        image.health, cwd=image.within("."), env=environment, capture_output=True, timeout=20
+    ).returncode
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_image_holds_what_it_was_given_and_what_it_needs(image: Stage) -> None:
+    assert (image.within("wsgi.py")).is_file() and not image.within("tests").exists()
+    packages = image.root / "venv" / "lib"
+    assert list(packages.rglob("gunicorn/__init__.py")) and list(packages.rglob("opentelemetry/sdk"))
+    assert list(image.within("app").rglob("*.pyc"))
+
+
+@pytest.mark.server
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gunicorn", "wsgi:app"],
+        ["--model", "moved", "--gpu-memory-utilization", "0.9", "--dtype", "auto", "--port", "PORT"],
+        ["serve", "moved", "--port", "PORT"],
+        ["sh", "-c", "exec vllm serve moved --port PORT --enforce-eager"],
+    ],
+)
+def test_a_container_answers_and_its_health_check_finds_it(image: Stage, words: list[str]) -> None:
+    port = free_port()
+    moved = [word.replace("PORT", str(port)) for word in words]
+    # Only the first command takes its port from there; of the others the check has to find it.
+    env = {"SIM_PORT": str(port), "SIM_MODEL": "moved"} if words[0] == "gunicorn" else {}
+    if words[0] == "sh":  # found on the PATH of the image, which is not below its folder here
+        env["PATH"] = f"{image.root}/usr/local/bin:{image.environment()['PATH']}"
+    assert health(image, **env) == 1
+    with container(image, moved, **env):
+        body = {"prompt": "Hello there", "max_tokens": 3}
+        answer = requests.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=20).json()
+        assert (answer["model"], answer["usage"]["completion_tokens"]) == ("moved", 3)
+        assert requests.get(f"http://127.0.0.1:{port}/metrics", timeout=20).status_code == 200
+    assert health(image, **env) == 1
+
+
+def test_the_linter_has_nothing_to_say() -> None:
+    linter = shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    assert linter, "make venv"
+    done = subprocess.run([linter, str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_both_stages_are_of_the_python_that_ci_tests() -> None:
+    bases = {step.words[0] for step in STEPS if step.name == "FROM"}
+    (base,) = bases
+    assert re.fullmatch(r"python:3\.\d+-slim", base)
+    told = subprocess.run(
+        ["make", "-n", "test-image", "IMAGE_PYTHON=it"], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).parent == context
+    assert "PYTHON=it" in told.stdout and "tests/test_image.py" in told.stdout
+    assert 'make -C "$0" test-image' in (ROOT / ".ci" / "run").read_text()

@@ -14,6 +14,9 @@ from app.protocol.common import KVTransferParams
 from app.protocol.validation.sampling import GenerationRequest
 from config.settings import ModelSettings, ServerSettings
 
+SIDE_CHANNEL_PORT = 5600
+"""Where a real server's transfer connector listens."""
+
 
 class ResponseMeta(Struct, frozen=True):
     """Identity of one answer. `created` is Unix seconds."""
@@ -43,14 +46,20 @@ class ResponseOptions(Struct, frozen=True, kw_only=True):
 class Identity:
     """Makes the heads of answers. `rng` draws ids, `now` is Unix seconds.
 
-    `engine_id` and `host` tell others where to find this server's cache.
+    `engine_id`, `host` and `port` tell others where to find this server's cache.
     """
 
     def __init__(
-        self, model: ModelSettings, host: str, rng: Random, now: Callable[[], float] = time.time
+        self,
+        model: ModelSettings,
+        host: str,
+        rng: Random,
+        now: Callable[[], float] = time.time,
+        port: int = SIDE_CHANNEL_PORT,
     ) -> None:
         self.engine_id = f"{rng.getrandbits(128):032x}"
-        self.host = host
+        self.host, self.port = host, port
+        self.devices = model.tensor_parallel_size
         self._rng = rng
         self._now = now
         made_of = f"{model.model} {model.max_model_len}".encode()
@@ -84,8 +93,6 @@ def pod_headers(server: ServerSettings) -> dict[str, str]:
 
 
 BLOCK_TOKENS = 16
-SIDE_CHANNEL_PORT = 5600
-"""Where a real server's transfer connector would listen."""
 
 
 def address_of(asked: GenerationRequest, identity: Identity, prompt_tokens: int) -> KVTransferParams | None:
@@ -97,5 +104,6 @@ def address_of(asked: GenerationRequest, identity: Identity, prompt_tokens: int)
         remote_engine_id=identity.engine_id,
         remote_block_ids=tuple(range(1, -(-prompt_tokens // BLOCK_TOKENS) + 1)),
         remote_host=identity.host,
-        remote_port=SIDE_CHANNEL_PORT,
+        remote_port=identity.port,
+        tp_size=identity.devices,
     )

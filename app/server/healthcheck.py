@@ -1,7 +1,8 @@
 """`python -m app.server.healthcheck`: status 0 when all ranks of the server here are healthy, else 1.
 
-For the container's health check: it finds port, ranks and TLS as the server does, in the environment and the
-YAML file. Flags of another process it cannot see.
+It finds port, ranks and TLS as a server would that is started here, in the environment and the YAML file.
+With `--running`, as the container's health check has it, it looks at the environment of the server that does
+run from this folder, in which its flags are, too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import ssl
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from urllib.request import urlopen
 
 from app.server.ranks import siblings
@@ -16,6 +19,10 @@ from config import ConfigError
 from config.loader import load
 
 PATIENCE_S = 2.0
+RUNNING = "--running"
+ROOT = Path(__file__).resolve().parents[2]
+APPLICATION = b"wsgi:app"
+"""Stands in the command line of every server of ours."""
 
 
 def is_healthy(url: str) -> bool:
@@ -28,10 +35,30 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def main() -> int:
+def environment_of_server(processes: Path = Path("/proc")) -> dict[str, str] | None:
+    """What the oldest server was started with that runs from this folder; None without one of ours."""
+    for number in sorted(int(entry.name) for entry in processes.iterdir() if entry.name.isdigit()):
+        process = processes / str(number)
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if APPLICATION in words and (process / "cwd").resolve() == ROOT:
+                return _variables((process / "environ").read_bytes())
+        except OSError:  # it has ended, or is somebody else's
+            continue
+    return None
+
+
+def _variables(block: bytes) -> dict[str, str]:
+    parts = (os.fsdecode(part).partition("=") for part in block.split(b"\0") if part)
+    return {name: text for name, _, text in parts}
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Exit status."""
+    if RUNNING in argv:
+        environ = environment_of_server() or environ
     try:
-        settings = load((), os.environ, warn=lambda text: None)
+        settings = load((), environ, warn=lambda text: None)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -42,4 +69,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -65,6 +65,8 @@ class Understudy:
         self._engine = engine
         self.middleware = middleware
         self._ids = ids or Random()
+        self.root_path = ""
+        """May stand in front of every path: where a proxy serves us."""
         self._families: dict[str, tuple[Route, ...]] = {}
         self.services: list[BackgroundService] = [StartedLater(self._load_flask)]
         """What lives as long as the worker does."""
@@ -91,7 +93,7 @@ class Understudy:
         """The Flask application. Who embeds it may add views and hooks."""
         from app.web.flask_application import FlaskApplication
 
-        flask = FlaskApplication(self.middleware, self.new_request_id)
+        flask = FlaskApplication(self.middleware, self.new_request_id, self.root_path)
         for name, routes in self._families.items():
             flask.add_routes(name, routes)
         return flask

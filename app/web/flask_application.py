@@ -41,12 +41,13 @@ class FlaskApplication(Flask):
     url_rule_class: type[Rule] = ExactRule
     session_interface = NoSessions()
 
-    def __init__(self, middleware: MiddlewareStack, new_id: Callable[[], str]) -> None:
-        """`new_id` makes the id of a request that has none."""
+    def __init__(self, middleware: MiddlewareStack, new_id: Callable[[], str], root_path: str = "") -> None:
+        """`new_id` makes the id of a request that has none; `root_path` may stand in front of every path."""
         super().__init__("app", static_folder=None)
         self.url_map.merge_slashes = False
         self.middleware = middleware
         self._new_id = new_id
+        self._root_path = root_path
         self.routes = RouteTable()
         self.register_error_handler(HTTPException, self._http_error)
         self.register_error_handler(Exception, self._error)
@@ -63,6 +64,8 @@ class FlaskApplication(Flask):
         if context is None:
             context = request.environ[CONTEXT] = context_of(request.environ)
         context.new_id = self._new_id
+        if self._root_path and context.path.startswith(f"{self._root_path}/"):
+            context.path = context.path.removeprefix(self._root_path)
         return DirectAdapter(self.url_map, self._static_rules, context.scheme, context.path, context.method)
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.api.admin import reports
 from app.api.kv import index as kv_index
+from app.api.openapi import routes as openapi
 from app.api.responder import ServerLoad
 from app.clock.clock import LiveClock
 from app.http.body import BodyLimits
@@ -46,6 +47,9 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     app.add_routes("memory", reports.memory_routes(app.caches))
     app.add_routes("health", reports.health_routes(ready, ServerLoad(False), settings.model.vllm_version))
     app.add_routes("metrics", reports.metrics_routes(Exposition([families], http)))
+    app.add_routes("root", openapi.root_routes(lambda: app.routes, {"plays": "an index of KV blocks"}))
+    if not settings.api.disable_fastapi_docs:
+        app.add_routes("openapi", openapi.document_routes(lambda: app.routes, "", settings.model.model))
     return app
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import About, Count, Duration, NotNegative, Section, not_above_share
+from config.declaration import About, Count, Duration, NotNegative, Port, Section, not_above_share
 
 
 class SchedulingSettings(Section, frozen=True, kw_only=True):
@@ -144,6 +144,17 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     evict_unloaded_adapters_first: Annotated[
         bool, About("Take the unused blocks of adapters that are not loaded before those of others.")
     ] = False
+    kv_side_channel_host: Annotated[
+        str,
+        About(
+            "remote_host in kv_transfer_params; pod-ip, or the host's name, when empty.",
+            env=("VLLM_NIXL_SIDE_CHANNEL_HOST",),
+        ),
+    ] = ""
+    kv_side_channel_port: Annotated[
+        Port,
+        About("remote_port in kv_transfer_params.", env=("VLLM_NIXL_SIDE_CHANNEL_PORT",)),
+    ] = 5600
     zmq_endpoint: Annotated[
         str,
         About(
@@ -166,7 +177,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
             "or those of llm-d-inference-sim."
         ),
     ] = "map"
-    kv_events_topic: Annotated[str, About("Topic of the events; kv@address:port@model when empty.")] = ""
+    kv_events_topic: Annotated[
+        str, About("Topic of the events, in which {address}, {port} and {model} are this server's.")
+    ] = "kv@{address}:{port}@{model}"
     kv_events_replay_endpoint: Annotated[
         str, About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere.")
     ] = ""

@@ -45,6 +45,13 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     image_emission_rate: Annotated[
         Percent, About("Chance of an image in a reply of an omni model.", unit="%", live=True)
     ] = 0
+    tensor_parallel_size: Annotated[
+        Count,
+        About(
+            "Devices that the model is split over, told in kv_transfer_params; one process plays them all.",
+            unit="devices",
+        ),
+    ] = 1
     vllm_version: Annotated[NonEmpty, About("What GET /version answers.")] = "0.32.0"
 
     @property

@@ -35,7 +35,8 @@ class LogSettings(Section, frozen=True, kw_only=True):
     """What is logged, and how."""
 
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error", "critical"], About("Least severe level that is logged.")
+        Literal["debug", "info", "warning", "error", "critical"],
+        About("Least severe level that is logged.", env=("VLLM_LOGGING_LEVEL",)),
     ] = "info"
     log_format: Annotated[Literal["text", "json"], About("Lines for people or JSON objects.")] = "text"
     access_log: Annotated[bool, About("Log a line for each request when its answer has been sent.")] = False

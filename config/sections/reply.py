@@ -87,6 +87,9 @@ class ToolSettings(Section, frozen=True, kw_only=True):
         Percent,
         About("Chance of one more call, asked again after each, up to one call a tool.", unit="%", live=True),
     ] = 45
+    enable_auto_tool_choice: Annotated[
+        bool, About("Let the model choose tools; off, tool_choice auto is refused as vLLM refuses it.")
+    ] = True
     skip_tool_validation: Annotated[
         bool, About("Take tools whose schema is wrong; what cannot be understood is left out.", live=True)
     ] = False

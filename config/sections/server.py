@@ -21,6 +21,9 @@ HostNames = Annotated[
     Meta(description="must only have ASCII host names and addresses"),
 ]
 """As certificates have them: names beyond ASCII in their xn-- form, addresses without brackets."""
+RootPath = Annotated[
+    str, Meta(pattern=r"\A(/[^/\s?#]+)*/?\Z", description="must be a path such as /models/one")
+]
 
 
 class ServerSettings(Section, frozen=True, kw_only=True):
@@ -42,6 +45,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         PositiveDuration, About("Time that a client may take no bytes before its stream is dropped.")
     ] = 60.0
     keep_alive_timeout: Annotated[Duration, About("How long an idle connection is kept open.")] = 75.0
+    root_path: Annotated[
+        RootPath, About("Path under which a proxy serves this server: requests may have it in front.")
+    ] = ""
     fast_path: Annotated[
         bool,
         About(
@@ -71,7 +77,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     pod_ip: Annotated[
         str,
         About(
-            "Address under which other servers reach this one; the host's name when empty.", env=("POD_IP",)
+            "Address under which other servers reach this one; the host's name when empty.",
+            env=("POD_IP", "VLLM_HOST_IP"),
         ),
     ] = ""
     pod_namespace: Annotated[

@@ -56,12 +56,14 @@ def test_help_and_version_end_with_status_0() -> None:
 
 
 def test_the_help_names_the_other_commands() -> None:
-    told = run("--help").stdout.splitlines()[-2:]
-    assert told == ["  python -m app dataset --help", "  python -m app fleet --help"]
+    told = run("--help").stdout.splitlines()[-3:]
+    assert told == [f"  python -m app {name} --help" for name in ("serve", "dataset", "fleet")]
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("argv", [["--help"], ["dataset", "--help"], ["fleet", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["serve", "--help"], ["dataset", "--help"], ["fleet", "--help"]]
+)
 def test_a_reader_that_goes_early_gets_no_traceback(argv: list[str], unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -1,10 +1,14 @@
 """What is written about the settings is made from them and is up to date."""
 
+import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from app.engine.timing import PerRequestTiming
 from config import VERSION
 from config.document import PAGE, render
 from config.flags import usage
@@ -33,10 +37,47 @@ def test_there_is_one_version() -> None:
     assert f"## [{VERSION}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One row of the measurement that an example's head tells."""
+
+    at_once: int
+    first_ms: float
+    between_ms: float
+
+
+def measurement(path: Path) -> list[Measured]:
+    rows = re.findall(r"(?m)^# +(\d+) \| +([\d.]+) \| +([\d.]+)$", path.read_text("utf-8"))
+    return [Measured(int(count), float(first), float(between)) for count, first, between in rows]
+
+
+def timing_of(path: Path, at_once: int) -> PerRequestTiming:
+    settings = load(["--config", str(path)], {})
+    slots = settings.scheduling.max_num_seqs
+    return PerRequestTiming(settings.latency, slots, lambda: at_once, Random(1))
+
+
+def test_there_are_examples() -> None:
+    assert {path.stem for path in EXAMPLES} >= {"8b-h100", "70b-2xh100", "small-l4"}
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_loads(path: Path) -> None:
-    assert load(["--config", str(path)], {}).latency.inter_token_latency > 0
-
-
-def test_the_profiles_are_there() -> None:
-    assert {path.stem for path in EXAMPLES} >= {"minimal", "8b-h100", "70b-tp8", "small-l40s"}
+def test_every_example_says_where_its_figures_are_from_and_keeps_to_them(path: Path) -> None:
+    """Times between tokens at every load; those to the first token of a request that is alone."""
+    text = path.read_text("utf-8")
+    assert re.search(r"(?m)^# Source: https://\S+$", text)
+    rows = measurement(path)
+    assert len(rows) >= 3
+    for row in rows:
+        timing = timing_of(path, row.at_once)
+        gaps = [timing.inter_token() for _ in range(400)]
+        assert 1000 * sum(gaps) / len(gaps) == pytest.approx(row.between_ms, rel=0.15)
+    prompt = (
+        int(found[1].replace(",", "")) if (found := re.search(r"# ([\d,]+) prompt tokens", text)) else 100
+    )
+    alone = timing_of(path, 1)
+    first = [alone.time_to_first_token(prompt) for _ in range(400)]
+    assert 1000 * sum(first) / len(first) == pytest.approx(rows[0].first_ms, rel=0.05)
+    settings = load(["--config", str(path)], {})
+    assert settings.scheduling.max_num_seqs == rows[-1].at_once
+    assert settings.model.max_model_len >= 8192

@@ -154,7 +154,7 @@ def test_yaml_syntaxes(yaml_file: Write, text: str, group: str, expected: Any) -
     [
         ["--enforce-eager"],
         ["--no-enable-prefix-caching"],
-        ["--tensor-parallel-size", "8"],
+        ["--tool-call-parser", "hermes"],
         ["--mm-processor-kwargs={}"],
         ["--ec_transfer_config", "{}"],
         ["--logtostderr", "true"],

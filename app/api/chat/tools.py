@@ -30,6 +30,8 @@ ANY_OBJECT: JsonObject = {
     "required": ["answer"],
 }
 """What `json_object` is filled with, which asks for no more than an object."""
+NO_CHOICE = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+"""By which clients find out that they have to do without."""
 CHECK, TOOL = 100, 2
 """Values that a tool counts as whose schema is compiled, or that is handed on."""
 
@@ -44,6 +46,8 @@ def tool_calls_of(
     choice, params = request.tool_choice, request.tools
     if not params or choice == "none":
         return None
+    if choice in (None, "auto") and not settings.enable_auto_tool_choice:
+        raise bad_request(NO_CHOICE)
     within, lenient = slices(), settings.skip_tool_validation
     if not lenient:
         _check_tools(params, settings.strict_tool_schemas, schemas, within)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
 from app.api.builder import Prompt
@@ -28,6 +29,7 @@ def routes(frontend: Frontend, enabled: bool) -> list[Route]:
     def gated(handle: Handler) -> Handler:
         """403 unless scale-out is enabled."""
 
+        @wraps(handle)
         def guarded(context: RequestContext) -> Response:
             if not enabled:
                 raise ApiError(403, "PermissionDeniedError", "This needs a server with --enable-scale-out.")

@@ -1,0 +1,44 @@
+"""What the container image runs: whatever vLLM's image takes as its command, and our own commands.
+
+--model X --port 8000           as vLLM's image, whose entry point is its server
+serve X --port 8000             the same; also with `vllm` or `python3 -m vllm...` in front
+gunicorn wsgi:app, sh, ...      programs are run as they are
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from app.cli import COMMANDS, main
+
+SERVE = "serve"
+MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
+"""What images and charts of earlier versions start."""
+
+
+def words_of(argv: Sequence[str]) -> list[str] | None:
+    """The words for `app.cli`; None for a program that is run as it is, or when there is nothing."""
+    words = list(argv)
+    if words[:1] == ["vllm"]:
+        words = words[1:] or ["--help"]
+    elif len(words) > 2 and words[0].startswith("python") and words[1] == "-m" and words[2] in MODULES:
+        words = words[3:]
+    elif not words or (words[0] not in COMMANDS and shutil.which(words[0])):
+        return None
+    return words if words[:1] and words[0] in COMMANDS else [SERVE, *words]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Exit status, or no return: what starts takes this process over."""
+    words = words_of(argv)
+    if words is not None:
+        return main(words)
+    program = list(argv) or ["gunicorn", "wsgi:app"]
+    os.execvp(program[0], program)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,277 @@
+"""What vLLM's options do here: which of our settings each of them sets, and what holds when it is not given.
+
+An option that has the name of a setting sets that; others are in `ACTS`. The rest changes nothing.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from config.settings import BY_NAME
+from config.sources import Flags
+from config.vllm.command_line import OBSOLETE, Line, Value
+from config.vllm.configs import KVEventsConfig, KVTransferConfig, ProfilerConfig, read_config
+from config.vllm.options import options
+
+Given = Mapping[str, Value]
+Values = Mapping[str, str | list[str]]
+
+MODEL = "Qwen/Qwen3-0.6B"
+CONTEXT_LENGTH = 32_768
+"""Tokens, of a model whose config.json is not here: many models of today have as many."""
+FULL_PROMPTS = 8
+"""Requests of the greatest length for which the KV cache has room."""
+DEFAULTS = {
+    "model": MODEL,
+    "enable-kvcache": "true",
+    "prefix-caching-hash-algo": "sha256",
+    "zmq-endpoint": "",
+    "event-flush-interval": "0",
+    "enable-sleep-mode": "false",
+    "enable-auto-tool-choice": "false",
+    "max-waiting-queue-length": "16384",
+    "max-request-body-size-mb": "32",
+}
+"""Where vLLM's defaults are not those of our settings. 0 as interval publishes events at every step."""
+MOST_RANKS = 8
+KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+"""Seconds, as a whole number."""
+_EXAMPLE = re.compile(r"(/vllm-workspace/)?examples/[\w./-]+\.jinja")
+"""A chat template that stands in vLLM's image."""
+
+
+class Meaning(Struct, frozen=True):
+    """What an option does here."""
+
+    told: str
+    act: Callable[[Given], Values]
+    """The settings that it sets, given the whole line."""
+
+
+def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
+    """Our settings for a vLLM command line. ConfigError for a value that vLLM would refuse.
+
+    Settings of ours that the line names are stronger than those that its options stand for.
+    """
+    values: dict[str, str | list[str]] = {}
+    names: dict[str, str] = {}
+    for name in (name for name in MEANINGS if _is_given(line.given, name)):
+        found = MEANINGS[name].act(line.given)
+        values |= found
+        names |= dict.fromkeys(found, name)
+    flags = line.flags
+    idle = sorted(name for name in line.given if name not in MEANINGS)
+    if idle:
+        flags.warnings.append("accepted, changes nothing here: " + ", ".join(f"--{name}" for name in idle))
+    flags.warnings += _remarks(line.given)
+    flags.names = {setting: name for setting, name in names.items() if setting not in flags.values}
+    flags.values = values | flags.values
+    flags.fallbacks = _fallbacks(flags.values, environ)
+    return flags
+
+
+def told() -> dict[str, str]:
+    """What each option does here, by name; those that are not in it change nothing."""
+    return {name: meaning.told for name, meaning in MEANINGS.items()}
+
+
+def _is_given(given: Given, name: str) -> bool:
+    return name in given and given[name] != ""
+
+
+def _fallbacks(values: Values, environ: Mapping[str, str]) -> dict[str, str]:
+    """Defaults as vLLM has them, for the model and the cache that are played."""
+    found = dict(DEFAULTS)
+    length = values.get("max-model-len") or str(_context_length(str(values.get("model", ""))))
+    size = int(str(values.get("block-size", "16")) or 16) or 1
+    found["max-model-len"] = str(length)
+    found["kv-cache-size"] = str(FULL_PROMPTS * -(-int(str(length)) // size) + 1)
+    if seconds := environ.get(KEEP_ALIVE):
+        found["keep-alive-timeout"] = f"{seconds}s"
+    return found
+
+
+def _context_length(folder: str) -> int:
+    """Tokens that a model in a local folder says it has room for."""
+    try:
+        config = json.loads(Path(folder, "config.json").read_text("utf-8")) if folder else {}
+        length = config.get("max_position_embeddings") or config.get("text_config", {}).get(
+            "max_position_embeddings"
+        )
+    except (OSError, ValueError, AttributeError):
+        length = None
+    return length if isinstance(length, int) and length > 0 else CONTEXT_LENGTH
+
+
+def _remarks(given: Given) -> list[str]:
+    """What a user may expect of the line, and does not get."""
+    remarks = []
+    if _ranks(given) > MOST_RANKS:
+        remarks.append(f"--data-parallel-size: {MOST_RANKS} ranks of {_ranks(given)} are played")
+    if _is_example(given):
+        remarks.append(f"--chat-template: {given['chat-template']} is not here, the tokenizer's own is used")
+    if _is_given(given, "otlp-traces-endpoint") and not _traces(given):
+        remarks.append(
+            "--otlp-traces-endpoint: spans are sent by HTTP only, to http://collector:4318/v1/traces"
+        )
+    return remarks
+
+
+def _same(setting: str, told: str = "") -> Meaning:
+    """An option whose value is the setting's; a switch, its list or its text."""
+
+    def act(given: Given) -> Values:
+        value = given[setting]
+        return {setting: "true" if value is True else "false" if value is False else value}
+
+    return Meaning(told or f"Setting `{setting}`: {BY_NAME[setting].help}", act)
+
+
+def _as(option: str, setting: str, told: str, words: Mapping[str, str] | None = None) -> Meaning:
+    """An option that is called otherwise here; `words` are its values that are called otherwise, too."""
+
+    def act(given: Given) -> Values:
+        text = str(given[option]).lower() if isinstance(given[option], bool) else str(given[option])
+        return {setting: (words or {}).get(text, text)}
+
+    return Meaning(f"Setting `{setting}`: {told}", act)
+
+
+def _length(given: Given) -> Values:
+    length = str(given["max-model-len"])
+    return {} if length == "-1" else {"max-model-len": length}
+
+
+def _ranks(given: Given) -> int:
+    return int(str(given.get("data-parallel-size", "1")))
+
+
+def _rank(given: Given) -> Values:
+    return {"data-parallel-rank": str(min(int(str(given["data-parallel-rank"])), MOST_RANKS - 1))}
+
+
+def _task(given: Given) -> Values:
+    """`--task` as it was before vLLM had a runner and a conversion."""
+    convert = str(given.get("convert", "auto"))
+    if convert in ("embed", "classify"):
+        return {"task": convert}
+    return {"task": "pooling"} if given.get("runner") == "pooling" else {}
+
+
+def _is_example(given: Given) -> bool:
+    path = str(given.get("chat-template", ""))
+    return bool(_EXAMPLE.fullmatch(path)) and not Path(path).exists()
+
+
+def _template(given: Given) -> Values:
+    return {} if _is_example(given) else {"chat-template": str(given["chat-template"])}
+
+
+def _traces(given: Given) -> Values:
+    url = str(given["otlp-traces-endpoint"])
+    return {"otlp-traces-endpoint": url} if url.startswith(("http://", "https://")) else {}
+
+
+def _events(given: Given) -> Values:
+    config = read_config("kv-events-config", str(given["kv-events-config"]), KVEventsConfig)
+    if not config.publishes:
+        return {"zmq-endpoint": ""}
+    return {
+        "zmq-endpoint": config.endpoint,
+        "kv-events-replay-endpoint": config.replay_endpoint or "",
+        "kv-events-replay-queue-size": str(config.buffer_steps),
+        "kv-events-topic": config.topic,
+    }
+
+
+def _transfer(given: Given) -> Values:
+    read_config("kv-transfer-config", str(given["kv-transfer-config"]), KVTransferConfig)
+    return {}
+
+
+def _profiler(given: Given) -> Values:
+    config = read_config("profiler-config", str(given["profiler-config"]), ProfilerConfig)
+    return {"profiling": "true" if config.profiler else "false"}
+
+
+def _server_log(given: Given) -> Values:
+    level = str(given["uvicorn-log-level"])
+    return {"log-level": "debug" if level == "trace" else level}
+
+
+_INVERSE = {"true": "false", "false": "true"}
+_SPECIAL = {
+    "model": _same("model", "Setting `model`: what is played; also given without a name, in front."),
+    "max-model-len": Meaning(
+        f"Setting `max-model-len`. Without it, or with `auto`, what the model's config.json says, if the "
+        f"model is a folder, else {CONTEXT_LENGTH:,} tokens.",
+        _length,
+    ),
+    "chat-template": Meaning(
+        "Setting `chat-template`. One of vLLM's `examples/` that is not here is told of and not used.",
+        _template,
+    ),
+    "data-parallel-size": Meaning(
+        f"Setting `data-parallel-size`: each rank has a port of its own; at most {MOST_RANKS} are played.",
+        lambda given: {"data-parallel-size": str(min(_ranks(given), MOST_RANKS))},
+    ),
+    "data-parallel-rank": Meaning("Setting `data-parallel-rank`: plays this one rank, on its port.", _rank),
+    "otlp-traces-endpoint": Meaning(
+        "Setting `otlp-traces-endpoint`: spans are sent by HTTP; another address than http:// is told of and "
+        "not used.",
+        _traces,
+    ),
+    "log-level": _as("log-level", "log-level", "least severe level that is logged.",
+                     {"NOTSET": "debug"}),
+}  # fmt: skip
+_OTHERS = {
+    "config": Meaning("YAML file with options, and with settings of Understudy's.", lambda given: {}),
+    "tokens-only": _as("tokens-only", "enable-scale-out", "opens the same routes."),
+    "uvicorn-log-level": Meaning("Setting `log-level`, where `log-level` is not given.", _server_log),
+    "disable-uvicorn-access-log": _as(
+        "disable-uvicorn-access-log",
+        "access-log",
+        "off. It is off here without it, too; --no-disable-uvicorn-access-log turns it on.",
+        _INVERSE,
+    ),
+    "enable-log-requests": _as("enable-log-requests", "log-http", "logs requests and whole answers."),
+    "num-gpu-blocks-override": _as(
+        "num-gpu-blocks-override",
+        "kv-cache-size",
+        f"blocks of the KV cache. Without it {FULL_PROMPTS} requests of the greatest length have room.",
+    ),
+    "enable-prefix-caching": _as(
+        "enable-prefix-caching", "enable-kvcache", "plays the prefix cache, as it is without it, too."
+    ),
+    "runner": Meaning("Setting `task`: `pooling` serves the pooling routes.", _task),
+    "convert": Meaning("Setting `task`: `embed` or `classify`.", _task),
+    "kv-events-config": Meaning(
+        "Settings `zmq-endpoint`, `kv-events-topic`, `kv-events-replay-endpoint` and "
+        "`kv-events-replay-queue-size`; without it nothing is published. `hwm` and `max_queue_size` are "
+        "checked only.",
+        _events,
+    ),
+    "kv-transfer-config": Meaning(
+        "Checked only: prefill and decode apart are always played, for requests that ask for it.", _transfer
+    ),
+    "profiler-config": Meaning("Setting `profiling`: on with a `profiler`.", _profiler),
+    "shutdown-timeout": Meaning(
+        "Setting `graceful-timeout`, in seconds.",
+        lambda given: {"graceful-timeout": f"{given['shutdown-timeout']}s"},
+    ),
+    "tool-call-parser": Meaning(
+        "Any name will do: calls are told as vLLM tells them when its parser has understood them.",
+        lambda given: {},
+    ),
+}
+MEANINGS: Mapping[str, Meaning] = (
+    {name: _OTHERS[name] for name in options() if name in _OTHERS}
+    | {name: _same(name) for name in options() if name in BY_NAME}
+    | _SPECIAL
+)
+"""By option. What stands later wins where two set the same."""
+NO_LONGER = frozenset(name for names in OBSOLETE.values() for name in names)

@@ -1,0 +1,320 @@
+"""vLLM's own command line: all options are known, what has a meaning acts, what is wrong is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config import ConfigError, Settings
+from config.loader import load, resolve
+from config.settings import BY_NAME
+from config.sources import Flags, as_environment
+from config.vllm.command_line import names_of, read
+from config.vllm.document import PAGE, WHY, render
+from config.vllm.meanings import CONTEXT_LENGTH, MEANINGS, NO_LONGER, settings_of
+from config.vllm.options import groups, options
+
+Write = Callable[[str], str]
+ISSUE = [
+    "org/model", "--gpu-memory-utilization", "0.9", "--dtype", "bfloat16", "--max-model-len", "8192",
+    "--max-num-batched-tokens", "2048", "--kv-events-config", '{"enable_kv_cache_events": true}',
+    "--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
+    "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--tensor-parallel-size", "4",
+]  # fmt: skip
+SHARED = Path(__file__).parents[3] / "shared" / "spec" / "vllm-serve-0.32.jsonl"
+
+
+def flags(*argv: str, environ: dict[str, str] | None = None) -> Flags:
+    return settings_of(read(argv), environ or {})
+
+
+def served(*argv: str, environ: dict[str, str] | None = None) -> Settings:
+    return resolve(flags(*argv, environ=environ), environ or {}, lambda text: None)
+
+
+def value(settings: Settings, name: str) -> Any:
+    return BY_NAME[name].value(settings)
+
+
+def refusal(*argv: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        served(*argv)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# What is known
+
+
+def test_the_line_of_a_real_deployment_is_taken_as_it_is() -> None:
+    settings = served(*ISSUE)
+    assert (settings.model.model, settings.model.max_model_len) == ("org/model", 8192)
+    assert settings.model.tensor_parallel_size == 4
+    assert settings.tools.enable_auto_tool_choice
+    assert settings.kvcache.zmq_endpoint == "tcp://*:5557"
+    told = flags(*ISSUE).warnings
+    assert told == [
+        "accepted, changes nothing here: --dtype, --gpu-memory-utilization, --max-num-batched-tokens"
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(options()))
+def test_every_option_is_taken_with_a_value_of_its_kind(name: str) -> None:
+    facts = options()[name]
+    values = {"text": "x", "int": "8", "float": "0.5", "JSON": "{}", "size": "4k", "size or auto": "auto"}
+    special = {"config": None, "ssl-keyfile": None, "ssl-certfile": None, "root-path": "/x"}
+    word = special.get(name, facts.choices[-1] if facts.choices else values.get(facts.kind, ""))
+    if word is None:
+        return
+    for form in names_of(name):
+        if form.startswith("--"):
+            served("m", form, *([] if facts.kind == "switch" else [word]))
+        elif facts.kind != "switch":
+            read(["m", form, word])
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.exists(), reason="needs what vLLM's parser was seen to know")
+def test_all_options_of_the_real_parser_are_known_with_their_choices() -> None:
+    seen = [json.loads(line) for line in SHARED.read_text().splitlines()]
+    for option in seen[1:]:
+        name = option["options"][0].removeprefix("--")
+        assert sorted(names_of(name)) == sorted(option["options"])
+        facts = options()[name]
+        assert (facts.kind == "switch") == (option["takes"] == "nothing")
+        assert facts.many == (option["takes"] == "values")
+        assert list(facts.choices) == [word for word in option.get("choices", ()) if word != "None"]
+    assert len(options()) == len(seen) - 1
+
+
+def test_the_page_is_not_stale_and_has_a_row_for_every_option() -> None:
+    page = PAGE.read_text("utf-8")
+    assert page == render(), "run: python -m config.vllm.document"
+    assert all(f"\n| `--{name}`" in page for name in options())
+    assert set(WHY) == set(groups())
+
+
+def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
+    assert set(BY_NAME) & set(options()) <= set(MEANINGS)
+    assert not NO_LONGER & set(options()) and not NO_LONGER & set(BY_NAME)
+
+
+# What acts
+
+
+@pytest.mark.parametrize(
+    ("argv", "name", "expected"),
+    [
+        (["--model", "a"], "model", "a"),
+        (["b", "--model", "a"], "model", "b"),
+        (["--port", "1", "b"], "model", "b"),
+        ([], "model", "Qwen/Qwen3-0.6B"),
+        (["m", "--max-model-len", "8k"], "max-model-len", 8000),
+        (["m", "--max-model-len", "8K"], "max-model-len", 8192),
+        (["m", "--max-model-len", "25.6k"], "max-model-len", 25600),
+        (["m", "--max_model_len=512"], "max-model-len", 512),
+        (["m", "--max-model-len", "auto"], "max-model-len", CONTEXT_LENGTH),
+        (["m", "--max-model-len", "-1"], "max-model-len", CONTEXT_LENGTH),
+        (["m", "--max-num-seq", "3"], "max-num-seqs", 3),
+        (["m", "--served-model-name", "a", "b", "--port", "1"], "served-model-name", ("a", "b")),
+        (["m", "--host", "None"], "host", "0.0.0.0"),
+        (["m", "--api-key", "k1", "k2"], "api-key", ("k1", "k2")),
+        (["m", "--allowed-origins", '["http://a", "http://b"]'], "allowed-origins", ("http://a", "http://b")),
+        (["m", "-tp", "2"], "tensor-parallel-size", 2),
+        (["m", "-dp", "4"], "data-parallel-size", 4),
+        (["m", "-dp", "16"], "data-parallel-size", 8),
+        (["m", "-dp", "16", "-dpn", "9"], "data-parallel-rank", 7),
+        (["m"], "enable-kvcache", True),
+        (["m", "--no-enable-prefix-caching"], "enable-kvcache", False),
+        (["m", "--num-gpu-blocks-override", "66"], "kv-cache-size", 66),
+        (["m", "--max-model-len", "64", "--block-size", "32"], "kv-cache-size", 17),
+        (["m"], "prefix-caching-hash-algo", "sha256"),
+        (["m", "--prefix-caching-hash-algo", "sha256_cbor"], "prefix-caching-hash-algo", "sha256_cbor"),
+        (["m"], "zmq-endpoint", ""),
+        (["m", "--kv-events-config", '{"publisher": "zmq"}'], "zmq-endpoint", ""),
+        (["m", "--kv-events-config.enable_kv_cache_events", "true"], "zmq-endpoint", "tcp://*:5557"),
+        (["m", "--kv-events-config.enable_kv_cache_events=True"], "kv-events-topic", ""),
+        (
+            ["m", "--kv_events_config.enable_kv_cache_events=1", "--kv-events-config.topic", "kv@"],
+            "kv-events-topic",
+            "kv@",
+        ),
+        (["m"], "enable-auto-tool-choice", False),
+        (["m", "--enable-auto-tool-choice"], "enable-auto-tool-choice", True),
+        (["m", "--reasoning-parser", "deepseek_r1"], "reasoning-parser", "deepseek_r1"),
+        (["m", "--runner", "pooling"], "task", "pooling"),
+        (["m", "--runner", "pooling", "--convert", "embed"], "task", "embed"),
+        (["m", "--task", "classify"], "task", "classify"),
+        (["m", "--lora-modules", "a=/a", '{"name": "b", "path": "/b"}'], "lora-modules",
+         ("a=/a", '{"name": "b", "path": "/b"}')),
+        (["m", "--uvicorn-log-level", "trace"], "log-level", "debug"),
+        (["m", "--log-level", "ERROR", "--uvicorn-log-level", "trace"], "log-level", "error"),
+        (["m", "--no-disable-uvicorn-access-log"], "access-log", True),
+        (["m", "--enable-log-requests"], "log-http", True),
+        (["m", "--shutdown-timeout", "7"], "graceful-timeout", 7.0),
+        (["m", "--profiler-config.profiler", "torch"], "profiling", True),
+        (["m", "--otlp-traces-endpoint", "grpc://jaeger:4317"], "otlp-traces-endpoint", None),
+        (["m", "--chat-template", "examples/tool_chat_template_hermes.jinja"], "chat-template", None),
+        (["m", "--time-to-first-token", "50ms"], "time-to-first-token", 0.05),
+        (["m", "--fast_path=false"], "fast-path", False),
+    ],
+)  # fmt: skip
+def test_what_has_a_meaning_acts(argv: list[str], name: str, expected: object) -> None:
+    assert value(served(*argv), name) == expected
+
+
+def test_what_is_expected_and_not_played_is_told() -> None:
+    told = flags(
+        "m", "-dp", "16", "--otlp-traces-endpoint", "grpc://a:4317", "--disable-log-requests"
+    ).warnings
+    assert told == [
+        "accepted, changes nothing here: --disable-log-requests",
+        "--data-parallel-size: 8 ranks of 16 are played",
+        "--otlp-traces-endpoint: spans are sent by HTTP only, to http://collector:4318/v1/traces",
+    ]
+    assert flags("m", "--port", "1").warnings == []
+
+
+def test_the_context_of_a_model_in_a_folder_is_its_own(tmp_path: Path) -> None:
+    assert served(str(tmp_path)).model.max_model_len == CONTEXT_LENGTH
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048}')
+    assert served(str(tmp_path)).model.max_model_len == 2048
+    (tmp_path / "config.json").write_text('{"text_config": {"max_position_embeddings": 96}}')
+    assert served(str(tmp_path)).model.max_model_len == 96
+    for odd in ("[]", "{", '{"text_config": 1}', '{"max_position_embeddings": "x"}'):
+        (tmp_path / "config.json").write_text(odd)
+        assert served(str(tmp_path)).model.max_model_len == CONTEXT_LENGTH
+
+
+# Where else values come from
+
+
+def test_a_variable_is_stronger_than_a_default_and_weaker_than_the_line() -> None:
+    environ = {"SIM_MODEL": "v", "SIM_ENABLE_KVCACHE": "false", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "5"}
+    environ |= {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_HOST_IP": "10.0.0.1", "VLLM_API_KEY": "k"}
+    settings = served("--seed", "1", environ=environ)
+    assert (settings.model.model, settings.kvcache.enable_kvcache) == ("v", False)
+    assert (settings.server.keep_alive_timeout, settings.server.pod_ip) == (5.0, "10.0.0.1")
+    assert (settings.log.log_level, settings.access.api_key) == ("debug", ("k",))
+    assert served("m", "--enable-prefix-caching", environ=environ).kvcache.enable_kvcache
+
+
+def test_the_server_that_is_started_has_the_same_settings() -> None:
+    said = flags(*ISSUE, "--api-key", "a,b")
+    settings = resolve(said, {}, lambda text: None)
+    assert load((), as_environment(said, settings, {})) == settings
+
+
+def test_a_file_is_weaker_than_the_line(yaml_file: Write) -> None:
+    text = """
+        model: f
+        port: 7
+        max_model_len: 8k
+        served-model-name: [a, b]
+        enforce-eager: true
+        headless: false
+        enable-prefix-caching: false
+        fast-path: false
+        kv-events-config: {enable_kv_cache_events: true, topic: t}
+        lora-modules: [{name: n, path: /n}, b=/b]
+        swap-space: null
+    """
+    file = yaml_file(text)
+    for argv in (["--config", file, "--port", "8"], [f"--config={file}", "--port", "8"]):
+        settings = served(*argv)
+        assert (settings.model.model, settings.server.port) == ("f", 8)
+        assert settings.model.served_names == ("a", "b")
+        assert (settings.model.max_model_len, settings.kvcache.kv_events_topic) == (8000, "t")
+        assert not settings.kvcache.enable_kvcache and not settings.server.fast_path
+    assert served("m", "--config", file).model.model == "m"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (
+            ["--gpu-memory-utilisation", "1"],
+            "unknown flag --gpu-memory-utilisation; did you mean --gpu-memory-",
+        ),
+        (["--time-to-first-tokn", "1"], "did you mean --time-to-first-token?"),
+        (["--dtype", "bf16"], "flag --dtype: 'bf16' must be one of auto, bfloat16, float, float16, float32"),
+        (["--max-num-seqs", "many"], "flag --max-num-seqs: 'many' must be a whole number"),
+        (["--max-num-seqs", "0"], "setting max-num-seqs: '0' (flag --max-num-seqs) must be at least 1"),
+        (["--num-gpu-blocks-override", "1"], "(flag --num-gpu-blocks-override) must be at least 2"),
+        (["--max-model-len", "8.5K"], "flag --max-model-len: '8.5K' cannot be a fraction of 2**10; 8.5k can"),
+        (
+            ["--max-model-len", "8kb"],
+            "flag --max-model-len: '8kb' must be a whole number, which may end in k",
+        ),
+        (["--gpu-memory-utilization", "x"], "flag --gpu-memory-utilization: 'x' must be a number"),
+        (["--hf-overrides"], "flag --hf-overrides needs a value"),
+        (["--compilation-config", "{"], "flag --compilation-config: '{' must be JSON"),
+        (["--kv-events-config", "[]"], "flag --kv-events-config: Expected `object`, got `array`"),
+        (["--kv-events-config", '{"topics": ""}'], "unknown field `topics`; did you mean topic?"),
+        (["--kv-transfer-config.kv_role", "both"], "flag --kv-transfer-config: Invalid enum value 'both'"),
+        (["--kv-events-config.topic"], "flag --kv-events-config.topic needs a value"),
+        (["--max-lora-rank", "3"], "flag --max-lora-rank: '3' must be one of 1, 8, 16"),
+        (["--enforce-eager=true"], "flag --enforce-eager takes no value"),
+        (["--max-n", "1"], "ambiguous option: --max-n could match --max-num-"),
+        (["two"], "unexpected argument 'two'"),
+        (["-tpp", "2"], "unexpected argument '-tpp'"),
+        (["--config"], "flag --config needs a value"),
+        (["--config", "/nowhere"], "YAML file /nowhere: cannot be read"),
+        (["--config", "/a", "--config=/b"], "flag --config: only one file can be given"),
+        (["--lora-modules"], "flag --lora-modules"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_one_line_that_names_it(argv: list[str], line: str) -> None:
+    assert line in refusal("m", *argv)
+
+
+def test_a_file_that_is_wrong_is_refused(yaml_file: Write) -> None:
+    assert "must be a mapping" in refusal("--config", yaml_file("[a]"))
+    assert "unknown flag --prot; did you mean --port?" in refusal("--config", yaml_file("prot: 1"))
+    assert "unknown flag --no-prot" in refusal("--config", yaml_file("prot: false"))
+
+
+# However it is written
+
+
+@given(st.integers(0, 10**9), st.sampled_from("kmgKMG"))
+def test_sizes_are_those_of_the_units(number: int, unit: str) -> None:
+    power = {"k": 1, "m": 2, "g": 3}[unit.lower()]
+    expected = number * (1000 if unit.islower() else 1024) ** power
+    assert options()["max-num-batched-tokens"].read(f"{number}{unit}") == str(expected)
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"\A[a-z_]{1,8}\Z"),
+        st.integers() | st.booleans() | st.lists(st.from_regex(r"\A[a-z]{1,5}\Z"), min_size=1),
+        min_size=1,
+    )
+)
+def test_dotted_names_are_the_same_as_json(fields: dict[str, Any]) -> None:
+    words = []
+    for name, field in fields.items():
+        plus = "+" if isinstance(field, list) else ""
+        text = ",".join(field) if isinstance(field, list) else json.dumps(field)
+        words += [f"--additional-config.{name}{plus}", text]
+    assert json.loads(str(read(["m", *words]).given["additional-config"])) == fields
+
+
+@given(
+    st.lists(st.text(max_size=12) | st.sampled_from([*MEANINGS]).map(lambda name: f"--{name}"), max_size=6)
+)
+def test_any_words_are_understood_or_refused_in_one_line(words: list[str]) -> None:
+    try:
+        served(*words)
+    except ConfigError as error:
+        assert "\n" not in str(error)

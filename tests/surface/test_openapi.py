@@ -1,0 +1,196 @@
+"""GET /openapi.json describes every route; what it promises is what is answered. GET / says what this is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from jsonschema import Draft202012Validator
+from werkzeug.test import TestResponse
+
+from app.api.openapi.operations import OPERATIONS
+from app.factory import create_app
+from app.web.application import Understudy
+from config import VERSION
+from config.loader import load
+from tests.needs import CLIENTS_PYTHON
+from tests.surface.conftest import served
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "generate": (
+        *("--server-dev-mode", "--profiling", "--enable-scale-out", "--allow-runtime-lora-updating"),
+        *("--kv-index", "--enable-kvcache", "--enable-responses-store", "--max-model-len", "512"),
+        *("--fake-metrics", '{"running-requests": 1}'),
+    ),
+    "pooling": ("--task", "pooling"),
+    "indexer": ("--role", "indexer", "--kv-index-bind", "tcp://127.0.0.1:0"),
+}
+NEEDS_MORE = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/v1/models/{model_id}")
+"""Need a path that exists; they are asked below."""
+ENDING = ("/admin/drain", "/sleep", "/pause")
+"""After them a server answers nothing more of interest."""
+
+
+@cache
+def application(kind: str) -> Understudy:
+    return create_app(load(["--seed", "1", "--force-dummy-tokenizer", *KINDS[kind]], {}))
+
+
+def document(client: FlaskClient) -> Any:
+    return client.get("/openapi.json").get_json()
+
+
+def operations(kind: str) -> Iterator[tuple[str, str, Any]]:
+    for path, methods in document(application(kind).test_client())["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def is_valid(value: Any, schema: Any, whole: Any) -> None:
+    Draft202012Validator({**schema, "components": whole["components"]}).validate(value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_route_is_described(kind: str) -> None:
+    served = {(method, route.path) for route in application(kind).routes for method in route.methods}
+    assert served - {("HEAD", "/openapi.json")} <= set(OPERATIONS), (
+        "add them to app/api/openapi/operations.py"
+    )
+    described = {(method, path) for method, path, _ in operations(kind)}
+    assert described == served - {("HEAD", "/openapi.json")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_document_is_whole(kind: str) -> None:
+    whole = document(application(kind).test_client())
+    assert (whole["openapi"], whole["info"]["version"]) == ("3.1.0", VERSION)
+    for schema in whole["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+    referred = set(json.dumps(whole).split("#/components/schemas/")[1:])
+    names = {text.partition('"')[0] for text in referred}
+    assert names == set(whole["components"]["schemas"])
+    ids = [operation["operationId"] for _, _, operation in operations(kind)]
+    assert len(set(ids)) == len(ids)
+    assert all(operation["summary"] for _, _, operation in operations(kind))
+
+
+def answer(client: FlaskClient, method: str, path: str) -> tuple[TestResponse, Any]:
+    operation = document(client)["paths"][path][method.lower()]
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
+    return client.open(path, method=method, json=body), operation
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [operation for operation in OPERATIONS if operation[1] not in NEEDS_MORE]
+)
+def test_every_example_is_taken_and_answered_as_it_is_described(method: str, path: str) -> None:
+    kinds = (kind for kind in KINDS if (method, path) in {told[:2] for told in operations(kind)})
+    app = application(next(kinds)) if path not in ENDING else create_app(load(["--server-dev-mode"], {}))
+    client = app.test_client()
+    if path == "/v1/unload_lora_adapter":
+        client.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "/sql"})
+    if path == "/v1/load_lora_adapter":
+        client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
+    told, operation = answer(client, method, path)
+    whole = document(client)
+    if "requestBody" in operation:
+        content = operation["requestBody"]["content"]["application/json"]
+        is_valid(content["example"], content["schema"], whole)
+    assert told.status_code < 300, told.text
+    described = operation["responses"][str(told.status_code)].get("content", {})
+    if told.data:
+        kind_of = told.headers["Content-Type"].partition(";")[0]
+        assert kind_of in described
+        if kind_of == "application/json":
+            is_valid(told.get_json(), described[kind_of]["schema"], whole)
+
+
+def test_a_kept_response_is_as_it_is_described() -> None:
+    client = application("generate").test_client()
+    whole = document(client)
+    made = client.post("/v1/responses", json={"input": "hello", "background": True}).get_json()
+    for method, path in (
+        ("get", "/v1/responses/{response_id}"),
+        ("post", "/v1/responses/{response_id}/cancel"),
+    ):
+        told = client.open(path.replace("{response_id}", made["id"]), method=method.upper())
+        described = whole["paths"][path][method]["responses"]["200"]["content"]["application/json"]["schema"]
+        if told.status_code == 200:
+            is_valid(told.get_json(), described, whole)
+        assert told.status_code == 200 or (method == "post" and told.status_code == 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": 1}),
+        ("/v1/chat/completions", {"model": "none", "messages": []}),
+        ("/v1/messages", {"messages": 1}),
+        ("/v1/messages", None),
+        ("/v1/responses", {"input": 1}),
+        ("/tokenize", {}),
+        ("/v1/load_lora_adapter", {"lora_name": ""}),
+    ],
+)
+def test_errors_are_as_they_are_described(path: str, body: object) -> None:
+    client = application("generate").test_client()
+    told = client.post(path, json=body) if body is not None else client.post(path)
+    assert 400 <= told.status_code < 500
+    whole = document(client)
+    described = whole["paths"][path]["post"]["responses"]["4XX"]["content"]["application/json"]["schema"]
+    is_valid(told.get_json(), described, whole)
+
+
+def test_nothing_is_described_where_documents_are_switched_off() -> None:
+    client = create_app(load(["--disable-fastapi-docs"], {})).test_client()
+    assert client.get("/openapi.json").status_code == 404
+    assert "openapi" not in client.get("/").get_json()
+
+
+def test_a_proxy_is_told_of() -> None:
+    client = create_app(load(["--root-path", "/models/one/"], {})).test_client()
+    assert document(client)["servers"] == [{"url": "/models/one"}]
+    assert client.get("/models/one/openapi.json").status_code == 200
+
+
+def test_the_head_alone_can_be_asked_for() -> None:
+    told = application("generate").test_client().head("/openapi.json")
+    assert (told.status_code, told.data) == (200, b"")
+    assert told.headers["Content-Type"] == "application/json"
+
+
+def test_the_root_says_what_this_is_and_where_to_look() -> None:
+    told = application("generate").test_client().get("/").get_json()
+    assert (told["name"], told["version"], told["plays"]) == ("understudy", VERSION, "vLLM 0.32.0")
+    assert told["models"] == ["understudy-tiny"]
+    assert {"GET /health", "POST /v1/chat/completions", "DELETE /admin/verdict"} <= set(told["routes"])
+    assert all(f"GET {told[name]}" in told["routes"] for name in ("openapi", "health", "metrics"))
+    indexer = application("indexer").test_client().get("/").get_json()
+    assert indexer["plays"] == "an index of KV blocks"
+    assert "POST /v1/chat/completions" not in indexer["routes"]
+
+
+@pytest.mark.clients
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_schemathesis_finds_nothing(kind: str) -> None:
+    """Its own cases for every route: no 5xx, no status, type or body that is not described."""
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    with served(*KINDS[kind]) as client:
+        done = subprocess.run(
+            [
+                str(CLIENTS_PYTHON.with_name("st")), "run", f"{client.server.url}/openapi.json",
+                "--checks", checks, "--phases", "examples,coverage,fuzzing", "--max-examples", "3",
+                "--seed", "1", "--continue-on-failure", "--no-color",
+                *(word for path in ENDING for word in ("--exclude-path", path)),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]

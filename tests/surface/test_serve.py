@@ -1,0 +1,121 @@
+"""A server that was started with vLLM's own command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import requests
+
+from app import entrypoint
+from app.cli import COMMANDS
+from tests.running_server import RunningServer, running_image
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+LINE = [
+    "--model", "org/model", "--served-model-name", "one", "two", "--gpu-memory-utilization", "0.9",
+    "--max-model-len", "1k", "--tensor-parallel-size", "4", "--root-path", "/models/one", "-cc.mode", "3",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def moved() -> Iterator[RunningServer]:
+    with running_image(*LINE, env={"VLLM_NIXL_SIDE_CHANNEL_PORT": "5700"}) as server:
+        yield server
+
+
+def test_the_line_decides(moved: RunningServer) -> None:
+    cards = requests.get(f"{moved.url}/v1/models", timeout=20).json()["data"]
+    assert [(card["id"], card["root"], card["max_model_len"]) for card in cards] == [
+        ("one", "org/model", 1000),
+        ("two", "org/model", 1000),
+    ]
+    told = "warning: accepted, changes nothing here: --compilation-config, --gpu-memory-utilization\n"
+    assert moved.log().count(told) == 1
+
+
+def test_the_prefix_cache_is_on_as_in_vllm(moved: RunningServer) -> None:
+    body = {"prompt": "word " * 100, "max_tokens": 1}
+    for _ in range(2):
+        assert requests.post(f"{moved.url}/v1/completions", json=body, timeout=20).ok
+    metrics = requests.get(f"{moved.url}/metrics", timeout=20).text
+    hits = next(line for line in metrics.splitlines() if line.startswith("vllm:prefix_cache_hits_total"))
+    assert float(hits.rpartition(" ")[2]) > 0
+
+
+def test_tools_are_chosen_only_where_that_is_switched_on(moved: RunningServer) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "max_tokens": 200}
+    for auto in ({}, {"tool_choice": "auto"}):
+        answer = requests.post(f"{moved.url}/v1/chat/completions", json=body | auto, timeout=20)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["type"] == "BadRequestError"
+        assert '"auto" tool choice requires --enable-auto-tool-choice' in error["message"]
+    for other in ("none", "required", {"type": "function", "function": {"name": "f"}}):
+        answer = requests.post(
+            f"{moved.url}/v1/chat/completions", json=body | {"tool_choice": other}, timeout=20
+        )
+        assert answer.status_code == 200, answer.text
+
+
+def test_the_other_side_of_a_prefill_is_told_what_a_real_server_would_tell(moved: RunningServer) -> None:
+    body = {"prompt": "hi", "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    told = requests.post(f"{moved.url}/v1/completions", json=body, timeout=20).json()["kv_transfer_params"]
+    assert (told["remote_port"], told["tp_size"]) == (5700, 4)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/models/one/v1/models", 200),
+        ("/v1/models", 200),
+        ("/models/one/nothing", 404),
+        ("/models/onev1/models", 404),
+        ("/models/one/models/one/v1/models", 404),
+    ],
+)
+def test_a_proxy_may_leave_its_path_in_front(moved: RunningServer, path: str, status: int) -> None:
+    assert requests.get(moved.url + path, timeout=20).status_code == status
+
+
+def test_keys_are_asked_for_below_the_path_of_a_proxy() -> None:
+    with running_image("m", "--root-path", "/x/", "--api-key", "k") as server:
+        for path in ("/v1/models", "/x/v1/models"):
+            assert requests.get(server.url + path, timeout=20).status_code == 401
+            headers = {"Authorization": "Bearer k"}
+            assert requests.get(server.url + path, headers=headers, timeout=20).status_code == 200
+        body = {"prompt": "hi", "max_tokens": 1}
+        assert requests.post(f"{server.url}/x/v1/completions", json=body, timeout=20).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--model", "m"], ["serve", "--model", "m"]),
+        (["m", "--port", "1"], ["serve", "m", "--port", "1"]),
+        (["serve", "m"], ["serve", "m"]),
+        (["vllm", "serve", "m"], ["serve", "m"]),
+        (["vllm"], ["serve", "--help"]),
+        (["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"], ["serve", "--model", "m"]),
+        (["fleet", "--pods", "3"], ["fleet", "--pods", "3"]),
+        (["gunicorn", "wsgi:app"], None),
+        (["sh", "-c", "vllm serve m"], None),
+        ([], None),
+    ],
+)
+def test_the_image_takes_what_the_image_of_vllm_takes(
+    words: list[str], expected: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"gunicorn", "sh", "python3"}
+    monkeypatch.setattr(entrypoint.shutil, "which", lambda name: name if name in known else None)
+    assert entrypoint.words_of(words) == expected
+    assert entrypoint.SERVE in COMMANDS
+
+
+def test_a_program_takes_the_entry_point_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execvp", lambda program, words: started.append([program, *words]))
+    for words in ([], ["sh", "-c", "true"]):
+        entrypoint.run(words)
+    assert started == [["gunicorn", "gunicorn", "wsgi:app"], ["sh", "sh", "-c", "true"]]
