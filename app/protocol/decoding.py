@@ -152,7 +152,11 @@ def _decoded(raw: Raw, hint: Hashable, within: Slices) -> object:
     element = _element(hint)
     if element is None or bytes(text).count(b",") > MOST_COMMAS:
         raise Misfit("", "something shorter")
-    return [_decoded(each, element, within) for each in _value_decoder(list[Raw]).decode(raw)]
+    rest, values = _value_decoder(list[Raw]).decode(raw), []
+    rest.reverse()
+    while rest:  # each goes as soon as its value is there
+        values.append(_decoded(rest.pop(), element, within))
+    return values
 
 
 @cache
