@@ -15,6 +15,7 @@ from app.components import Components, cache_config
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import EngineClient
 from app.engine.engine import Engine
+from app.engine.reply import Model
 from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
 from app.http.stream import WriteBatcher
@@ -28,7 +29,7 @@ from app.lora.adapters import LoRARegistry, LoRASlots
 from app.metrics.fake import FakeFamilies
 from app.protocol.validation.model import ModelLimits
 from app.simulated.corpus import Corpus, sample_sentences
-from app.simulated.model import SimulatedModel
+from app.simulated.model import Silent, SimulatedModel
 from config import ConfigError, Settings
 
 if TYPE_CHECKING:
@@ -58,8 +59,10 @@ def service_of(components: Components, cache: KVCacheManager | None) -> Engine:
     return engine
 
 
-def author_of(components: Components) -> SimulatedModel:
+def author_of(components: Components) -> Model:
     """Who writes the replies."""
+    if components.settings.model.task != "generate":
+        return Silent()
     model = SimulatedModel(
         components.settings,
         components.tokenizer,
