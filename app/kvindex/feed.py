@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 MOST_HELD, MOST_HELD_BYTES = 10_000, 32 << 20
 """Messages, and bytes of them, that wait for the end of a replay; with more it has failed."""
-MESSAGE_BYTES = 300
-"""What a message takes besides its payload."""
+MESSAGE_BYTES = 400
+"""What a message takes besides its payload, with a topic of usual length."""
 FEED_BYTES = 2500
 """What an engine's stream takes that needs no replay."""
 
@@ -46,7 +46,7 @@ class Message(Struct, frozen=True, gc=False):
     @property
     def size_bytes(self) -> int:
         """What it takes in memory."""
-        return len(self.payload) + len(self.topic or b"") + MESSAGE_BYTES
+        return len(self.payload) + MESSAGE_BYTES
 
 
 class Recovery:

@@ -263,24 +263,24 @@ class Subscriber:
             self._presence.forget(crowded_out)
 
     def _message(self, frames: Sequence[Frame], target: Target | None, peer: str | None) -> Message | None:
-        name, number, content = frames
-        topic = self._topic(name.bytes)
-        if topic is None and (target is None or len(name)):
+        name, number, content = frames[0].bytes, frames[1], frames[2]
+        topic = self._topic(name)
+        if topic is None and (target is None or name):
             return None
         pod = topic.pod if topic else ""
         model = topic.model if topic else None
-        host, replay = peer, None
+        replay, port, shared = None, self._settings.replay_port, False
         if target is not None:
             pod = target.pod or (topic.pod if topic and topic.standard else target.name)
             model = target.model or model
-            host, replay = target.host, target.replay
-        port = self._settings.replay_port if host and replay is None else None
-        if port is not None:
-            replay = f"tcp://{host}:{port}"
+            replay = target.replay
+        if port is not None and replay is None:
+            host = peer if target is None else target.host
+            replay, shared = (f"tcp://{host}:{port}", True) if host else (None, False)
         sequence = int.from_bytes(number.bytes, "big")
         payload = content.bytes if len(content) <= COPIED_BYTES else content.buffer
         model = model or self._settings.model
-        return Message(pod, model, sequence, payload, replay, port is not None, name.bytes)
+        return Message(pod, model, sequence, payload, replay, shared, name)
 
     def _topic(self, topic: bytes) -> Topic | None:
         known = self._topics.get(topic)
