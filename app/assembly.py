@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from app.api.admin.reports import Caches
@@ -14,6 +15,7 @@ from app.components import Components, cache_config
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import EngineClient
 from app.engine.engine import Engine
+from app.engine.reply import Model
 from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
 from app.http.stream import WriteBatcher
@@ -21,12 +23,13 @@ from app.kvcache.cache import KVCache
 from app.kvcache.endpoints import PublisherSettings, of_rank
 from app.kvcache.hashing import PART_BLOCKS, BlockHasher
 from app.kvcache.memo import Bounded
+from app.kvcache.prompt import Adapter
 from app.kvcache.residency import Residency
-from app.lora.adapters import LoRASlots
+from app.lora.adapters import LoRARegistry, LoRASlots
 from app.metrics.fake import FakeFamilies
 from app.protocol.validation.model import ModelLimits
 from app.simulated.corpus import Corpus, sample_sentences
-from app.simulated.model import SimulatedModel
+from app.simulated.model import Silent, SimulatedModel
 from config import ConfigError, Settings
 
 if TYPE_CHECKING:
@@ -56,8 +59,10 @@ def service_of(components: Components, cache: KVCacheManager | None) -> Engine:
     return engine
 
 
-def author_of(components: Components) -> SimulatedModel:
+def author_of(components: Components) -> Model:
     """Who writes the replies."""
+    if components.settings.model.task != "generate":
+        return Silent()
     model = SimulatedModel(
         components.settings,
         components.tokenizer,
@@ -174,7 +179,12 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
     if at.evict_unloaded_adapters_first:
         components.adapters.watch(cache.load_adapter, cache.unload_adapter)
     publish = None if publisher is None else publisher.put
-    return KVCacheManager(cache, components.recorder, components.adapters.path, publish)
+    return KVCacheManager(cache, components.recorder, partial(_adapter, components.adapters), publish)
+
+
+def _adapter(adapters: LoRARegistry, name: str) -> Adapter:
+    """An adapter as hashes and events name it."""
+    return Adapter(name, adapters.path(name), adapters.number(name))
 
 
 def caches_of(

@@ -11,9 +11,11 @@ import gc
 import sys
 import time
 import tracemalloc
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,20 +24,17 @@ from cachetools import LRUCache
 from app.kvcache.events import BlockStored, EventBatch
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend, weigh_bytes
+from benchmarks.kv_checkout import MEASURES, SHAPES, key_calls, measured, per_s
 from benchmarks.kv_ingest import blocks_per_s, into_index, into_naive
 from benchmarks.kv_naive import BLOCK, MODEL, Fleet, Naive
-from benchmarks.options import parser
+from benchmarks.options import add_other, parser
 from benchmarks.processes import collect_as_a_worker
 from benchmarks.report import number, ratio, show, show_machine
 from benchmarks.rounds import interleaved
 
 NAIVE, OURS, KEYS = "dict of sets, cbor2", "index", "index, keys are known"
-SHAPES = {
-    "1 x 64 blocks": (1, 64),
-    "4 x 16 blocks": (4, 16),
-    "16 x 4 blocks": (16, 4),
-    "16 x 1 block": (16, 1),
-}
+PACKED = ", packed ids"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,9 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     show_machine()
     collect_as_a_worker()
+    if options.other is not None:
+        _show_checkouts(options)
+    _show_keys(options)
     _show_scores(options)
     _show_ingest(options)
     _show_memory(options)
@@ -62,7 +64,35 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags.add_argument("--pods", type=int, default=100, help="pods that hold prompts")
     flags.add_argument("--tokens", type=int, default=8192, help="tokens of the prompt that is scored")
     flags.add_argument("--blocks", type=int, default=100_000, help="blocks that are published in a round")
+    add_other(flags)
     return flags.parse_args(argv)
+
+
+def _show_checkouts(options: argparse.Namespace) -> None:
+    """This checkout and another one, in turns, each measure in a process of its own."""
+    other: Path = options.other.resolve()
+    rows = []
+    for measure in MEASURES:
+
+        def rate(root: Path, measure: str = measure) -> Rate:
+            return Rate(measured(root, measure, options.tokens, options.blocks, options.pods))
+
+        seen = interleaved((other, ROOT), options.rounds, rate)
+        before, now = (max(rate.per_s for rate in rates) for rates in seen.values())
+        rows.append((measure, number(before, 0), number(now, 0), ratio(now, before)))
+    title = f"Against another checkout: prompts of {options.tokens:,} tokens, or blocks, a second"
+    show(title, ("what", other.name, OURS, "ratio"), rows)
+
+
+def _show_keys(options: argparse.Namespace) -> None:
+    fleet, naive, index = Fleet(), Naive(), Index(MemoryBackend())
+    prompt = fleet.tokens(options.tokens // BLOCK)
+    asked: dict[str, Callable[[], object]] = {NAIVE: lambda: list(naive.keys(prompt, naive.root))}
+    asked |= key_calls(lambda ids: index.block_keys(MODEL, ids), prompt[:])
+    packed = key_calls(lambda ids: index.block_keys(MODEL, ids), array("I", prompt))
+    asked |= {measure + PACKED: call for measure, call in packed.items()}
+    rounds = interleaved(asked, options.rounds, lambda how: Rate(per_s(asked[how])))
+    _show_rates(f"Request keys of a prompt of {options.tokens:,} tokens", "prompts/s", rounds, NAIVE)
 
 
 def _show_scores(options: argparse.Namespace) -> None:
@@ -83,17 +113,9 @@ def _show_scores(options: argparse.Namespace) -> None:
         OURS: lambda: index.score(MODEL, prompt),
         KEYS: lambda: index.score(MODEL, keys=keys),
     }
-    rounds = interleaved(asked, options.rounds, lambda how: Rate(_calls_per_s(asked[how])))
+    rounds = interleaved(asked, options.rounds, lambda how: Rate(per_s(asked[how])))
     title = f"Scores of a prompt of {options.tokens:,} tokens over {options.pods} pods that share it"
     _show_rates(title, "requests/s", rounds, NAIVE)
-
-
-def _calls_per_s(call: Callable[[], object], least_s: float = 0.3) -> float:
-    began, calls = time.process_time(), 0
-    while time.process_time() - began < least_s:
-        call()
-        calls += 1
-    return calls / (time.process_time() - began)
 
 
 def _show_ingest(options: argparse.Namespace) -> None:

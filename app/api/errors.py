@@ -32,6 +32,7 @@ ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingPr
         engine.QueueFull: too_many,
         engine.KVCacheFull: retryable,
         engine.PromptExceedsCache: bad_request,
+        engine.Aborted: unavailable,
         engine.SchemaUnsatisfiable: bad_request,
         engine.InvalidSleepLevel: partial(bad_request, param="level"),
         engine.UnknownWakeTags: partial(bad_request, param="tags"),

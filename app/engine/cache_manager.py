@@ -17,18 +17,18 @@ Publish = Callable[[Sequence[KVEvent]], None]
 
 
 class KVCacheManager:
-    """One engine's cache. `path_of` tells where an adapter came from, `publish` takes a step's events."""
+    """One engine's cache. `adapter_of` knows adapters by name, `publish` takes a step's events."""
 
     def __init__(
         self,
         cache: KVCache,
         recorder: Recorder,
-        path_of: Callable[[str], str],
+        adapter_of: Callable[[str], Adapter],
         publish: Publish | None = None,
     ) -> None:
         self.cache = cache
         self.recorder = recorder
-        self._path_of = path_of
+        self._adapter_of = adapter_of
         self._publish = publish
         self._numbers = count()
 
@@ -50,7 +50,7 @@ class KVCacheManager:
         if not self.cache.fits_ever(tokens):
             raise PromptExceedsCache(tokens, self.cache.capacity * self.cache.block_size)
         name = request.adapter
-        adapter = None if name is None else Adapter(name, self._path_of(name))
+        adapter = None if name is None else self._adapter_of(name)
         media = [Placeholder(*item) for item in request.media]
         prompt = self.cache.prompt(request.prompt_ids, adapter, request.cache_salt, media)
         for _ in prompt.hashing():

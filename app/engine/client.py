@@ -56,6 +56,9 @@ class EngineClient(Protocol):
     def check_admission(self, sequences: int) -> None:
         """As `check_accepting`; also QueueFull when neither slots nor the waiting queue hold so many more."""
 
+    def room(self, adapter: str | None = None) -> int:
+        """How many sequences could be admitted now: slots and waiting queue hold so many more."""
+
     def submit(self, requests: Sequence[EngineRequest], emit: Emit) -> Handle:
         """Run `requests`, the choices of one request; some outputs may come before this returns.
 

@@ -102,9 +102,16 @@ class Engine:
     def check_admission(self, sequences: int, adapter: str | None = None) -> None:
         """As `check_accepting`; also QueueFull when neither slots nor the waiting queue hold so many more."""
         self.check_accepting(sequences)
-        free, waiting = self.executor.free(adapter), self.executor.waiting
-        if sequences > free + self._max_waiting - waiting:
-            raise QueueFull(waiting)
+        if sequences > self._free(adapter):
+            raise QueueFull(self.executor.waiting)
+
+    def room(self, adapter: str | None = None) -> int:
+        """See `EngineClient.room`."""
+        most, room = self._max_unfinished, self._free(adapter)
+        return room if most is None else min(room, most - self.running - self.waiting)
+
+    def _free(self, adapter: str | None) -> int:
+        return self.executor.free(adapter) + self._max_waiting - self.executor.waiting
 
     def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Submission:
         """Run `requests`, the choices of one request; some outputs may come before this returns.

@@ -47,6 +47,13 @@ class PromptExceedsCache(EngineError):
         super().__init__(f"The prompt of {tokens} tokens exceeds the KV cache of {most} tokens.")
 
 
+class Aborted(EngineError):
+    """An operator has ended the request, and there is no part of an answer that could be given."""
+
+    def __init__(self) -> None:
+        super().__init__("The request was aborted by the server.")
+
+
 class SchemaUnsatisfiable(EngineError):
     """No reply has the form that the request wants."""
 

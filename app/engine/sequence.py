@@ -63,6 +63,7 @@ class Sequence:
         "_due_s",
         "_emit",
         "_ended",
+        "_fetched_tokens",
         "_first_s",
         "_holds_slot",
         "_ids",
@@ -108,7 +109,7 @@ class Sequence:
         self._take_token: TakeToken | None = None
         self._ended = ended
         self._queued = self._holds_slot = self._begun = False
-        self._position = self._cached_tokens = 0
+        self._position = self._cached_tokens = self._fetched_tokens = 0
         self._scheduled_s: float | None = None
         self._first_s: float | None = None
         self._due_s = self._last_s = 0.0
@@ -168,6 +169,8 @@ class Sequence:
             self._part_end, self._part = 0, None
             self._due_s = at_s
             return
+        if request.remote_prefill:
+            self._fetched_tokens = prompt_tokens - self._cached_tokens
         self._due_s = at_s + self._runtime.timing.time_to_first_token(
             prompt_tokens, self._cached_tokens, request.remote_prefill
         )
@@ -306,7 +309,10 @@ class Sequence:
         self._first_s = at_s
         recorder, request = self._runtime.recorder, self.request
         ttft_s, prompt_tokens = at_s - request.arrival_s, len(request.prompt_ids)
-        recorder.prefilled(ttft_s, prompt_tokens, self._cached_tokens, at_s, min(tokens, 1))
+        cached_tokens = self._cached_tokens + self._fetched_tokens
+        if self._fetched_tokens:
+            recorder.fetched(self._fetched_tokens, at_s - (self._scheduled_s or at_s))
+        recorder.prefilled(ttft_s, prompt_tokens, cached_tokens, at_s, min(tokens, 1))
         if tokens > 1:
             recorder.decoded(tokens - 1, 0.0, at_s)
 
@@ -318,23 +324,21 @@ class Sequence:
         if self._blocks is not None:
             self._release(self._blocks)
         runtime, request, now_s = self._runtime, self.request, self._runtime.clock.now()
-        scheduled_s = self._scheduled_s
         if self._queued:
             self._queued = False
             runtime.recorder.waiting(-1, self.adapter)
-        elif scheduled_s is not None:
+        elif self._scheduled_s is not None:
             runtime.recorder.running(-1, self.adapter)
         self.over = True
         self._take_token = None
-        if scheduled_s is None:
-            scheduled_s = now_s
+        scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
         first_s = scheduled_s if self._first_s is None else self._first_s
         choices, longest = self._ended(self)
         row = FinishedSequence(
             reason,
             prompt_tokens=len(request.prompt_ids),
             generation_tokens=self.tokens,
-            cached_tokens=self._cached_tokens,
+            cached_tokens=self._cached_tokens + self._fetched_tokens,
             max_tokens=request.max_tokens,
             queue_s=scheduled_s - request.arrival_s,
             prefill_s=first_s - scheduled_s,

@@ -13,11 +13,12 @@ from msgspec import Struct
 
 from app.kvindex.backend import BackendUnavailable, Steps, with_pauses
 from app.kvindex.batches import Unreadable, decode_whole, decoding
-from app.kvindex.feed import FEED_BYTES, Feed, Message, Stream
+from app.kvindex.feed import FEED_BYTES, Feed, Message
 from app.kvindex.holders import Source
 from app.kvindex.index import Index
 from app.kvindex.keys import fnv1a_32
 from app.kvindex.replay_client import Replays
+from app.kvindex.stream import Stream
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +219,7 @@ class Shard:
         elif feed is None:
             known = self._index.backend.position(source)
             stream = Stream() if known is None else Stream(known.sequence, known.ts)
-            feed = self._feeds[source] = Feed(self._index, stream, self._replays, self._wall)
+            feed = self._feeds[source] = Feed(self._index, source, stream, self._replays, self._wall)
             self._by_pod.setdefault(source.pod, {})[source] = feed
         return feed
 

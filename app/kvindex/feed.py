@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from enum import Enum, auto
 
 import zmq
 from msgspec import Struct
 
+from app.kvcache.endpoints import of_rank
 from app.kvindex.backend import Steps
 from app.kvindex.batches import Batch, Unreadable, decoding
+from app.kvindex.holders import Source
 from app.kvindex.index import Index
 from app.kvindex.replay_client import Replay, Replayed, Replays
 from app.kvindex.scanning import Data
+from app.kvindex.stream import Stream, Verdict
 
-REMEMBERED = 64
-"""Latest batches that are known again when they come twice, or late."""
+log = logging.getLogger(__name__)
+
 MOST_HELD, MOST_HELD_BYTES = 10_000, 32 << 20
 """Messages, and bytes of them, that wait for the end of a replay; with more it has failed."""
-MESSAGE_BYTES = 300
-"""What a message takes besides its payload."""
+MESSAGE_BYTES = 400
+"""What a message takes besides its payload, with a topic of usual length."""
 FEED_BYTES = 2500
 """What an engine's stream takes that needs no replay."""
-_MISSING = float("nan")
 
 
 class Message(Struct, frozen=True, gc=False):
-    """What a pod has published, and where it can be asked for what came before."""
+    """What a pod has published, and where it can be asked for what came before.
+
+    With `per_rank`, `replay` is the address of its rank 0. `topic` is None for one that came over no socket.
+    """
 
     pod: str
     model: str
     sequence: int
     payload: Data
     replay: str | None = None
+    per_rank: bool = False
+    topic: bytes | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -43,94 +49,17 @@ class Message(Struct, frozen=True, gc=False):
         return len(self.payload) + MESSAGE_BYTES
 
 
-class Verdict(Enum):
-    """What the number of a batch says."""
-
-    FIRST = auto()
-    """Nothing came before it from here: apply it, and ask for what was before."""
-    NEXT = auto()
-    """Apply it."""
-    GAP = auto()
-    """Some are missing before it."""
-    LATE = auto()
-    """It was missing and came after all: apply it."""
-    DUPLICATE = auto()
-    """It was applied: leave it."""
-    RESTART = auto()
-    """The engine began anew: forget what it had, then apply it."""
-
-
-class Stream:
-    """The batches of one data parallel rank of a pod, told apart by number and time of publication.
-
-    A number at or below the last one is a batch that came before if its time is the same, or if it was part
-    of a replay; it was missing if its number was skipped. Otherwise the engine counts anew.
-    """
-
-    def __init__(self, applied: int | None = None, last_ts: float = 0.0) -> None:
-        """`applied` and `last_ts` are those of a batch that somebody has applied before."""
-        self.applied = applied
-        """The highest number that was applied."""
-        self.received = -1
-        """The highest number that came by itself, not in a replay."""
-        self.last_ts = last_ts
-        self._recent = array("d")
-
-    def judge(self, sequence: int, ts: float) -> Verdict:
-        """What to do with a batch that came by itself."""
-        if self.applied is None:
-            return Verdict.FIRST
-        ahead = sequence - self.applied
-        if ahead > 0:
-            return Verdict.NEXT if ahead == 1 else Verdict.GAP
-        if -ahead < len(self._recent):
-            known = self._recent[ahead - 1]
-            if known == ts:
-                return Verdict.DUPLICATE
-            if known != known:
-                return Verdict.LATE
-        if self.received < sequence and ts <= self.last_ts:
-            return Verdict.DUPLICATE
-        return Verdict.RESTART
-
-    def missing(self, sequence: int) -> int:
-        """How many numbers are missing before this one."""
-        return 0 if self.applied is None else max(0, sequence - self.applied - 1)
-
-    def apply(self, sequence: int, ts: float, replayed: bool = False) -> None:
-        """The batch has been applied; numbers between the last one and it are missing."""
-        if self.applied is None or sequence > self.applied:
-            skipped = 0 if self.applied is None else sequence - self.applied - 1
-            self._recent.extend([_MISSING] * min(skipped, REMEMBERED))
-            self._recent.append(ts)
-            del self._recent[:-REMEMBERED]
-            self.applied = sequence
-        elif self.applied - sequence < len(self._recent):
-            self._recent[sequence - self.applied - 1] = ts
-        if not replayed:
-            self.received = max(self.received, sequence)
-        self.last_ts = max(self.last_ts, ts)
-
-    def restart(self) -> None:
-        """The engine counts anew."""
-        self.applied, self.received, self.last_ts = None, -1, 0.0
-        del self._recent[:]
-
-    def skip(self, sequence: int) -> None:
-        """A message with this number came, but nothing can be done with it."""
-        if self.applied is not None and sequence == self.applied + 1:
-            self.apply(sequence, self.last_ts)
-
-
 class Recovery:
     """A replay that an engine's messages wait for: what arrives meanwhile is held back behind it.
 
-    `wanted` is the first number to ask for, `asked` the last one that was.
+    `wanted` is the first number to ask for, `asked` the last one that was. `foreign` is an answer of somebody
+    else. `doubtful` is one of which nothing tells so far: no topic, nor the message itself that asked.
     """
 
     def __init__(self, replays: Replays, wanted: int) -> None:
         self.wanted: int | None = wanted
         self.asked: int | None = None
+        self.foreign = self.doubtful = False
         self.replay: Replay | None = None
         self.replayed: deque[Replayed] = deque()
         self.held: deque[tuple[Message, float]] = deque()
@@ -144,6 +73,17 @@ class Recovery:
         replays = self._replays
         too_much = len(self.held) > MOST_HELD or self._bytes > MOST_HELD_BYTES
         return too_much or replays.size_bytes > replays.limit_bytes
+
+    def check(self, replayed: Replayed) -> None:
+        """Whether this batch tells whose answer it is."""
+        message, _ = self.held[0]
+        if replayed.topic and message.topic:
+            self.foreign = replayed.topic != message.topic
+        elif replayed.sequence == message.sequence:
+            self.foreign = replayed.payload != message.payload
+            self.doubtful = self.foreign and self.doubtful
+        elif replayed.sequence < message.sequence and message.topic is not None:
+            self.doubtful = True
 
     def hold(self, message: Message, ts: float) -> None:
         self.held.append((message, ts))
@@ -180,6 +120,7 @@ class Feed:
     def __init__(
         self,
         index: Index,
+        source: Source,
         stream: Stream,
         replays: Replays,
         wall: Callable[[], float] = time.time,
@@ -187,9 +128,12 @@ class Feed:
         self.stream = stream
         self.lag_s = 0.0
         """From publication to application of the latest batch, by the clocks of both sides."""
+        self._source = source
         self._index, self._replays, self._wall = index, replays, wall
         self._recovery: Recovery | None = None
         self._cool_until = float("-inf")
+        self._stranger: str | None = None
+        """An address at which somebody else answers."""
         self._restarting = False
 
     @property
@@ -224,10 +168,12 @@ class Feed:
             self._ask(recovery, now)
         if recovery.replay is not None:
             recovery.replayed.extend(recovery.replay.step(now))
-        while recovery.replayed:
+        while recovery.replayed and not recovery.foreign:
             applied += yield from self._apply_replayed(recovery, recovery.replayed[0])
             recovery.replayed.popleft()
-        if recovery.replay is not None and (recovery.replay.state != "running" or recovery.full):
+        if recovery.replay is not None and (
+            recovery.foreign or recovery.full or recovery.replay.state != "running"
+        ):
             self._end(recovery, recovery.replay.state == "complete", now)
         while recovery.replay is None and recovery.wanted is None and recovery.held:
             applied += yield from self._go_through(recovery, now)
@@ -241,7 +187,7 @@ class Feed:
         recovery = self._recovery
         if recovery is not None:
             recovery.stop()
-            recovery.wanted = 0 if recovery.held[0][0].replay is not None else None
+            recovery.wanted = 0 if self._address(recovery.held[0][0]) is not None else None
 
     def close(self) -> None:
         if self._recovery is not None:
@@ -250,15 +196,30 @@ class Feed:
 
     def _begin_anew(self) -> None:
         self._index.metrics.restarted()
+        self._stranger = None
+        self._forget_engine()
+
+    def _forget_engine(self) -> None:
+        """With the next batch, all that was applied so far is no more."""
         self.stream.restart()
         self._restarting = True
 
     def _can_ask(self, message: Message, now: float) -> bool:
-        return message.replay is not None and self._replays.possible and now >= self._cool_until
+        return self._address(message) is not None and self._replays.possible and now >= self._cool_until
+
+    def _address(self, message: Message) -> str | None:
+        """Where this engine answers replays; None if nobody knows, or if it is somebody else who does."""
+        address, rank = message.replay, self._source.rank
+        if address is not None and message.per_rank and rank:
+            try:
+                address = of_rank(address, rank) if rank > 0 else None
+            except ValueError:
+                return None
+        return None if address == self._stranger else address
 
     def _ask(self, recovery: Recovery, now: float) -> None:
         """Begin the replay that is wanted, unless too many run."""
-        endpoint, wanted = recovery.held[0][0].replay, recovery.wanted
+        endpoint, wanted = self._address(recovery.held[0][0]), recovery.wanted
         assert endpoint is not None and wanted is not None
         try:
             recovery.replay = self._replays.begin(endpoint, wanted, now)
@@ -269,10 +230,24 @@ class Feed:
 
     def _end(self, recovery: Recovery, complete: bool, now: float) -> None:
         recovery.stop()
+        if recovery.foreign or complete and recovery.doubtful:
+            self._refuse(recovery)
+            complete = False
         if complete:
             self._index.metrics.replayed("complete")
         else:
             self._failed(recovery, now)
+
+    def _refuse(self, recovery: Recovery) -> None:
+        """Somebody else has answered: nothing of it stays, and nobody asks there again."""
+        self._index.losses.message("foreign_replay")
+        self._stranger = self._address(recovery.held[0][0])
+        log.warning(
+            "KV events: %s is not the replay address of %s, or not of its rank %d; it is asked no more",
+            *(self._stranger, self._source.pod, self._source.rank),
+        )
+        if recovery.doubtful:
+            self._forget_engine()
 
     def _failed(self, recovery: Recovery, now: float) -> None:
         self._index.metrics.replayed("failed")
@@ -280,7 +255,9 @@ class Feed:
         self._cool_until = now + self._replays.limits.cool_down_s
 
     def _apply_replayed(self, recovery: Recovery, replayed: Replayed) -> Steps[int]:
-        if self.stream.applied is not None and replayed.sequence <= self.stream.applied:
+        recovery.check(replayed)
+        known = self.stream.applied is not None and replayed.sequence <= self.stream.applied
+        if recovery.foreign or known:
             return 0
         message, _ = recovery.held[0]
         try:
@@ -288,6 +265,9 @@ class Feed:
         except Unreadable:
             self._index.losses.message("unreadable")
             self.stream.skip(replayed.sequence)
+            return 0
+        if batch.rank != self._source.rank:
+            recovery.foreign = True
             return 0
         again = Message(message.pod, message.model, replayed.sequence, replayed.payload)
         yield from self._apply(again, batch, replayed=True)

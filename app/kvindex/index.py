@@ -13,17 +13,12 @@ from app.kvcache.memo import Bounded
 from app.kvcache.prompt import Placeholder
 from app.kvindex.backend import Backend, Outcome, Size, Stamp, Steps, at_once
 from app.kvindex.batches import Batch, batch_of
+from app.kvindex.beginnings import Beginnings
 from app.kvindex.decoding import field_losses
+from app.kvindex.features import Features, granularities, requested_features
 from app.kvindex.holders import Source, TooManyHolders
 from app.kvindex.ingest import Ingest
-from app.kvindex.keys import (
-    DEFAULT_GENERATION,
-    Features,
-    Generation,
-    granularities,
-    request_keys,
-    requested_features,
-)
+from app.kvindex.keys import DEFAULT_GENERATION, Generation, request_keys
 from app.kvindex.metrics import IndexMetrics, Losses
 from app.kvindex.scorer import PodScore, Weights, score_prefixes
 
@@ -59,12 +54,17 @@ class Index:
         self.metrics = IndexMetrics(reasons=field_losses())
         self._keys = request_keys(settings.generation, settings.block_size, settings.seed)
         self._ingest = Ingest(backend, self._keys)
+        self._beginnings = Beginnings(self._keys)
         self._clock = clock
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
         """What is remembered beside the backend, by name."""
-        return {"index tails": self._ingest.stores.tails, "index key roots": self._keys.roots}
+        return {
+            "index tails": self._ingest.stores.tails,
+            "index key roots": self._keys.roots,
+            "index keys": self._beginnings.parts,
+        }
 
     def ingest(
         self,
@@ -194,6 +194,8 @@ class Index:
         full = len(tokens) // size
         features: Sequence[Features] | None = requested_features(full, size, media, salt, granularity)
         parent, keys = self._keys.root(lora or model), list[int]()
+        if features is None:
+            return self._beginnings.keys(parent, tokens)
         if full <= most:
             return self._keys.keys(parent, tokens[: full * size], features)
         for start in range(0, full, most):

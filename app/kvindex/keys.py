@@ -7,11 +7,7 @@ They are those of llm-d (kv-cache specification, section 1.5) and cover seed, mo
 | D | llm-d-kv-cache 0.5 and later | FNV-1a of 64 bits over CBOR |
 | E | llm-d-router with `xxh64` | XXH64 over packed numbers |
 
-E is the fast one: it costs about as much as a dictionary lookup, so nothing of it is remembered.
-
-Features are what tells apart blocks of equal tokens. Engines publish them and requests state them, both in
-the same order: the images that a block touches, then, in the first block of a prompt, the salt. An adapter is
-not among them: its name stands in place of the model's.
+E is the fast one: a block costs about as much as a dictionary lookup.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol, TypeAlias, get_args
 
 from xxhash import xxh64_intdigest
@@ -27,16 +23,20 @@ from xxhash import xxh64_intdigest
 from app.kvcache import cbor
 from app.kvcache.hashing import Chain, Extra, all_low64
 from app.kvcache.memo import Memo
-from app.kvcache.prompt import Placeholder
+from app.kvindex.features import Features
 
 Generation: TypeAlias = Literal["D", "E"]
 GENERATIONS: tuple[Generation, ...] = get_args(Generation)
 DEFAULT_GENERATION: Generation = "E"
 
-Features: TypeAlias = tuple[str, ...] | None
-"""Identifiers of images and a salt, in the order of the prompt."""
-
 ROOTS_BYTES = 1 << 18
+KEY_BYTES, TOKEN_BYTES = 8, 4
+TOKENS_A_KEY = KEY_BYTES // TOKEN_BYTES
+LITTLE_ENDIAN = sys.byteorder == "little"
+LINK_BLOCKS = 64
+"""Blocks that are hashed in place at a time."""
+LEAST_LINKED = 8
+"""Fewer are packed one by one: a link has to be found for them."""
 _OFFSET_64, _PRIME_64 = 14695981039346656037, 1099511628211
 _OFFSET_32, _PRIME_32 = 2166136261, 16777619
 
@@ -75,15 +75,46 @@ def request_keys(generation: Generation, block_size: int, seed: str = "") -> Req
     raise ValueError(f"unknown generation of block keys {generation}")
 
 
+class Link:
+    """Memory for a chain of blocks, so that none is copied: each one's key is written in front of the next.
+
+    There are the last tokens of the block itself, which has been hashed by then.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        self._words = array("Q", bytes(KEY_BYTES + LINK_BLOCKS * block_bytes))
+        self._bytes = memoryview(self._words).cast("B")
+        self._step = block_bytes // KEY_BYTES
+        self._links = [
+            ((number + 1) * self._step, self._bytes[start : start + KEY_BYTES + block_bytes])
+            for number, start in enumerate(range(0, LINK_BLOCKS * block_bytes, block_bytes))
+        ]
+        """For each block: where its key goes, and what is hashed for it."""
+
+    def keys(self, parent: int, data: bytes, blocks: int) -> list[int]:
+        """Those of at most `LINK_BLOCKS` blocks behind a key."""
+        words, digest, step = self._words, xxh64_intdigest, self._step
+        self._bytes[KEY_BYTES : KEY_BYTES + len(data)] = data
+        words[0] = parent
+        for place, block in self._links[:blocks]:
+            words[place] = digest(block)
+        return words[step : blocks * step + 1 : step].tolist()
+
+
 class Xxh64Keys:
-    """Generation E, in one pass over the packed tokens: parent, token ids, and texts with their lengths."""
+    """Generation E: parent, token ids, and texts with their lengths, packed."""
 
     slice_blocks = 1024
 
     def __init__(self, block_size: int, seed: str = "") -> None:
         self.block_size = block_size
+        self._links: list[Link] = []
+        """Those that nobody uses now: threads may share this."""
+        self._linked = LEAST_LINKED * block_size if LITTLE_ENDIAN and block_size % TOKENS_A_KEY == 0 else 0
+        """So many tokens or more are hashed in place; 0 if none are."""
         self._block = struct.Struct(f"{4 * block_size}s")
         self._link = struct.Struct(f"<Q{4 * block_size}s")
+        self._whole = struct.Struct(f"<Q{block_size}I")
         self._seed = xxh64_intdigest(seed.encode()).to_bytes(8, "little")
         self.roots: Memo[str, int] = Memo(ROOTS_BYTES)
 
@@ -97,13 +128,36 @@ class Xxh64Keys:
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        data, pack, digest = packed_ids(tokens), self._link.pack, xxh64_intdigest
+        if features is None and len(tokens) == self.block_size:
+            return [self._single(parent, tokens)]
+        packed, pack, digest = packed_ids(tokens), self._link.pack, xxh64_intdigest
+        data = packed.tobytes() if LITTLE_ENDIAN else swapped(packed)
+        if features is None and self._linked and len(packed) >= self._linked:
+            return self._in_place(parent, data)
         rest = len(data) % self._block.size
         blocks = self._block.iter_unpack(data[:-rest] if rest else data)
         if features is None:
             return [parent := digest(pack(parent, block)) for (block,) in blocks]
         both = zip(blocks, features, strict=True)
         return [parent := digest(pack(parent, block) + _sized(texts or ())) for (block,), texts in both]
+
+    def _single(self, parent: int, tokens: Sequence[int]) -> int:
+        """The key of one block: engines announce those of replies one by one."""
+        try:
+            return xxh64_intdigest(self._whole.pack(parent, *tokens))
+        except struct.error:
+            raise ValueError("a token id is not a number of 32 bits") from None
+
+    def _in_place(self, parent: int, data: bytes) -> list[int]:
+        link = self._links.pop() if self._links else Link(self._block.size)
+        size = self._block.size
+        count = len(data) // size
+        keys = link.keys(parent, data[: LINK_BLOCKS * size], min(count, LINK_BLOCKS))
+        while (done := len(keys)) < count:
+            blocks = min(count - done, LINK_BLOCKS)
+            keys += link.keys(keys[-1], data[done * size : (done + blocks) * size], blocks)
+        self._links.append(link)
+        return keys
 
 
 class FnvKeys:
@@ -142,16 +196,26 @@ class FnvKeys:
         return hashes
 
 
-def packed_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as 32-bit numbers, little-endian. ValueError for one that is none."""
+def packed_ids(ids: Sequence[int]) -> array[int]:
+    """Token ids as numbers of 32 bits; an array of them stays as it is. ValueError for one that is none."""
     packed = array("I")
     try:
-        packed.fromlist(ids if isinstance(ids, list) else list(ids))
+        if type(ids) is list:
+            packed.fromlist(ids)
+        elif isinstance(ids, array) and ids.typecode == "I":
+            return ids
+        else:
+            packed.fromlist(list(ids))
     except (OverflowError, TypeError):
         raise ValueError("a token id is not a number of 32 bits") from None
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return packed
+
+
+def swapped(packed: array[int]) -> bytes:
+    """The numbers with their bytes in the other order."""
+    other = packed[:]
+    other.byteswap()
+    return other.tobytes()
 
 
 def fnv1a_64(data: bytes) -> int:
@@ -176,69 +240,3 @@ def _sized(texts: Sequence[str]) -> bytes:
         data = text.encode(errors="surrogatepass")
         parts.append(len(data).to_bytes(8, "little") + data)
     return b"".join(parts)
-
-
-def published_features(
-    extra_keys: Sequence[Sequence[object] | None] | None, adapter: str | None
-) -> list[Features] | None:
-    """The features of an event's blocks; None if there are none.
-
-    `extra_keys` holds per block a list of the adapter's name, identifiers (bare, or with an offset), the
-    salt, or digests. vLLM up to 0.18 publishes identifiers bare, so that nothing tells them from a salt.
-    """
-    if not extra_keys or not any(extra_keys):
-        return None
-    features = [_of_block(keys or (), adapter) for keys in extra_keys]
-    return features if any(features) else None
-
-
-def _of_block(keys: Sequence[object], adapter: str | None) -> Features:
-    texts = [text for key in keys if (text := _text(key)) is not None]
-    if adapter is not None and keys and keys[0] == adapter:
-        del texts[0]
-    return tuple(dict.fromkeys(texts)) or None
-
-
-def _text(key: object) -> str | None:
-    if isinstance(key, list) and key:
-        key = key[0]
-    if isinstance(key, bytes):
-        return key.hex()
-    return key if isinstance(key, str) else None
-
-
-def requested_features(
-    blocks: int, block_size: int, media: Sequence[Placeholder], salt: str | None, engine_block_size: int
-) -> list[Features] | None:
-    """The features of the first `blocks` blocks of a prompt, as engines with such blocks publish them."""
-    if not media and not salt:
-        return None
-    engine_blocks = -(-blocks * block_size // engine_block_size)
-    texts: list[list[str]] = [[] for _ in range(engine_blocks)]
-    for item in sorted(media, key=lambda item: item.offset):
-        touched = item.blocks(engine_block_size)
-        for block in range(max(0, touched.start), min(touched.stop, engine_blocks)):
-            texts[block].append(item.identifier)
-    if salt and texts:
-        texts[0].append(salt)
-    placed = ((block * engine_block_size, tuple(own)) for block, own in enumerate(texts))
-    folded = fold_features(placed, blocks, block_size)
-    return folded if any(folded) else None
-
-
-def fold_features(placed: Iterable[tuple[int, Features]], blocks: int, block_size: int) -> list[Features]:
-    """The features of `blocks` blocks of the index, from those of an engine's blocks.
-
-    Each of these, given with the token at which it begins, gives its own to the block in which that is.
-    """
-    texts: list[dict[str, None]] = [{} for _ in range(blocks)]
-    for start, features in placed:
-        if features and 0 <= start < blocks * block_size:
-            texts[start // block_size].update(dict.fromkeys(features))
-    return [tuple(block) or None for block in texts]
-
-
-def granularities(engine_block_sizes: Collection[int], block_size: int) -> set[int]:
-    """The block sizes at which a request with features has to be keyed to meet all of these engines."""
-    sizes = {block_size if block_size % size == 0 else size for size in engine_block_sizes}
-    return sizes or {block_size}

@@ -22,6 +22,7 @@ MessageLoss: TypeAlias = Literal[
     "unreadable",
     "duplicate",
     "gap",
+    "foreign_replay",
     "too_many_pods",
     "failed",
 ]
@@ -29,7 +30,8 @@ MessageLoss: TypeAlias = Literal[
 
 `bad_frames`: not three frames, or a sequence number that is not 8 bytes. `bad_topic`: names no pod.
 `too_large`: more bytes than allowed. `unreadable`: its payload is no batch. `duplicate`: it was applied
-before. `gap`: never received (counted in messages), and not replayed. `too_many_pods`: of one pod too many.
+before. `gap`: never received (counted in messages), and not replayed. `foreign_replay`: a replay that another
+pod or rank has answered, all of which is left. `too_many_pods`: of one pod too many.
 `failed`: an error of the index itself, which is logged.
 """
 

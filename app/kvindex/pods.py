@@ -20,9 +20,10 @@ Resolve = Callable[[str], Sequence[str]]
 
 
 class Target(Struct, frozen=True):
-    """A publisher's address, that of its replay socket, and name and model where topics do not tell them.
+    """A publisher's address, that of its own replay socket, and name and model where topics do not tell them.
 
-    Without a name the pod is called by host and port of `endpoint`.
+    Without a `replay` it may be asked at a port that all have in common. Without a name the pod is called by
+    host and port of `endpoint`.
     """
 
     endpoint: str
@@ -34,6 +35,30 @@ class Target(Struct, frozen=True):
     def name(self) -> str:
         return self.pod or self.endpoint.rpartition("://")[2]
 
+    @property
+    def host(self) -> str | None:
+        """Where it runs; None if it has no address of IP."""
+        return host_of(self.endpoint) if self.endpoint.startswith("tcp://") else None
+
+    def at(self, address: str) -> Target:
+        """The same at one of the addresses of its host, also for replays if the same host answers them."""
+        replay = self.replay
+        if replay is not None and host_of(replay) in (self.host, ANY_HOST):
+            replay = _moved(replay, address)
+        return Target(_moved(self.endpoint, address), replay, self.pod, self.model)
+
+
+ANY_HOST = "*"
+
+
+def host_of(endpoint: str) -> str:
+    """The host in a tcp address, as it is written there."""
+    return endpoint.rpartition("://")[2].rpartition(":")[0]
+
+
+def _moved(endpoint: str, address: str) -> str:
+    return f"tcp://{f'[{address}]' if ':' in address else address}:{endpoint.rpartition(':')[2]}"
+
 
 class TargetSource(Protocol):
     """Something that knows targets."""
@@ -42,10 +67,10 @@ class TargetSource(Protocol):
         """The targets of now; those of before when they cannot be told."""
 
 
-def parse_target(text: str, replay_port: int | None = None) -> Target:
+def parse_target(text: str) -> Target:
     """`tcp://host:port`, then options after semicolons: `replay=tcp://host:port`, `pod=name`, `model=name`.
 
-    With a `replay_port` the same host is asked for replays there. ValueError for anything else.
+    ValueError for anything else.
     """
     endpoint, *options = text.strip().split(";")
     if "://" not in endpoint:
@@ -59,8 +84,6 @@ def parse_target(text: str, replay_port: int | None = None) -> Target:
         known[name] = value
     if "replay" in known:
         _check_endpoint(known["replay"])
-    elif replay_port and endpoint.startswith("tcp://"):
-        known["replay"] = f"{endpoint.rpartition(':')[0]}:{replay_port}"
     return Target(endpoint, known.get("replay"), known.get("pod"), known.get("model"))
 
 
@@ -85,8 +108,8 @@ class FileTargets:
     Lines that are no target are left out and logged; without the file the last list stays.
     """
 
-    def __init__(self, path: Path, replay_port: int | None = None) -> None:
-        self._path, self._replay_port = path, replay_port
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._seen: tuple[int, int, int] | None = None
         self._targets: list[Target] = []
 
@@ -109,7 +132,7 @@ class FileTargets:
             entry = line.partition("#")[0].strip()
             try:
                 if entry:
-                    targets.append(parse_target(entry, self._replay_port))
+                    targets.append(parse_target(entry))
             except ValueError as error:
                 log.warning("KV event sources: line %d of %s is left out: %s", number, self._path, error)
         return targets
@@ -127,44 +150,45 @@ def resolve_host(host: str) -> Sequence[str]:
 
 
 class DnsTargets:
-    """Every address of a host name, such as that of a headless service, with the same port."""
+    """Every address of a host name, such as that of a headless service, with the same port and options."""
 
-    def __init__(
-        self, host: str, port: int, replay_port: int | None = None, resolve: Resolve = resolve_host
-    ) -> None:
-        self._host, self._port, self._replay_port = host, port, replay_port
-        self._resolve = resolve
+    def __init__(self, target: Target, resolve: Resolve = resolve_host) -> None:
+        """`target` names the host."""
+        self._target, self._resolve = target, resolve
         self._addresses: Sequence[str] = ()
-        self._failing = False
+        self._complaint = ""
 
     def targets(self) -> Sequence[Target]:
+        complaint = ""
         try:
-            self._addresses = self._resolve(self._host)
-            self._failing = False
+            self._addresses = self._resolve(self._target.host or "")
         except OSError as error:
-            if not self._failing:
-                log.warning("KV event sources: nobody knows %s, the last list stays: %s", self._host, error)
-            self._failing = True
-        return [self._target(f"[{each}]" if ":" in each else each) for each in self._addresses]
+            complaint = f"nobody can tell the addresses of {self._target.host}, the last ones stay: {error}"
+        else:
+            if not self._addresses:
+                complaint = f"{self._target.host} has no addresses, or nobody knows it"
+            elif self._target.pod and len(self._addresses) > 1:
+                complaint = f"{self._target.host} is several pods, all of them called {self._target.pod}"
+        if complaint and complaint != self._complaint:
+            log.warning("KV event sources: %s", complaint)
+        self._complaint = complaint
+        return [self._target.at(address) for address in self._addresses]
 
-    def _target(self, address: str) -> Target:
-        replay = f"tcp://{address}:{self._replay_port}" if self._replay_port else None
-        return Target(f"tcp://{address}:{self._port}", replay)
 
+def target_sources(entries: Sequence[str]) -> list[TargetSource]:
+    """The sources that a list names: targets, `file:path`, and `dns://` for all addresses of a name.
 
-def target_sources(entries: Sequence[str], replay_port: int | None = None) -> list[TargetSource]:
-    """The sources that a list names: targets, `file:path` and `dns://host:port`. ValueError for others."""
+    ValueError for others.
+    """
     fixed: list[Target] = []
     sources: list[TargetSource] = []
     for entry in entries:
         if entry.startswith("file:"):
-            sources.append(FileTargets(Path(entry.removeprefix("file:").removeprefix("//")), replay_port))
+            sources.append(FileTargets(Path(entry.removeprefix("file:").removeprefix("//"))))
         elif entry.startswith("dns://"):
-            _check_endpoint(entry.replace("dns://", "tcp://"))
-            host, _, port = entry.removeprefix("dns://").rpartition(":")
-            sources.append(DnsTargets(host, int(port), replay_port))
+            sources.append(DnsTargets(parse_target(f"tcp://{entry.removeprefix('dns://')}")))
         else:
-            fixed.append(parse_target(entry, replay_port))
+            fixed.append(parse_target(entry))
     return [FixedTargets(fixed), *sources] if fixed else sources
 
 

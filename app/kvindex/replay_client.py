@@ -18,10 +18,11 @@ State = Literal["running", "complete", "failed"]
 
 
 class Replayed(NamedTuple):
-    """A batch that was published before."""
+    """A batch that was published before; without a topic from a vLLM up to 0.25."""
 
     sequence: int
     payload: bytes
+    topic: bytes = b""
 
 
 class ReplayLimits(Struct, frozen=True, kw_only=True):
@@ -83,13 +84,13 @@ class Replay:
         self._socket.close(linger=0)
 
     def _take(self, frames: list[bytes], batches: list[Replayed]) -> None:
-        """vLLM up to 0.25 answers without the topic."""
         if len(frames) not in (3, 4) or frames[0] or len(frames[-2]) != len(END):
             return
         if frames[-2] == END:
             self.state = "complete"
         else:
-            batches.append(Replayed(int.from_bytes(frames[-2], "big"), frames[-1]))
+            topic = frames[1] if len(frames) == 4 else b""
+            batches.append(Replayed(int.from_bytes(frames[-2], "big"), frames[-1], topic))
 
 
 class Replays:

@@ -108,7 +108,7 @@ class KvIndex:
         """ValueError for settings that cannot be."""
         self._further_caches = caches
         self._settings, self._now, self._wall = settings, now, wall
-        self._sources = target_sources(settings.targets, settings.subscriber.replay_port)
+        self._sources = target_sources(settings.targets)
         self.index = Index(open_backend(settings), settings.index)
         self.tokenization = Tokenization(find, settings.tokenization, self.index.metrics)
         self._context: Context | None = None

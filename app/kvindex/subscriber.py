@@ -18,7 +18,16 @@ from app.kvcache.sockets import address_of
 from app.kvindex.event_pool import Pool
 from app.kvindex.feed import Message
 from app.kvindex.metrics import Losses
-from app.kvindex.pods import PREFIX, Presence, Target, TargetSource, Topic, parse_topic
+from app.kvindex.pods import (
+    PREFIX,
+    Presence,
+    Resolve,
+    Target,
+    TargetSource,
+    Topic,
+    parse_topic,
+    resolve_host,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +50,9 @@ _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 class SubscriberSettings(Struct, frozen=True, kw_only=True):
     """`bind` is an address that pods connect to; None only connects to targets.
 
-    `topic` is the prefix of topics to receive. `replay_port` is where pods that connect to us answer replays,
-    rank 0 of them. Messages above `most_bytes` end their connection.
+    `topic` is the prefix of topics to receive. `replay_port` is where rank 0 of a pod answers replays, and
+    rank 1 one port above, unless its target has an address for them. Messages above `most_bytes` end their
+    connection.
     """
 
     bind: str | None = "tcp://*:5557"
@@ -82,7 +92,9 @@ class Subscriber:
         context: Context,
         settings: SubscriberSettings = SubscriberSettings(),  # noqa: B008 (immutable)
         sources: Sequence[TargetSource] = (),
+        resolve: Resolve = resolve_host,
     ) -> None:
+        self._resolve = resolve
         self._pool, self._losses = pool, losses
         self._context, self._settings, self._sources = context, settings, sources
         self._presence = Presence(settings.grace_s)
@@ -202,6 +214,15 @@ class Subscriber:
             self._lines[target] = self._line(target.endpoint, target, "")
         except zmq.ZMQError as error:
             log.warning("KV event sources: no connection to %s: %s", target.endpoint, error)
+            return
+        if not self._is_known(target.host):  # ZMQ asks for it again and again, and says nothing
+            log.warning("KV event sources: nobody knows the host of %s, trying on", target.endpoint)
+
+    def _is_known(self, host: str | None) -> bool:
+        try:
+            return host is None or bool(self._resolve(host.strip("[]")))
+        except OSError:
+            return False
 
     def _read_some(self, lines: Sequence[Line], now: float) -> int:
         """Read from these sockets, another one first every time; how many messages."""
@@ -242,20 +263,24 @@ class Subscriber:
             self._presence.forget(crowded_out)
 
     def _message(self, frames: Sequence[Frame], target: Target | None, peer: str | None) -> Message | None:
-        name, number, content = frames
-        topic = self._topic(name.bytes)
-        if topic is None and (target is None or len(name)):
+        name, number, content = frames[0].bytes, frames[1], frames[2]
+        topic = self._topic(name)
+        if topic is None and (target is None or name):
             return None
         pod = topic.pod if topic else ""
         model = topic.model if topic else None
-        replay = f"tcp://{peer}:{self._settings.replay_port}" if peer and self._settings.replay_port else None
+        replay, port, shared = None, self._settings.replay_port, False
         if target is not None:
             pod = target.pod or (topic.pod if topic and topic.standard else target.name)
             model = target.model or model
             replay = target.replay
+        if port is not None and replay is None:
+            host = peer if target is None else target.host
+            replay, shared = (f"tcp://{host}:{port}", True) if host else (None, False)
         sequence = int.from_bytes(number.bytes, "big")
         payload = content.bytes if len(content) <= COPIED_BYTES else content.buffer
-        return Message(pod, model or self._settings.model, sequence, payload, replay)
+        model = model or self._settings.model
+        return Message(pod, model, sequence, payload, replay, shared, name)
 
     def _topic(self, topic: bytes) -> Topic | None:
         known = self._topics.get(topic)

@@ -189,9 +189,9 @@ class BlockTable:
         segment = self._open
         if len(segment.blocks) + len(keys) > SEGMENT_BLOCKS or segment.weight >= self._grain:
             segment = self._open = Segment({})
-        blocks, segment_of = segment.blocks, self._segment_of
+        segment_of = self._segment_of
+        segment.blocks.update(dict.fromkeys(keys, copies))
         for key in keys:
-            blocks[key] = copies
             segment_of[key & PLACE][key] = segment
         self._grow(segment, self.weigh(copies) * len(keys))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from sys import getsizeof
 
 import msgspec
@@ -35,10 +36,11 @@ class AdapterNotFound(AdapterError):
 
 
 class Adapter(Struct, frozen=True):
-    """One adapter; `path` is where it came from, or its name."""
+    """One adapter; `path` is where it came from, or its name, `id` its number in the engine."""
 
     name: str
     path: str
+    id: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -49,13 +51,16 @@ class Adapter(Struct, frozen=True):
 class LoRARegistry:
     """Loaded adapters by name, in order of loading.
 
-    At most `most` of them, if that is given, and never more than `limit_bytes` of memory: what the adapters
-    of the start take, and `RUNTIME_BYTES`. When there are too many, the one that was loaded first is dropped,
-    as from a cache.
+    They are numbered from 1 on, and one that replaces another keeps its number. At most `most` of them, if
+    that is given, and never more than `limit_bytes` of memory: what the adapters of the start take, and
+    `RUNTIME_BYTES`. When there are too many, the one that was loaded first is dropped, as from a cache.
     """
 
     def __init__(self, adapters: Iterable[Adapter] = (), most: int | None = None) -> None:
-        self._adapters = {adapter.name: adapter for adapter in adapters}
+        self._ids = count(1)
+        self._adapters = {
+            adapter.name: Adapter(adapter.name, adapter.path, next(self._ids)) for adapter in adapters
+        }
         self._most = most
         self.size_bytes = sum(adapter.size_bytes for adapter in self._adapters.values())
         self.limit_bytes = self.size_bytes + RUNTIME_BYTES
@@ -70,6 +75,11 @@ class LoRARegistry:
         """Where an adapter came from; nothing for one that is not there (any more)."""
         adapter = self._adapters.get(name)
         return adapter.path if adapter is not None else ""
+
+    def number(self, name: str) -> int:
+        """The engine's number of an adapter, as vLLM counts; 0 for one that is not there (any more)."""
+        adapter = self._adapters.get(name)
+        return adapter.id if adapter is not None else 0
 
     def __contains__(self, name: object) -> bool:
         return name in self._adapters
@@ -88,7 +98,7 @@ class LoRARegistry:
         before = self._adapters.get(name)
         if before is not None and not in_place:
             raise AdapterAlreadyLoaded(f"The adapter {name!r} is loaded already.")
-        adapter = Adapter(name, path)
+        adapter = Adapter(name, path, before.id if before is not None else next(self._ids))
         if adapter.size_bytes > RUNTIME_BYTES:
             raise AdapterTooLarge(f"Name and path of an adapter must take less than {RUNTIME_BYTES} bytes.")
         self._adapters[name] = adapter

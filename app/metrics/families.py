@@ -5,7 +5,7 @@ Every series exists from the start, at zero, so that rates are right from the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -250,8 +250,16 @@ def build_families(
     `server` gives the values of the labels `model_name` and `engine`; `cache_config` overrides labels of
     vllm:cache_config_info (ValueError for one that vLLM does not have); `now` gives Unix seconds.
     """
+    table = (*TABLE, *(_BLOCK_TABLE if block_times else ()), _info(cache_config))
+    return families_of(table, server, max_model_len, now)
+
+
+def families_of(
+    table: Iterable[Spec], server: Mapping[str, str], max_model_len: int, now: Callable[[], float]
+) -> dict[str, Family[Instrument]]:
+    """The families of `table` by name, with their series at zero; arguments as for `build_families`."""
     families: dict[str, Family[Instrument]] = {}
-    for spec in (*TABLE, *(_BLOCK_TABLE if block_times else ()), _info(cache_config)):
+    for spec in table:
         create = _create(spec, max_model_len)
         family = families[spec.name] = Family(spec.name, spec.help, create, spec.kind, now)
         if spec.alias_of:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
-from app.metrics.families import BLOCK_TIMES, REJECTIONS, EngineFamilies
+from app.metrics.families import BLOCK_TIMES, CACHE_CONFIG, REJECTIONS, EngineFamilies
 from app.metrics.instruments import Counter, Gauge, Histogram
 from app.metrics.lora_requests import LoraRequests
 from app.metrics.sequences import BLOCK, FinishedSequence, FinishedSequences, FinishReason
+from app.metrics.transfers import Transfers
 
 RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
 TokenRow = tuple[int, float | None, float]
@@ -32,7 +34,8 @@ class Recorder:
     A sequence is one choice of one prompt: a prompt with n = 3 is three sequences, each of which waits,
     runs, is prefilled, decoded and finished, as in vLLM. Only `completed` is called once per prompt.
 
-    `now` gives Unix seconds for the `_created` series; with `max_loras` there is a family of adapters.
+    `now` gives Unix seconds for the `_created` series; with `max_loras` there is a family of adapters, with
+    `transfers` there are those of fetched caches before one was fetched.
     ValueError: see `build_families`.
     """
 
@@ -45,11 +48,15 @@ class Recorder:
         now: Callable[[], float] = time.time,
         max_loras: int | None = None,
         block_times: bool = False,
+        transfers: bool = False,
     ) -> None:
         self._loras = None if max_loras is None else LoraRequests(max_loras, now)
         server = {"model_name": model_name, "engine": engine}
         self._families = EngineFamilies(server, max_model_len, cache_config, now, block_times)
         one = self._families.one
+        block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
+        self._new_transfers = partial(Transfers, server, block_size, now)
+        self._transfers = self._new_transfers() if transfers else None
         self._block_times = {name: one(Histogram, name) for name in BLOCK_TIMES if block_times}
         rejections = "admission_rejections_total"
         self._rejected = {reason: one(Counter, rejections, reason=reason) for reason in REJECTIONS}
@@ -71,6 +78,8 @@ class Recorder:
         """TTFT, prompt tokens and cached tokens."""
         self._finished: list[FinishedSequence] = []
         self._completed: list[tuple[int, int]] = []
+        self._fetched = 0
+        """Prompt tokens whose cache came from elsewhere, since they were counted last."""
         self._bind_gauges()
         self._bind_tokens()
 
@@ -82,10 +91,13 @@ class Recorder:
         self._cache_usage = one(Gauge, "kv_cache_usage_perc")
         self._queries = one(Counter, "prefix_cache_queries_total")
         self._hits = one(Counter, "prefix_cache_hits_total")
+        self._external_queries = one(Counter, "external_prefix_cache_queries_total")
+        self._external_hits = one(Counter, "external_prefix_cache_hits_total")
         one(Gauge, "engine_sleep_state", sleep_state="awake").set(1)
 
     def _bind_tokens(self) -> None:
         one, by_source = self._families.one, "prompt_tokens_by_source_total"
+        by_tier = "prompt_tokens_cached_by_source_total"
         self._generated = one(Counter, "generation_tokens_total")
         self._inter_token = one(Histogram, "inter_token_latency_seconds")
         self._ttft = one(Histogram, "time_to_first_token_seconds")
@@ -93,6 +105,9 @@ class Recorder:
         self._cached = one(Counter, "prompt_tokens_cached_total")
         self._computed = one(Counter, by_source, source="local_compute")
         self._local_hit = one(Counter, by_source, source="local_cache_hit")
+        self._external = one(Counter, by_source, source="external_kv_transfer")
+        self._device_hit = one(Counter, by_tier, source="device")
+        self._peer_hit = one(Counter, by_tier, source="p2p")
 
     @property
     def adapter_series(self) -> LoraRequests | None:
@@ -120,6 +135,18 @@ class Recorder:
         """A prompt of `tokens` tokens was looked up in the prefix cache, and `found` of them were there."""
         self._queries.value += tokens
         self._hits.value += found
+
+    def fetched(self, tokens: int, seconds: float) -> None:
+        """The cache of `tokens` tokens of a prompt came from where it was prefilled, in so many seconds.
+
+        The `prefilled` that follows counts them as cached.
+        """
+        self._fetched += tokens
+        self._external_queries.value += tokens
+        self._external_hits.value += tokens
+        if self._transfers is None:
+            self._transfers = self._new_transfers()
+        self._transfers.fetched(tokens, seconds)
 
     def block_lifetime(self, seconds: float) -> None:
         """From a block's filling to its eviction."""
@@ -221,8 +248,8 @@ class Recorder:
         """The text of all `vllm:` families."""
         self.fold()
         self._steps.flush()
-        families = self._families.render()
-        return families if self._loras is None else families + self._loras.render()
+        more = [self._transfers, self._loras]
+        return self._families.render() + "".join(part.render() for part in more if part is not None)
 
     def fold(self) -> None:
         """Count what was only noted so far; to be called before any number is read."""
@@ -259,11 +286,15 @@ class Recorder:
             return
         ttfts_s, prompts, cached = zip(*rows, strict=True)
         prompt_tokens, cached_tokens = sum(prompts), sum(cached)
+        fetched, self._fetched = self._fetched, 0
         self._ttft.observe_all(ttfts_s)
         self._prompt.value += prompt_tokens
         self._cached.value += cached_tokens
         self._computed.value += prompt_tokens - cached_tokens
-        self._local_hit.value += cached_tokens
+        self._external.value += fetched
+        self._peer_hit.value += fetched
+        self._local_hit.value += cached_tokens - fetched
+        self._device_hit.value += cached_tokens - fetched
 
 
 class EngineSteps:

@@ -1,1 +1,1 @@
-"""What a pooling model would compute: vectors, class probabilities and scores, all functions of token ids."""
+"""What a pooling model would compute: vectors, class probabilities and scores, all functions of texts."""

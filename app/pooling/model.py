@@ -1,10 +1,4 @@
-"""The simulated pooling model: vectors, probabilities of classes and scores, all functions of token ids.
-
-The vector of a text (simulator.md 2.8): component i < n of a text of n tokens t is
-``2 * (t[i] mod 1024) / 1024 - 1``; the ones behind repeat the tokens more coarsely,
-``2 * (t[i mod n] mod 256) / 256 - 1``. All are in [-1, 1) and exact in 32 bits, and a shorter vector is the
-beginning of a longer one.
-"""
+"""The simulated pooling model: vectors of texts; probabilities of classes, and scores, of their tokens."""
 
 from __future__ import annotations
 
@@ -16,6 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from app.pooling.numbers import Turns
+from app.pooling.vectors import embedding
+from app.tokenization.base import Tokenizer
+
 TASKS = ("embed", "classify", "token_embed", "token_classify")
 """What a text, or each of its tokens, can be turned into."""
 LOGIT_RANGE = 8.0
@@ -26,19 +24,19 @@ LOGIT_RANGE = 8.0
 class PoolingModel:
     """Makes vectors of `dimensions` numbers and tells `classes` classes apart.
 
-    `activation` is a request's `use_activation`. None is the model's own way: vectors as the reference makes
-    them, not normalized, and probabilities, not logits.
+    `activation` is a request's `use_activation`. None is the model's own way, which is true: vectors of
+    length 1, and probabilities instead of logits.
     """
 
     dimensions: int
     classes: int
+    tokenizer: Tokenizer
 
     def embed(
-        self, ids: Sequence[int], activation: bool | None, dimensions: int | None = None
+        self, text: str, activation: bool | None, turns: Turns, dimensions: int | None = None
     ) -> array[float]:
         """The vector of a text; `dimensions` instead of the model's own."""
-        vector = embedding(ids, dimensions or self.dimensions)
-        return normalized(vector) if activation else vector
+        return embedding(text, dimensions or self.dimensions, turns, unit=activation is not False)
 
     def classify(self, ids: Sequence[int], activation: bool | None) -> list[float]:
         """The probability of each class."""
@@ -49,34 +47,23 @@ class PoolingModel:
         """The name of the class that scores best."""
         return f"LABEL_{max(range(len(scores)), key=scores.__getitem__)}"
 
-    def pool(self, task: str, ids: Sequence[int], activation: bool | None) -> Iterator[array[float]]:
+    def pool(
+        self, task: str, ids: Sequence[int], activation: bool | None, turns: Turns
+    ) -> Iterator[array[float]]:
         """What `task`, one of `TASKS`, gives: one row for the text, or one for each token."""
-        for part in [[each] for each in ids] if task.startswith("token") else [ids]:
-            if task.endswith("embed"):
-                yield self.embed(part, activation)
-            else:
+        of_each = task.startswith("token")
+        if task.endswith("embed"):
+            tokenizer = self.tokenizer
+            for text in tokenizer.token_texts(ids) if of_each else [tokenizer.decode(ids)]:
+                yield self.embed(text, activation, turns)
+        else:
+            for part in [[each] for each in ids] if of_each else [ids]:
                 yield array("f", self.classify(part, activation))
 
     def shape(self, task: str, tokens: int) -> tuple[int, ...]:
         """The shape of what `pool` gives for so many tokens."""
         width = self.dimensions if task.endswith("embed") else self.classes
         return (tokens, width) if task.startswith("token") else (width,)
-
-
-def embedding(ids: Sequence[int], dimensions: int) -> array[float]:
-    """The vector of `ids`, with `dimensions` >= 1 components, as the reference makes it: not normalized."""
-    fine = array("f", (token % 1024 / 512 - 1 for token in ids[:dimensions]))
-    missing = dimensions - len(fine)
-    if not missing:
-        return fine
-    coarse = array("f", (token % 256 / 128 - 1 for token in ids[:missing])) or array("f", (0.0,))
-    return fine + (coarse * (missing // len(coarse) + 1))[:missing]
-
-
-def normalized(vector: array[float]) -> array[float]:
-    """The vector with length 1; one without length stays as it is."""
-    length = math.sqrt(math.fsum(number * number for number in vector))
-    return array("f", (number / length for number in vector)) if length else vector
 
 
 def class_logits(ids: Sequence[int], classes: int) -> list[float]:

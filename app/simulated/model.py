@@ -32,6 +32,13 @@ ENCODER_TEXT = "!"
 """What an encoder-only model says, once per token."""
 
 
+class Silent:
+    """Says nothing, as a pooling model does: what it computes of a prompt is no text."""
+
+    def reply(self, request: EngineRequest) -> Reply:
+        return Reply((), (), STOP)
+
+
 class SimulatedModel:
     """Writes the replies of one server (simulator.md sections 5 and 7).
 

@@ -59,7 +59,11 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     ] = ()
     kv_index_topic: Annotated[str, About("Topics that kv-index-bind listens to begin with this.")] = "kv@"
     kv_index_replay_port: Annotated[
-        Port | None, About("Port of the pods that answers requests for replays, where nothing else is told.")
+        Port | None,
+        About(
+            "Port of the pods that answers requests for replays, where nothing else is told; of rank 0, "
+            "those of other ranks follow."
+        ),
     ] = None
     kv_index_pod_grace: Annotated[
         Duration, About("Time without a connection after which a pod's blocks are forgotten.")

@@ -47,6 +47,7 @@ TABLE: list[tuple[EngineError, int, str, str | None, str]] = [
         None,
         "The prompt of 32 tokens exceeds the KV cache of 24 tokens.",
     ),
+    (errors.Aborted(), 503, "Service Unavailable", None, "The request was aborted by the server."),
     (
         errors.SchemaUnsatisfiable("a.b: no value"),
         400,

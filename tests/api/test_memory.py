@@ -20,6 +20,7 @@ NAMES = {
     "KV events to publish",
     "KV events to replay",
     "index key roots",
+    "index keys",
     "index tails",
     "index tokenizers",
     "plain chats",

@@ -19,6 +19,7 @@ from app.engine.request import EngineRequest, Observer
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher
+from app.kvcache.prompt import Adapter
 from app.lora.adapters import LoRASlots
 from app.metrics.recorder import Recorder
 from app.schema import Schemas
@@ -115,7 +116,9 @@ class Harness:
         if blocks is not None:
             hasher = BlockHasher("sha256_cbor", BLOCK_TOKENS, "0", Random(seed))
             cache = KVCache(blocks, hasher)
-            self.cache = KVCacheManager(cache, self.recorder, lambda name: "/" + name, self.kv_events.extend)
+            self.cache = KVCacheManager(
+                cache, self.recorder, lambda name: Adapter(name, "/" + name), self.kv_events.extend
+            )
         self.lora = LoRASlots(max_loras, lambda adapter: adapter in self.adapters)
         self.engine = Engine(
             settings, model, self.recorder, self.clock, Streams(seed, 0), self.lora, self.cache

@@ -143,10 +143,10 @@ def test_adapters_have_blocks_of_their_own() -> None:
     adapters = ("--lora-modules", "first=/adapters/first", "second=/adapters/second")
     with published(*adapters) as (client, subscriber):
         hashes = []
-        for model in (MODEL, "first", "second"):
+        for number, model in ((None, MODEL), (1, "first"), (2, "second")):
             assert cached(client.complete(model=model, prompt=PROMPT)) == 0
             [event] = subscriber.events(1)
-            assert event["lora_name"] == (None if model == MODEL else model)
+            assert (event["lora_name"], event["lora_id"]) == (None if model == MODEL else model, number)
             hashes.append(tuple(event["block_hashes"]))
         assert len(set(hashes)) == 3
         assert cached(client.complete(model="second", prompt=PROMPT)) == 96

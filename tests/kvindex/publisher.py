@@ -34,6 +34,7 @@ class Engine:
         first: int = 0,
         topics: bool = True,
         hwm: int = 1000,
+        replay_port: int | None = None,
     ) -> None:
         self.topic, self.sequence, self.topics = topic.encode(), first, topics
         self.kept: dict[int, bytes] = {}
@@ -44,7 +45,11 @@ class Engine:
         self._router = context.socket(zmq.ROUTER)
         self._router.linger = 0
         self._router.sndhwm = 0  # a replay may be long
-        self.replay_port = self._router.bind_to_random_port(LOCAL)
+        if replay_port is None:
+            self.replay_port = self._router.bind_to_random_port(LOCAL)
+        else:
+            self.replay_port = replay_port
+            self._router.bind(f"{LOCAL}:{replay_port}")
         self.endpoint = ""
         if connect_to is None:
             self.endpoint = f"{LOCAL}:{self._socket.bind_to_random_port(LOCAL)}"

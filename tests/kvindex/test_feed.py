@@ -30,7 +30,7 @@ def test_batches_that_come_twice_are_applied_once(place: Station) -> None:
     put(place, engine, 6, removed([3]))
     place.settle()
     assert place.matched(PROMPT) == {"a": 2}
-    assert losses(place) == {"duplicate": 2}
+    assert losses(place) == {"duplicate": 2, "gap": 3}
 
 
 def test_batches_out_of_order_are_all_applied(place: Station) -> None:
@@ -39,7 +39,7 @@ def test_batches_out_of_order_are_all_applied(place: Station) -> None:
         put(place, engine, sequence, block(number) if number != 3 else stored([9], [1, 2, 3, 4]))
     place.settle()
     assert place.matched(PROMPT) == {"a": 3}
-    assert losses(place) == {"gap": 1}
+    assert losses(place) == {"gap": 3 + 1}
 
 
 def test_a_gap_without_replay_is_counted_in_messages(place: Station) -> None:
@@ -48,7 +48,17 @@ def test_a_gap_without_replay_is_counted_in_messages(place: Station) -> None:
     put(place, engine, 10, block(1))
     place.settle()
     assert place.matched(PROMPT) == {"a": 2}
-    assert losses(place) == {"gap": 6}
+    assert losses(place) == {"gap": 3 + 6}
+
+
+def test_a_pod_that_is_first_heard_late_has_lost_what_came_before(place: Station) -> None:
+    engine = place.engine(connect=False)
+    put(place, engine, 41, block(0))
+    put(place, engine, 42, block(1))
+    put(place, engine, 7, block(0), ts=5000.0)  # begins anew
+    place.settle()
+    assert place.matched(PROMPT) == {"a": 1}
+    assert losses(place) == {"gap": 41 + 7}
 
 
 @pytest.mark.parametrize("topics", [True, False])
@@ -96,7 +106,7 @@ def test_what_a_replay_no_longer_has_is_a_gap(place: Station) -> None:
     engine.kept = {7: engine.pack(block(1), ts=1007.0)}
     put(place, engine, 9, block(2), replay=engine.replay)
     place.until(lambda: place.matched(PROMPT) == {"a": 3})
-    assert losses(place) == {"gap": 5 + 1}
+    assert losses(place) == {"gap": 1 + 5 + 1}
 
 
 def test_a_replay_that_nobody_answers_fails_in_time_and_is_left_alone_for_a_while(place: Station) -> None:
@@ -112,7 +122,7 @@ def test_a_replay_that_nobody_answers_fails_in_time_and_is_left_alone_for_a_whil
     put(place, engine, 5, block(1), replay=silent.replay)
     place.settle()
     assert place.matched(PROMPT) == {"a": 2}
-    assert losses(place) == {"gap": 1}
+    assert losses(place) == {"gap": 3 + 1}
     silent.close()
 
 
@@ -189,7 +199,7 @@ def test_an_unreadable_message_takes_its_number_with_it(place: Station) -> None:
     put(place, engine, 5, block(1))
     place.settle()
     assert place.matched(PROMPT) == {"a": 2}
-    assert losses(place) == {"unreadable": 1}
+    assert losses(place) == {"gap": 3, "unreadable": 1}
 
 
 def test_a_clear_is_an_event_like_others(place: Station) -> None:

@@ -10,7 +10,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.keys import GENERATIONS, Features, Generation, RequestKeys, fnv1a_64, request_keys
+from app.kvindex.features import Features
+from app.kvindex.keys import GENERATIONS, Generation, RequestKeys, fnv1a_64, request_keys
 
 MODEL = "test-model"
 TOKENS = list(range(1, 33))
@@ -105,7 +106,9 @@ def test_models_and_adapters_have_keys_of_their_own(generation: Generation) -> N
     assert not set(keys_of(keys, range(1, 33))) & set(keys_of(keys, range(1, 33), model="other"))
 
 
-ids = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+ids = st.lists(st.integers(0, 2**32 - 1), max_size=40) | st.lists(
+    st.integers(0, 2**32 - 1), min_size=130, max_size=330
+)
 texts = st.none() | st.lists(st.text(max_size=5), max_size=3).map(tuple)
 
 

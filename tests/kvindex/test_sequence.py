@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.kvindex.feed import REMEMBERED, Stream, Verdict
+from app.kvindex.stream import REMEMBERED, Stream, Verdict
 
 
 def stream(*applied: int) -> Stream:

@@ -28,12 +28,6 @@ def test_targets_are_addresses_with_options(text: str, target: Target) -> None:
     assert parse_target(text) == target
 
 
-def test_replays_are_asked_of_the_same_host() -> None:
-    assert parse_target("h:1", 9).replay == "tcp://h:9"
-    assert parse_target("h:1;replay=tcp://i:2", 9).replay == "tcp://i:2"
-    assert parse_target("ipc:///x", 9).replay is None
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "host", "host:", ":5", "h:0", "h:99999", "h:x", "h:１", "http://h:1", "h:1;x=y", "h:1;pod=",
@@ -53,13 +47,13 @@ def test_a_pod_without_a_name_is_called_by_its_address() -> None:
 
 def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "pods"
-    source = FileTargets(path, 9)
+    source = FileTargets(path)
     assert source.targets() == [] == source.targets()
     assert len(caplog.records) == 1
     path.write_text("# pods\nh:1   # the first\n\nbad line\nh:2;pod=b\n")
     assert source.targets() == [
-        Target("tcp://h:1", "tcp://h:9"),
-        Target("tcp://h:2", "tcp://h:9", "b"),
+        Target("tcp://h:1"),
+        Target("tcp://h:2", pod="b"),
     ]
     assert "line 4" in caplog.text
     path.write_text("h:3\n")
@@ -87,7 +81,7 @@ def test_a_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -
             raise answer
         return answer
 
-    source = DnsTargets("pods.example", 5557, 5558, resolve)
+    source = DnsTargets(parse_target("pods.example:5557;replay=tcp://pods.example:5558"), resolve)
     both = [
         Target("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
         Target("tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558"),
@@ -96,6 +90,38 @@ def test_a_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.records) == 1
     assert [target.endpoint for target in source.targets()] == ["tcp://10.0.0.2:5557"]
     assert source.targets() == []
+    assert "pods.example has no addresses, or nobody knows it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "replay", "pod", "model"),
+    [
+        ("", None, None, None),
+        (";model=org/m", None, None, "org/m"),
+        (";replay=tcp://127.0.0.1:9;pod=a", "tcp://127.0.0.1:9", "a", None),
+        (";replay=tcp://*:9;model=m", "tcp://127.0.0.1:9", None, "m"),
+        (";replay=tcp://elsewhere:9", "tcp://elsewhere:9", None, None),
+    ],
+)
+def test_a_name_has_the_options_of_a_target(
+    options: str, replay: str | None, pod: str | None, model: str | None
+) -> None:
+    (source,) = target_sources([f"dns://127.0.0.1:7{options}"])
+    assert source.targets() == [Target("tcp://127.0.0.1:7", replay, pod, model)]
+
+
+@pytest.mark.parametrize(
+    "text", ["dns://h", "dns://h:0", "dns://h:1;x=y", "dns://:1", "dns://h:1;pod", "dns://"]
+)
+def test_what_is_no_name_with_a_port_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        target_sources([text])
+
+
+def test_several_pods_under_one_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    source = DnsTargets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1", "10.0.0.2"])
+    assert [target.name for target in source.targets()] == ["a", "a"] and source.targets()
+    assert len(caplog.records) == 1 and "all of them called a" in caplog.text
 
 
 def test_the_systems_resolver_tells_nobody_from_not_now(monkeypatch: pytest.MonkeyPatch) -> None:

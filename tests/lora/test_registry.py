@@ -30,6 +30,15 @@ def test_an_adapter_is_loaded_once_unless_it_is_replaced() -> None:
     assert (names(registry), registry.path("a")) == (["a"], "/b")
 
 
+def test_adapters_are_numbered_from_1_on_and_a_number_is_not_given_twice() -> None:
+    registry = LoRARegistry([Adapter("a", "/a"), Adapter("b", "/b")])
+    registry.unload("b")
+    registry.load("c", "/c")
+    registry.load("a", "/other", in_place=True)
+    registry.load("b", "/b")
+    assert [registry.number(name) for name in ("a", "b", "c", "nobody")] == [1, 4, 3, 0]
+
+
 def test_what_is_not_there_cannot_be_unloaded() -> None:
     with pytest.raises(AdapterNotFound, match="No adapter 'a' is loaded"):
         LoRARegistry().unload("a")

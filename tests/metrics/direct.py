@@ -34,6 +34,7 @@ class DirectRecorder:
         self._inc("prompt_tokens_cached_total", cached_tokens)
         self._inc("prompt_tokens_by_source_total", prompt_tokens - cached_tokens, source="local_compute")
         self._inc("prompt_tokens_by_source_total", cached_tokens, source="local_cache_hit")
+        self._inc("prompt_tokens_cached_by_source_total", cached_tokens, source="device")
 
     def finished(self, reason: str, **row: Any) -> None:
         self._inc("request_success_total", 1, finished_reason=reason)

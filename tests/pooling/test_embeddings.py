@@ -15,9 +15,15 @@ from tests.pooling.wire import DIMENSIONS, EMBED, vectors
 from tests.running_server import RunningServer
 
 
-def test_the_vector_is_the_one_of_the_reference(every: RunningServer) -> None:
-    (vector,) = vectors(every, [1, 2, 3], dimensions=5)
-    assert vector == [-0.998046875, -0.99609375, -0.994140625, -0.9921875, -0.984375]
+def cosine(one: list[float], other: list[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+def test_near_texts_have_near_vectors(every: RunningServer) -> None:
+    texts = ["reset my password", "how to reset a password", "rain in Paris"]
+    first, near, far = vectors(every, texts, dimensions=384)
+    assert cosine(first, first) == pytest.approx(1, abs=1e-6)
+    assert cosine(first, near) > 0.6 > 0.2 > cosine(first, far)
 
 
 def test_every_form_of_input_gives_the_same_vectors_in_order(every: RunningServer) -> None:
@@ -39,8 +45,8 @@ def test_a_conversation_is_embedded_as_its_prompt(every: RunningServer) -> None:
     assert [item["embedding"] for item in several] == vectors(every, [prompt, prompt])
 
 
-def test_vectors_are_normalized_when_that_is_asked_for(every: RunningServer) -> None:
-    (raw,), (unit,) = vectors(every, "hello"), vectors(every, "hello", use_activation=True)
+def test_vectors_have_length_one_unless_that_is_not_asked_for(every: RunningServer) -> None:
+    (raw,), (unit,) = vectors(every, "hello", use_activation=False), vectors(every, "hello")
     length = math.sqrt(sum(number * number for number in raw))
     assert length != pytest.approx(1)
     assert unit == pytest.approx([number / length for number in raw], rel=1e-6)

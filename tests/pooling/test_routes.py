@@ -9,8 +9,7 @@ from app.api.pooling.routes import ROUTES, served_routes
 from app.factory import create_app
 from config.settings import ModelSettings, Settings
 from tests.conformance.wire import CHAT, TEXT, post
-from tests.hostile.wire import get
-from tests.pooling.wire import BASE, CLASSIFY, EMBED, POOL, vectors
+from tests.pooling.wire import BASE, CLASSIFY, EMBED, POOL
 from tests.running_server import RunningServer
 
 PATHS = ROUTES["pooling"]
@@ -42,13 +41,6 @@ def test_pooling_routes_are_asked_by_post(every: RunningServer, path: str) -> No
 
 def test_the_pod_is_named(embed: RunningServer) -> None:
     assert post(embed, POOL, BASE[POOL]).headers["x-inference-pod"] == "pod-1"
-
-
-def test_vectors_are_counted_in_http_families_only(every: RunningServer) -> None:
-    vectors(every, "hello")
-    lines = get(every.port, "/metrics").body.decode().splitlines()
-    assert any(line.startswith("http_requests_total") and f'handler="{EMBED}"' in line for line in lines)
-    assert [line for line in lines if line.startswith("vllm:prompt_tokens_total{")][0].endswith(" 0.0")
 
 
 def test_a_model_that_generates_has_no_pooling_routes() -> None:

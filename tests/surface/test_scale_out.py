@@ -106,7 +106,11 @@ def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
     assert [place["offset"] for place in places] == [0, tokens // 3, 2 * (tokens // 3)]
     assert client.post("/v1/chat/completions/render", {"messages": MESSAGES}).json()["features"] is None
     chat = client.post("/v1/chat/completions", {**body, "max_tokens": 1}).json()
-    assert set(chat["usage"]["prompt_tokens_details"]["multimodal_tokens"]) == {"image", "audio"}
+    told = chat["usage"]["prompt_tokens_details"]["multimodal_tokens"]
+    assert set(told) == {"image", "audio"}
+    alone = {"messages": [{"role": "user", "content": content[:1]}], "max_tokens": 1}
+    texts = client.post("/v1/chat/completions", alone)
+    assert sum(told.values()) == chat["usage"]["prompt_tokens"] - texts.json()["usage"]["prompt_tokens"] > 0
 
 
 def test_a_prefill_says_where_its_cache_is_and_a_decode_takes_it_from_there(client: Client) -> None:
@@ -128,6 +132,25 @@ def test_a_remote_prefill_costs_the_transfer_and_nothing_else() -> None:
     with served("--time-to-first-token", "5s", "--kv-cache-transfer-latency", "1ms") as client:
         client.complete(kv_transfer_params={"do_remote_prefill": True})
         assert client.metric("vllm:time_to_first_token_seconds_bucket", le="2.5") == 1
+
+
+def test_a_remote_prefill_is_counted_as_fetched() -> None:
+    flags = ("--time-to-first-token", "1ms", "--kv-cache-transfer-latency", "1ms", "--enable-kvcache")
+    with served(*flags, "--block-size", "4", "--kv-cache-size", "1000") as client:
+        prompt, source = list(range(100, 140)), "vllm:prompt_tokens_by_source_total"
+        client.complete(prompt=prompt[:20])
+        client.complete(prompt=prompt, kv_transfer_params={"do_remote_prefill": True})
+        assert client.metric(source, source="local_compute") == 20
+        assert client.metric(source, source="local_cache_hit") == 20
+        assert client.metric(source, source="external_kv_transfer") == 20
+        tiers = "vllm:prompt_tokens_cached_by_source_total"
+        assert [client.metric(tiers, source=tier) for tier in ("device", "p2p", "host")] == [20, 20, 0]
+        assert client.metric("vllm:external_prefix_cache_hits_total") == 20
+        assert client.metric("vllm:external_prefix_cache_queries_total") == 20
+        assert client.metric("vllm:prefix_cache_hits_total") == 20
+        assert client.metric("vllm:request_prefill_kv_computed_tokens_sum") == 20
+        assert client.metric("vllm:nixl_xfer_time_seconds_count") == 1
+        assert client.metric("vllm:num_requests_running") == 0
 
 
 def test_without_scale_out_all_of_it_is_forbidden() -> None:

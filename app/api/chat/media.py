@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict
 
 from app.clock.pause import Slices
 from app.protocol.common import ECTransferParams, EncodedItem
+from app.protocol.messages import Message
 from app.protocol.slicing import each, pieces
+from app.tokenization.conversation import MODALITIES
 
 FIELDS = {"image_url": ("image", "url"), "input_audio": ("audio", "data"), "video_url": ("video", "url")}
 """Type of a part -> its modality, and the field that tells one item from another."""
@@ -61,12 +63,30 @@ def features(
     return {"mm_hashes": hashes, "mm_placeholders": spans, "kwargs_data": data}
 
 
-def media_tokens(media: Features | None) -> dict[str, int] | None:
-    """Prompt tokens of each modality; None without media."""
-    if media is None:
-        return None
-    places = media["mm_placeholders"].items()
-    return {modality: sum(place["length"] for place in found) for modality, found in places}
+def media_tokens(
+    messages: Sequence[Message], modalities: Iterable[str], count: Callable[[Sequence[Message]], int]
+) -> dict[str, int]:
+    """How many prompt tokens the items of each modality bring: those that are not there without them.
+
+    `count` tells how many tokens messages are.
+    """
+    whole = count(messages)
+    return {each: max(0, whole - count(_without(messages, each))) for each in modalities}
+
+
+def _without(messages: Sequence[Message], modality: str) -> list[Message]:
+    """The messages without the parts of a modality."""
+    kept: list[Message] = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            content = [part for part in content if _modality(part) != modality]
+        kept.append({**message, "content": content})
+    return kept
+
+
+def _modality(part: object) -> str | None:
+    return MODALITIES.get(str(part.get("type"))) if isinstance(part, Mapping) else None
 
 
 def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:

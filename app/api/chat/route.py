@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from msgspec.structs import replace
 
 from app.api.builder import Prompt
-from app.api.chat.media import features, media_tokens
-from app.api.chat.prompt import PROMPT, chat_prompt, chat_prompts, content_text
+from app.api.chat.media import Features, features, media_tokens
+from app.api.chat.prompt import PROMPT, chat_options, chat_prompt, chat_prompts, content_text
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
 from app.api.identity import address_of
@@ -85,5 +85,17 @@ def response_options(
         blocks=image,
         transfer=address_of(request, frontend.identity, len(ids)),
         encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
-        media_tokens=media_tokens(media),
+        media_tokens=_media_tokens(frontend, request, messages, media) if media else None,
+    )
+
+
+def _media_tokens(
+    frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message], media: Features
+) -> Mapping[str, int] | None:
+    """Prompt tokens by modality, where the answer tells them."""
+    if not frontend.prompt_details:
+        return None
+    options = chat_options(request)
+    return media_tokens(
+        messages, media["mm_hashes"], lambda some: len(frontend.tokenizer.encode_chat(some, options))
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from app.api.frontend import Frontend
 from app.http.errors import bad_request
@@ -21,7 +21,7 @@ def enter(frontend: Frontend, asked: PoolingFields) -> str:
         if getattr(asked, name, None):
             raise bad_request(f"{name} is for models that take more than text.", name)
     model = frontend.models.resolve(asked.model)
-    frontend.responder.engine.check_accepting(0)
+    frontend.responder.engine.check_accepting(1)
     keep, most = asked.truncate_prompt_tokens, frontend.limits.max_model_len
     if keep is not None and keep > most:
         raise bad_request(f"truncate_prompt_tokens={keep} is more than the context of {most} tokens")
@@ -35,6 +35,13 @@ def prompt_ids(frontend: Frontend, asked: ClassificationRequest) -> list[TokenId
         raise bad_request("at least one input is needed")
     check_count(count, "input")
     return [_not_empty(fitted(frontend, asked, ids)) for ids in Turns().each(_encoded(frontend, asked), len)]
+
+
+def texts_of(frontend: Frontend, asked: ClassificationRequest, inputs: Sequence[TokenIds]) -> Iterable[str]:
+    """Each input as a text, which is that of its tokens where it came as such, or some were left out."""
+    if asked.texts and asked.truncate_prompt_tokens is None:
+        return asked.texts
+    return map(frontend.tokenizer.decode, inputs)
 
 
 def _encoded(frontend: Frontend, asked: ClassificationRequest) -> Iterator[TokenIds]:

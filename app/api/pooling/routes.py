@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
-from msgspec import UnsetType
 
 from app.api.frontend import Frontend
-from app.api.pooling.inputs import check_count, enter, fitted, prompt_ids, text_ids
+from app.api.pooling.inputs import enter, prompt_ids, texts_of
+from app.api.pooling.places import take_places
+from app.api.pooling.scores import rerank, score
 from app.api.pooling.writer import ItemForm, Pooled, list_reply, vector_reply
 from app.http.context import RequestContext
 from app.http.errors import bad_request
-from app.http.response import Response, json_response
+from app.http.response import Response
 from app.http.route import Handler, Route, post
-from app.pooling.model import TASKS, Bag, PoolingModel, logit, sigmoid
+from app.pooling.model import TASKS, PoolingModel
 from app.pooling.numbers import Turns
 from app.protocol.pooling import (
     MAX_DIMENSIONS,
     ClassificationRequest,
     EmbeddingRequest,
     PoolingRequest,
-    RerankRequest,
-    ScoreInputs,
-    ScoreRequest,
-    ScoringRequest,
     TokenIds,
 )
 from config.settings import ModelSettings
@@ -58,9 +54,10 @@ def served_routes(settings: ModelSettings) -> tuple[str, ...]:
 
 
 def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
-    """The pooling routes. What they do is not queued, takes no time and is not counted (simulator.md 2.8)."""
+    """The pooling routes."""
     task = settings.task
-    model = PoolingModel(settings.default_embedding_dimensions, classes=1 if task == "score" else 2)
+    classes = 1 if task == "score" else 2
+    model = PoolingModel(settings.default_embedding_dimensions, classes, frontend.tokenizer)
     scores, ranks = score(frontend, task == "score"), rerank(frontend, task == "score")
     handlers: Mapping[str, Handler] = {
         EMBEDDINGS: embeddings(frontend, model),
@@ -84,12 +81,18 @@ def embeddings(frontend: Frontend, model: PoolingModel) -> Handler:
         name = enter(frontend, asked)
         dimensions = _dimensions(asked, model)
         inputs = prompt_ids(frontend, asked)
+        head = frontend.identity.head("embd", context, asked.request_id, name)
+        if (left := take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__)) is not None:
+            return left
+        turns = Turns()
         pooled = Pooled(
-            ([model.embed(ids, asked.use_activation, dimensions)] for ids in inputs),
+            (
+                [model.embed(text, asked.use_activation, turns, dimensions)]
+                for text in texts_of(frontend, asked, inputs)
+            ),
             [(dimensions,)] * len(inputs),
             sum(map(len, inputs)),
         )
-        head = frontend.identity.head("embd", context, asked.request_id, name)
         return vector_reply(asked, head, EMBEDDING, pooled, frontend.responder.headers)
 
     return create_embeddings
@@ -105,12 +108,15 @@ def pooling(frontend: Frontend, model: PoolingModel, own: str, others: bool) -> 
         task = _task(asked, own, possible)
         name = enter(frontend, asked)
         inputs = prompt_ids(frontend, asked)
+        head = frontend.identity.head("pooling", context, asked.request_id, name)
+        if (left := take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__)) is not None:
+            return left
+        turns = Turns()
         pooled = Pooled(
-            (model.pool(task, ids, asked.use_activation) for ids in inputs),
+            (model.pool(task, ids, asked.use_activation, turns) for ids in inputs),
             [model.shape(task, len(ids)) for ids in inputs],
             sum(map(len, inputs)),
         )
-        head = frontend.identity.head("pooling", context, asked.request_id, name)
         return vector_reply(asked, head, POOLING, pooled, frontend.responder.headers)
 
     return create_pooling
@@ -141,6 +147,8 @@ def classification(frontend: Frontend, model: PoolingModel) -> Handler:
         name = enter(frontend, asked)
         inputs = prompt_ids(frontend, asked)
         head = frontend.identity.head("classify", context, asked.request_id, name)
+        if (left := take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__)) is not None:
+            return left
         items = _class_items(model, inputs, asked.use_activation)
         return list_reply(head, items, sum(map(len, inputs)), frontend.responder.headers)
 
@@ -157,124 +165,3 @@ def _class_items(model: PoolingModel, inputs: Sequence[TokenIds], activation: bo
             "num_classes": len(scores),
         }
         yield b"," * bool(index) + msgspec.json.encode(item)
-
-
-Pair = tuple[TokenIds, TokenIds]
-
-
-def score(frontend: Frontend, cross_encoder: bool) -> Handler:
-    """The view of /score. A cross-encoder reads each pair as one prompt, others each text on its own."""
-
-    def create_score(context: RequestContext) -> Response:
-        """A score for each pair: one text against many, or each against its counterpart."""
-        asked = frontend.decode(context, ScoreRequest)
-        name = enter(frontend, asked)
-        scores, tokens = _scores(
-            frontend, asked, _texts(asked.queries), _texts(asked.documents), cross_encoder
-        )
-        head = frontend.identity.head("score", context, asked.request_id, name)
-        items = (
-            b"," * bool(index) + msgspec.json.encode({"index": index, "object": "score", "score": value})
-            for index, value in enumerate(scores)
-        )
-        return list_reply(head, items, tokens, frontend.responder.headers)
-
-    return create_score
-
-
-def rerank(frontend: Frontend, cross_encoder: bool) -> Handler:
-    """The view of /rerank; `cross_encoder` as for `score`."""
-
-    def create_rerank(context: RequestContext) -> Response:
-        """The documents, best first, with their scores."""
-        asked = frontend.decode(context, RerankRequest)
-        name = enter(frontend, asked)
-        documents = _texts(asked.documents)
-        scores, tokens = _scores(frontend, asked, _texts(asked.query), documents, cross_encoder)
-        best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-        head = frontend.identity.head("score", context, asked.request_id, name)
-        results = [
-            {
-                "index": index,
-                "document": {"text": documents[index], "multi_modal": None},
-                "relevance_score": scores[index],
-            }
-            for index in best[: asked.top_n or None]
-        ]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        answer = {"id": head.id, "model": name, "usage": usage, "results": results}
-        return json_response(answer, 200, frontend.responder.headers)
-
-    return create_rerank
-
-
-def _scores(
-    frontend: Frontend, asked: ScoringRequest, queries: list[str], documents: list[str], cross_encoder: bool
-) -> tuple[list[float], int]:
-    """A score for each pair, and the tokens of all prompts. ApiError 400 when the texts make no pairs."""
-    if len(queries) not in (1, len(documents)) or not documents:
-        raise bad_request("one text goes with one or many, many with as many; there must be at least one")
-    check_count(len(documents), "documents")
-    first = _ids(frontend, asked, queries, _limit(frontend, asked, "max_tokens_per_query"))
-    second = _ids(frontend, asked, documents, _limit(frontend, asked, "max_tokens_per_doc"))
-    if cross_encoder:
-        pairs = [_as_one_prompt(frontend, asked, pair) for pair in _pairs(first, second)]
-        tokens = sum(map(_tokens, pairs))
-    else:
-        first, second = ([fitted(frontend, asked, ids) for ids in side] for side in (first, second))
-        pairs = list(_pairs(first, second))
-        tokens = sum(map(len, first)) + sum(map(len, second))
-    logits = list(_logits(pairs))
-    return logits if asked.use_activation is False else list(map(sigmoid, logits)), tokens
-
-
-def _pairs(queries: list[TokenIds], documents: list[TokenIds]) -> Iterator[Pair]:
-    """Each query with its document, or the only one with every document; in turns."""
-    first = repeat(queries[0], len(documents)) if len(queries) == 1 else queries
-    return Turns().each(zip(first, documents, strict=True), _tokens)
-
-
-def _logits(pairs: Iterable[Pair]) -> Iterator[float]:
-    last: TokenIds = []
-    query_bag = Bag(last)
-    for query, document in Turns().each(pairs, _tokens):
-        if not query and not document:
-            raise bad_request("a pair of texts has no tokens")
-        if query is not last:  # one query with many documents is counted once
-            last, query_bag = query, Bag(query)
-        yield logit(query_bag, Bag(document))
-
-
-def _as_one_prompt(frontend: Frontend, asked: ScoringRequest, pair: Pair) -> Pair:
-    """What is left of both texts when they are truncated as one. ApiError 400 when it exceeds the context."""
-    query, document = pair
-    keep = asked.truncate_prompt_tokens
-    if _tokens(pair) <= (frontend.limits.max_model_len if keep is None or keep < 0 else keep):
-        return pair
-    both = fitted(frontend, asked, query + document)
-    split = len(query) - (_tokens(pair) - len(both) if asked.truncation_side == "left" else 0)
-    return both[: max(0, split)], both[max(0, split) :]
-
-
-def _ids(frontend: Frontend, asked: ScoringRequest, texts: list[str], limit: int | None) -> list[TokenIds]:
-    bounded = limit is None and asked.truncate_prompt_tokens is None
-    return [ids[:limit] for ids in Turns().each(text_ids(frontend, texts, True, bounded), len)]
-
-
-def _limit(frontend: Frontend, asked: ScoringRequest, name: str) -> int | None:
-    limit: int = getattr(asked, name)
-    if not 0 <= limit < frontend.limits.max_model_len:
-        raise bad_request(f"{name} must be at least 0 and below {frontend.limits.max_model_len}, got {limit}")
-    return limit or None
-
-
-def _tokens(pair: Pair) -> int:
-    return len(pair[0]) + len(pair[1])
-
-
-def _texts(inputs: ScoreInputs | UnsetType) -> list[str]:
-    """The texts of one side. ApiError 400 for parts: only models that take more than text read them."""
-    texts = [text for text in (inputs if isinstance(inputs, list) else [inputs]) if isinstance(text, str)]
-    if isinstance(inputs, list) and len(texts) < len(inputs) or isinstance(inputs, dict):
-        raise bad_request("parts of content are for models that take more than text")
-    return texts

@@ -1,0 +1,89 @@
+"""What the index of a checkout does in a second of CPU time: a process of its own, started in that checkout.
+
+`python .../benchmarks/kv_checkout.py MEASURE TOKENS BLOCKS PODS` prints the rate of one of `MEASURES`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, MutableSequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+Ids = MutableSequence[int]
+BLOCK, MODEL = 16, "m"
+KNOWN = 7 / 8
+"""Share of a prompt that an earlier one began with."""
+SHAPES = {
+    "1 x 64 blocks": (1, 64),
+    "4 x 16 blocks": (4, 16),
+    "16 x 4 blocks": (16, 4),
+    "16 x 1 block": (16, 1),
+}
+"""Events a message, and blocks an event."""
+NEW_KEYS, SHARED_KEYS = "request keys, no prompt as any before", "request keys, 7/8 of the prompt as before"
+SAME_KEYS, SCORES = "request keys, the same prompt again", "scores of a prompt"
+INGEST = "events from a socket, %s a message"
+MEASURES = (NEW_KEYS, SHARED_KEYS, SAME_KEYS, SCORES, *(INGEST % shape for shape in SHAPES))
+
+
+def measured(root: Path, measure: str, tokens: int, blocks: int, pods: int) -> float:
+    """The rate of a checkout."""
+    command = [sys.executable, str(Path(__file__).resolve()), measure, *map(str, (tokens, blocks, pods))]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def per_s(call: Callable[[], object], least_s: float = 0.3) -> float:
+    """How often it can be called in a second of CPU time."""
+    began, calls = time.process_time(), 0
+    while time.process_time() - began < least_s:
+        call()
+        calls += 1
+    return calls / (time.process_time() - began)
+
+
+def key_calls(block_keys: Callable[[Ids], object], prompt: Ids) -> Mapping[str, Callable[[], object]]:
+    """What makes the keys of a prompt, by measure: one of its tokens is another each time."""
+    numbers = count()
+
+    def of_another(place: int) -> object:
+        prompt[place] = next(numbers)
+        return block_keys(prompt)
+
+    return {
+        NEW_KEYS: lambda: of_another(0),
+        SHARED_KEYS: lambda: of_another(int(KNOWN * len(prompt))),
+        SAME_KEYS: lambda: block_keys(prompt),
+    }
+
+
+def _measure(measure: str, tokens: int, blocks: int, pods: int) -> float:
+    from app.kvcache.events import EventBatch
+    from app.kvindex.index import Index
+    from app.kvindex.memory import MemoryBackend
+    from benchmarks.kv_ingest import blocks_per_s, into_index
+    from benchmarks.kv_naive import Fleet
+
+    with suppress(ImportError):  # older ones have no word for it
+        from benchmarks.processes import collect_as_a_worker
+
+        collect_as_a_worker()
+    for title, (events, event_blocks) in SHAPES.items():
+        if measure == INGEST % title:
+            return blocks_per_s(into_index, blocks, events, event_blocks, pods)
+    fleet, index = Fleet(), Index(MemoryBackend())
+    prompt = fleet.tokens(tokens // BLOCK)
+    if measure == SCORES:
+        for pod in range(pods):
+            index.ingest(EventBatch(1.0, [fleet.event(prompt)], 0), f"pod{pod}", MODEL)
+        return per_s(lambda: index.score(MODEL, prompt))
+    return per_s(key_calls(lambda ids: index.block_keys(MODEL, ids), prompt)[measure])
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path.cwd())
+    print(_measure(sys.argv[1], *map(int, sys.argv[2:])))

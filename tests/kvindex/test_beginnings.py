@@ -1,0 +1,101 @@
+"""Keys of prompts that begin as others did are those that hashing gives, whatever is remembered."""
+
+from __future__ import annotations
+
+from array import array
+from threading import Thread
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kvindex.beginnings import PART_BLOCKS, Beginnings
+from app.kvindex.index import Index, IndexSettings
+from app.kvindex.keys import GENERATIONS, Generation, RequestKeys, request_keys
+from app.kvindex.memory import MemoryBackend
+
+SIZE = 2
+PART = PART_BLOCKS * SIZE
+prompts = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 2 * PART + 3)).map(lambda it: [it[0]] * it[1]), max_size=4
+).map(lambda parts: [token for part in parts for token in part])
+
+
+class Counting:
+    """Request keys that count the blocks they are made for."""
+
+    def __init__(self, keys: RequestKeys) -> None:
+        self.block_size, self.slice_blocks, self.roots = keys.block_size, keys.slice_blocks, keys.roots
+        self.root, self._keys, self.blocks = keys.root, keys.keys, 0
+
+    def keys(self, parent: int, tokens: list[int], features: None = None) -> list[int]:
+        made = self._keys(parent, tokens, features)
+        self.blocks += len(made)
+        return made
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+@given(asked=st.lists(prompts, max_size=8))
+def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[int]]) -> None:
+    keys = request_keys(generation, SIZE)
+    beginnings = Beginnings(keys, limit_bytes=20_000)
+    for prompt in asked:
+        assert beginnings.keys(5, prompt) == keys.keys(5, prompt)
+        assert beginnings.keys(6, array("I", prompt)) == keys.keys(6, prompt)
+        assert beginnings.parts.size_bytes <= beginnings.parts.limit_bytes
+
+
+def test_only_what_is_new_is_hashed() -> None:
+    counting = Counting(request_keys("E", SIZE))
+    beginnings = Beginnings(counting)
+    prompt = list(range(3 * PART + 5))
+    beginnings.keys(1, prompt)
+    assert counting.blocks == 3 * PART_BLOCKS + 2
+    counting.blocks = 0
+    beginnings.keys(1, [*prompt[: 2 * PART], 7, *prompt[2 * PART :]])
+    assert counting.blocks == PART_BLOCKS + 3
+    counting.blocks = 0
+    beginnings.keys(2, prompt)  # of another model
+    assert counting.blocks == 3 * PART_BLOCKS + 2
+
+
+def test_two_parts_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.kvindex.beginnings.xxh3_64_intdigest", lambda data, seed: 1)
+    keys = request_keys("E", SIZE)
+    beginnings = Beginnings(keys)
+    for parent, first in ((1, 0), (1, 9), (2, 0), (1, 0)):
+        prompt = [first] * 2 * PART
+        assert beginnings.keys(parent, prompt) == keys.keys(parent, prompt)
+
+
+def test_what_is_remembered_is_bounded_and_told_of() -> None:
+    index = Index(MemoryBackend(), IndexSettings(block_size=SIZE))
+    (beginnings,) = (cache for name, cache in index.caches.items() if name == "index keys")
+    for first in range(3000):
+        index.block_keys("m", [first] * 10 * PART)
+        assert beginnings.size_bytes <= beginnings.limit_bytes
+    assert beginnings.size_bytes > beginnings.limit_bytes / 3
+
+
+@pytest.mark.parametrize("tokens", [[-1], [1 << 32], ["x"], [1.5], [None], array("d", [1.0])])
+def test_what_is_no_token_is_refused(tokens: list[int]) -> None:
+    for generation in GENERATIONS:
+        with pytest.raises(ValueError):
+            Beginnings(request_keys(generation, 1)).keys(1, tokens)
+
+
+def test_threads_may_share_them() -> None:
+    keys = request_keys("E", 16)
+    prompts = [[number] * 16 * 100 for number in range(8)]
+    expected = [request_keys("E", 16).keys(1, prompt) for prompt in prompts]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        wrong.extend(1 for _ in range(200) if keys.keys(1, prompts[number]) != expected[number])
+
+    threads = [Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
