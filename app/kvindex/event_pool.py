@@ -26,7 +26,7 @@ SLICE_S = 0.002
 """After so long a step ends, as soon as it can."""
 MOST_A_ROUND = 64
 """Messages between two looks at replays."""
-MOST_PODS = 4096
+MOST_PODS = 10_240
 """More than one process keeps up with: each is 3 KB here and in the index."""
 POD_BYTES = 2200
 """What is remembered of a pod, with the longest name that a topic may have."""
