@@ -240,11 +240,11 @@ def test_transfer_params_are_told_only_where_there_are_some() -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (internal("It broke."), "api_error"),
-        (retryable("Again."), "overloaded_error"),
-        (too_many("Full."), "rate_limit_error"),
-        (ApiError(418, "Teapot", "No coffee."), "invalid_request_error"),
-        (ValueError("a detail of ours"), "api_error"),
+        (internal("It broke."), "InternalServerError"),
+        (retryable("Again."), "ServiceUnavailableError"),
+        (too_many("Full."), "RateLimitError"),
+        (ApiError(418, "Teapot", "No coffee."), "Teapot"),
+        (ValueError("a detail of ours"), "InternalServerError"),
     ],
 )
 def test_a_failure_ends_the_stream_with_an_error(error: Exception, kind: str) -> None:

@@ -151,7 +151,7 @@ def test_an_error_in_a_stream_is_raised(client: anthropic.Anthropic) -> None:
     stream = create(client, max_tokens=1500, thinking=thinking, stream=True)
     with pytest.raises(anthropic.APIStatusError) as caught:
         list(stream)
-    assert caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+    assert caught.value.body["error"]["type"] == "BadRequestError"  # type: ignore[index]
 
 
 def test_a_tool_is_used_and_its_result_answered(client: anthropic.Anthropic) -> None:
