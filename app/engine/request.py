@@ -30,7 +30,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True):
     least: int = 0
     most: int = 1
     named: bool = False
-    """The client named the tool, so the reply is the bare arguments, without the markup of a call."""
+    """The client named the tool: it is called once, whatever the room for it."""
     lenient: bool = False
     """What is wrong in a schema is left out of it, instead of being an error."""
 

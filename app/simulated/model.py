@@ -14,6 +14,7 @@ from app.engine.outputs import Part
 from app.engine.reply import LENGTH, STOP, Reply, joined
 from app.engine.request import EngineRequest
 from app.schema import SchemaError, Schemas
+from app.simulated.calls import CallReplies
 from app.simulated.corpus import Corpus
 from app.simulated.endings import reply_length, stopped
 from app.simulated.logprobs import prompt_logprobs, reply_logprobs
@@ -54,13 +55,15 @@ class SimulatedModel:
         self._corpus = corpus
         self._datasets = datasets
         self._has_datasets = bool(datasets)
-        self._structured = StructuredReplies(tokenizer, corpus, schemas, settings.tools)
+        self._structured = StructuredReplies(tokenizer, schemas, settings.tools)
+        self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
         self._text_rng, self._call_rng = text_rng, call_rng
 
     def on_settings(self, settings: Settings) -> None:
         """Live settings have changed."""
         self._settings = settings
         self._structured.use(settings.tools)
+        self._calls.use(settings.tools)
 
     def reply(self, request: EngineRequest) -> Reply:
         """The whole reply. SchemaUnsatisfiable when it should satisfy a schema that nothing satisfies."""
@@ -96,7 +99,7 @@ class SimulatedModel:
 
     def _said(self, request: EngineRequest, rng: Random, own: Random | None) -> Reply:
         if request.tool_calls is not None:
-            calls = self._structured.tool_calls(request, request.tool_calls, own or self._call_rng)
+            calls = self._calls.reply(request, request.tool_calls, own or self._call_rng)
             if calls is not None:
                 return calls
         if request.constraint is not None:

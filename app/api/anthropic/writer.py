@@ -131,6 +131,8 @@ class MessageWriter(ResponseWriter):
         if type(output) is not Tokens:
             super().take(output)
             return
+        if self.choices[0].cut_off(output, self._own_id):
+            return
         segment = self.choices[0].shown(output, self._own_id)
         if segment is not None:
             segment.texts += output.texts
