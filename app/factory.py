@@ -7,7 +7,7 @@ import socket
 import sys
 from functools import partial
 
-from app.api import models, tokens
+from app.api import models, openapi, tokens
 from app.api.admin import config as admin
 from app.api.admin import lifecycle as lifecycle_routes
 from app.api.admin import reports
@@ -163,6 +163,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
     if settings.server.profiling:
         app.add_routes("profiler", lifecycle_routes.profiler())
+    app.add_routes("openapi", openapi.routes(lambda: app.routes, settings.model.vllm_version))
     return app
 
 

@@ -104,6 +104,6 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
         return Response(f"Success: adapter {asked.lora_name!r} is unloaded.".encode(), 200, content_type=TEXT)
 
     return [
-        post("/v1/load_lora_adapter", load),
-        post("/v1/unload_lora_adapter", unload),
+        post("/v1/load_lora_adapter", load, body=LoadAdapterRequest),
+        post("/v1/unload_lora_adapter", unload, body=UnloadAdapterRequest),
     ]

@@ -39,6 +39,6 @@ def routes(body: BodyLimits, models: ServedModels, tokenizer: Tokenizer) -> list
         return json_response({"prompt": tokenizer.decode(asked.tokens, False)})
 
     return [
-        post("/tokenize", tokenize),
-        post("/detokenize", detokenize),
+        post("/tokenize", tokenize, body=TOKENIZE_REQUESTS),
+        post("/detokenize", detokenize, body=DetokenizeRequest),
     ]

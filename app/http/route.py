@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from app.http.context import RequestContext
 from app.http.response import PendingResponse, Response
 
@@ -40,6 +42,8 @@ class Route:
     handle: Handler
     on_error: ErrorHandler | None = None
     plain: PlainHandler | None = None
+    bodies: tuple[type[Struct], ...] = ()
+    """What a body may be, for those who read about the route; `handle` decodes it."""
 
 
 def get(path: str, handle: Handler) -> Route:
@@ -48,7 +52,12 @@ def get(path: str, handle: Handler) -> Route:
 
 
 def post(
-    path: str, handle: Handler, on_error: ErrorHandler | None = None, plain: PlainHandler | None = None
+    path: str,
+    handle: Handler,
+    on_error: ErrorHandler | None = None,
+    plain: PlainHandler | None = None,
+    body: type[Struct] | tuple[type[Struct], ...] = (),
 ) -> Route:
-    """A route of POST requests."""
-    return Route(methods=("POST",), path=path, handle=handle, on_error=on_error, plain=plain)
+    """A route of POST requests; their body is `body`, or one of these."""
+    bodies = body if isinstance(body, tuple) else (body,)
+    return Route(methods=("POST",), path=path, handle=handle, on_error=on_error, plain=plain, bodies=bodies)

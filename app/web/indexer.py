@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from app.api import openapi
 from app.api.admin import reports
 from app.api.kv import index as kv_index
 from app.api.responder import ServerLoad
@@ -46,6 +47,7 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     app.add_routes("memory", reports.memory_routes(app.caches))
     app.add_routes("health", reports.health_routes(ready, ServerLoad(False), settings.model.vllm_version))
     app.add_routes("metrics", reports.metrics_routes(Exposition([families], http)))
+    app.add_routes("openapi", openapi.routes(lambda: app.routes, settings.model.vllm_version))
     return app
 
 

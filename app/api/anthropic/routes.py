@@ -36,8 +36,8 @@ def routes(frontend: Frontend) -> list[Route]:
         )
 
     return [
-        post("/v1/messages", create_message, message_error),
-        post("/v1/messages/count_tokens", count_tokens, message_error),
+        post("/v1/messages", create_message, message_error, body=MessagesRequest),
+        post("/v1/messages/count_tokens", count_tokens, message_error, body=CountTokensRequest),
     ]
 
 

@@ -51,8 +51,8 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         return frontend.generate(asked, head, prompts, ChatWriter(head, options), context)
 
     return [
-        post("/v1/chat/completions", chat_completions, plain=plain),
-        post("/v1/chat/completions/batch", chat_batch),
+        post("/v1/chat/completions", chat_completions, plain=plain, body=ChatCompletionRequest),
+        post("/v1/chat/completions/batch", chat_batch, body=BatchChatRequest),
     ]
 
 

@@ -46,7 +46,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         return frontend.generate(accepted, head, prompts, CompletionWriter(head, shape), context)
 
     return [
-        post("/v1/completions", completions, plain=plain),
+        post("/v1/completions", completions, plain=plain, body=CompletionRequest),
     ]
 
 

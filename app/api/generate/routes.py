@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
 from app.api.builder import Prompt
@@ -28,6 +29,7 @@ def routes(frontend: Frontend, enabled: bool) -> list[Route]:
     def gated(handle: Handler) -> Handler:
         """403 unless scale-out is enabled."""
 
+        @wraps(handle)
         def guarded(context: RequestContext) -> Response:
             if not enabled:
                 raise ApiError(403, "PermissionDeniedError", "This needs a server with --enable-scale-out.")
@@ -78,11 +80,11 @@ def routes(frontend: Frontend, enabled: bool) -> list[Route]:
         return json_response({"status": "aborted", "aborted": found if ids is None else len(ids)})
 
     return [
-        post("/inference/v1/generate", gated(generate)),
-        post("/v1/chat/completions/render", gated(render_chat)),
-        post("/v1/completions/render", gated(render_completion)),
-        post("/abort_requests", gated(abort_requests)),
-        post("/inference/v1/abort_requests", gated(abort_requests)),
+        post("/inference/v1/generate", gated(generate), body=GenerateRequest),
+        post("/v1/chat/completions/render", gated(render_chat), body=ChatCompletionRequest),
+        post("/v1/completions/render", gated(render_completion), body=CompletionRequest),
+        post("/abort_requests", gated(abort_requests), body=AbortRequest),
+        post("/inference/v1/abort_requests", gated(abort_requests), body=AbortRequest),
     ]
 
 

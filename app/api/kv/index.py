@@ -113,9 +113,9 @@ def score_routes(
         return json_response({"blocks": len(asked.tokens) // index.block_size, "scores": cards})
 
     return [
-        post("/score_completions", score_completions),
-        post("/score_chat_completions", score_chat_completions),
-        post("/score_tokens", score_tokens),
+        post("/score_completions", score_completions, body=ScoreTextRequest),
+        post("/score_chat_completions", score_chat_completions, body=ScoreChatRequest),
+        post("/score_tokens", score_tokens, body=ScoreTokensRequest),
     ]
 
 

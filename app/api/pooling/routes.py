@@ -17,6 +17,7 @@ from app.http.response import Response, json_response
 from app.http.route import Handler, Route, post
 from app.pooling.model import TASKS, Bag, PoolingModel, logit, sigmoid
 from app.pooling.numbers import Turns
+from app.protocol.decoding import Request
 from app.protocol.pooling import (
     MAX_DIMENSIONS,
     ClassificationRequest,
@@ -51,6 +52,14 @@ POOLED: Mapping[str, str] = {
 """What POST /pooling gives when the request does not say, by task."""
 
 
+BODIES: Mapping[str, type[Request]] = {
+    EMBEDDINGS: EmbeddingRequest,
+    "/pooling": PoolingRequest,
+    "/classify": ClassificationRequest,
+    **{path: RerankRequest if path.endswith("rerank") else ScoreRequest for path in SCORES},
+}
+
+
 def served_routes(settings: ModelSettings) -> tuple[str, ...]:
     """The pooling routes of a model; none for one that generates."""
     routes = ROUTES.get(settings.task, ())
@@ -68,7 +77,7 @@ def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
         "/classify": classification(frontend, model),
         **{path: ranks if path.endswith("rerank") else scores for path in SCORES},
     }
-    return [post(path, handlers[path]) for path in served_routes(settings)]
+    return [post(path, handlers[path], body=BODIES[path]) for path in served_routes(settings)]
 
 
 EMBEDDING = ItemForm("embedding", "embedding")

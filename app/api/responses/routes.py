@@ -78,7 +78,7 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
         return json_response(kept.response)
 
     return [
-        post("/v1/responses", create_response, error_of_responses),
+        post("/v1/responses", create_response, error_of_responses, body=ResponsesRequest),
         get("/v1/responses/{response_id}", retrieve_response),
         post("/v1/responses/{response_id}/cancel", cancel_response, error_of_responses),
     ]
