@@ -123,7 +123,9 @@ def _parse_part(part: object) -> Part | None:
     if not isinstance(part, dict):
         raise ChatTemplateError("A part of a message's content must be a string or an object.")
     named = part.get("type")
-    kind = str(named or next((field for field in MODALITIES if field in part), None))
+    kind = next((field for field in MODALITIES if field in part), None) if named is None else named
+    if not isinstance(kind, str):
+        raise ChatTemplateError("A part of a message's content needs its type, a string.")
     if kind in TEXT_FIELDS:
         return _text_of(part, kind)
     if kind == "tool_reference":

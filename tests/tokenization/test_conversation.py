@@ -171,6 +171,12 @@ def test_a_medium_needs_its_url(kind: str, address: object) -> None:
     assert known[0]["content"] == [{"type": kind.partition("_")[0]}]
 
 
+@pytest.mark.parametrize("kind", [{}, [], 5, True, ""])
+def test_the_type_of_a_part_is_a_text(kind: object) -> None:
+    with pytest.raises(ChatTemplateError):
+        content([{"type": kind, "image_url": {"url": "http://a/b"}}])
+
+
 @pytest.mark.parametrize("part", [{"type": "text", "text": 5}, {"type": "input_text"}, {"type": "thinking"}])
 def test_a_text_part_is_a_text(part: dict[str, object]) -> None:
     with pytest.raises(ChatTemplateError, match="a string"):
