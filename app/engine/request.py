@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from app.grammar.nodes import Grammar
+
 log = logging.getLogger(__name__)
 
 JsonSchema = Mapping[str, object] | bool
@@ -36,11 +38,12 @@ class ToolCalls(Struct, frozen=True, kw_only=True):
 
 
 class Constraint(Struct, frozen=True, kw_only=True):
-    """What the text must be: JSON that satisfies `schema`, a match of `regex`, or one of `choices`."""
+    """What the text must be: JSON of `schema`, a match of `regex`, one of `choices`, a text of `grammar`."""
 
     schema: JsonSchema | None = None
     regex: str | None = None
     choices: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True):

@@ -55,7 +55,7 @@ class SimulatedModel:
         self._corpus = corpus
         self._datasets = datasets
         self._has_datasets = bool(datasets)
-        self._structured = StructuredReplies(tokenizer, schemas, settings.tools)
+        self._structured = StructuredReplies(tokenizer, corpus, schemas, settings.tools)
         self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
         self._text_rng, self._call_rng = text_rng, call_rng
 
