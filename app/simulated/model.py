@@ -127,7 +127,9 @@ class SimulatedModel:
     def _composed(self, request: EngineRequest, rng: Random) -> Reply:
         most = request.max_tokens
         count = most if request.ignore_eos else reply_length(most, request.limited, rng)
-        count = max(count, request.min_tokens)
+        if count < request.min_tokens:  # where it must not end yet it goes on, and ends by chance
+            room = most - request.min_tokens
+            count = request.min_tokens + (reply_length(room, request.limited, rng) if room > 0 else 0)
         ids, texts = self._corpus.compose(count, rng)
         return Reply(texts, ids, LENGTH if count >= most else STOP)
 
