@@ -189,7 +189,12 @@ def test_a_call_opens_with_its_name_before_it_has_arguments() -> None:
     writer.chunk(Started(0, 0.5))
     ((kind, opened),) = named(writer.chunk(Tokens(0, [""], [1], 1.0, part=call(0))))
     assert kind == "content_block_start"
-    assert opened["content_block"] == {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {}}
+    assert opened["content_block"] == {
+        "type": "tool_use",
+        "id": "chatcmpl-tool-1",
+        "name": "weather",
+        "input": {},
+    }
     assert writer.chunk(Tokens(0, [""], [2], 1.0, part=call(0))) == b""
 
 
@@ -197,8 +202,8 @@ def test_each_call_is_a_block_with_an_id_of_its_own() -> None:
     segments = [(call(0), ["", '{"a":', "1}"]), (call(1, "time"), ["", "{}"])]
     content = whole(answer(), told(segments, Finish("stop")))["content"]
     assert content == [
-        {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"a": 1}},
-        {"type": "tool_use", "id": "toolu_2", "name": "time", "input": {}},
+        {"type": "tool_use", "id": "chatcmpl-tool-1", "name": "weather", "input": {"a": 1}},
+        {"type": "tool_use", "id": "chatcmpl-tool-2", "name": "time", "input": {}},
     ]
 
 

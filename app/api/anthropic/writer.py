@@ -25,7 +25,8 @@ from app.protocol.common import ECTransferParams, KVTransferParams, encode
 
 T = TypeVar("T")
 
-TOOL_USE_ID = "toolu_"
+TOOL_USE_ID = "chatcmpl-tool-"
+"""vLLM's own, of the chat behind a message."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "cache_threshold": "max_tokens"}
 """What an ending is called. One without a name, such as an abort, is null."""
 
