@@ -46,7 +46,8 @@ class GbnfParser(Parser):
             case "name" if self.look(1).kind != "define":
                 return Rule(self.step().text)
             case "text":
-                return Text("".join(chr(point) for point, _ in self._points(self.step())))
+                self.step()
+                return Text(self._text(token))
             case "set":
                 return self._set(list(self._points(self.step())), token)
         if self.skip("."):
@@ -64,9 +65,15 @@ class GbnfParser(Parser):
         least, comma, most = token.text[1:-1].replace(" ", "").partition(",")
         return self.between(int(least), int(most) if most else None if comma else int(least))
 
+    def _text(self, token: Token) -> str:
+        if "\\" not in token.text:
+            return token.text[1:-1]
+        return "".join(chr(point) for point, _ in self._points(token))
+
     def _points(self, token: Token) -> Iterator[tuple[int, bool]]:
         """The code points between the signs around them, and whether each was escaped."""
         for found in ESCAPE.finditer(token.text[1:-1]):
+            self._slices.spend()
             *codes, named, plain = found.groups()
             if plain is not None:
                 yield ord(plain), False

@@ -142,9 +142,9 @@ class Grammar:
             seen: dict[int, Cost | None] = {}
             cost = self._look_at(self.rules[name], seen)
             looks += len(seen) + 1
+            self._slices.spend()
             if looks > MOST_LOOKS:
                 raise SchemaError("the grammar takes too much work")
-            self._slices.spend(1 + len(seen) // 4)
             if cost is not None and cost != self._known.get(name):
                 self._known[name] = cost
                 waiting.extend(user for user in users.get(name, ()) if user not in queued)
@@ -186,6 +186,7 @@ class Grammar:
         return cost
 
     def _together(self, node: Run | Either | Many, seen: dict[int, Cost | None], depth: int) -> Cost | None:
+        self._slices.spend()
         costs = [self._look_at(inner, seen, depth) for inner in _inner(node)]
         if isinstance(node, Many):
             once = costs[0] if node.least else Cost(0)
