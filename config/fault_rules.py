@@ -16,7 +16,8 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Ordinal = Annotated[int, Meta(ge=1, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
-PerMinute = Annotated[float, Meta(gt=0, le=1e9)]
+PerMinute = Annotated[float, Meta(ge=1e-6, le=1e9)]
+"""At least one in two years: longer waits are beyond what clients, and headers, can tell."""
 Name = Annotated[str, Meta(max_length=64)]
 Status = Annotated[int, Meta(ge=400, le=599)]
 

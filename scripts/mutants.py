@@ -40,6 +40,7 @@ ROOMS = {
     "kvcache": ("app/kvcache", "tests/kvcache"),
     "kvindex": ("app/kvindex", "tests/kvindex"),
     "schema": ("app/schema", "tests/schema"),
+    "grammar": ("app/grammar", "tests/grammar"),
     "simulated": ("app/simulated", "tests/simulated"),
 }
 """The code of a room, and the folders of its tests."""

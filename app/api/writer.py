@@ -70,17 +70,20 @@ class ChoiceState(Struct):
         self.ids += output.ids
         if output.logprobs is not None:
             self.logprobs.append(output.logprobs)
-        if output.part is None:
+        part = output.part
+        if part is None:
             self.texts += output.texts
-        else:
-            segment = self.current(output.part) or self.begin(output.part)
+        elif part.raw:
+            self.texts = [part.raw]
+        elif part.name or part.kind != "call":
+            segment = self.current(part) or self.begin(part)
             segment.texts += output.texts
 
     def shown(self, output: Tokens, new_id: Callable[[Part | None], str]) -> Segment | None:
         """Count the tokens; the segment that they go to, or None when they show nothing.
 
         A new one begins, with an id of its own, where another part says something. A call does so with its
-        markup already. No item or block can hold an image.
+        name already. No item or block can hold an image.
         """
         self.count(output)
         part = output.part
@@ -88,11 +91,21 @@ class ChoiceState(Struct):
         if segment is None:
             if part is not None and part.kind == "image":
                 return None
-            begins = output.logprobs is not None if part is None else part.kind == "call"
+            begins = output.logprobs is not None if part is None else part.name != ""
             if not begins and not any(output.texts):
                 return None
             segment = self.begin(part, new_id(part))
         return segment
+
+    def cut_off(self, output: Tokens, new_id: Callable[[Part | None], str]) -> bool:
+        """True for tokens of a call that was cut off: in a whole answer their reply is a text."""
+        part = output.part
+        if part is None or not part.raw:
+            return False
+        self.count(output)
+        if self.current(None) is None:
+            self.begin(None, new_id(None)).texts.append(part.raw)
+        return True
 
     def current(self, part: Part | None) -> Segment | None:
         """The segment that tokens of `part` go on with; None when they begin another one."""

@@ -34,13 +34,16 @@ class Finish(Struct, gc=False, frozen=True):
 class Part(Struct, gc=False, frozen=True):
     """What tokens belong to that are not the reply's own text: a thought, a tool call, an image.
 
-    `number` counts the calls of a choice from 0, `name` is the function that a call calls. The texts of a
-    call are its arguments, those of an image a data URL; tokens of the markup around them have none.
+    `number` counts the calls of a choice from 0, `name` is the function that a call calls; empty until its
+    tokens have told it. The texts of a call are its arguments, those of an image a data URL; tokens of the
+    markup around them have none.
     """
 
     kind: Literal["reasoning", "call", "image"]
     number: int = 0
     name: str = ""
+    raw: str = ""
+    """All of a reply whose last call was cut off, with its markup: whole answers tell it as their text."""
 
 
 class Started(Struct, gc=False):

@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from app.grammar.nodes import Grammar
+
 log = logging.getLogger(__name__)
 
 JsonSchema = Mapping[str, object] | bool
@@ -30,17 +32,18 @@ class ToolCalls(Struct, frozen=True, kw_only=True):
     least: int = 0
     most: int = 1
     named: bool = False
-    """The client named the tool, so the reply is the bare arguments, without the markup of a call."""
+    """The client named the tool: it is called once, whatever the room for it."""
     lenient: bool = False
     """What is wrong in a schema is left out of it, instead of being an error."""
 
 
 class Constraint(Struct, frozen=True, kw_only=True):
-    """What the text must be: JSON that satisfies `schema`, a match of `regex`, or one of `choices`."""
+    """What the text must be: JSON of `schema`, a match of `regex`, one of `choices`, a text of `grammar`."""
 
     schema: JsonSchema | None = None
     regex: str | None = None
     choices: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True):

@@ -37,12 +37,18 @@ _TYPES = {
 _FAILURES = {
     "rate_limit": (429, "More requests came for {model} than its rate allows; try again later.", None),
     "invalid_api_key": (401, "This API key is not valid.", None),
-    "context_length": (400, "The messages have 4500 tokens, and the context takes 4096.", "messages"),
+    "context_length": (
+        400,
+        "This model's maximum context length is {context} tokens, and the messages have {beyond}.",
+        "messages",
+    ),
     "server_error": (503, "The server is overloaded or still starting.", None),
     "invalid_request": (400, "The request has no parameter 'model'.", "model"),
     "model_not_found": (404, "There is no model '{model}-nonexistent' here.", "model"),
 }
-"""Status, message and param of every failure type."""
+"""Status, message and param of every failure type. Clients know a prompt that is too long by these words."""
+BEYOND = 404
+"""Tokens by which a prompt is said to be too long."""
 
 
 class Fault(Struct, frozen=True, kw_only=True):
@@ -67,10 +73,11 @@ def error_type(status: int) -> str:
     return _TYPES.get(status) or ("InternalServerError" if status >= 500 else "APIConnectionError")
 
 
-def failure(kind: str, model: str) -> ApiError:
-    """The error of failure type `kind`; `model` is the one that is served."""
+def failure(kind: str, model: str, context: int) -> ApiError:
+    """The error of failure type `kind`; `model` is the one that is served, `context` its tokens."""
     status, message, param = _FAILURES[kind]
-    return ApiError(status, error_type(status), message.format(model=model), param)
+    text = message.format(model=model, context=context, beyond=context + BEYOND)
+    return ApiError(status, error_type(status), text, param)
 
 
 def draw_failure(rate: int, kinds: Sequence[str], rng: Random) -> str | None:

@@ -35,7 +35,7 @@ class FaultPlan:
         self._now = now
         self._rate = 0
         self._kinds: tuple[str, ...] = ()
-        self._model = ""
+        self._model, self._context = "", 0
         self._rules: str | None = None
         self._script: FaultScript | None = None
         self.limit_bytes = LIMIT_BYTES
@@ -57,7 +57,7 @@ class FaultPlan:
         """Work by `settings` from now on; rules that have not changed go on counting."""
         failures = settings.failures
         self._rate, self._kinds = failures.failure_injection_rate, failures.failure_types
-        self._model = settings.model.model
+        self._model, self._context = settings.model.model, settings.model.max_model_len
         if failures.fault_rules != self._rules:
             self._rules = failures.fault_rules
             self.restart()
@@ -109,7 +109,7 @@ class FaultPlan:
 
     def _drawn(self, request: RequestFacts) -> Fault | None:
         kind = draw_failure(self._rate, self._kinds, self._rng)
-        return Fault(name=kind, error=failure(kind, self._model)) if kind else None
+        return Fault(name=kind, error=failure(kind, self._model, self._context)) if kind else None
 
 
 BYTES_PER_TOKEN = 4

@@ -98,7 +98,7 @@ class Delta(Struct):
     """What a chunk adds to the message."""
 
     role: str | UnsetType = UNSET
-    content: Content | UnsetType = UNSET
+    content: Content | None | UnsetType = UNSET
     reasoning: str | Raw | UnsetType = UNSET
     tool_calls: Sequence[ToolCall] | UnsetType = UNSET
 

@@ -54,6 +54,12 @@ class Misfit(Exception):
         self.expected = expected
         self.path = path
 
+    def after(self, other: Misfit | None) -> Misfit:
+        """Both: where `other` is, and what either would have taken there."""
+        if other is None or self.path != other.path:
+            return other or self
+        return Misfit(f"{other.expected}, or {self.expected}", *other.path)
+
     def under(self, step: str | int) -> Misfit:
         """The same misfit, seen from one step further out."""
         return Misfit(self.expected, step, *self.path)
@@ -263,7 +269,7 @@ def _union(members: tuple[object, ...]) -> Convert:
             try:
                 return converter(value, within)
             except Misfit as misfit:
-                first = first or misfit
+                first = misfit.after(first)
         assert first is not None
         try:
             raise first

@@ -131,7 +131,7 @@ class CompletionRequest(Request, kw_only=True):
 
     def check_rules(self: CompletionRequest | RawRequest, within: Slices) -> None:
         _check_prompt_count(self.prompt, self.prompt_embeds, within)
-        if self.prompt in (None, "") and self.prompt_embeds in (None, []):
+        if self.prompt in (None, "", []) and self.prompt_embeds in (None, []):
             raise bad_request("a prompt that is not empty is needed", "prompt")
         rules.check_stream_options(self.stream_options, self.stream)
         _check_logprobs(self)

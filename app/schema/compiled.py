@@ -9,7 +9,7 @@ from random import Random
 from app.clock.pause import Slices
 from app.schema.choices import Heights
 from app.schema.document import JSON, Document
-from app.schema.draw import Draw
+from app.schema.draw import Draw, Size
 from app.schema.errors import Allowance, Contradiction, SchemaError, Unsatisfiable
 from app.schema.judge import Judge
 from app.schema.ranges import Ranges
@@ -39,8 +39,8 @@ class CompiledSchema:
         self._heights = Heights(document, slices)
         self._judge = Judge(document)
 
-    def sample(self, rng: Random, ranges: Ranges) -> JSON:
-        """A JSON value that satisfies the schema.
+    def sample(self, rng: Random, ranges: Ranges, brief: bool = False) -> JSON:
+        """A JSON value that satisfies the schema; one of few characters where it is to be `brief`.
 
         It does so whether ``format`` is a rule or, as the specification has it, a remark; where no
         such value is found, in one of the two readings. Raises Unsatisfiable when no value was
@@ -48,16 +48,17 @@ class CompiledSchema:
         """
         allowance = Allowance(STEPS, self._slices)
         try:
-            return self._sample(rng, ranges, allowance)
+            return self._sample(rng, ranges, allowance, brief)
         finally:
             allowance.settle()
 
-    def _sample(self, rng: Random, ranges: Ranges, allowance: Allowance) -> JSON:
+    def _sample(self, rng: Random, ranges: Ranges, allowance: Allowance, brief: bool) -> JSON:
         strictly: JSON | _Nothing = NOTHING
         try:
             for attempt in range(ATTEMPTS):
                 formats = attempt < ATTEMPTS // 2
-                value = self._try(rng, ranges, allowance, formats, frugal=attempt % 2 == 1)
+                size = Size.BRIEF if brief else Size.FRUGAL if attempt % 2 else Size.USUAL
+                value = self._try(rng, ranges, allowance, formats, size)
                 if isinstance(value, _Nothing):
                     continue
                 if not formats or self._holds_without_formats(value, allowance):
@@ -71,11 +72,11 @@ class CompiledSchema:
         return strictly
 
     def _try(
-        self, rng: Random, ranges: Ranges, allowance: Allowance, formats: bool, frugal: bool
+        self, rng: Random, ranges: Ranges, allowance: Allowance, formats: bool, size: Size
     ) -> JSON | _Nothing:
         """A value, judged; nothing when this try has found none."""
         root = self._document.root
-        draw = Draw(self._document, self._heights, self._judge, ranges, rng, allowance, formats, frugal)
+        draw = Draw(self._document, self._heights, self._judge, ranges, rng, allowance, formats, size)
         try:
             value = draw.value([root])
         except Contradiction:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from math import inf
 from random import Random
+from typing import TypeVar
 
 from app.schema.choices import Choices, Heights
 from app.schema.containers import ArrayDraw, ObjectDraw
@@ -13,7 +15,9 @@ from app.schema.document import JSON, Document, Schema
 from app.schema.errors import Allowance, Contradiction
 from app.schema.judge import Judge
 from app.schema.ranges import Ranges
-from app.schema.scalars import draw_integer, draw_number, draw_text
+from app.schema.scalars import DECIMALS, draw_integer, draw_number, draw_text
+
+N = TypeVar("N", int, float)
 
 DEEP = 5
 """Levels of nesting after which values are kept small: no optional fields, shallow branches."""
@@ -23,15 +27,26 @@ PLENTY = 150
 """Values drawn after which the rest is kept small."""
 TRIES = 8
 """Draws for one place of the value whose result depends on chance."""
+ENUM = frozenset(("enum", "default", "examples"))
+"""Keywords beside which any option will do."""
+DIGITS = 9
+"""Brief numbers lie so far from the least usual one at most."""
 MOST_SHUFFLED = 1000
 """Options of an ``enum`` that are tried in any order; more are tried in theirs, from any one on."""
 
 
-class Draw:
-    """One draw from `document`.
+class Size(IntEnum):
+    """How large values may be."""
 
-    `formats` makes ``format`` a rule rather than a remark; `frugal` keeps all values small.
-    """
+    BRIEF = 0
+    """As few characters as come easily."""
+    FRUGAL = 1
+    """Nothing that may be left out."""
+    USUAL = 2
+
+
+class Draw:
+    """One draw from `document`; `formats` makes ``format`` a rule rather than a remark."""
 
     def __init__(
         self,
@@ -42,13 +57,13 @@ class Draw:
         rng: Random,
         allowance: Allowance,
         formats: bool,
-        frugal: bool,
+        size: Size,
     ) -> None:
         self.rng = rng
         self.ranges = ranges
         self.allowance = allowance
         self._formats = formats
-        self._frugal = frugal
+        self._frugal, self._brief = size < Size.USUAL, size == Size.BRIEF
         self._heights = heights
         self._judge = judge
         self._choices = Choices(document, heights, rng, allowance)
@@ -103,9 +118,10 @@ class Draw:
 
     def _option(self, demands: Demands, schemas: Sequence[Schema]) -> JSON:
         options = demands.options or []
-        if len(demands.plain) == 1 and demands.plain[0].keys() <= {"enum", "default", "examples"}:
+        ordered: Sequence[JSON] = sorted(options, key=_width) if self._brief else ()
+        if not ordered and len(demands.plain) == 1 and demands.plain[0].keys() <= ENUM:
             return self.rng.choice(options)
-        for option in self._in_any_order(options):
+        for option in ordered or self._in_any_order(options):
             if self._accepted(schemas, option):
                 return option
         raise Contradiction
@@ -136,11 +152,21 @@ class Draw:
             case "boolean":
                 return self.rng.random() < 0.5
             case "integer":
-                return draw_integer(demands, self.rng, self.ranges.integers)
+                return draw_integer(demands, self.rng, self._usual(*self.ranges.integers))
             case "number":
-                return draw_number(demands, self.rng, self.ranges.numbers)
+                usual = self._usual(*self.ranges.numbers)
+                return draw_number(demands, self.rng, usual, None if self._brief else DECIMALS)
             case "string":
-                return draw_text(demands, self.rng, self.allowance, name, self._formats)
+                return draw_text(demands, self.rng, self.allowance, name, self._formats, self._brief)
             case "array":
                 return ArrayDraw(demands, self, depth, name).draw()
         return ObjectDraw(demands, self, depth).draw()
+
+    def _usual(self, low: N, high: N) -> tuple[N, N]:
+        """A usual range of numbers; the start of it where they are to be brief."""
+        return low, min(high, low + DIGITS) if self._brief else high
+
+
+def _width(option: JSON) -> int:
+    """Characters of an option, about."""
+    return len(str(option))

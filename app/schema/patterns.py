@@ -103,6 +103,11 @@ class Pattern(str):
         """Memory that it holds."""
         return sys.getsizeof(self._engine) + BASE_BYTES + CHARACTER_BYTES * len(self)
 
+    @property
+    def least(self) -> int:
+        """Characters of the shortest text that matches it all."""
+        return self._piece.least
+
     def found_in(self, text: str, allowance: Allowance) -> bool:
         """True when some part of `text` matches, as JSON Schema wants it; SchemaError if too costly."""
         return self._search(text, allowance, whole=False)

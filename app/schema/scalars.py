@@ -21,6 +21,8 @@ NUMBER_TRIES, TEXT_TRIES = 30, 12
 BEYOND = 8
 """Multiples looked at beyond the first one when the usual range holds none."""
 DECIMALS = 2
+BRIEF = 6
+"""Characters of a brief text, where it may be so short."""
 
 
 def draw_integer(demands: Demands, rng: Random, usual: tuple[int, int]) -> int:
@@ -28,8 +30,13 @@ def draw_integer(demands: Demands, rng: Random, usual: tuple[int, int]) -> int:
     return int(_draw_multiple(demands, rng, usual, whole=True))
 
 
-def draw_number(demands: Demands, rng: Random, usual: tuple[float, float]) -> Number:
-    """A finite number, of the `usual` range where the schema leaves an end open. May be an integer."""
+def draw_number(
+    demands: Demands, rng: Random, usual: tuple[float, float], decimals: int | None = DECIMALS
+) -> Number:
+    """A finite number, of the `usual` range where the schema leaves an end open.
+
+    It has `decimals` where that does; None is an integer.
+    """
     if demands.multiples:
         return _draw_multiple(demands, rng, (ceil(usual[0]), floor(usual[1])), whole=False)
     low, high = _window(demands.low, demands.high, usual)
@@ -37,7 +44,7 @@ def draw_number(demands: Demands, rng: Random, usual: tuple[float, float]) -> Nu
         drawn = _between(float(low), float(high), rng)
     except OverflowError:  # only a whole number is large enough
         return draw_integer(demands, rng, (0, 0))
-    near = (round(drawn, DECIMALS), drawn, nextafter(drawn, -inf), nextafter(drawn, inf))
+    near = (round(drawn, decimals), drawn, nextafter(drawn, -inf), nextafter(drawn, inf))
     for candidate in (*near, low, high):
         if isfinite(candidate) and fits(candidate, demands):
             return candidate
@@ -147,13 +154,17 @@ def _between(low: float, high: float, rng: Random) -> float:
     return low + (high - low) * rng.random() if isfinite(high - low) else low * rng.random()
 
 
-def draw_text(demands: Demands, rng: Random, allowance: Allowance, name: str, formats: bool) -> str:
+def draw_text(
+    demands: Demands, rng: Random, allowance: Allowance, name: str, formats: bool, brief: bool = False
+) -> str:
     """A string for a property called `name`; ``format`` is a rule only with `formats`.
 
     Raises Contradiction when none was found.
     """
     least = demands.counts.get("minLength", 0)
     most = demands.counts.get("maxLength", LONGEST)
+    if brief and not demands.patterns and not demands.formats:
+        most = min(most, max(least, BRIEF))
     if least > LONGEST:
         raise Contradiction
     for text in _candidates(demands, rng, allowance, name, least, most):

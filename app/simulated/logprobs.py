@@ -88,9 +88,9 @@ def own_logprob(position: int) -> float:
     return -1.0 - (position % 3) / 10
 
 
-def reply_logprobs(vocabulary: Vocabulary, ids: Sequence[int], alternatives: int) -> Sequence[TokenLogprob]:
-    """One entry per token of a reply."""
-    return LazySequence(Entries(vocabulary, ids, alternatives).entry, range(len(ids)))
+def reply_logprobs(vocabulary: Vocabulary, ids: Sequence[int], wanted: int) -> Sequence[TokenLogprob]:
+    """One entry per token of a reply. Each is the likeliest one, and so among the `wanted` ones itself."""
+    return LazySequence(Entries(vocabulary, ids, wanted - 1).entry, range(len(ids)))
 
 
 def prompt_logprobs(

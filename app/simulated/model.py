@@ -14,6 +14,7 @@ from app.engine.outputs import Part
 from app.engine.reply import LENGTH, STOP, Reply, joined
 from app.engine.request import EngineRequest
 from app.schema import SchemaError, Schemas
+from app.simulated.calls import CallReplies
 from app.simulated.corpus import Corpus
 from app.simulated.endings import reply_length, stopped
 from app.simulated.logprobs import prompt_logprobs, reply_logprobs
@@ -62,12 +63,14 @@ class SimulatedModel:
         self._datasets = datasets
         self._has_datasets = bool(datasets)
         self._structured = StructuredReplies(tokenizer, corpus, schemas, settings.tools)
+        self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
         self._text_rng, self._call_rng = text_rng, call_rng
 
     def on_settings(self, settings: Settings) -> None:
         """Live settings have changed."""
         self._settings = settings
         self._structured.use(settings.tools)
+        self._calls.use(settings.tools)
 
     def reply(self, request: EngineRequest) -> Reply:
         """The whole reply. SchemaUnsatisfiable when it should satisfy a schema that nothing satisfies."""
@@ -103,7 +106,7 @@ class SimulatedModel:
 
     def _said(self, request: EngineRequest, rng: Random, own: Random | None) -> Reply:
         if request.tool_calls is not None:
-            calls = self._structured.tool_calls(request, request.tool_calls, own or self._call_rng)
+            calls = self._calls.reply(request, request.tool_calls, own or self._call_rng)
             if calls is not None:
                 return calls
         if request.constraint is not None:
@@ -131,7 +134,9 @@ class SimulatedModel:
     def _composed(self, request: EngineRequest, rng: Random) -> Reply:
         most = request.max_tokens
         count = most if request.ignore_eos else reply_length(most, request.limited, rng)
-        count = max(count, request.min_tokens)
+        if count < request.min_tokens:  # where it must not end yet it goes on, and ends by chance
+            room = most - request.min_tokens
+            count = request.min_tokens + (reply_length(room, request.limited, rng) if room > 0 else 0)
         ids, texts = self._corpus.compose(count, rng)
         return Reply(texts, ids, LENGTH if count >= most else STOP)
 

@@ -38,6 +38,10 @@ MODALITIES: Mapping[str, str] = {
 }
 """Type of a part that is not text -> its modality. Without `type`, a field of that name tells it."""
 
+ADDRESSED = ("image_url", "audio_url", "video_url")
+"""Types of parts that must have a URL, unless the part has a `uuid` by which the medium is known."""
+MAY_LACK_TEXT = ("text", "refusal")
+"""Types of text parts that are left out where their text is null."""
 KEPT_FIELDS = ("name", "task")
 PLAIN_ROLES = ("system", "user", "assistant")
 """Whose messages of role and text become themselves."""
@@ -118,16 +122,34 @@ def _parse_part(part: object) -> Part | None:
         return _text_part(part)
     if not isinstance(part, dict):
         raise ChatTemplateError("A part of a message's content must be a string or an object.")
-    kind = str(part.get("type") or next((field for field in MODALITIES if field in part), None))
+    named = part.get("type")
+    kind = next((field for field in MODALITIES if field in part), None) if named is None else named
+    if not isinstance(kind, str):
+        raise ChatTemplateError("A part of a message's content needs its type, a string.")
     if kind in TEXT_FIELDS:
-        text = part.get(TEXT_FIELDS[kind])
-        return None if text is None else _text_part(str(text))
+        return _text_of(part, kind)
     if kind == "tool_reference":
         return {"type": kind, "name": part.get("name")}
     if kind in MODALITIES:
+        if named and kind in ADDRESSED and part.get("uuid") is None:
+            _check_address(part.get(kind), kind)
         return {"type": MODALITIES[kind]}
     known = ", ".join(sorted([*TEXT_FIELDS, *MODALITIES, "tool_reference"]))
     raise ChatTemplateError(f"Content part type {kind!r} is not one of: {known}.")
+
+
+def _text_of(part: Mapping[str, object], kind: str) -> Part | None:
+    text = part.get(TEXT_FIELDS[kind])
+    if text is None and kind in MAY_LACK_TEXT:
+        return None
+    if not isinstance(text, str):
+        raise ChatTemplateError(f"A part of type {kind!r} needs its {TEXT_FIELDS[kind]}, a string.")
+    return _text_part(text)
+
+
+def _check_address(address: object, kind: str) -> None:
+    if not isinstance(address, dict) or not isinstance(address.get("url"), str):
+        raise ChatTemplateError(f"A part of type {kind!r} needs {kind}.url, a string.")
 
 
 def _text_part(text: str) -> Part:

@@ -100,8 +100,8 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     tool_call_room: Annotated[
         NotNegative,
         About(
-            "A required call under a smaller limit of tokens is cut off before it is a call, and one "
-            "that is only allowed is not begun; 0 lets every call be made whole.",
+            "Under a smaller limit of tokens a call that is only allowed is not begun, and a required one "
+            "whose open schema has an unbounded text is cut off; 0 lets every call be made whole.",
             unit="tokens",
             live=True,
         ),

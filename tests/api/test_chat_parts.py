@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from app.api.chat.prompt import FEW_TOOLS, ToolDicts, chat_options
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
@@ -64,23 +65,68 @@ MARKED_UP: list[EngineOutput] = [
 NAMED: list[EngineOutput] = [tokens(['{"a"', ": 1}"], call(0), STOP)]
 
 
+def begun(number: int, name: str) -> dict[str, Any]:
+    """The entry of a delta that tells of a new call."""
+    return {"id": f"call-{number}", "type": "function", "index": number, "function": {"name": name}}
+
+
+def more(number: int, arguments: str) -> dict[str, Any]:
+    return {"index": number, "function": {"arguments": arguments}}
+
+
+def calling(*calls: dict[str, Any]) -> dict[str, Any]:
+    return {"content": None, "tool_calls": [*calls]}
+
+
 def test_a_call_begins_with_its_id_and_name_and_goes_on_with_its_arguments() -> None:
-    assert deltas(MARKED_UP) == [
-        {"tool_calls": [{"index": 0, "id": "call-0", "type": "function", "function": {"name": "look"}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
-        {"tool_calls": [{"index": 1, "id": "call-1", "type": "function", "function": {"name": "seek"}}]},
-        {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]},
+    told = deltas(MARKED_UP)
+    assert told == [
+        calling(begun(0, "look")),
+        calling(more(0, '{"a"')),
+        calling(more(0, ": 1}")),
+        calling(begun(1, "seek")),
+        calling(more(1, "{}")),
         {},
     ]
+    assert [list(delta) for delta in told[:-1]] == [["content", "tool_calls"]] * 5
+    assert list(told[0]["tool_calls"][0]) == ["id", "type", "index", "function"]
 
 
-def test_a_named_call_has_arguments_in_its_first_chunk() -> None:
-    function = {"name": "look", "arguments": '{"a"'}
+def test_a_token_that_completes_the_name_and_begins_the_arguments_tells_both() -> None:
     assert deltas(NAMED, named_tool=True) == [
-        {"tool_calls": [{"index": 0, "id": "call-0", "type": "function", "function": function}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+        calling(begun(0, "look"), more(0, '{"a"')),
+        calling(more(0, ": 1}")),
     ]
+
+
+def test_nothing_is_told_of_a_call_before_its_name_is_known() -> None:
+    events: list[EngineOutput] = [tokens(["", ""], call(0, "")), tokens(["", "{}", ""], call(0), STOP)]
+    assert deltas(events) == [calling(begun(0, "look")), calling(more(0, "{}")), {}]
+    (made,) = whole(events)["choices"][0]["message"]["tool_calls"]
+    assert made["function"] == {"name": "look", "arguments": "{}"}
+
+
+CUT = [
+    tokens(["", "", ""], Part("call", 0, "", '<tool_call>{"na')),
+    tokens(["", '{"a', '": "so'], Part("call", 0, "look", '<tool_call>{"name": "look", {"a": "so')),
+]
+"""Calls that were cut off before their name, and behind it."""
+
+
+@pytest.mark.parametrize(("part", "told"), [(0, [{}]), (1, ["look", '{"a', '": "so'])])
+def test_a_call_that_was_cut_off_is_told_by_a_stream_as_far_as_it_came(part: int, told: list[Any]) -> None:
+    cut: list[EngineOutput] = [replace(CUT[part], finish=Finish("length"))]
+    expected = [calling(begun(0, "look")), *(calling(more(0, text)) for text in told[1:])] if part else told
+    assert deltas(cut) == expected
+    assert chunks(cut)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_call_that_was_cut_off_is_the_text_of_a_whole_answer(part: int) -> None:
+    choice = whole([replace(CUT[part], finish=Finish("length"))], forced_tool=True)["choices"][0]
+    assert CUT[part].part is not None and choice["message"]["content"] == CUT[part].part.raw
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(

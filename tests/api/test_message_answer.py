@@ -189,7 +189,12 @@ def test_a_call_opens_with_its_name_before_it_has_arguments() -> None:
     writer.chunk(Started(0, 0.5))
     ((kind, opened),) = named(writer.chunk(Tokens(0, [""], [1], 1.0, part=call(0))))
     assert kind == "content_block_start"
-    assert opened["content_block"] == {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {}}
+    assert opened["content_block"] == {
+        "type": "tool_use",
+        "id": "chatcmpl-tool-1",
+        "name": "weather",
+        "input": {},
+    }
     assert writer.chunk(Tokens(0, [""], [2], 1.0, part=call(0))) == b""
 
 
@@ -197,8 +202,8 @@ def test_each_call_is_a_block_with_an_id_of_its_own() -> None:
     segments = [(call(0), ["", '{"a":', "1}"]), (call(1, "time"), ["", "{}"])]
     content = whole(answer(), told(segments, Finish("stop")))["content"]
     assert content == [
-        {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"a": 1}},
-        {"type": "tool_use", "id": "toolu_2", "name": "time", "input": {}},
+        {"type": "tool_use", "id": "chatcmpl-tool-1", "name": "weather", "input": {"a": 1}},
+        {"type": "tool_use", "id": "chatcmpl-tool-2", "name": "time", "input": {}},
     ]
 
 
@@ -240,11 +245,11 @@ def test_transfer_params_are_told_only_where_there_are_some() -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (internal("It broke."), "api_error"),
-        (retryable("Again."), "overloaded_error"),
-        (too_many("Full."), "rate_limit_error"),
-        (ApiError(418, "Teapot", "No coffee."), "invalid_request_error"),
-        (ValueError("a detail of ours"), "api_error"),
+        (internal("It broke."), "InternalServerError"),
+        (retryable("Again."), "ServiceUnavailableError"),
+        (too_many("Full."), "RateLimitError"),
+        (ApiError(418, "Teapot", "No coffee."), "Teapot"),
+        (ValueError("a detail of ours"), "InternalServerError"),
     ],
 )
 def test_a_failure_ends_the_stream_with_an_error(error: Exception, kind: str) -> None:

@@ -266,7 +266,7 @@ def test_a_stream_of_a_call_has_its_events_in_order() -> None:
     ]
     assert list(found[2]["item"].items()) == [
         ("arguments", ""),
-        ("call_id", "call_1"),
+        ("call_id", "chatcmpl-tool-1"),
         ("name", "weather"),
         ("type", "function_call"),
         ("id", "fc_1"),

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 from tests.needs import RECORDING
 
 CASES = RECORDING / "vllm-0.32" / "cases.jsonl"
+MORE_CASES = RECORDING / "vllm-0.32" / "cases-2.jsonl"
+"""Tool streams, structured outputs, limits of fields, odd bodies, lesser routes."""
 REPLAY = RECORDING / "replay.py"
 TOKENIZER = RECORDING / "vllm-0.32" / "tiny"
 """The recorded model's tokenizer; without it, numbers of tokens differ from the recorded ones."""
@@ -26,12 +30,26 @@ FLAGS = tuple(f"--{name}={value}" for name, value in SETTINGS.items())
 VARIABLES = {"SIM_" + name.upper().replace("-", "_"): value for name, value in SETTINGS.items()}
 
 
+def recorded(cases: Path = CASES) -> list[dict[str, Any]]:
+    """The exchanges of a file."""
+    return [json.loads(line) for line in cases.read_text().splitlines()]
+
+
 def disagreement(url: str, path: str) -> str:
     """What the replay reports of the recorded exchanges with `path` in theirs; empty when all agree."""
-    names = [case["name"] for case in map(json.loads, CASES.read_text().splitlines()) if path in case["path"]]
+    return "".join(_disagreement(url, path, cases) for cases in (CASES, MORE_CASES))
+
+
+def _disagreement(url: str, path: str, cases: Path) -> str:
+    names = [case["name"] for case in recorded(cases) if path in case["path"]]
     if not names:
-        return f"nothing with {path} is recorded"
-    command = [sys.executable, str(REPLAY), "--verbose", "--server", url, "--only", ",".join(names)]
-    report = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False).stdout
+        return f"nothing with {path} is recorded" if cases == CASES else ""
+    report = replay(url, "--cases", str(cases), "--only", ",".join(names))
     agree = report == f"{len(names)} of {len(names)} exchanges agree\n"
     return "" if agree else report or "the replay reports nothing"
+
+
+def replay(url: str, *flags: str) -> str:
+    """What the recording's own replay reports of a server."""
+    command = [sys.executable, str(REPLAY), "--verbose", "--server", url, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False).stdout

@@ -151,7 +151,7 @@ def test_an_error_in_a_stream_is_raised(client: anthropic.Anthropic) -> None:
     stream = create(client, max_tokens=1500, thinking=thinking, stream=True)
     with pytest.raises(anthropic.APIStatusError) as caught:
         list(stream)
-    assert caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+    assert caught.value.body["error"]["type"] == "BadRequestError"  # type: ignore[index]
 
 
 def test_a_tool_is_used_and_its_result_answered(client: anthropic.Anthropic) -> None:
@@ -176,7 +176,7 @@ def test_each_use_of_a_tool_has_an_id_of_its_own(client: anthropic.Anthropic) ->
     asked = {"tools": [WEATHER, TIME], "tool_choice": {"type": "any"}, "max_tokens": 400}
     ids = [block.id for _ in range(10) for block in create(client, **asked).content]
     assert len(set(ids)) == len(ids) > 10
-    assert all(own_id.startswith("toolu_") for own_id in ids)
+    assert all(own_id.startswith("chatcmpl-tool-") for own_id in ids)
 
 
 def test_one_tool_at_a_time_can_be_asked_for(client: anthropic.Anthropic) -> None:

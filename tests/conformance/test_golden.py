@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from tests.conformance.recording import CASES, ENVIRONMENT, FLAGS, REPLAY, VARIABLES
+from tests.conformance.recording import CASES, ENVIRONMENT, FLAGS, MORE_CASES, VARIABLES, recorded, replay
 from tests.hostile.wire import get
 from tests.running_server import RunningServer, running_gunicorn, running_server
 
@@ -20,36 +18,39 @@ PLAIN = "chat chat_mct chat_stream chat_stream_usage text text_stream err_no_mod
 PLAIN_FIELDS = {"model", "max_tokens", "max_completion_tokens", "stream", "stream_options"}
 
 
-def replayed(server: RunningServer, *flags: str) -> str:
-    """What the replay reports of all exchanges."""
-    command = [sys.executable, str(REPLAY), "--verbose", "--server", server.url, *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False).stdout
-
-
 def all_agree(report: str) -> bool:
     agreeing, _, exchanges, *_ = report.splitlines()[-1].split()
     return agreeing == exchanges != "0"
 
 
-def test_every_exchange_agrees_with_flags() -> None:
+@pytest.mark.parametrize("cases", [CASES, MORE_CASES], ids=["first", "second"])
+def test_every_exchange_agrees_with_flags(cases: Path) -> None:
     with running_server(*FLAGS, env=ENVIRONMENT) as server:
-        report = replayed(server)
+        report = replay(server.url, "--cases", str(cases))
     assert all_agree(report), report
 
 
-def test_every_exchange_agrees_with_variables() -> None:
+@pytest.mark.parametrize("cases", [CASES, MORE_CASES], ids=["first", "second"])
+def test_every_exchange_agrees_with_variables(cases: Path) -> None:
     with running_gunicorn(env=ENVIRONMENT | VARIABLES) as server:
-        report = replayed(server)
+        report = replay(server.url, "--cases", str(cases))
     assert all_agree(report), report
+
+
+def test_the_second_set_agrees_however_the_dice_fall() -> None:
+    with running_server(*FLAGS, "--seed", "1", env=ENVIRONMENT) as server:
+        for _ in range(3):
+            report = replay(server.url, "--cases", str(MORE_CASES))
+            assert all_agree(report), report
 
 
 def test_every_plain_request_goes_the_fast_way_and_no_other() -> None:
-    recorded = [json.loads(line) for line in CASES.read_text().splitlines()]
-    assert [case["name"] for case in recorded if is_plain(case)] == sorted_as(recorded, PLAIN.split())
+    exchanges = recorded()
+    assert [case["name"] for case in exchanges if is_plain(case)] == sorted_as(exchanges, PLAIN.split())
     with running_server(*FLAGS, env=ENVIRONMENT | {"SIM_FAST_PATH": "true"}) as server:
-        assert all_agree(replayed(server, "--only", PLAIN.replace(" ", ",")))
+        assert all_agree(replay(server.url, "--only", PLAIN.replace(" ", ",")))
         assert fast(server) == len(PLAIN.split())
-        assert all_agree(replayed(server))
+        assert all_agree(replay(server.url))
         assert fast(server) == 2 * len(PLAIN.split())
 
 

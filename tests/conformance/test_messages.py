@@ -166,20 +166,20 @@ def test_another_content_type_is_refused_as_everywhere(vllm: RunningServer, path
 @pytest.mark.parametrize(
     ("asked", "status", "kind"),
     [
-        ({"model": "other"}, 404, "not_found_error"),
-        ({"messages": []}, 400, "invalid_request_error"),
-        ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "invalid_request_error"),
-        ({"messages": [{"role": "user", "content": "w" * 300_000}]}, 400, "invalid_request_error"),
+        ({"model": "other"}, 404, "NotFoundError"),
+        ({"messages": []}, 400, "BadRequestError"),
+        ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "BadRequestError"),
+        ({"messages": [{"role": "user", "content": "w" * 300_000}]}, 400, "BadRequestError"),
         (
             {
                 "tools": [{"name": "a", "input_schema": {}}],
                 "tool_choice": {"type": "tool", "name": "b"},
             },
             400,
-            "invalid_request_error",
+            "BadRequestError",
         ),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, 400, "invalid_request_error"),
-        ({"messages": [{"role": "user", "content": "w" * (5 << 20)}]}, 413, "request_too_large"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, 400, "BadRequestError"),
+        ({"messages": [{"role": "user", "content": "w" * (5 << 20)}]}, 413, "Request Entity Too Large"),
     ],
 )
 def test_later_errors_have_the_shape_of_this_family(
@@ -204,14 +204,14 @@ def test_later_errors_have_the_shape_of_this_family(
 def test_what_cannot_be_sampled_is_refused_before_a_stream_begins(
     vllm: RunningServer, stream: bool, asked: dict[str, Any]
 ) -> None:
-    assert refusal(send(vllm, stream=stream, **asked)) == (400, "invalid_request_error")
+    assert refusal(send(vllm, stream=stream, **asked)) == (400, "BadRequestError")
 
 
 def test_what_the_engine_refuses_ends_a_stream_with_an_error(vllm: RunningServer) -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
     (event,) = stream(vllm, thinking=thinking, max_tokens=1500)
-    assert (event["type"], event["error"]["type"]) == ("error", "invalid_request_error")
-    assert refusal(send(vllm, thinking=thinking, max_tokens=1500)) == (400, "invalid_request_error")
+    assert (event["type"], event["error"]["type"]) == ("error", "BadRequestError")
+    assert refusal(send(vllm, thinking=thinking, max_tokens=1500)) == (400, "BadRequestError")
 
 
 def test_routing_answers_as_for_every_route(vllm: RunningServer) -> None:

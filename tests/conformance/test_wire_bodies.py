@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conformance.wire import DONE, USAGE_KEYS, chat, text, text_stream, token_ids
+from tests.conformance.wire import TEXT, USAGE_KEYS, chat, error_of, post, text, token_ids
 from tests.running_server import RunningServer
 
 CHAT_KEYS = [
@@ -127,11 +127,15 @@ def test_the_prompts_text_comes_back_when_asked(vllm: RunningServer) -> None:
     assert "hi" in chat(vllm, return_prompt_text=True)["prompt_text"]
 
 
-def test_no_prompt_at_all_is_an_empty_answer(vllm: RunningServer) -> None:
-    answer = text(vllm, prompt=[])
-    assert answer["choices"] == []
-    assert list(answer["usage"].values()) == [0, 0, 0, None, None]
-    assert text_stream(vllm, prompt=[]) == [DONE]
-    usage, done = text_stream(vllm, prompt=[], stream_options={"include_usage": True})
-    assert usage["usage"] == {"prompt_tokens": 0, "total_tokens": 0, "completion_tokens": 0}
-    assert done == DONE
+def test_no_prompt_at_all_is_refused(vllm: RunningServer) -> None:
+    for stream in (False, True):
+        got = post(vllm, TEXT, {"prompt": [], "stream": stream})
+        assert error_of(got) == (400, "BadRequestError", "prompt")
+
+
+def test_a_completion_tells_as_many_log_probabilities_as_wanted(vllm: RunningServer) -> None:
+    for wanted in (0, 1, 3):
+        told = text(vllm, logprobs=wanted, max_tokens=4, ignore_eos=True)["choices"][0]["logprobs"]
+        for token, top in zip(told["tokens"], told["top_logprobs"], strict=True):
+            assert next(iter(top)) == token and len(top) <= max(wanted, 1)
+        assert max(map(len, told["top_logprobs"])) == max(wanted, 1)

@@ -185,3 +185,25 @@ def test_a_request_may_leave_the_model_out(vllm: RunningServer, model: str | Non
 )
 def test_what_vllm_takes_is_taken(vllm: RunningServer, asked: Mapping[str, Any]) -> None:
     assert chat(vllm, **asked)["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("length", [3_000, 300_000])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, lambda text: {"messages": [{"role": "user", "content": text}]}),
+        (CHAT, lambda text: {"messages": [{"role": "user", "content": text}], "stream": True}),
+        (f"{CHAT}/batch", lambda text: {"messages": [[{"role": "user", "content": text}]]}),
+        (TEXT, lambda text: {"prompt": text}),
+        (TEXT, lambda text: {"prompt": ["short", text]}),
+        ("/v1/messages", lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 1}),
+        ("/v1/responses", lambda text: {"input": text}),
+        ("/v1/responses", lambda text: {"input": text, "stream": True}),
+    ],
+)
+def test_every_family_says_by_the_words_of_vllm_that_a_prompt_is_too_long(
+    vllm: RunningServer, path: str, asked: Any, length: int
+) -> None:
+    got = post(vllm, path, {"model": "tiny", **asked("word " * length)})
+    assert got.status_code == 400
+    assert got.json()["error"]["message"].startswith("This model's maximum context length is 2048 tokens")

@@ -89,7 +89,7 @@ def test_ids_beyond_the_vocabulary_decode_to_nothing(vllm: RunningServer) -> Non
         ("POST", "/v1/models", "GET"),
         ("OPTIONS", "/health", "GET"),
         ("HEAD", "/health", "GET"),
-        ("DELETE", "/metrics", "GET"),
+        ("DELETE", "/version", "GET"),
         ("PUT", TOKENIZE, "POST"),
     ],
 )

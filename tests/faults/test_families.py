@@ -53,7 +53,7 @@ def test_an_error_of_messages_has_their_form(families: RunningServer) -> None:
     assert (answer.status, answer.headers["retry-after"]) == (429, "3")
     assert json.loads(answer.body) == {
         "type": "error",
-        "error": {"type": "rate_limit_error", "message": "later"},
+        "error": {"type": "RateLimitError", "message": "later"},
     }
 
 

@@ -58,6 +58,8 @@ def test_every_action_needs_nothing_but_its_name(action: str) -> None:
         ({"action": "stall", "seconds": float("nan")}, "at `$.seconds`"),
         ({"action": "stall", "seconds": float("inf")}, "at `$.seconds`"),
         ({"action": "empty", "probability": 1.1}, "at `$.probability`"),
+        ({"action": "rate-limit", "rate": 1e-300}, "at `$.rate`"),
+        ({"action": "rate-limit", "token_rate": 1e-7}, "at `$.token_rate`"),
         ({"action": "empty", "nth": 0}, "at `$.nth`"),
         ({"action": "empty", "api": "chats"}, "at `$.api`"),
         ({"action": "empty", "name": "\ud800"}, "half a character"),

@@ -24,13 +24,18 @@ from config.sections.api import FAILURE_TYPES
 def test_each_type_has_its_status_type_and_param(
     kind: str, status: int, error: str, param: str | None
 ) -> None:
-    failed = failure(kind, "llama")
+    failed = failure(kind, "llama", 1000)
     assert (failed.status, failed.type, failed.param) == (status, error, param)
     assert failed.message and "{" not in failed.message
 
 
 def test_the_model_that_is_not_found_is_none_that_is_served() -> None:
-    assert "llama-nonexistent" in failure("model_not_found", "llama").message
+    assert "llama-nonexistent" in failure("model_not_found", "llama", 1000).message
+
+
+def test_a_context_that_is_too_short_has_the_words_that_clients_look_for() -> None:
+    told = failure("context_length", "llama", 1000).message
+    assert told.startswith("This model's maximum context length is 1000 tokens")
 
 
 def test_a_rate_of_nothing_never_fails_and_one_of_hundred_always() -> None:

@@ -10,19 +10,33 @@ from pathlib import Path
 from tests.hostile.wire import get, running, wait_until, waiting
 from tests.running_server import RunningServer, running_server
 
+OBSERVED = ("--log-format", "json", "--access-log", "true", "--enable-server-load-tracking", "true")
+
 
 @contextmanager
 def stressed_server(*flags: str) -> Iterator[RunningServer]:
     """`running_server` with JSON logs; unharmed (`assert_unharmed`) when the block has ended."""
-    observed = ("--log-format", "json", "--access-log", "true", "--enable-server-load-tracking", "true")
-    with running_server(*observed, *flags) as server:
+    with running_server(*OBSERVED, *flags) as server:
         yield server
         assert_unharmed(server)
 
 
+@contextmanager
+def stressed_indexer(*flags: str) -> Iterator[RunningServer]:
+    """The same for an indexer, where nothing runs."""
+    with running_server(*OBSERVED, "--role", "indexer", *flags) as server:
+        yield server
+        assert_in_order(server)
+
+
 def assert_unharmed(server: RunningServer) -> None:
-    """Nothing runs, waits or is counted as load; the worker lives; every log line is in order."""
+    """Nothing runs, waits or is counted as load, and `assert_in_order`."""
     assert_idle(server.port)
+    assert_in_order(server)
+
+
+def assert_in_order(server: RunningServer) -> None:
+    """The worker lives; every log line is in order, and none tells of an error."""
     written, _, _ = server.log().rpartition("\n")  # the last line may be on its way
     lines = [json.loads(line) for line in written.splitlines()]
     broken = [line for line in lines if "exc_info" in line or line["level"] in ("ERROR", "CRITICAL")]

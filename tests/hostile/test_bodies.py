@@ -218,7 +218,7 @@ def test_a_body_cut_short_is_not_played_even_where_it_is_complete_json(server: R
         ("POST", "/", 405, {"detail": "Method Not Allowed"}),
         ("GET", "/v1/completions", 405, {"detail": "Method Not Allowed"}),
         ("DELETE", "/v1/models", 405, {"detail": "Method Not Allowed"}),
-        ("POST", "/metrics", 405, {"detail": "Method Not Allowed"}),
+        ("POST", "/version", 405, {"detail": "Method Not Allowed"}),
         ("BREW", "/v1/models", 405, {"detail": "Method Not Allowed"}),
         ("GET", "/%2e%2e/%2e%2e/etc/passwd", 404, {"detail": "Not Found"}),
         ("GET", "/v1/%ff%00%0d%0aX-Evil:1", 404, {"detail": "Not Found"}),

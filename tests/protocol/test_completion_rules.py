@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from app.http.errors import ApiError
 from app.protocol.completions import MAX_PROMPTS, CompletionRequest
 from app.protocol.decoding import decode
 from tests.protocol.refused import refused
@@ -31,7 +32,6 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ([["1"]], [[1]]),
         ([""], [""]),
         ([[]], [[]]),
-        ([], []),
         ([1] * (MAX_PROMPTS + 1), [[1] * (MAX_PROMPTS + 1)]),
     ],
 )
@@ -94,3 +94,14 @@ def test_fields_have_their_types(fields: dict[str, Any]) -> None:
 
 def test_fields_of_other_servers_are_accepted() -> None:
     completion(best_of="x", max_completion_tokens="q")
+
+
+def test_no_prompt_at_all_is_refused() -> None:
+    assert refusal(prompt=[]) == (400, "BadRequestError", "prompt")
+
+
+def test_more_stop_strings_than_possible_are_called_so() -> None:
+    body = json.dumps({"prompt": "a", "stop": ["a"] * 5}).encode()
+    with pytest.raises(ApiError, match="a length of at most 4") as error:
+        decode(body, "application/json", CompletionRequest)
+    assert error.value.param == "body.stop"

@@ -144,7 +144,10 @@ messages = st.lists(
     max_size=4,
 )
 prompts = (
-    texts.filter(bool) | st.lists(texts, min_size=1, max_size=4) | token_ids | st.lists(token_ids, min_size=1)
+    texts.filter(bool)
+    | st.lists(texts, min_size=1, max_size=4)
+    | token_ids.filter(bool)
+    | st.lists(token_ids, min_size=1)
 )
 
 

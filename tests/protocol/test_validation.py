@@ -155,7 +155,7 @@ def test_what_concerns_the_prompts_is_looked_at_prompt_by_prompt() -> None:
 
 
 def test_a_request_without_prompts_obeys_the_first_rules_only() -> None:
-    asked = accepted(completion(prompt=[], temperature=9))
+    asked = accepted(completion(prompt=[], prompt_embeds=["AA=="], temperature=9))
     asked.check_sampling([])
     asked.check_engine([])
     assert list(asked.max_tokens) == []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from app.engine.errors import SchemaUnsatisfiable
 from app.engine.outputs import Tokens
 from app.engine.request import Constraint, Tool, ToolCalls
-from app.simulated.structured import CLOSING, OPENING
+from app.simulated.calls import CLOSING, OPENING
 from config.settings import ReplySettings, ToolSettings
 from tests.engine.harness import Harness, embedded_tokenizer
 
@@ -41,9 +41,9 @@ def called(events: list[Tokens]) -> list[tuple[str, Any]]:
     """Name and arguments of every call."""
     calls: dict[int, tuple[str, str]] = {}
     for event in events:
-        assert event.part is not None and event.part.kind == "call"
-        name, so_far = calls.get(event.part.number, (event.part.name, ""))
-        calls[event.part.number] = (name, so_far + "".join(event.texts))
+        assert event.part is not None and event.part.kind == "call" and not event.part.raw
+        _, so_far = calls.get(event.part.number, ("", ""))
+        calls[event.part.number] = (event.part.name, so_far + "".join(event.texts))
     assert list(calls) == list(range(len(calls)))
     return [(name, json.loads(arguments)) for name, arguments in calls.values()]
 
@@ -72,10 +72,12 @@ def test_the_tokens_of_a_call_are_those_of_its_markup() -> None:
     assert raw(events) == "\n".join(texts)
 
 
-def test_a_named_call_is_its_bare_arguments() -> None:
+def test_a_named_call_has_its_markup_too() -> None:
     events = played(ToolCalls(tools=TOOLS[:1], least=1, named=True))
     ((name, arguments),) = called(events)
-    assert (name, json.loads(raw(events))) == ("get_weather", arguments)
+    assert name == "get_weather"
+    written = json.dumps(arguments, ensure_ascii=False)
+    assert raw(events) == f'{OPENING}{{"name": "get_weather", "arguments": {written}}}{CLOSING}'
 
 
 @pytest.mark.parametrize(
@@ -100,17 +102,68 @@ def test_a_parameter_that_is_not_required_comes_by_chance(chance: int, present: 
     assert {"days" in called(played(calls, tools, server_seed=seed))[0][1] for seed in range(30)} == present
 
 
-def test_a_small_limit_cuts_a_call_off_that_has_to_be_made() -> None:
+def test_a_small_limit_cuts_a_call_off_whose_text_may_run_on() -> None:
     for most in range(1, 96, 7):
         events = played(ToolCalls(tools=TOOLS[:1], least=1), limited=True, max_tokens=most)
-        assert {event.part for event in events} == {None}
         assert sum(len(event.ids) for event in events) == most
         assert events[-1].finish is not None and events[-1].finish.reason == "length"
-        text = "".join(text for event in events for text in event.texts)
-        assert (OPENING + '{"name": "get_weather", "arguments": {"city": "').startswith(text[:40])
+        assert {event.part and event.part.raw for event in events} == {raw(events)}
+        begun = OPENING + '{"name": "get_weather", "arguments": {"city": "'
+        assert begun.startswith(raw(events)[: len(begun)])
+        for event in events:
+            assert event.part is not None and event.part.name in ("", "get_weather")
+            assert event.part.name or not any(event.texts)
+        shown = "".join(text for event in events for text in event.texts)
+        assert shown == raw(events)[len(begun) - len('{"city": "') :]
     assert called(played(ToolCalls(tools=TOOLS[:1], least=1), limited=True, max_tokens=96))
     tools = {"tool_call_room": 0}
     assert called(played(ToolCalls(tools=TOOLS[:1], least=1), tools, limited=True, max_tokens=1))
+
+
+CLOSED: dict[str, dict[str, Any]] = {
+    "get_weather": WEATHER | {"additionalProperties": False},
+    "multiply": {
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+        "type": "object",
+    },
+    "pay": {
+        "type": "object",
+        "properties": {
+            "amount": {"type": "number"},
+            "currency": {"enum": ["Papua New Guinean kina", "EUR", "Swiss franc"]},
+            "notes": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["amount", "currency"],
+        "additionalProperties": False,
+    },
+    "ping": {"type": "object", "properties": {}},
+}
+"""Tools whose arguments can be as short as a client's limit asks for."""
+
+
+@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize("fields", [{}, {"named": True}])
+def test_arguments_are_chosen_that_fit_the_limit_of_the_client(name: str, fields: dict[str, Any]) -> None:
+    calls = ToolCalls(tools=(Tool(name, CLOSED[name]),), least=1, **fields)
+    for seed in range(20):
+        events = played(calls, limited=True, max_tokens=40, server_seed=seed)
+        ((called_name, arguments),) = called(events)
+        assert called_name == name
+        jsonschema.validate(arguments, CLOSED[name])
+        assert sum(len(event.ids) for event in events) <= 40
+        assert events[-1].finish is not None and events[-1].finish.reason == "stop"
+
+
+def test_a_call_that_fits_no_limit_is_cut_off_there() -> None:
+    schema = {"properties": {"a": {"type": "string", "minLength": 400}}, "required": ["a"]}
+    for fields in ({}, {"named": True}):
+        calls = ToolCalls(tools=(Tool("write", schema),), least=1, **fields)
+        events = played(calls, limited=True, max_tokens=99)
+        assert sum(len(event.ids) for event in events) == 99
+        assert events[-1].part is not None and events[-1].part.raw == raw(events)
+        assert events[-1].finish is not None and events[-1].finish.reason == "length"
+        assert called(played(calls))
 
 
 def test_a_small_limit_keeps_a_call_from_being_begun_that_need_not_be() -> None:

@@ -12,16 +12,16 @@ SIZE = embedded_tokenizer().vocab_size or 0
 IDS = st.lists(st.integers(0, SIZE - 1), max_size=30)
 
 
-@given(ids=IDS, alternatives=st.integers(0, 20))
+@given(ids=IDS, wanted=st.integers(0, 20))
 def test_each_token_comes_first_and_its_alternatives_are_other_real_tokens_less_and_less_likely(
-    ids: list[int], alternatives: int
+    ids: list[int], wanted: int
 ) -> None:
-    entries = reply_logprobs(embedded_tokenizer(), ids, alternatives)
+    entries = reply_logprobs(embedded_tokenizer(), ids, wanted)
     assert [entry.token_id for entry in entries] == ids
     for entry in entries:
         tokens, texts, logprobs = zip(*entry.top, strict=True)
         assert entry.top[0] == (entry.token_id, entry.token, entry.logprob)
-        assert len(tokens) == len(set(tokens)) == alternatives + 1
+        assert len(tokens) == len(set(tokens)) == max(wanted, 1)
         assert all(0 <= token < SIZE for token in tokens)
         alone = embedded_tokenizer().token_texts(tokens[1:])
         assert list(texts[1:]) == ["" if BROKEN in text else text for text in alone]
@@ -35,7 +35,7 @@ def test_the_names_of_the_tokens_of_a_reply_are_its_text() -> None:
 
 
 def test_the_probability_of_a_token_follows_its_position() -> None:
-    entries = reply_logprobs(embedded_tokenizer(), [9] * 4, 1)
+    entries = reply_logprobs(embedded_tokenizer(), [9] * 4, 2)
     assert [entry.logprob for entry in entries] == [-1.0, -1.1, -1.2, -1.0]
     assert [entry.top[1][2] for entry in entries] == [-1.5, -1.6, -1.7, -1.5]
 

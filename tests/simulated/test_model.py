@@ -176,4 +176,14 @@ def test_log_probabilities_come_with_their_tokens() -> None:
     for event in harness.tokens():
         assert event.logprobs is not None
         assert [entry.token_id for entry in event.logprobs] == list(event.ids)
-        assert all(len(entry.top) == 3 for entry in event.logprobs)
+        assert all(len(entry.top) == 2 for entry in event.logprobs)
+
+
+def test_a_reply_that_must_not_end_yet_goes_on_and_ends_by_chance() -> None:
+    ends = set()
+    for seed in range(30):
+        harness = Harness(seed=seed)
+        harness.ask(max_tokens=2000, limited=False, min_tokens=300, ignore_eos=False)
+        harness.clock.advance(100)
+        ends.add(sum(len(event.ids) for event in harness.tokens()))
+    assert min(ends) >= 300 and len(ends) > 10

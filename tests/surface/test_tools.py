@@ -33,6 +33,11 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "get_time", "parameters": CLOCK}},
 ]
+TAGS = {
+    "structures": [{"begin": "<f=x>", "schema": {"enum": [1, 2]}, "end": "</f>"}],
+    "triggers": ["<f="],
+}
+TAGGED = re.compile(r"[^<]*(?:<f=x>[12]</f>[^<]*)+", re.DOTALL)
 SCHEMAS = {"get_weather": WEATHER, "get_time": CLOCK}
 
 
@@ -177,6 +182,9 @@ def test_structured_output_satisfies_its_schema(sdk: openai.OpenAI, stream: bool
         ({"regex": r"[a-f]{4}-\d+"}, lambda text: re.fullmatch(r"[a-f]{4}-\d+", text)),
         ({"choice": ["yes", "no"]}, lambda text: text in ("yes", "no")),
         ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
+        ({"grammar": 'root ::= "a" | "a" root'}, lambda text: re.fullmatch("a+", text)),
+        ({"grammar": 'start: "b"~2 NAME?\nNAME: "c".."f"'}, lambda text: re.fullmatch("bb[c-f]?", text)),
+        ({"structural_tag": json.dumps(TAGS)}, lambda text: TAGGED.fullmatch(text)),
     ],
 )
 def test_vllm_s_own_constraints_hold_in_both_families(client: Client, wanted: Any, fits: Any) -> None:
@@ -186,6 +194,41 @@ def test_vllm_s_own_constraints_hold_in_both_families(client: Client, wanted: An
         "/v1/completions", {"prompt": "x", "max_tokens": 200, "structured_outputs": wanted}
     ).json()
     assert fits(text["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"structured_outputs": {"grammar": "root := nope nope"}}, "grammar"),
+        ({"structured_outputs": {"grammar": "root ::= nope"}}, "grammar"),
+        ({"structured_outputs": {"structural_tag": '{"format": {"type": "nope"}}'}}, "structural tag"),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "nope"}}}, "structural tag"),
+    ],
+)
+def test_a_grammar_that_cannot_be_read_is_refused(
+    client: Client, path: str, asked: dict[str, Any], what: str
+) -> None:
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
+    for stream in (False, True):
+        answer = client.post(path, {**prompt, **asked, "stream": stream})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["param"]) == (400, "BadRequestError", None)
+        assert error["message"].startswith(f"Invalid {what} specification: ")
+
+
+def test_a_text_of_a_grammar_fits_the_limit_where_it_can(client: Client) -> None:
+    grammar = {"grammar": 'root ::= "ab" | "ab" root'}
+    for limit in (1, 2, 5, 20):
+        asked = {"prompt": "x", "max_tokens": limit, "structured_outputs": grammar}
+        choice = client.post("/v1/completions", asked).json()["choices"][0]
+        assert choice["finish_reason"] == "stop" or limit == 1
+        assert re.fullmatch("(ab)+", choice["text"]) or limit == 1
+
+
+def test_a_response_format_of_tags_keeps_their_schemas(client: Client) -> None:
+    answer = client.chat(response_format={"type": "structural_tag", **TAGS})
+    assert TAGGED.fullmatch(answer["choices"][0]["message"]["content"])
 
 
 def test_json_objects_parse(sdk: openai.OpenAI) -> None:

@@ -157,3 +157,27 @@ def test_developers_speak_as_the_system_at_the_front() -> None:
 )
 def test_a_template_that_loops_over_content_wants_parts(source: str, expected: str) -> None:
     assert detect_content_format(Environment().parse(source)) == expected
+
+
+@pytest.mark.parametrize("kind", ["image_url", "audio_url", "video_url"])
+@pytest.mark.parametrize("address", [None, {}, "http://a/b.png", {"url": 5}, {"url": None}, []])
+def test_a_medium_needs_its_url(kind: str, address: object) -> None:
+    part = {"type": kind, kind: address}
+    with pytest.raises(ChatTemplateError, match=f"{kind}.url"):
+        parse_messages([{"role": "user", "content": [part]}], "openai")
+    with pytest.raises(ChatTemplateError):
+        parse_messages([{"role": "user", "content": [{"type": kind}]}], "string")
+    known = parse_messages([{"role": "user", "content": [part | {"uuid": "a"}]}], "openai")
+    assert known[0]["content"] == [{"type": kind.partition("_")[0]}]
+
+
+@pytest.mark.parametrize("kind", [{}, [], 5, True, ""])
+def test_the_type_of_a_part_is_a_text(kind: object) -> None:
+    with pytest.raises(ChatTemplateError):
+        content([{"type": kind, "image_url": {"url": "http://a/b"}}])
+
+
+@pytest.mark.parametrize("part", [{"type": "text", "text": 5}, {"type": "input_text"}, {"type": "thinking"}])
+def test_a_text_part_is_a_text(part: dict[str, object]) -> None:
+    with pytest.raises(ChatTemplateError, match="a string"):
+        parse_messages([{"role": "user", "content": [part]}], "string")

@@ -59,14 +59,21 @@ def health_routes(ready: Callable[[], bool], load: ServerLoad, vllm_version: str
     ]
 
 
+ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+"""vLLM mounts the metrics as an application of their own, which does not look at the method."""
+
+
 def metrics_routes(exposition: Exposition) -> list[Route]:
 
     def metrics(context: RequestContext) -> Response:
         """All families in Prometheus' text format."""
-        return Response(exposition.render(), 200, content_type=CONTENT_TYPE)
+        response = Response(exposition.render(), 200, content_type=CONTENT_TYPE)
+        if context.method == "HEAD":
+            response.without_body()
+        return response
 
     return [
-        get("/metrics", metrics),
+        Route(methods=ANY_METHOD, path="/metrics", handle=metrics),
     ]
 
 

@@ -25,7 +25,8 @@ from app.protocol.common import ECTransferParams, KVTransferParams, encode
 
 T = TypeVar("T")
 
-TOOL_USE_ID = "toolu_"
+TOOL_USE_ID = "chatcmpl-tool-"
+"""vLLM's own, of the chat behind a message."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "cache_threshold": "max_tokens"}
 """What an ending is called. One without a name, such as an abort, is null."""
 
@@ -131,6 +132,8 @@ class MessageWriter(ResponseWriter):
         if type(output) is not Tokens:
             super().take(output)
             return
+        if self.choices[0].cut_off(output, self._own_id):
+            return
         segment = self.choices[0].shown(output, self._own_id)
         if segment is not None:
             segment.texts += output.texts
@@ -211,27 +214,15 @@ DELTAS: dict[str, Callable[[Raw], wire.TextDelta | wire.ThinkingDelta | wire.Inp
 """What more of a block of each kind is."""
 
 
-TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-"""What an error is called by its status; others are the server's from 500 on, else the request's."""
-
 SCHEMA = "Bad Request"
 """Type of what does not fit the schema: it is refused before this family begins, in OpenAI's shape."""
 
 
 def error_body(error: ApiError) -> bytes:
-    """The compact JSON body: ``{"type":"error","error":{"type","message"}}``."""
-    kind = TYPES.get(error.status) or ("api_error" if error.status >= 500 else TYPES[400])
+    """The compact JSON body: ``{"type":"error","error":{"type","message"}}``, with vLLM's own type words."""
     # A message may quote a lone surrogate of the client.
     message = error.message.encode("utf-8", "replace").decode()
-    return encode(ErrorResponse(ErrorDetail(kind, message)))
+    return encode(ErrorResponse(ErrorDetail(error.type, message)))
 
 
 def error_event(error: Exception) -> bytes:

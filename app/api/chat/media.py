@@ -105,9 +105,10 @@ def items(messages: Sequence[Mapping[str, object]], within: Slices) -> Iterator[
     for message in each(messages, within):
         content = message.get("content")
         for part in each(content, within) if isinstance(content, list) else ():
-            if isinstance(part, Mapping) and part.get("type") in FIELDS:
-                modality, key = FIELDS[part["type"]]
-                value = part.get(part["type"])
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and kind in FIELDS:
+                modality, key = FIELDS[kind]
+                value = part.get(kind)
                 identifier = value.get(key) if isinstance(value, Mapping) else value
                 if isinstance(identifier, str) and identifier:
                     yield modality, identifier

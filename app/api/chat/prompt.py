@@ -108,8 +108,9 @@ def last_message_text(messages: Sequence[Message], within: Slices | None = None)
     return text + "".join(_call_text(call) for call in each(calls, within or slices()))
 
 
-def _call_text(call: Mapping[str, object]) -> str:
-    function = call.get("function")
+def _call_text(call: object) -> str:
+    """A call of an assistant; other roles may have anything there, which nobody looks at."""
+    function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not function.get("name"):
         return ""
     return f"[{function.get('name')}({function.get('arguments')})]"

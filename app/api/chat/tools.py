@@ -8,6 +8,7 @@ from typing import cast
 
 from app.clock.pause import Slices
 from app.engine.request import Constraint, JsonSchema, Tool, ToolCalls
+from app.grammar.nodes import Grammar
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject
@@ -79,9 +80,9 @@ def _tool(param: ToolParam) -> Tool:
 
 
 def constraint_of(wanted: StructuredOutputs | None, schemas: Schemas) -> Constraint | None:
-    """The form that the reply's text must have; None for any. ApiError 400 for a schema that is none.
+    """The form that the reply's text must have; None for any.
 
-    Grammars and structural tags are accepted and leave the text as it is.
+    ApiError 400 for a schema, a grammar or a structural tag that is none.
     """
     if wanted is None:
         return None
@@ -91,7 +92,22 @@ def constraint_of(wanted: StructuredOutputs | None, schemas: Schemas) -> Constra
         return Constraint(schema=ANY_OBJECT)
     if wanted.regex is not None:
         return Constraint(regex=wanted.regex)
+    if wanted.grammar is not None or wanted.structural_tag is not None:
+        return Constraint(grammar=_grammar_of(wanted, schemas))
     return Constraint(choices=tuple(wanted.choice)) if wanted.choice else None
+
+
+def _grammar_of(wanted: StructuredOutputs, schemas: Schemas) -> Grammar:
+    schemas.load()
+    from app.grammar.compiling import compile_grammar, compile_structural_tag
+
+    try:
+        if wanted.grammar is not None:
+            return compile_grammar(wanted.grammar, slices())
+        return compile_structural_tag(wanted.structural_tag or "", schemas, slices())
+    except SchemaError as error:
+        what = "grammar" if wanted.structural_tag is None else "structural tag"
+        raise bad_request(f"Invalid {what} specification: {error}") from None
 
 
 def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:

@@ -224,12 +224,13 @@ class ChatWriter(ResponseWriter):
             return Delta(reasoning=text) if text and self._options.show_reasoning else None
         if part.kind == "image":
             return Delta(content=[ImageBlock(ImageURL(text))])
-        if choice.current(part) is None:
+        calls: list[ToolCall] = []
+        if part.name and choice.current(part) is None:
             begun = choice.begin(part, self._options.new_call_id())
-            function = FunctionCall(part.name, text or UNSET)
-            return Delta(tool_calls=[ToolCall(begun.id, "function", part.number, function)])
-        more = ToolCall(index=part.number, function=FunctionCall(arguments=text))
-        return Delta(tool_calls=[more]) if text else None
+            calls.append(ToolCall(begun.id, "function", part.number, FunctionCall(part.name)))
+        if text:
+            calls.append(ToolCall(index=part.number, function=FunctionCall(arguments=text)))
+        return Delta(content=None, tool_calls=calls) if calls else None
 
     def _finish_reason(self, choice: ChoiceState) -> str:
         """A reply that called tools of its own choice, and was not cut short, ended for them."""

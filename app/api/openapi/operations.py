@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from app.api.admin.reports import ANY_METHOD
 from app.faults.audit_trail import AuditReport
 from app.protocol.anthropic import CountTokensRequest, MessagesRequest
 from app.protocol.anthropic_response import ErrorResponse, MessageResponse
@@ -218,7 +219,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/ping"): _EMPTY,
     ("GET", "/version"): Operation(answer=dict[str, str]),
     ("GET", "/load"): Operation(answer=dict[str, int]),
-    ("GET", "/metrics"): Operation(media=(TEXT,)),
+    **{(method, "/metrics"): Operation(media=(TEXT,)) for method in ANY_METHOD if method != "HEAD"},
     ("GET", "/"): Operation(answer=ANYTHING),
     ("GET", "/openapi.json"): Operation(answer=ANYTHING),
     ("GET", "/kv_event_sources"): Operation(answer=ANYTHING),

@@ -131,6 +131,8 @@ class ResponsesWriter(ResponseWriter):
         if type(output) is not Tokens:
             super().take(output)
             return
+        if self.choices[0].cut_off(output, self._own_id):
+            return
         segment = self._take(output)
         if segment is not None and segment.part is None and output.logprobs is not None:
             segment.logprobs.append(output.logprobs)

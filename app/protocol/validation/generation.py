@@ -17,7 +17,7 @@ from app.protocol.options import StructuredOutputs
 from app.protocol.slicing import distinct, each, slices
 from app.protocol.validation import model as model_rules
 from app.protocol.validation import sampling
-from app.protocol.validation.model import ModelLimits
+from app.protocol.validation.model import ModelLimits, maximum_context
 from app.protocol.validation.sampling import GREEDY_BELOW, GenerationRequest
 
 R = TypeVar("R", bound=GenerationRequest, covariant=True)
@@ -47,7 +47,7 @@ def check_prompt_text(text: str, max_model_len: int, max_chars_per_token: int) -
     """A text that cannot fit even if every token were the longest one is not tokenized. Raises `ApiError`."""
     if len(text) > max_model_len * max_chars_per_token:
         raise bad_request(
-            f"a prompt of {len(text)} characters cannot fit the context of {max_model_len} tokens",
+            f"{maximum_context(max_model_len)}, which a prompt of {len(text)} characters cannot fit.",
             "input_text",
         )
 
@@ -56,7 +56,7 @@ def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
     """The (truncated) prompt fits the context, output aside. Raises `ApiError`."""
     if prompt_tokens > max_model_len:
         raise bad_request(
-            f"the prompt has {prompt_tokens} tokens, the context only {max_model_len}", "input_tokens"
+            f"{maximum_context(max_model_len)}, and the prompt alone has {prompt_tokens}.", "input_tokens"
         )
 
 

@@ -21,6 +21,11 @@ MAX_NAMED = 5
 """Wrong token ids that an error names."""
 
 
+def maximum_context(max_model_len: int) -> str:
+    """The words by which clients, litellm for one, know that a prompt was too long, and try another model."""
+    return f"This model's maximum context length is {max_model_len} tokens"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
     """What the served model allows: context and vocabulary in tokens, log probabilities a token (-1: all)."""
@@ -53,7 +58,9 @@ class ModelLimits:
         if not prompt_ids:
             raise bad_request("the prompt has no tokens")
         if len(prompt_ids) >= self.max_model_len:
-            raise bad_request(f"{len(prompt_ids)} prompt tokens leave no room in {self.max_model_len}")
+            raise bad_request(
+                f"{maximum_context(self.max_model_len)}: a prompt of {len(prompt_ids)} leaves no room."
+            )
         if self._unknown(prompt_ids, within):
             raise bad_request("a token id of the prompt is not in the vocabulary")
 

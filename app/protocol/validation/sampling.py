@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
+from app.protocol.coercion import JsonObject
 from app.protocol.completions import CompletionRequest
-from app.protocol.options import INT64_MIN, StopStrings, StructuredOutputs
+from app.protocol.options import INT64_MIN, ResponseFormat, StopStrings, StructuredOutputs
 from app.protocol.slicing import each, parts
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
@@ -42,8 +45,19 @@ def constrained_outputs(request: GenerationRequest) -> StructuredOutputs | None:
     elif form.type == "json_schema":
         fields["json"] = form.json_schema.json_schema if form.json_schema else None
     else:
-        fields["structural_tag"] = "{}"
+        fields["structural_tag"] = _structural_tag(form)
     return StructuredOutputs(**fields)
+
+
+def _structural_tag(form: ResponseFormat) -> str:
+    """The tag as JSON. ApiError 400 for one that is too deep."""
+    tag: JsonObject = {"format": form.format}
+    if form.format is None:
+        tag = {"structures": form.structures, "triggers": form.triggers}
+    try:
+        return msgspec.json.encode(tag).decode()
+    except RecursionError:
+        raise bad_request("response_format is nested too deeply", "response_format") from None
 
 
 def biased_ids(logit_bias: Mapping[str, float] | None, within: Slices) -> list[int]:

@@ -1,0 +1,211 @@
+"""What a grammar consists of, and what the shortest text of each part costs.
+
+A grammar is rules, each a tree of nodes, which may share parts with others. Nothing in it is ever changed, so
+that one grammar serves any number of texts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from app.clock.pause import Slices
+from app.schema.errors import SchemaError
+
+if TYPE_CHECKING:
+    from app.schema.compiled import CompiledSchema
+    from app.schema.patterns import Pattern
+
+LONGEST = 100_000
+"""Characters of the longest text that a grammar may need at least."""
+MOST_LOOKS = 200_000
+"""Nodes that are looked at to find what a grammar's rules cost; it is given up after so many."""
+DEEPEST = 150
+"""Nodes in one another, without those of other rules."""
+SHORTEST_JSON = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Text:
+    """These very characters."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneOf:
+    """One character of these ranges, ends included."""
+
+    ranges: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """A match of a regular expression."""
+
+    pattern: Pattern
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Json:
+    """JSON that satisfies a schema."""
+
+    schema: CompiledSchema
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Speech:
+    """Any text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One item after the other."""
+
+    items: Sequence[Node]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Either:
+    """One of the options."""
+
+    options: Sequence[Node]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Many:
+    """`item`, `least` to `most` times; None is without end."""
+
+    item: Node
+    least: int = 0
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """What the rule of this name derives."""
+
+    name: str
+
+
+Node: TypeAlias = Text | OneOf | Match | Json | Speech | Run | Either | Many | Rule
+SPEECH = Speech()
+
+
+class Cost(NamedTuple):
+    """The shortest text of a node, and how many rules are in one another to get there."""
+
+    characters: int
+    height: int = 0
+
+
+class Grammar:
+    """Rules, of which `root` derives the whole text. SchemaError when it derives none."""
+
+    def __init__(self, rules: Mapping[str, Node], root: str, slices: Slices) -> None:
+        self.rules = rules
+        self.root = root
+        if root not in rules:
+            raise SchemaError(f"the grammar has no rule {root!r}")
+        self._slices = slices
+        self._known: dict[str, Cost] = {}
+        self._costs: dict[int, Cost | None] = {}
+        self._solve()
+        cost = self._known.get(root)
+        if cost is None:
+            raise SchemaError(f"rule {root!r} of the grammar has no end")
+        if cost.characters > LONGEST:
+            raise SchemaError("the shortest text of the grammar is too long")
+
+    def cost(self, node: Node) -> Cost | None:
+        """The cost of a node; None when nothing can be derived from it."""
+        key = id(node)
+        if key not in self._costs:
+            self._costs[key] = self._look_at(node, self._costs)
+        return self._costs[key]
+
+    def _solve(self) -> None:
+        """Find the costs of all rules: each is looked at again when one that it uses has become cheaper."""
+        users: dict[str, list[str]] = {}
+        for name, node in self.rules.items():
+            for used in set(self._rules_in(node)):
+                if used not in self.rules:
+                    raise SchemaError(f"the grammar has no rule {used!r}, which {name!r} uses")
+                users.setdefault(used, []).append(name)
+        waiting, looks = deque(self.rules), 0
+        queued = set(waiting)
+        while waiting:
+            name = waiting.popleft()
+            queued.discard(name)
+            seen: dict[int, Cost | None] = {}
+            cost = self._look_at(self.rules[name], seen)
+            looks += len(seen) + 1
+            self._slices.spend()
+            if looks > MOST_LOOKS:
+                raise SchemaError("the grammar takes too much work")
+            if cost is not None and cost != self._known.get(name):
+                self._known[name] = cost
+                waiting.extend(user for user in users.get(name, ()) if user not in queued)
+                queued.update(users.get(name, ()))
+
+    def _rules_in(self, node: Node) -> Iterator[str]:
+        waiting, seen = [node], {id(node)}
+        while waiting:
+            one = waiting.pop()
+            self._slices.spend()
+            if isinstance(one, Rule):
+                yield one.name
+            for inner in _inner(one):
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    waiting.append(inner)
+
+    def _look_at(self, node: Node, seen: dict[int, Cost | None], depth: int = 0) -> Cost | None:
+        """The cost of a node by the costs of rules that are known so far."""
+        if id(node) in seen:
+            return seen[id(node)]
+        if depth > DEEPEST:
+            raise SchemaError("the grammar is too deep")
+        match node:
+            case Text(text):
+                return Cost(len(text))
+            case OneOf():
+                return Cost(1)
+            case Match(pattern):
+                return Cost(pattern.least)
+            case Json():
+                return Cost(SHORTEST_JSON)
+            case Speech():
+                return Cost(0)
+            case Rule(name):
+                known = self._known.get(name)
+                return None if known is None else Cost(known.characters, known.height + 1)
+        cost = seen[id(node)] = self._together(node, seen, depth + 1)
+        return cost
+
+    def _together(self, node: Run | Either | Many, seen: dict[int, Cost | None], depth: int) -> Cost | None:
+        self._slices.spend()
+        costs = [self._look_at(inner, seen, depth) for inner in _inner(node)]
+        if isinstance(node, Many):
+            once = costs[0] if node.least else Cost(0)
+            return once and Cost(min(once.characters * node.least, LONGEST + 1), once.height)
+        found = [cost for cost in costs if cost is not None]
+        if isinstance(node, Either):
+            return min(found, default=None)
+        if len(found) < len(costs):
+            return None
+        characters = min(sum(cost.characters for cost in found), LONGEST + 1)
+        return Cost(characters, max((cost.height for cost in found), default=0))
+
+
+def _inner(node: Node) -> Sequence[Node]:
+    match node:
+        case Run(items):
+            return items
+        case Either(options):
+            return options
+        case Many(item):
+            return (item,)
+    return ()

@@ -1,0 +1,36 @@
+"""Texts of grammars, for the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from app.clock.pause import Slices
+from app.grammar.compiling import compile_grammar, compile_structural_tag
+from app.grammar.nodes import Grammar
+from app.grammar.writing import write
+from app.schema import Ranges, Schemas
+
+SIZES = (0, 5, 30, 120)
+SPOKEN = "said of this and that "
+
+
+def grammar(source: str) -> Grammar:
+    return compile_grammar(source, Slices())
+
+
+def tag(value: Any) -> Grammar:
+    return compile_structural_tag(json.dumps(value), Schemas(), Slices())
+
+
+def texts(of: Grammar, seeds: int = 25) -> Iterator[str]:
+    """Texts of every size."""
+    for seed in range(seeds):
+        for size in SIZES:
+            yield text(of, size, seed)
+
+
+def text(of: Grammar, size: int = 0, seed: int = 1) -> str:
+    return write(of, size, Random(seed), Ranges(), lambda most, rng: (SPOKEN * 9)[:most])

@@ -1,0 +1,134 @@
+"""GBNF: what is read, what is derived, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.schema import SchemaError
+from tests.grammar.deriving import grammar, text, texts
+
+JSON = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-c] [0-9a-fA-F]{3}) # escapes
+  )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ws
+# Optional space: by convention, applied in this grammar after literal chars when allowed
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+"""As llama.cpp ships it, but for numbers with exponents."""
+
+
+def test_what_a_grammar_of_json_derives_is_json() -> None:
+    found = [json.loads(each) for each in texts(grammar(JSON), seeds=60)]
+    assert {} in found and any(len(each) > 1 for each in found)
+
+
+def test_a_sentence_of_rules() -> None:
+    query = grammar(
+        'root ::= "SELECT " column " FROM " table\ncolumn ::= "a" | "b"\ntable ::= "t1" | "t2" ' + "\n"
+    )
+    assert {text(query, seed=seed) for seed in range(60)} == {
+        f"SELECT {column} FROM {table}" for column in "ab" for table in ("t1", "t2")
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "pattern"),
+    [
+        ('"a"*', "a*"),
+        ('"a"+ "b"?', "a+b?"),
+        ('"ab"{3}', "(ab){3}"),
+        ("[x-z]{2,}", "[x-z]{2,}"),
+        ("[^a-z]{1,4}", "[^a-z]{1,4}"),
+        ('("x" | "y" | )+ "!"', "[xy]*!"),
+        (r'"\x41\u00e9\U0001F600\n\""', 'A\u00e9\U0001f600\n"'),
+        (r"[\]\\-]", r"[\]\\-]"),
+        (".", "."),
+        ('""', ""),
+        ('"a" # ::= "b"', "a"),
+        ("other-rule.1\nother-rule.1 ::= [0-9]", "[0-9]"),
+    ],
+)
+def test_signs_mean_what_they_mean_in_regular_expressions(body: str, pattern: str) -> None:
+    for each in texts(grammar(f"root ::= {body}")):
+        assert re.fullmatch(pattern, each, re.DOTALL), each
+
+
+def test_recursion_comes_to_an_end() -> None:
+    left = grammar('root ::= root "+" root | [0-9]')
+    assert all(re.fullmatch(r"\d(\+\d)*", each) for each in texts(left))
+    assert {text(left, 0, seed) for seed in range(50)} <= set("0123456789")
+    assert set(text(grammar('root ::= root root | "x" | ""'), 50)) <= {"x"}
+    assert text(grammar("root ::= (root)*"), 50) == ""
+
+
+def test_a_text_is_about_as_long_as_wanted_and_the_shortest_without_room() -> None:
+    nested = grammar('root ::= "(" root ")" | "x"')
+    assert text(nested, 0) == "x"
+    assert max(len(text(nested, 80, seed)) for seed in range(40)) > 8
+    assert all(len(text(nested, 80, seed)) <= 80 for seed in range(40))
+    assert text(grammar('root ::= a b\na ::= "xxx" | b "y"\nb ::= "z"')) == "zyz"
+
+
+@pytest.mark.parametrize(
+    ("source", "flaw"),
+    [
+        ("root ::= nope", "no rule 'nope'"),
+        ('start ::= "a"', "no rule 'root'"),
+        ('root ::= "a', "line 1, column 10"),
+        ('root ::= "a"\nroot ::= "b"', "line 2, column 1: rule 'root' comes a second time"),
+        ("root ::= (", "expected )"),
+        ('root ::= "a" )', "an unexpected sign"),
+        ('root ::= "a" ::= "b"', "an unexpected sign"),
+        ("root ::= [b-a]", "ends before it begins"),
+        ("root ::= []", "without characters"),
+        ('root ::= "a"{3,1}', "more repeats at least than at most"),
+        ('root ::= "a"{99999999}', "an unexpected character"),
+        (r'root ::= "\q"', "unknown escape"),
+        (r'root ::= "\ud800"', "no character"),
+        ("root ::= root", "has no end"),
+        ("root ::= a\na ::= b\nb ::= a", "has no end"),
+        ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "too many brackets"),
+        ('root ::= "a"' + "*" * 9000, "too deep"),
+        ('root ::= ("a"{9000}){9000}', "too long"),
+        ('root ::= "' + "a" * 60_000 + '"', "too long"),
+        ("root ::= 'a'", "an unexpected character"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(source: str, flaw: str) -> None:
+    with pytest.raises(SchemaError, match=re.escape(flaw)):
+        grammar(source)
+
+
+def test_rules_that_multiply_take_no_time() -> None:
+    doubled = "\n".join(f"r{k + 1} ::= r{k} r{k}" for k in range(12))
+    assert text(grammar(f'{doubled}\nr0 ::= "x"\nroot ::= r12')) == "x" * 2**12
+    many = "\n".join(f"r{k + 1} ::= r{k} r{k}" for k in range(2000))
+    with pytest.raises(SchemaError, match="too long"):
+        grammar(f'{many}\nr0 ::= "x"\nroot ::= r2000')
+    with pytest.raises(SchemaError):
+        text(grammar('root ::= (""{9999}){9999}'))
+
+
+@given(st.text(alphabet='ab"[]()|*+?{}:=, \\\n#.-^0', max_size=40))
+def test_any_text_is_a_grammar_or_is_refused(body: str) -> None:
+    try:
+        read = grammar(f"root ::= {body}")
+    except SchemaError:
+        return
+    assert isinstance(text(read, 20), str)

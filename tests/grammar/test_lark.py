@@ -1,0 +1,103 @@
+"""Lark's EBNF: what is read, what is derived, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.grammar.lark_ebnf import COMMON
+from app.schema import SchemaError
+from tests.grammar.deriving import grammar, text, texts
+
+JSON = """
+// as Lark's tutorial has it
+?start: value
+?value: dict | list | string | SIGNED_NUMBER -> number
+      | "true" | "false" | "null"   # words
+list : "[" [value ("," value)*] "]"
+dict : "{" [pair ("," pair)*] "}"
+pair : string ":" value
+string : ESCAPED_STRING
+%import common.ESCAPED_STRING
+%import common.INT -> SIGNED_NUMBER  // a zero in front is no JSON
+%import common (WS, NUMBER)
+%ignore WS
+"""
+
+
+def test_what_a_grammar_of_json_derives_is_nearly_json() -> None:
+    for each in texts(grammar(JSON), seeds=60):
+        json.loads(re.sub(r"\b0+(?=\d)", "", each))
+
+
+@pytest.mark.parametrize(
+    ("source", "pattern"),
+    [
+        ('start: "a" B?\nB: "b".."d"', "a[b-d]?"),
+        ('start: "Hello"i /[0-9]{2}/', r"hello\d\d"),
+        ('start: ("x" | "y")~2..3', "[xy]{2,3}"),
+        ('start: ["a"] "b"~3 -> named\n     | "c" -> other', "a?bbb|c"),
+        ("start: /A+/i", "(?i:a+)"),
+        ('start.2: _inner\n!_inner: "x"+ // more', "x+"),
+        ("start: |", ""),
+        (r'start: "\n\"\\ \u00e9"', '\n"\\\\ \u00e9'),
+        ('start:\n    "a"\n    "b"\nNAME: "c"', "ab"),
+    ],
+)
+def test_signs_mean_what_they_mean_to_lark(source: str, pattern: str) -> None:
+    for each in texts(grammar(source)):
+        assert re.fullmatch(pattern, each, re.DOTALL), each
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_terminals_of_the_library_are_known(name: str) -> None:
+    read = grammar(f"start: THIS\n%import common.{name} -> THIS")
+    assert all(re.fullmatch(COMMON[name], each) for each in texts(read, seeds=5))
+
+
+@pytest.mark.parametrize(
+    ("source", "flaw"),
+    [
+        ("root := nope nope", "line 1"),
+        ('root: "a"', "no rule 'start'"),
+        ("start: foo", "no rule 'foo'"),
+        ("start: (((", "expected )"),
+        ("start: /(/", "not understood"),
+        ('start: "b".."a"', "no range"),
+        ('start: "a"~5..2', "more repeats"),
+        (r'start: "\u12"', "wrong escape"),
+        ('start: "a"\nstart: "b"', "comes a second time"),
+        ("start: A\n%import .files.A", "can be imported"),
+        ("start: A\n%import python.A", "can be imported"),
+        ("start: A\n%import common.NOPE -> A", "has no NOPE"),
+        ("start: A\n%declare A", "can be imported"),
+        ("start: a{x}\na{y}: y", "an unexpected character"),
+        ("start: " + "/a/ " * 400, "too many regular expressions"),
+        ('start: A\nA: A "x"', "has no end"),
+        ("", "no rule 'start'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(source: str, flaw: str) -> None:
+    with pytest.raises(SchemaError, match=re.escape(flaw)):
+        grammar(source)
+
+
+def test_terminals_that_multiply_take_no_time() -> None:
+    doubled = "\n".join(f"T{k}: T{k + 1} T{k + 1}" for k in range(12))
+    assert text(grammar(f'start: T0\n{doubled}\nT12: "x"')) == "x" * 2**12
+    hostile = "\n".join(f"T{k}: T{k + 1} T{k + 1}" for k in range(400))
+    with pytest.raises(SchemaError, match="too long"):
+        grammar(f'start: T0\n{hostile}\nT400: "x"')
+
+
+@given(st.text(alphabet='abAB"[]()|*+?~:/. \\\n#%->19', max_size=40))
+def test_any_text_is_a_grammar_or_is_refused(body: str) -> None:
+    try:
+        read = grammar(f"start: {body}")
+    except SchemaError:
+        return
+    assert isinstance(text(read, 20), str)

@@ -1,0 +1,120 @@
+"""Structural tags: what is in the tags keeps to its format, and what is no structural tag is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+
+from app.clock.pause import Slices
+from app.grammar.compiling import compile_structural_tag
+from app.schema import SchemaError, Schemas
+from tests.grammar.deriving import SPOKEN, tag, text, texts
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 5}},
+    "required": ["city"],
+}
+LEGACY = {
+    "structures": [
+        {"begin": "<function=weather>", "schema": WEATHER, "end": "</function>"},
+        {"begin": "<function=time>", "schema": {"const": "now"}, "end": "</function>"},
+    ],
+    "triggers": ["<function="],
+}
+ROUND = [{"begin": "(", "content": {"type": "regex", "pattern": "a"}, "end": ")"}]
+ONCE = {"at_least_one": True, "stop_after_first": True}
+Z = {"type": "const_string", "value": "z"}
+TOKENS = {
+    "type": "tag",
+    "begin": {"type": "token", "token": "<s>"},
+    "content": {"type": "regex", "pattern": "1"},
+    "end": {"type": "token", "token": "</s>"},
+}
+TAG = {"begin": "<t>", "content": {"type": "json_schema", "json_schema": WEATHER}, "end": "</t>"}
+
+
+def test_the_schemas_of_the_older_form_are_kept_inside_the_tags() -> None:
+    seen = set()
+    for each in texts(tag(LEGACY)):
+        found = re.findall(r"<function=(\w+)>(.*?)</function>", each)
+        assert found
+        for name, inside in found:
+            seen.add(name)
+            jsonschema.validate(json.loads(inside), WEATHER if name == "weather" else {"const": "now"})
+        outside = re.sub(r"<function=\w+>.*?</function>", "", each)
+        assert set(outside) <= set(SPOKEN)
+    assert seen == {"weather", "time"}
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"type": "const_string", "value": "a.b"}, r"a\.b"),
+        ({"type": "regex", "pattern": "[a-c]{3}"}, "[a-c]{3}"),
+        ({"type": "grammar", "grammar": 'root ::= "x" | "x" root'}, "x+"),
+        ({"type": "grammar", "grammar": 'start: "y"+'}, "y+"),
+        ({"type": "any_text"}, f"[{SPOKEN}]*"),
+        ({"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": [">", "!"]}, "<[^>!]*[>!]"),
+        (TOKENS, "<s>1</s>"),
+        ({"type": "repeat", "min": 2, "max": 3, "content": Z}, "zz|zzz"),
+        ({"type": "optional", "content": Z}, "z?"),
+        ({"type": "star", "content": Z}, "z*"),
+        ({"type": "plus", "content": Z}, "z+"),
+        ({"type": "tags_with_separator", "separator": ",", "tags": ROUND}, r"\(a\)(,\(a\))*"),
+        ({"type": "triggered_tags", "triggers": ["("], "tags": ROUND} | ONCE, r"\(a\)"),
+    ],
+)
+def test_every_format_keeps_its_promise(form: dict[str, Any], pattern: str) -> None:
+    for each in texts(tag({"type": "structural_tag", "format": form})):
+        assert re.fullmatch(pattern, each, re.DOTALL), each
+
+
+def test_formats_in_one_another() -> None:
+    both = {"type": "grammar", "grammar": 'root ::= item "," item\nitem ::= "i"'}
+    other = {"type": "grammar", "grammar": 'root ::= item\nitem ::= "j"'}
+    form = {
+        "type": "sequence",
+        "elements": [both, {"type": "or", "elements": [other, {"type": "const_string", "value": "k"}]}],
+    }
+    assert {text(tag({"format": form}), 5, seed) for seed in range(30)} == {"i,ij", "i,ik"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "flaw"),
+    [
+        ([], "is an object"),
+        ({}, "a format is an object"),
+        ({"format": {}}, "there is no format"),
+        ({"format": {"type": ["tag"]}}, "there is no format"),
+        ({"format": {"type": "const_string"}}, "value is a text"),
+        ({"format": {"type": "json_schema", "json_schema": {"type": "x"}}}, "type"),
+        ({"format": {"type": "json_schema", "json_schema": 5}}, "is a schema"),
+        ({"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}, "style"),
+        ({"format": {"type": "grammar", "grammar": "root ::= ("}}, "expected )"),
+        ({"format": {"type": "sequence", "elements": []}}, "must not be empty"),
+        ({"format": {"type": "sequence", "elements": "x"}}, "is a list"),
+        ({"format": {"type": "repeat", "min": 3, "max": "x", "content": {"type": "any_text"}}}, "min"),
+        ({"format": TAG | {"type": "tag", "end": []}}, "has an end"),
+        ({"structures": [], "triggers": ["<"]}, "must not be empty"),
+        ({"structures": LEGACY["structures"], "triggers": ["<other"]}, "no trigger begins"),
+        ({"structures": LEGACY["structures"], "triggers": []}, "no trigger begins"),
+        ({"structures": [{"begin": "<"}], "triggers": ["<"]}, "end is a text"),
+    ],
+)
+def test_what_is_no_structural_tag_is_refused(value: Any, flaw: str) -> None:
+    with pytest.raises(SchemaError, match=re.escape(flaw)):
+        tag(value)
+
+
+def test_what_is_no_json_or_too_deep_is_refused() -> None:
+    deep: dict[str, Any] = {"type": "any_text"}
+    for _ in range(200):
+        deep = {"type": "optional", "content": deep}
+    for source in ("{", "[" * 5000, json.dumps({"format": deep}), '{"format": "' + "a" * 60_000 + '"}'):
+        with pytest.raises(SchemaError):
+            compile_structural_tag(source, Schemas(), Slices())
