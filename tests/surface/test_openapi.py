@@ -57,11 +57,10 @@ def is_valid(value: Any, schema: Any, whole: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_route_is_described(kind: str) -> None:
-    served = {(method, route.path) for route in application(kind).routes for method in route.methods}
-    missing = {(method, path) for method, path in served - set(OPERATIONS) if method != "HEAD"}
-    assert not missing, "add them to app/api/openapi/operations.py"
-    described = {(method, path) for method, path, _ in operations(kind)}
-    assert described == served - {("HEAD", "/openapi.json")}
+    routes = application(kind).routes
+    served = {(method, route.path) for route in routes for method in route.methods if method != "HEAD"}
+    assert served <= set(OPERATIONS), "add them to app/api/openapi/operations.py"
+    assert {(method, path) for method, path, _ in operations(kind)} == served
 
 
 @pytest.mark.parametrize("kind", KINDS)
