@@ -26,6 +26,7 @@ def test_its_tests_pass(tmp_path: Path) -> None:
     assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.server  # what is executed is not followed
 def test_its_block_runs() -> None:
     asked: list[str] = []
     exec(BLOCK, {"run_my_client": asked.append})
