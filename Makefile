@@ -66,7 +66,7 @@ test-image:
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict app config benchmarks wsgi.py
+	$(BIN)/mypy --strict app config understudy benchmarks wsgi.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -18,6 +18,7 @@ RECORDING = Path(os.environ.get("VLLM_RECORDING", ROOT.parent / "shared" / "gold
 CLIENTS_PYTHON = Path(os.environ.get("CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
 """An interpreter that has litellm, instructor, langchain and schemathesis; `make clients` makes it."""
 AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
+PROMETHEUS = shutil.which("prometheus")
 REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
@@ -43,6 +44,7 @@ NEEDS = (
         (RECORDING / "vllm-0.32").is_dir(),
     ),
     Need("redis", "a Redis server", "apt-get install redis-server", REDIS_SERVER is not None),
+    Need("prometheus", "Prometheus", "apt-get install prometheus", PROMETHEUS is not None),
     Need("openssl", "the command openssl", "apt-get install openssl", shutil.which("openssl") is not None),
     Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
     Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None),

@@ -60,13 +60,16 @@ class FaultPlan:
         self._model, self._context = settings.model.model, settings.model.max_model_len
         if failures.fault_rules != self._rules:
             self._rules = failures.fault_rules
-            self.restart()
+            self._work_by(self._script)
 
     def restart(self) -> None:
         """Every rule, those of headers too, counts from its first request again."""
-        rules = parse_fault_rules(self._rules)
-        self._script = FaultScript(rules, self._now()) if rules else None
+        self._work_by(None)
         self._header_scripts.clear()
+
+    def _work_by(self, before: FaultScript | None) -> None:
+        rules = parse_fault_rules(self._rules)
+        self._script = FaultScript(rules, self._now(), before) if rules else None
 
     def fault_for(self, request: RequestFacts) -> Fault | None:
         """The fault of a request, or None. A header that makes no sense is one, too: 400."""

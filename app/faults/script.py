@@ -38,10 +38,14 @@ class RequestFacts(Struct, frozen=True):
 
 
 class FaultScript:
-    """Rules in order. Each counts the requests that fit it; the first that applies decides."""
+    """Rules in order. Each counts the requests that fit it; the first that applies decides.
 
-    def __init__(self, rules: Sequence[FaultRule], now_s: float) -> None:
-        self._rules = [_Rule(rule, now_s) for rule in rules]
+    Those that stand in the script `before`, too, go on counting.
+    """
+
+    def __init__(self, rules: Sequence[FaultRule], now_s: float, before: FaultScript | None = None) -> None:
+        known: list[_Rule] = list(before._rules) if before else []
+        self._rules: list[_Rule] = [_taken_from(known, rule) or _Rule(rule, now_s) for rule in rules]
         self.size_bytes = sum(map(_rule_bytes, rules))
         """Memory that the rules take, rather too much than too little."""
 
@@ -61,13 +65,13 @@ class _Rule:
     """One rule, and what it has met."""
 
     def __init__(self, rule: FaultRule, now_s: float) -> None:
-        self._rule = rule
+        self.rule = rule
         self._path = PATHS[rule.api] if rule.api else None
         self._quota = Quota(rule, now_s) if isinstance(rule, RateLimitRule) else None
         self._met = self._applied = 0
 
     def fits(self, request: RequestFacts) -> bool:
-        rule = self._rule
+        rule = self.rule
         return (
             (rule.model is None or rule.model == request.model)
             and (self._path is None or self._path == request.path)
@@ -78,21 +82,21 @@ class _Rule:
     def is_turn(self) -> bool:
         """Count a request that fits; True when it is one of those that the rule is for."""
         self._met += 1
-        rule = self._rule
+        rule = self.rule
         return (rule.nth is None or self._met == rule.nth) and (
             rule.every is None or self._met % rule.every == 0
         )
 
     def applies(self, rng: Random) -> bool:
         """Chance, and how often it has been applied, allow it."""
-        rule = self._rule
+        rule = self.rule
         if rule.times is not None and self._applied >= rule.times:
             return False
         return rule.probability >= 1 or rng.random() < rule.probability
 
     def fault(self, request: RequestFacts, now_s: float) -> Fault:
         """What happens to the request now; without a name when a quota still allows it."""
-        fault = self._fault(self._rule, request, now_s)
+        fault = self._fault(self.rule, request, now_s)
         self._applied += bool(fault.name)
         return fault
 
@@ -109,6 +113,14 @@ class _Rule:
             return Fault(name=name, delays=((0, rule.seconds),))
         assert isinstance(rule, DAMAGE)
         return Fault(name=name, damage=rule)
+
+
+def _taken_from(known: list[_Rule], rule: FaultRule) -> _Rule | None:
+    """The first of `known` that works by an equal rule, which no other one gets then."""
+    for k, each in enumerate(known):
+        if each.rule == rule:
+            return known.pop(k)
+    return None
 
 
 class Quota:

@@ -64,6 +64,16 @@ def test_changed_rules_count_anew_and_others_go_on() -> None:
     assert plan.is_quiet
 
 
+def test_rules_that_stay_in_the_list_go_on_counting() -> None:
+    once = {"action": "error", "status": 502, "times": 1}
+    plan, live = planned(fault_rules=[once])
+    assert [status(plan), status(plan)] == [502, None]
+    live.change({"fault-rules": [{"action": "error", "status": 429, "times": 2}, once]})
+    assert status(plan) == 429
+    live.change({"fault-rules": [once, {"action": "error", "status": 429, "times": 2}, once]})
+    assert [status(plan) for _ in range(4)] == [429, 502, None, None]
+
+
 def test_the_strongest_source_decides() -> None:
     rules = [{"action": "error", "status": 502}]
     plan, live = planned(fault_rules=rules, failure_injection_rate=100, failure_types=["rate_limit"])

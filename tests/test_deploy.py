@@ -1,0 +1,104 @@
+"""The manifests of deploy/kubernetes: as Kubernetes reads them, careful, and true of what they start."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from tests.running_server import ROOT, free_port, running_gunicorn, running_image
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
+FILES = [FOLDER / name for name in KUSTOMIZATION["resources"]]
+OBJECTS: list[dict[str, Any]] = [each for file in FILES for each in yaml.safe_load_all(file.read_text())]
+DEPLOYMENTS = {each["metadata"]["name"]: each for each in OBJECTS if each["kind"] == "Deployment"}
+SERVICES = {each["metadata"]["name"]: each for each in OBJECTS if each["kind"] == "Service"}
+MONITOR = yaml.safe_load((FOLDER / "pod-monitor.yaml").read_text())
+
+
+def pod(name: str) -> dict[str, Any]:
+    template: dict[str, Any] = DEPLOYMENTS[name]["spec"]["template"]
+    return template
+
+
+def container(name: str) -> dict[str, Any]:
+    [only] = pod(name)["spec"]["containers"]
+    return dict(only)
+
+
+def ports(name: str) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container(name)["ports"]}
+
+
+@pytest.mark.parametrize("described", OBJECTS, ids=lambda it: f"{it['kind']}-{it['metadata']['name']}")
+def test_it_fits_the_schemas_of_kubernetes(described: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import kubernetes_validate
+    kubernetes_validate.validate(described, kubernetes_validate.latest_version(), strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(described | {"spek": {}}, kubernetes_validate.latest_version(), True)
+
+
+def test_every_file_is_listed() -> None:
+    listed = {*KUSTOMIZATION["resources"], "kustomization.yaml", "pod-monitor.yaml"}
+    assert {file.name for file in FOLDER.iterdir()} == listed
+    assert set(DEPLOYMENTS) == set(SERVICES) and len(DEPLOYMENTS) == 5
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_nobody_is_root_or_may_write(name: str) -> None:
+    spec, only = pod(name)["spec"], container(name)
+    security = spec["securityContext"]
+    assert security["runAsNonRoot"] and security["runAsUser"] > 0 and security["runAsGroup"] > 0
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    own = only["securityContext"]
+    assert own["readOnlyRootFilesystem"] and own["allowPrivilegeEscalation"] is False
+    assert own["capabilities"] == {"drop": ["ALL"]}
+    assert only["volumeMounts"] == [{"name": "tmp", "mountPath": "/tmp"}]
+    assert only["resources"]["limits"]["memory"] and only["resources"]["requests"]["cpu"]
+    assert spec["terminationGracePeriodSeconds"] > 30  # graceful-timeout
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_service_and_the_monitor_find_its_pods(name: str) -> None:
+    deployment, service = DEPLOYMENTS[name]["spec"], SERVICES[name]["spec"]
+    labels = pod(name)["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"] == labels == service["selector"]
+    others = [pod(other)["metadata"]["labels"] for other in DEPLOYMENTS if other != name]
+    assert labels not in others
+    assert {port["targetPort"]: port["port"] for port in service["ports"]} == ports(name)
+    monitor = MONITOR["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    assert set(monitor["podTargetLabels"]) <= set(labels)
+    [endpoint] = monitor["podMetricsEndpoints"]
+    assert endpoint["port"] in ports(name) and endpoint["path"] == "/metrics"
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_server_starts_as_described_and_answers_its_probes(name: str) -> None:
+    only = container(name)
+    fields = {"metadata.name": "pod-1", "metadata.namespace": "ns", "status.podIP": "127.0.0.1"}
+    given = {
+        each["name"]: each["value"] if "value" in each else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        for each in only["env"]
+    }
+    words = only.get("args", [])
+    told = given.pop("SIM_PORT", None) or next(w for w in words if w.startswith("--port=")).partition("=")[2]
+    assert int(told) == ports(name)["http"]
+    given |= {k: v.replace("understudy-indexer", "127.0.0.1") for k, v in given.items() if "ENDPOINT" in k}
+    if "SIM_KV_INDEX_BIND" in given:
+        assert given["SIM_KV_INDEX_BIND"] == f"tcp://*:{ports(name)['events']}"
+        given["SIM_KV_INDEX_BIND"] = f"tcp://127.0.0.1:{free_port()}"
+    with running_image(*words, env=given) if words else running_gunicorn(env=given) as server:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert only[probe]["httpGet"]["port"] == "http"
+            path = only[probe]["httpGet"]["path"]
+            assert requests.get(server.url + path, timeout=20).status_code == 200
+        assert requests.get(f"{server.url}/metrics", timeout=20).status_code == 200
+        assert "not a setting" not in server.log() and "ignored" not in server.log()

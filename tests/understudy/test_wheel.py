@@ -1,0 +1,186 @@
+"""What a user installs: one package, with all that a server needs, in an environment that had nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.running_server import ROOT, free_port
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CLIENT = Path(__file__).with_name("client_project.py")
+HERE = Path(sys.executable).parent
+PATIENCE_S = 120
+SOURCES = (
+    "app",
+    "config",
+    "understudy",
+    "wsgi.py",
+    "gunicorn.conf.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
+
+
+def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=cwd, env=plain(), capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def plain() -> dict[str, str]:
+    """Our environment without what would help a package to find our tree."""
+    left_out = ("PYTHON", "SIM_", "PYTEST_", "VIRTUAL_ENV")
+    return {name: text for name, text in os.environ.items() if not name.startswith(left_out)}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a checkout that a wheel is built from, without those that git does not know."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    built = run(HERE / "python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, checkout, cwd=folder)
+    assert built.returncode == 0, built.stderr
+    [found] = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment in which nothing but the wheel was installed, and pytest."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(HERE / "python", "-m", "venv", folder, cwd=folder)
+    pytests = re.findall(r"(?m)^pytest==\S+", (ROOT / "requirements-dev.txt").read_text())
+    done = run(folder / "bin" / "pip", "install", "-q", wheel, *pytests, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "bin"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """The project of somebody who has packages with the names of ours."""
+    for name in ("app", "config"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("MINE = True\n")
+    (tmp_path / "wsgi.py").write_text("raise SystemExit('of somebody else')\n")
+    return tmp_path
+
+
+@contextmanager
+def serving(words: Sequence[str | Path], cwd: Path) -> Iterator[str]:
+    """The server's address; it answers inside the block and ends by SIGTERM with status 0."""
+    port = free_port()
+    command = [*words, "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen(command, cwd=cwd, env=plain(), start_new_session=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_healthy(url):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        yield url
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def is_healthy(url: str) -> bool:
+    try:
+        return requests.get(f"{url}/health", timeout=5).status_code == 200
+    except requests.ConnectionError:
+        return False
+
+
+@pytest.mark.timeout(300)
+def test_the_wheel_is_one_package_that_holds_the_tree_as_it_is(checkout: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    files = {str(path.relative_to(checkout)) for path in checkout.rglob("*") if path.is_file()}
+    files -= {"pyproject.toml", "README.md", "LICENSE"}
+    assert packed == {f"understudy/{name.removeprefix('understudy/')}" for name in files}
+    assert "understudy/config/vllm/options.json" in packed
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("words", [("understudy",), ("python", "-m", "understudy")])
+def test_it_serves_from_an_environment_that_was_empty(
+    installed: Path, elsewhere: Path, words: tuple[str, ...]
+) -> None:
+    (elsewhere / "profile.yaml").write_text("max-num-seqs: 3\n")
+    command = [installed / words[0], *words[1:], "serve", "Qwen/Qwen3-8B", "--gpu-memory-utilization", "0.9"]
+    with serving([*command, "--time-to-first-token", "1ms"], elsewhere) as url:
+        body = {"prompt": "Hello there", "max_tokens": 3}
+        answer = requests.post(f"{url}/v1/completions", json=body, timeout=20).json()
+        assert (answer["model"], answer["usage"]["completion_tokens"]) == ("Qwen/Qwen3-8B", 3)
+    with serving([installed / words[0], *words[1:], "--config", "profile.yaml"], elsewhere) as url:
+        assert requests.get(f"{url}/admin/config", timeout=20).json()["max-num-seqs"] == 3
+
+
+@pytest.mark.timeout(300)
+def test_it_claims_no_other_name(installed: Path, elsewhere: Path) -> None:
+    said = run(installed / "python", "-c", "import understudy, app, config; app.MINE", cwd=elsewhere)
+    assert said.returncode == 0, said.stderr
+    for name in ("app", "config", "wsgi"):
+        said = run(installed / "python", "-P", "-c", f"import understudy, {name}", cwd=elsewhere)
+        assert f"No module named '{name}'" in said.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_clients_tests_have_the_fixture(installed: Path, elsewhere: Path) -> None:
+    shutil.copy(CLIENT, elsewhere / "test_client.py")
+    settings = "import pytest\n@pytest.fixture(scope='session')\ndef understudy_settings():\n"
+    (elsewhere / "conftest.py").write_text(f"{settings}    return {{'max_model_len': 1234}}\n")
+    options = ["--strict-markers", "-W", "error", "-p", "no:cacheprovider", "-v"]
+    said = run(installed / "python", "-m", "pytest", *options, cwd=elsewhere)
+    outcomes = dict(re.findall(r"::(\w+) (PASSED|FAILED|ERROR)", said.stdout))
+    assert [name for name, outcome in outcomes.items() if outcome != "PASSED"] == [
+        "test_that_fails_shows_the_log"
+    ], said.stdout
+    assert len(outcomes) == 5
+    assert "log of understudy" in said.stdout and "Listening at: http://127.0.0.1" in said.stdout
+
+
+@pytest.mark.timeout(300)
+def test_uvx_serves_from_the_checkout(checkout: Path, elsewhere: Path) -> None:
+    with serving([HERE / "uvx", "--from", checkout, "understudy", "serve"], elsewhere) as url:
+        assert requests.get(f"{url}/v1/models", timeout=20).json()["data"][0]["owned_by"] == "vllm"
+
+
+def test_dependencies_are_those_that_are_pinned() -> None:
+    def ranges(file: str) -> list[str]:
+        own = (ROOT / file).read_text().partition("# What those need")[0].partition("# What it needs in")[0]
+        return re.findall(r"(?m)^([\w.\[\]-]+)==(\d+\.\d+)", own)
+
+    def written(file: str) -> list[str]:
+        return [f"{name}~={version}" for name, version in ranges(file)]
+
+    assert PROJECT["dependencies"] == written("requirements.txt")
+    assert PROJECT["optional-dependencies"] == {
+        "fleet": written("requirements-fleet.txt"),
+        "tracing": written("requirements-tracing.txt"),
+    }

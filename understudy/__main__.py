@@ -1,0 +1,19 @@
+"""The command `understudy`, also `python -m understudy`: all of `python -m app`, wherever it is installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from understudy.tree import command, environment
+
+
+def main() -> NoReturn:
+    """Becomes `python -m app` with the same words."""
+    words = command(*sys.argv[1:])
+    os.execve(words[0], words, environment())
+
+
+if __name__ == "__main__":
+    main()
