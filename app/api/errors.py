@@ -19,7 +19,7 @@ from app.http.errors import (
     too_many,
     unavailable,
 )
-from app.http.response import Response, json_response
+from app.http.response import CLIENT_GONE, Response, json_response
 from app.lora.adapters import AdapterError, AdapterNotFound
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
 
@@ -33,6 +33,7 @@ ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingPr
         engine.KVCacheFull: retryable,
         engine.PromptExceedsCache: bad_request,
         engine.SchemaUnsatisfiable: bad_request,
+        engine.CallerLeft: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
         engine.InvalidSleepLevel: partial(bad_request, param="level"),
         engine.UnknownWakeTags: partial(bad_request, param="tags"),
     }

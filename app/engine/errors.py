@@ -61,6 +61,13 @@ class InvalidSleepLevel(EngineError):
         super().__init__(f"level must be 0, 1 or 2, got {level}")
 
 
+class CallerLeft(EngineError):
+    """Who asked has gone, and nobody is to be told."""
+
+    def __init__(self) -> None:
+        super().__init__("The client left before what it had asked for was done.")
+
+
 class UnknownWakeTags(EngineError):
     """Nothing that can be woken is called so."""
 

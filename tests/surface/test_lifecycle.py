@@ -71,6 +71,36 @@ def test_a_pause_may_wait_for_what_runs(client: Client) -> None:
     client.post("/admin/config", {"inter-token-latency": "0s"})
 
 
+def test_a_sleep_that_waits_is_not_put_off_by_those_who_come_meanwhile() -> None:
+    with (
+        served("--server-dev-mode", "--max-num-seqs", "1", "--inter-token-latency", "20ms") as client,
+        ThreadPoolExecutor(40) as pool,
+    ):
+        asked = [pool.submit(client.complete, max_tokens=10) for _ in range(40)]
+        wait_until(lambda: client.metric(WAITING) > 20)
+        client.post("/sleep?mode=wait")
+        assert not all(one.done() for one in asked)
+        assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+        # Who came meanwhile is served: a server that sleeps at level 1 has no weights to miss.
+        client.post("/admin/config", {"inter-token-latency": "0s"})
+        assert all(one.result(20)["choices"][0]["finish_reason"] == "length" for one in asked)
+
+
+def test_nobody_falls_asleep_for_a_caller_who_has_left(client: Client) -> None:
+    client.post("/admin/config", {"inter-token-latency": "50ms"})
+    with Wire(client.server.port) as running, Wire(client.server.port) as operator:
+        events = running.post(ask(max_tokens=40, stream=True)).events()
+        next(events)
+        operator.post({}, "/sleep?mode=wait")
+        wait_until(lambda: client.get("/is_paused").json()["is_paused"])
+        operator.sock.close()
+        wait_until(lambda: not client.get("/is_paused").json()["is_paused"])
+        assert len(list(events)) == 39
+    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert "Traceback" not in client.server.log()
+    client.post("/admin/config", {"inter-token-latency": "0s"})
+
+
 @pytest.mark.parametrize(
     "path", ["/sleep?level=7", "/sleep?level=x", "/pause?mode=perhaps", "/wake_up?tags=all"]
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from app.engine.lifecycle import Lifecycle, PauseMode
+from app.http.connection import leaving
 from app.http.context import RequestContext
 from app.http.errors import malformed
 from app.http.response import Response, json_response
@@ -21,7 +22,9 @@ def routes(lifecycle: Lifecycle, sleeps: bool, settings: Callable[[], dict[str, 
         """Put the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
         level = _integer(context, "level", 1)
         if sleeps:
-            lifecycle.sleep(level, _mode(context))
+            mode = _mode(context)
+            with leaving(context.connection) as left:
+                lifecycle.sleep(level, mode, left)
         return json_response({"status": "sleeping", "level": level})
 
     def wake_up(context: RequestContext) -> Response:
@@ -36,9 +39,10 @@ def routes(lifecycle: Lifecycle, sleeps: bool, settings: Callable[[], dict[str, 
 
     def pause(context: RequestContext) -> Response:
         """Begin no more requests; mode says what becomes of those that run."""
-        lifecycle.pause(
-            "wait" if context.argument("wait_for_inflight_requests") == "true" else _mode(context)
-        )
+        waits = context.argument("wait_for_inflight_requests") == "true"
+        mode = "wait" if waits else _mode(context)
+        with leaving(context.connection) as left:
+            lifecycle.pause(mode, left)
         return json_response({"status": "paused"})
 
     def resume(context: RequestContext) -> Response:
