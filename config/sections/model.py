@@ -73,7 +73,11 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     max_loras: Annotated[Count, About("Adapters that may run at the same time.", unit="adapters")] = 1
     max_cpu_loras: Annotated[
         Count | None,
-        About("Adapters that may be kept loaded; at least max-loras. Empty is no limit.", unit="adapters"),
+        About(
+            "Adapters of which copies stay in memory; at least max-loras. What has none is served all the "
+            "same: vLLM would read it from its path again.",
+            unit="adapters",
+        ),
     ] = None
     enable_lora: Annotated[
         bool, About("Tell of adapters in the metrics even when none is there at the start.")
