@@ -80,6 +80,7 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
         force_dummy=at.force_dummy_tokenizer,
         render_url=at.render_url,
         render_timeout_s=at.render_timeout,
+        mm_render_timeout_s=at.mm_render_timeout,
         hf_token=at.hf_token,
         chat_template=at.chat_template,
     )

@@ -103,6 +103,9 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
     render_timeout: Annotated[
         PositiveDuration, About("Longest wait for an answer of the render service.")
     ] = 30.0
+    mm_render_timeout: Annotated[
+        PositiveDuration, About("The same for messages with images, which the service has to fetch.")
+    ] = 60.0
     force_dummy_tokenizer: Annotated[
         bool, About("Use the embedded tokenizer even when the model's own could be found.")
     ] = False
