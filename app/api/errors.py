@@ -34,6 +34,8 @@ ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingPr
         engine.PromptExceedsCache: bad_request,
         engine.SchemaUnsatisfiable: bad_request,
         engine.CallerLeft: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
+        engine.PauseNotComplete: internal,
+        engine.MemoryNotResident: internal,
         engine.InvalidSleepLevel: partial(bad_request, param="level"),
         engine.UnknownWakeTags: partial(bad_request, param="tags"),
     }

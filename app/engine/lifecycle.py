@@ -9,7 +9,13 @@ from gevent.event import Event
 
 from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
-from app.engine.errors import CallerLeft, InvalidSleepLevel, UnknownWakeTags
+from app.engine.errors import (
+    CallerLeft,
+    InvalidSleepLevel,
+    MemoryNotResident,
+    PauseNotComplete,
+    UnknownWakeTags,
+)
 from app.metrics.recorder import Recorder
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -62,8 +68,26 @@ class Lifecycle:
             self._sleepers -= 1
             self._go_on()
 
+    def release_cache(self) -> None:
+        """Play that the memory of the KV cache was freed: `wake_up` brings it back, and requests begin again.
+
+        PauseNotComplete unless the server is paused and nothing runs, MemoryNotResident when it sleeps.
+        """
+        if not self.paused or self._engine.running:
+            raise PauseNotComplete
+        if not self._asleep <= {"scheduling"}:
+            raise MemoryNotResident
+        if self._cache is not None:
+            self._cache.sleep()
+        self._asleep.add("kv_cache")
+        self._recorder.sleeping(0)
+        self._recorder.slept("release_kv_cache_memory", 0.0)
+
     def wake_up(self, tags: Collection[str] | None) -> None:
-        """Wake up, or bring back only what `tags` name. UnknownWakeTags for an unknown one."""
+        """Wake up, or bring back only what `tags` name; requests begin again when all is back.
+
+        UnknownWakeTags for an unknown one.
+        """
         if tags is not None and not TAGS.issuperset(tags):
             raise UnknownWakeTags(TAGS)
         if self._cache is not None and (tags is None or "kv_cache" in tags):
@@ -74,8 +98,7 @@ class Lifecycle:
             self._asleep.clear()
         if not self._asleep:
             self._recorder.sleeping(None)
-            if was_paused_by_sleep:
-                self.resume()
+            self.resume()
         self._recorder.slept("wake", 0.0)
 
     def pause(self, mode: PauseMode, caller_left: Event) -> None:

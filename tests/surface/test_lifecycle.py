@@ -33,6 +33,40 @@ def test_parts_wake_one_by_one(client: Client) -> None:
     assert client.get("/is_sleeping").json() == {"is_sleeping": False}
 
 
+def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None:
+    def blocks() -> int:
+        client.complete(prompt="Hello " * 100)
+        usage = client.complete(prompt="Hello " * 100)["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    flags = ("--server-dev-mode", "--enable-kvcache", "--enable-prompt-tokens-details")
+    with served(*flags, POD_IP="127.0.0.1") as client:
+        assert blocks() > 0
+        too_soon = client.post("/release_kv_cache_memory")
+        assert (too_soon.status_code, too_soon.json()["error"]["type"]) == (500, "InternalServerError")
+        client.post("/pause?mode=wait")
+        assert client.post("/release_kv_cache_memory").json() == {"status": "kv_cache_released"}
+        assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+        assert client.post("/release_kv_cache_memory").status_code == 500
+        count = "vllm:sleep_mode_operation_duration_seconds_count"
+        assert client.metric(count, operation="release_kv_cache_memory") == 1
+        client.post("/wake_up?tags=kv_cache")
+        assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+        assert client.get("/is_paused").json() == {"is_paused": False}
+        client.post("/pause?mode=wait")
+        client.post("/release_kv_cache_memory")
+        client.post("/resume")
+        assert (
+            client.complete(prompt="Hello " * 100)["usage"]["prompt_tokens_details"] is None
+            or not (client.complete(prompt="Hello " * 100)["usage"]["prompt_tokens_details"]["cached_tokens"])
+        )
+        client.post("/wake_up")
+        assert blocks() > 0
+        client.post("/sleep")
+        client.post("/pause")
+        assert client.post("/release_kv_cache_memory").status_code == 500
+
+
 def test_at_level_0_requests_wait(client: Client) -> None:
     client.post("/sleep?level=0")
     assert client.get("/is_paused").json() == {"is_paused": True}

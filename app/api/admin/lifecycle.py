@@ -27,6 +27,12 @@ def routes(lifecycle: Lifecycle, sleeps: bool, settings: Callable[[], dict[str, 
                 lifecycle.sleep(level, mode, left)
         return json_response({"status": "sleeping", "level": level})
 
+    def release_kv_cache_memory(context: RequestContext) -> Response:
+        """Free the memory of the KV cache of a paused server; POST /wake_up?tags=kv_cache takes it back."""
+        if sleeps:
+            lifecycle.release_cache()
+        return json_response({"status": "kv_cache_released"})
+
     def wake_up(context: RequestContext) -> Response:
         """Wake the model up, or only the parts that `tags` name."""
         tags = list(context.arguments("tags")) or None
@@ -71,6 +77,7 @@ def routes(lifecycle: Lifecycle, sleeps: bool, settings: Callable[[], dict[str, 
 
     return [
         post("/sleep", sleep),
+        post("/release_kv_cache_memory", release_kv_cache_memory),
         post("/wake_up", wake_up),
         get("/is_sleeping", is_sleeping),
         post("/pause", pause),

@@ -246,6 +246,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("DELETE", "/admin/verdict"): Operation(answer=AuditReport),
     ("GET", "/admin/memory"): Operation(answer=ANYTHING),
     ("POST", "/sleep"): Operation(answer=ANYTHING, query={"level": NUMBER, "mode": MODE}),
+    ("POST", "/release_kv_cache_memory"): Operation(answer=dict[str, str]),
     ("POST", "/wake_up"): Operation(
         answer=ANYTHING, query={"tags": {"type": "array", "items": {"type": "string"}}}
     ),
