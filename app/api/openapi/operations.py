@@ -221,6 +221,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation(media=(TEXT,)),
     ("GET", "/"): Operation(answer=ANYTHING),
     ("GET", "/openapi.json"): Operation(answer=ANYTHING),
+    ("GET", "/query"): Operation(answer=dict[str, dict[str, str]]),
     ("GET", "/kv_event_sources"): Operation(answer=ANYTHING),
     ("GET", "/kv/index"): Operation(answer=ANYTHING),
     ("POST", "/score_completions"): Operation(
