@@ -80,6 +80,7 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
         force_dummy=at.force_dummy_tokenizer,
         render_url=at.render_url,
         render_timeout_s=at.render_timeout,
+        mm_render_timeout_s=at.mm_render_timeout,
         hf_token=at.hf_token,
         chat_template=at.chat_template,
     )
@@ -156,6 +157,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes("health", reports.health_routes(ready, load, settings.model.vllm_version))
     app.add_routes("metrics", reports.metrics_routes(Exposition(families, http_metrics)))
     app.add_routes("kv_events", event_sources.routes(publishes, publisher is not None, server.ranks))
+    first = f"http://{server.pod_ip or socket.gethostname()}:{settings.server.port}"
+    app.add_routes("bootstrap", event_sources.bootstrap_routes(first, server.data_parallel_size))
     app.add_routes("admin", admin.routes(live, lifecycle, engine, frontend.body, peers))
     app.add_routes("memory", reports.memory_routes(app.caches))
     app.add_routes("verdict", reports.verdict_routes(audit.report, audit.restart))

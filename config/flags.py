@@ -17,6 +17,7 @@ from config.validation import suggestion
 ABOUT = """\
 Plays a vLLM server on one port. A setting is taken from its flag, else from its environment variable, else
 from the YAML file (--config, SIM_CONFIG), else it has its default. --no-NAME turns a switch off.
+DURATION is 250ms, 1.5s or 1m30s (units ns, us, ms, s, m, h); a whole number without a unit is milliseconds.
 """
 DETAILED = 4
 """klog verbosity from which lines count as debugging."""

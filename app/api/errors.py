@@ -19,7 +19,7 @@ from app.http.errors import (
     too_many,
     unavailable,
 )
-from app.http.response import Response, json_response
+from app.http.response import CLIENT_GONE, Response, json_response
 from app.lora.adapters import AdapterError, AdapterNotFound
 from app.tokenization.base import TokenizerInputError, TokenizerServiceError
 
@@ -34,6 +34,9 @@ ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingPr
         engine.PromptExceedsCache: bad_request,
         engine.Aborted: unavailable,
         engine.SchemaUnsatisfiable: bad_request,
+        engine.CallerLeft: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
+        engine.PauseNotComplete: internal,
+        engine.MemoryNotResident: internal,
         engine.InvalidSleepLevel: partial(bad_request, param="level"),
         engine.UnknownWakeTags: partial(bad_request, param="tags"),
     }

@@ -68,6 +68,27 @@ class InvalidSleepLevel(EngineError):
         super().__init__(f"level must be 0, 1 or 2, got {level}")
 
 
+class CallerLeft(EngineError):
+    """Who asked has gone, and nobody is to be told."""
+
+    def __init__(self) -> None:
+        super().__init__("The client left before what it had asked for was done.")
+
+
+class PauseNotComplete(EngineError):
+    """Memory of the KV cache is released only while nothing runs, and nothing may begin."""
+
+    def __init__(self) -> None:
+        super().__init__("To release the KV cache requires a completed pause first.")
+
+
+class MemoryNotResident(EngineError):
+    """What is to be released has been released already."""
+
+    def __init__(self) -> None:
+        super().__init__("To release the KV cache requires all memory to be resident.")
+
+
 class UnknownWakeTags(EngineError):
     """Nothing that can be woken is called so."""
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-import gevent
+from gevent.event import Event
 
 from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
-from app.engine.errors import InvalidSleepLevel, UnknownWakeTags
+from app.engine.errors import (
+    CallerLeft,
+    InvalidSleepLevel,
+    MemoryNotResident,
+    PauseNotComplete,
+    UnknownWakeTags,
+)
 from app.metrics.recorder import Recorder
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -27,7 +33,9 @@ class Lifecycle:
     """
 
     def __init__(self, engine: Engine, recorder: Recorder, cache: KVCacheManager | None = None) -> None:
-        self.paused = False
+        self._is_paused = False
+        self._sleepers = 0
+        """Calls of `sleep` under way: nothing begins meanwhile, or they might wait for ever."""
         self._cache = cache
         self._asleep: set[str] = set()
         self._engine = engine
@@ -38,21 +46,48 @@ class Lifecycle:
         """True until everything that sleep put away is back."""
         return bool(self._asleep)
 
-    def sleep(self, level: int, mode: PauseMode) -> None:
-        """Fall asleep; running requests are treated as by `pause`. InvalidSleepLevel for another level."""
+    @property
+    def paused(self) -> bool:
+        """True while no request begins to run."""
+        return self._is_paused or self._sleepers > 0
+
+    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
+        """Fall asleep; running requests are treated as by `pause`. InvalidSleepLevel for another level.
+
+        Who awaits them holds up all that come meanwhile. CallerLeft, and awake, when `caller_left` is set
+        first.
+        """
         if not 0 <= level <= DEEPEST:
             raise InvalidSleepLevel(level)
-        self._settle(mode)
-        if level == 0:
-            self.pause("keep")
-        elif self._cache is not None:
+        self._sleepers += 1
+        self._engine.pause()
+        try:
+            self._settle(mode, caller_left)
+            self._fall_asleep(level)
+        finally:
+            self._sleepers -= 1
+            self._go_on()
+
+    def release_cache(self) -> None:
+        """Play that the memory of the KV cache was freed: `wake_up` brings it back, and requests begin again.
+
+        PauseNotComplete unless the server is paused and nothing runs, MemoryNotResident when it sleeps.
+        """
+        if not self.paused or self._engine.running:
+            raise PauseNotComplete
+        if not self._asleep <= {"scheduling"}:
+            raise MemoryNotResident
+        if self._cache is not None:
             self._cache.sleep()
-        self._asleep = set(TAGS) if level else {"scheduling"}
-        self._recorder.sleeping(level)
-        self._recorder.slept("sleep", 0.0)
+        self._asleep.add("kv_cache")
+        self._recorder.sleeping(0)
+        self._recorder.slept("release_kv_cache_memory", 0.0)
 
     def wake_up(self, tags: Collection[str] | None) -> None:
-        """Wake up, or bring back only what `tags` name. UnknownWakeTags for an unknown one."""
+        """Wake up, or bring back only what `tags` name; requests begin again when all is back.
+
+        UnknownWakeTags for an unknown one.
+        """
         if tags is not None and not TAGS.issuperset(tags):
             raise UnknownWakeTags(TAGS)
         if self._cache is not None and (tags is None or "kv_cache" in tags):
@@ -63,20 +98,22 @@ class Lifecycle:
             self._asleep.clear()
         if not self._asleep:
             self._recorder.sleeping(None)
-            if was_paused_by_sleep:
-                self.resume()
+            self.resume()
         self._recorder.slept("wake", 0.0)
 
-    def pause(self, mode: PauseMode) -> None:
-        """Begin no more requests. Running ones are aborted, or (`wait`) awaited, or (`keep`) go on."""
-        self.paused = True
+    def pause(self, mode: PauseMode, caller_left: Event) -> None:
+        """Begin no more requests. Running ones are aborted, or (`wait`) awaited, or (`keep`) go on.
+
+        CallerLeft when `caller_left` is set before they are over; nothing begins all the same.
+        """
+        self._is_paused = True
         self._engine.pause()
-        self._settle(mode)
+        self._settle(mode, caller_left)
 
     def resume(self) -> None:
         """Begin requests again, those that waited first."""
-        self.paused = False
-        self._engine.resume()
+        self._is_paused = False
+        self._go_on()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all that is cached; False while requests run."""
@@ -86,9 +123,23 @@ class Lifecycle:
         """Admit nothing more; what was admitted goes on to its end."""
         self._engine.drain()
 
-    def _settle(self, mode: PauseMode) -> None:
+    def _settle(self, mode: PauseMode, caller_left: Event) -> None:
         if mode == "abort":
             self._engine.interrupt()
         elif mode == "wait":
-            while self._engine.running:
-                gevent.sleep(LOOK_AGAIN_S)
+            while self.paused and self._engine.running:
+                if caller_left.wait(LOOK_AGAIN_S):
+                    raise CallerLeft
+
+    def _fall_asleep(self, level: int) -> None:
+        if level == 0:
+            self._is_paused = True
+        elif self._cache is not None:
+            self._cache.sleep()
+        self._asleep = set(TAGS) if level else {"scheduling"}
+        self._recorder.sleeping(level)
+        self._recorder.slept("sleep", 0.0)
+
+    def _go_on(self) -> None:
+        if not self.paused:
+            self._engine.resume()

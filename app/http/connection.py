@@ -7,11 +7,12 @@ the hub without waking a greenlet.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import gevent
+from gevent.event import Event
 
 READ = 1
 LOOK_AGAIN_S = 0.05
@@ -100,3 +101,16 @@ class Connection:
         """Break the connection, so that whoever still writes to it stops at once."""
         with suppress(OSError):
             self._raw.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def leaving(connection: Connection | None) -> Iterator[Event]:
+    """An event that is set when the client goes while the block lasts."""
+    gone = Event()
+    if connection is not None:
+        connection.watch(gone.set)
+    try:
+        yield gone
+    finally:
+        if connection is not None:
+            connection.unwatch()

@@ -51,17 +51,17 @@ class Adapter(Struct, frozen=True):
 class LoRARegistry:
     """Loaded adapters by name, in order of loading.
 
-    They are numbered from 1 on, and one that replaces another keeps its number. At most `most` of them, if
-    that is given, and never more than `limit_bytes` of memory: what the adapters of the start take, and
-    `RUNTIME_BYTES`. When there are too many, the one that was loaded first is dropped, as from a cache.
+    They are numbered from 1 on, and one that replaces another keeps its number. `max-cpu-loras` is no limit
+    for them: it bounds copies in memory, and what has none is read from its path again. Only memory is one,
+    `limit_bytes`: what the adapters of the start take, and `RUNTIME_BYTES`. When there are too many, the one
+    that was loaded first is dropped, as from a cache.
     """
 
-    def __init__(self, adapters: Iterable[Adapter] = (), most: int | None = None) -> None:
+    def __init__(self, adapters: Iterable[Adapter] = ()) -> None:
         self._ids = count(1)
         self._adapters = {
             adapter.name: Adapter(adapter.name, adapter.path, next(self._ids)) for adapter in adapters
         }
-        self._most = most
         self.size_bytes = sum(adapter.size_bytes for adapter in self._adapters.values())
         self.limit_bytes = self.size_bytes + RUNTIME_BYTES
         self._loaded: Watch = _ignore
@@ -104,7 +104,7 @@ class LoRARegistry:
         self._adapters[name] = adapter
         self.size_bytes += adapter.size_bytes - (before.size_bytes if before is not None else 0)
         self._loaded(name)
-        while self._is_too_full():
+        while self.size_bytes > self.limit_bytes:
             self._drop(next(other for other in self._adapters if other != name))
 
     def unload(self, name: str) -> None:
@@ -112,10 +112,6 @@ class LoRARegistry:
         if name not in self._adapters:
             raise AdapterNotFound(f"No adapter {name!r} is loaded.")
         self._drop(name)
-
-    def _is_too_full(self) -> bool:
-        too_many = self._most is not None and len(self._adapters) > self._most
-        return too_many or self.size_bytes > self.limit_bytes
 
     def _drop(self, name: str) -> None:
         self.size_bytes -= self._adapters.pop(name).size_bytes
@@ -140,19 +136,21 @@ def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
         if module.name in model.served_names:
             raise ConfigError(f"setting lora-modules: {module.name!r} is a name of the base model")
     adapters = [Adapter(module.name, module.path or module.name) for module in modules]
-    return LoRARegistry(adapters, lora.max_cpu_loras)
+    return LoRARegistry(adapters)
 
 
 def _module(item: str) -> _Module:
-    """A JSON object, or `name=path`."""
+    """A JSON object, or `name=path`; as by vLLM, what has no `=` or has a comma is read as JSON."""
     try:
-        if item.lstrip().startswith("{"):
-            module = msgspec.json.decode(item, type=_Module)
-        else:
+        if "=" in item and "," not in item and not item.lstrip().startswith("{"):
             name, _, path = item.partition("=")
             module = _Module(name.strip(), path.strip())
+        else:
+            module = msgspec.json.decode(item, type=_Module)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"setting lora-modules: {item!r} is no adapter: {error}") from None
+        raise ConfigError(
+            f"setting lora-modules: {item!r} is no adapter, neither name=path nor a JSON object: {error}"
+        ) from None
     if not module.name:
         raise ConfigError(f"setting lora-modules: {item!r} has no name")
     return module

@@ -170,7 +170,7 @@ class Recorder:
         for state, holds in states.items():
             self._families.one(Gauge, "engine_sleep_state", sleep_state=state).set(int(holds))
 
-    def slept(self, operation: Literal["sleep", "wake"], seconds: float) -> None:
+    def slept(self, operation: Literal["sleep", "release_kv_cache_memory", "wake"], seconds: float) -> None:
         """A sleep or wake operation took so long."""
         duration = "sleep_mode_operation_duration_seconds"
         self._families.one(Histogram, duration, operation=operation).observe(seconds)

@@ -5,13 +5,15 @@ What it changes, and why:
 * stock workers all serve all ports; a rank has a port of its own, and comes back there when it was killed;
 * the stock arbiter ends, or its workers do, when a reload finds a configuration that cannot be served;
 * the stock arbiter waits, deaf, until the workers of before have ended, and kills them if they take long;
-* the stock arbiter closes the old workers' listeners before the new ones have started.
+* the stock arbiter closes the old workers' listeners before the new ones have started;
+* the stock arbiter cannot start a successor (SIGUSR2) when it was started by `python -m`.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -154,6 +156,9 @@ def take_charge(server: Any, settings: Settings, prepare: Prepare, create: Creat
     _check(server.cfg, ranks.count(settings.server))
     prepare(settings)
     server.__class__ = RankArbiter
+    # What SIGUSR2 starts. gunicorn's own guess names a file of its package where Python was given a module's
+    # name, and then finds its `http` where Python's is meant.
+    server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
     server.settings = settings
     server.prepare, server.create = prepare, create
     server.secure()

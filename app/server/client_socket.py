@@ -1,6 +1,7 @@
 """What gunicorn does at the socket of a client, done otherwise: accepting, answering, and ending.
 
-* `ClientServer` accepts without a greenlet per connection: whoever gets one decides what waits for it.
+* `ClientServer` accepts without a greenlet per connection: whoever gets one decides what waits for it. When
+  the process has no file descriptor left, clients wait in the backlog, and one line tells of it.
 * `JoinedResponse` sends head and body of a whole answer in one system call.
 * What becomes of the rest of a request's body that nobody read: gunicorn reads it to its end before the next
   request, a kilobyte at a time, however long it is. Here a little is read; after more, the connection is
@@ -9,6 +10,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +29,10 @@ from gunicorn.http.wsgi import Response
 
 LOOK_AGAIN_S = 0.05
 """How long nothing is accepted while as many connections are open as may be."""
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+TELL_AGAIN_S = 60.0
+"""How long nothing more is told of connections for which the process has no room."""
+log = logging.getLogger(__name__)
 
 
 class ClientServer(StreamServer):  # type: ignore[misc]
@@ -36,13 +43,36 @@ class ClientServer(StreamServer):  # type: ignore[misc]
     ) -> None:
         super().__init__(listener, handle=accept, spawn=None)
         self._is_full = is_full
+        self._silent_until_s = 0.0
 
     def full(self) -> bool:
         is_full = self._is_full()
-        if is_full and self.started:
+        if is_full:
+            self._accept_later()
+        return is_full
+
+    def do_read(self) -> Any:
+        """The next connection; none when there is none, or no room for one."""
+        try:
+            return super().do_read()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self.stop_accepting()
+            self._accept_later()
+            self._tell(error)
+            return None
+
+    def _tell(self, error: OSError) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._silent_until_s:
+            self._silent_until_s = now_s + TELL_AGAIN_S
+            log.error("clients wait, no more connections can be accepted: %s", error.strerror)
+
+    def _accept_later(self) -> None:
+        if self.started:
             timer = self.loop.timer(LOOK_AGAIN_S)
             timer.start(self._accept_again, timer)
-        return is_full
 
     def _accept_again(self, timer: Any) -> None:
         timer.close()

@@ -63,6 +63,8 @@ M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 17
 glibc begins there, too, but with every such block that is freed its limit rises, up to 32 MiB. What
 tokenizers on several threads needed for a prompt of 2 MB then stayed: some 40 MiB (measured).
 """
+OWN_FILES = 256
+"""Open files that are not connections of clients: late libraries, datasets, ZMQ, what is asked of others."""
 FIRST_REQUEST_S = 0.3
 """How long a draining worker waits for the first request of a connection, which may be on its way."""
 HANDSHAKE_S = 10.0
@@ -74,6 +76,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
     """One rank. Set as `worker_class` in gunicorn.conf.py; the application also runs without it."""
 
     alive: bool
+    worker_connections: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -94,6 +97,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def init_process(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        if most != resource.RLIM_INFINITY and self.worker_connections > (
+            room := most - min(OWN_FILES, most // 2)
+        ):
+            self.log.warning("%d open files allow %d connections at a time", most, room)
+            self.worker_connections = room
         super().init_process()
 
     def load_wsgi(self) -> None:

@@ -25,6 +25,7 @@ def load_tokenizer(
     force_dummy: bool = False,
     render_url: str | None = None,
     render_timeout_s: float = 5.0,
+    mm_render_timeout_s: float = 5.0,
     hf_token: str | None = None,
     chat_template: str | None = None,
 ) -> Tokenizer:
@@ -36,6 +37,7 @@ def load_tokenizer(
         explicit: the user named `tokenizer`, so nothing else will do.
         render_url: base address of a vLLM render service.
         render_timeout_s: seconds until a call to it counts as failed.
+        mm_render_timeout_s: the same for messages with images.
         hf_token: access token for the hub.
         chat_template: Jinja source, or a file of it, that replaces the tokenizer's own; not for a service.
 
@@ -48,7 +50,9 @@ def load_tokenizer(
     if render_url:
         from app.tokenization.render import RenderTokenizer
 
-        return RenderTokenizer(render_url, model=model, timeout_s=render_timeout_s)
+        return RenderTokenizer(
+            render_url, model=model, timeout_s=render_timeout_s, mm_timeout_s=mm_render_timeout_s
+        )
     source = tokenizer or model
     try:
         return _load(source, explicit, hf_token, chat_template)

@@ -35,9 +35,12 @@ class RenderTokenizer:
         url: base address, with or without a trailing slash.
         model: the model name that the service knows.
         timeout_s: seconds from the call to the last byte of the answer.
+        mm_timeout_s: the same for messages with images; as `timeout_s` when not given.
     """
 
-    def __init__(self, url: str, *, model: str, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, url: str, *, model: str, timeout_s: float = 5.0, mm_timeout_s: float | None = None
+    ) -> None:
         self.name = url.rstrip("/")
         self.vocab_size: int | None = None
         self.longest_token: int | None = None
@@ -46,9 +49,9 @@ class RenderTokenizer:
         self.eos_token_id: int | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
         self._model = model
-        self._pool = urllib3.PoolManager(
-            maxsize=CONNECTIONS, timeout=urllib3.Timeout(total=timeout_s), retries=False
-        )
+        self._pool = urllib3.PoolManager(maxsize=CONNECTIONS, retries=False)
+        self._timeout = urllib3.Timeout(total=timeout_s)
+        self._mm_timeout = self._timeout if mm_timeout_s is None else urllib3.Timeout(total=mm_timeout_s)
 
     def close(self) -> None:
         """Close the kept connections."""
@@ -116,11 +119,14 @@ class RenderTokenizer:
             value = getattr(options, name)
             if value != getattr(PLAIN_CHAT, name):
                 fields[name] = [*value] if name == "tools" else value
-        return self._render("/v1/chat/completions/render", fields, count=1)[0]
+        timeout = self._mm_timeout if any(map(_has_image, messages)) else self._timeout
+        return self._render("/v1/chat/completions/render", fields, 1, timeout)[0]
 
-    def _render(self, path: str, fields: Mapping[str, object], count: int) -> list[list[int]]:
+    def _render(
+        self, path: str, fields: Mapping[str, object], count: int, timeout: urllib3.Timeout | None = None
+    ) -> list[list[int]]:
         """Return the `token_ids` of each of `count` prompts; one prompt may be answered by a bare object."""
-        answer = self._post(path, fields)
+        answer = self._post(path, fields, timeout)
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) < count:
             raise self._unusable(path, f"{len(answers)} answers to {count} prompts")
@@ -130,13 +136,15 @@ class RenderTokenizer:
             raise self._unusable(path, "no list of token_ids")
         return ids
 
-    def _post(self, path: str, fields: Mapping[str, object]) -> object:
+    def _post(
+        self, path: str, fields: Mapping[str, object], timeout: urllib3.Timeout | None = None
+    ) -> object:
         try:
             body = msgspec.json.encode({"model": self._model, **fields})
         except UnicodeEncodeError as error:
             raise not_unicode() from error
         try:
-            response = self._request(path, body)
+            response = self._request(path, body, timeout or self._timeout)
         except urllib3.exceptions.HTTPError as error:
             raise TokenizerServiceError(f"The tokenizer service {self.name} {_trouble(error)}.") from error
         if response.status in (400, 422):
@@ -148,15 +156,22 @@ class RenderTokenizer:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._unusable(path, "no JSON") from error
 
-    def _request(self, path: str, body: bytes) -> urllib3.BaseHTTPResponse:
+    def _request(self, path: str, body: bytes, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
+        url = self.name + path
         try:
-            return self._pool.request("POST", self.name + path, body=body, headers=JSON)
+            return self._pool.request("POST", url, body=body, headers=JSON, timeout=timeout)
         except urllib3.exceptions.ProtocolError:
             # A kept connection that the service closed just now; the call changes nothing, so ask again.
-            return self._pool.request("POST", self.name + path, body=body, headers=JSON)
+            return self._pool.request("POST", url, body=body, headers=JSON, timeout=timeout)
 
     def _unusable(self, path: str, what: str) -> TokenizerServiceError:
         return TokenizerServiceError(f"The tokenizer service {self.name} answered {path} with {what}.")
+
+
+def _has_image(message: Message) -> bool:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return any(isinstance(part, dict) and "image_url" in (part.get("type"), *part) for part in parts)
 
 
 def _trouble(error: urllib3.exceptions.HTTPError) -> str:

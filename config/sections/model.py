@@ -73,7 +73,11 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     max_loras: Annotated[Count, About("Adapters that may run at the same time.", unit="adapters")] = 1
     max_cpu_loras: Annotated[
         Count | None,
-        About("Adapters that may be kept loaded; at least max-loras. Empty is no limit.", unit="adapters"),
+        About(
+            "Adapters of which copies stay in memory; at least max-loras. What has none is served all the "
+            "same: vLLM would read it from its path again.",
+            unit="adapters",
+        ),
     ] = None
     enable_lora: Annotated[
         bool, About("Tell of adapters in the metrics even when none is there at the start.")
@@ -99,6 +103,9 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
     render_timeout: Annotated[
         PositiveDuration, About("Longest wait for an answer of the render service.")
     ] = 30.0
+    mm_render_timeout: Annotated[
+        PositiveDuration, About("The same for messages with images, which the service has to fetch.")
+    ] = 60.0
     force_dummy_tokenizer: Annotated[
         bool, About("Use the embedded tokenizer even when the model's own could be found.")
     ] = False

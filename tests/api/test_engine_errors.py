@@ -55,6 +55,27 @@ TABLE: list[tuple[EngineError, int, str, str | None, str]] = [
         None,
         "No reply can have the form that is asked for: a.b: no value.",
     ),
+    (
+        errors.CallerLeft(),
+        499,
+        "ClientClosedRequest",
+        None,
+        "The client left before what it had asked for was done.",
+    ),
+    (
+        errors.PauseNotComplete(),
+        500,
+        "InternalServerError",
+        None,
+        "To release the KV cache requires a completed pause first.",
+    ),
+    (
+        errors.MemoryNotResident(),
+        500,
+        "InternalServerError",
+        None,
+        "To release the KV cache requires all memory to be resident.",
+    ),
     (errors.InvalidSleepLevel(5), 400, "BadRequestError", "level", "level must be 0, 1 or 2, got 5"),
     (errors.UnknownWakeTags({"b", "a"}), 400, "BadRequestError", "tags", "tags are a, b"),
 ]

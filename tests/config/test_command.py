@@ -9,6 +9,7 @@ import pytest
 
 from app import cli as command
 from config import VERSION
+from config.durations import parse_duration
 from config.loader import load
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,27 @@ def test_help_and_version_end_with_status_0() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "--max-num-seqs NUMBER" in done.stdout
     assert run("--version").stdout == f"understudy {VERSION}\n"
+
+
+def test_the_help_tells_what_a_duration_is() -> None:
+    [line] = [line for line in run("--help").stdout.splitlines() if line.startswith("DURATION is")]
+    examples = line.partition(" is ")[2].partition(" (")[0].replace(" or ", ", ").split(", ")
+    assert [parse_duration(text) for text in examples] == [0.25, 1.5, 90.0]
+    assert parse_duration("7") == 0.007 and line.endswith("a whole number without a unit is milliseconds.")
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("dataset",), ("fleet",)])
+def test_help_for_a_reader_who_leaves_is_no_error(command: tuple[str, ...]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "app", *command, "--help"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
 
 
 def test_the_help_names_the_other_commands() -> None:

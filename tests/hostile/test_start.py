@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
 from tests.hostile.stressed_server import workers_of
 from tests.hostile.wire import Wire, ask, metric, post, wait_until
-from tests.running_server import ROOT, free_port, running_gunicorn
+from tests.running_server import ROOT, RunningServer, free_port, running_gunicorn, running_server
 
 
 def test_preloading_the_application_changes_nothing_for_clients() -> None:
@@ -113,3 +116,30 @@ def test_a_killed_worker_is_replaced_at_once() -> None:
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: workers_of(server) not in ([], [first]))
         assert post(server.port, ask()).status == 200
+
+
+def successor_of(server: RunningServer) -> int | None:
+    """Process id of the arbiter that SIGUSR2 has started, once it listens."""
+    started = re.findall(r"Listening at: \S+ \((\d+)\)", server.log())
+    return next((int(pid) for pid in started if int(pid) != server.process.pid), None)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("start", [running_server, running_gunicorn])
+def test_a_successor_takes_over_the_port_and_outlives_the_server(
+    start: Callable[[], AbstractContextManager[RunningServer]],
+) -> None:
+    with start() as server:
+        server.process.send_signal(signal.SIGUSR2)
+        wait_until(lambda: successor_of(server) is not None)
+        successor = successor_of(server)
+        assert successor is not None
+        try:
+            wait_until(lambda: server.log().count("Booting worker") == 2)
+            assert server.stop(5) == 0
+            for _ in range(3):
+                assert post(server.port, ask()).status == 200
+            assert "Traceback" not in server.log()
+        finally:
+            os.kill(successor, signal.SIGTERM)
+        wait_until(lambda: f"[{successor}] [-] gunicorn.error: Shutting down" in server.log())

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from random import Random
 
 import pytest
 
-from tests.hostile.stressed_server import assert_idle, stressed_server
-from tests.hostile.wire import COMPLETIONS, ask, http_post, metric
-from tests.running_server import RunningServer
+from tests.hostile.stressed_server import assert_idle, stressed_server, workers_of
+from tests.hostile.wire import COMPLETIONS, Wire, ask, http_post, metric, post, wait_until
+from tests.running_server import RunningServer, running_gunicorn
 
 CONNECTIONS = 5000
 TOKENS = 5
@@ -134,3 +136,20 @@ def test_a_crowd_that_leaves_at_every_stage_leaves_nothing_behind(
 
 def test_after_the_storm_everybody_is_served_as_before(server: RunningServer) -> None:
     assert asyncio.run(everybody_asks_at_once(server.port, 50)) == {"complete": 50}
+
+
+def test_without_a_free_file_descriptor_clients_wait_and_one_line_tells_of_it() -> None:
+    with running_gunicorn() as server:
+        [worker] = workers_of(server)
+        # What a request needs is loaded before: no more files are needed later.
+        assert post(server.port, ask(structured_outputs={"json": {"type": "integer"}})).status == 200
+        _, most = resource.prlimit(worker, resource.RLIMIT_NOFILE)
+        few = len(os.listdir(f"/proc/{worker}/fd")) + 4
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, (few, most))
+        with ExitStack() as clients:
+            for _ in range(20):
+                clients.enter_context(Wire(server.port)).send(b"POST /v1/completions HTTP/1.1\r\n")
+            wait_until(lambda: "no more connections can be accepted" in server.log())
+        assert post(server.port, ask()).status == 200
+        assert server.log().count("no more connections can be accepted") == 1
+        assert "Traceback" not in server.log()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.middleware.http_log import MASK, is_secret, mask_headers, mask_query, mask_text
+from app.middleware.masking import MASK, is_secret, mask_headers, mask_query, mask_text
 
 SECRETS = (
     *("Authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-Api-Key", "X-Admin-Key", "apikey"),
@@ -65,6 +66,48 @@ def test_what_a_schema_calls_a_secret_stays() -> None:
     assert mask_text(text) == text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"api\u005fkey": "hidden"}',
+        r'{"\u0061pi_key":"hidden","n":1}',
+        r'{"api_\u006bey": ["hidden"]}',
+        '{"api_key": ["a", ["hidden"]]}',
+        '{"api_key": ["[", "hidden"], "n": 1}',
+        '{"api_key": {"value": "hidden"}}',
+        '{"credentials": {"user": {"name": "hidden"}}}',
+        '{"api_key": [{"type": "hidden"}]}',
+        '{"api_key": {"type": "hidden"}}',
+        '{"api_key": ["hidden"}, "hidden"]',
+        '{"api_key": ["hidden", {"a": 1',
+        json.dumps({"arguments": json.dumps({"api_key": "hidden"})}),
+        json.dumps({"arguments": json.dumps({"nested": json.dumps({"api_key": ["hidden"]})})}),
+        json.dumps({"arguments": json.dumps({"api_key": "hidden"})})[:-5],
+        r"{\"api_key\": \"hidden\"}",
+        r'{"a": \"x\", "api_key": "hidden"}',
+        r'{"a": "Bearer\u0020hidden"}',
+        r'{"a": "Authorization: Bearer hid\u0064en"}',
+        r'{"password": "\x hidden"}',
+    ],
+)
+def test_no_way_of_writing_a_secret_shows_it(text: str) -> None:
+    assert "hid" not in mask_text(text)
+
+
+def test_arguments_of_a_tool_call_keep_what_is_no_secret() -> None:
+    def body(key: str) -> str:
+        return json.dumps({"arguments": json.dumps({"city": 'Paris, "TX"', "api_key": key}), "n": 1})
+
+    assert mask_text(body("hidden")) == body("***")
+
+
+@given(st.recursive(st.none() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_a_body_without_secret_names_stays_as_it_is(value: object) -> None:
+    text = json.dumps({"messages": value})
+    named = re.search("key|token|secret|pass|auth|cookie|cred|sign|bearer", text, re.I)
+    assert named or mask_text(text) == text
+
+
 @pytest.mark.parametrize("cut", range(len('{"n": 1, "api_key": "'), 60))
 def test_a_body_that_is_cut_shows_no_part_of_a_secret(cut: int) -> None:
     text = '{"n": 1, "api_key": "' + "abcdefgh" * 8 + '"}'
@@ -90,9 +133,13 @@ def test_any_text_is_masked_without_an_error(text: str) -> None:
     assert isinstance(mask_query(text), str)
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize(
-    "piece", ['"', "\\", '"key', '"key"', '"key":', '"key":[', '"key" ' + " " * 50, "Bearer ", "key", 'a"']
+PIECES = (
+    *('"', "\\", '"key', '"key"', '"key":', '"key":[', '"key" ' + " " * 50, "Bearer ", "key", 'a"'),
+    *("[", '\\"', '"\\"', '"\\n"', '"key":{"a":', '"key":{"', '"\\\\\\"key\\\\\\": '),
 )
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("piece", PIECES)
 def test_no_body_takes_long(piece: str) -> None:
     mask_text(piece * ((512 << 10) // len(piece)))

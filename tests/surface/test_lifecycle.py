@@ -33,6 +33,40 @@ def test_parts_wake_one_by_one(client: Client) -> None:
     assert client.get("/is_sleeping").json() == {"is_sleeping": False}
 
 
+def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None:
+    def blocks() -> int:
+        client.complete(prompt="Hello " * 100)
+        usage = client.complete(prompt="Hello " * 100)["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    flags = ("--server-dev-mode", "--enable-kvcache", "--enable-prompt-tokens-details")
+    with served(*flags, POD_IP="127.0.0.1") as client:
+        assert blocks() > 0
+        too_soon = client.post("/release_kv_cache_memory")
+        assert (too_soon.status_code, too_soon.json()["error"]["type"]) == (500, "InternalServerError")
+        client.post("/pause?mode=wait")
+        assert client.post("/release_kv_cache_memory").json() == {"status": "kv_cache_released"}
+        assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+        assert client.post("/release_kv_cache_memory").status_code == 500
+        count = "vllm:sleep_mode_operation_duration_seconds_count"
+        assert client.metric(count, operation="release_kv_cache_memory") == 1
+        client.post("/wake_up?tags=kv_cache")
+        assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+        assert client.get("/is_paused").json() == {"is_paused": False}
+        client.post("/pause?mode=wait")
+        client.post("/release_kv_cache_memory")
+        client.post("/resume")
+        assert (
+            client.complete(prompt="Hello " * 100)["usage"]["prompt_tokens_details"] is None
+            or not (client.complete(prompt="Hello " * 100)["usage"]["prompt_tokens_details"]["cached_tokens"])
+        )
+        client.post("/wake_up")
+        assert blocks() > 0
+        client.post("/sleep")
+        client.post("/pause")
+        assert client.post("/release_kv_cache_memory").status_code == 500
+
+
 def test_at_level_0_requests_wait(client: Client) -> None:
     client.post("/sleep?level=0")
     assert client.get("/is_paused").json() == {"is_paused": True}
@@ -68,6 +102,36 @@ def test_a_pause_may_wait_for_what_runs(client: Client) -> None:
         assert client.metric(RUNNING) == 0
         assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
     client.post("/resume")
+    client.post("/admin/config", {"inter-token-latency": "0s"})
+
+
+def test_a_sleep_that_waits_is_not_put_off_by_those_who_come_meanwhile() -> None:
+    with (
+        served("--server-dev-mode", "--max-num-seqs", "1", "--inter-token-latency", "20ms") as client,
+        ThreadPoolExecutor(40) as pool,
+    ):
+        asked = [pool.submit(client.complete, max_tokens=10) for _ in range(40)]
+        wait_until(lambda: client.metric(WAITING) > 20)
+        client.post("/sleep?mode=wait")
+        assert not all(one.done() for one in asked)
+        assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+        # Who came meanwhile is served: a server that sleeps at level 1 has no weights to miss.
+        client.post("/admin/config", {"inter-token-latency": "0s"})
+        assert all(one.result(20)["choices"][0]["finish_reason"] == "length" for one in asked)
+
+
+def test_nobody_falls_asleep_for_a_caller_who_has_left(client: Client) -> None:
+    client.post("/admin/config", {"inter-token-latency": "50ms"})
+    with Wire(client.server.port) as running, Wire(client.server.port) as operator:
+        events = running.post(ask(max_tokens=40, stream=True)).events()
+        next(events)
+        operator.post({}, "/sleep?mode=wait")
+        wait_until(lambda: client.get("/is_paused").json()["is_paused"])
+        operator.sock.close()
+        wait_until(lambda: not client.get("/is_paused").json()["is_paused"])
+        assert len(list(events)) == 39
+    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert "Traceback" not in client.server.log()
     client.post("/admin/config", {"inter-token-latency": "0s"})
 
 

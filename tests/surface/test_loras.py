@@ -70,6 +70,16 @@ def test_the_metric_tells_of_adapters(client: Client) -> None:
     assert client.metric("vllm:lora_requests_info", running_lora_adapters="first", max_lora="2") > 0
 
 
+def test_no_adapter_leaves_the_api_for_another() -> None:
+    modules = ("--lora-modules", "a=/a", "b=/b")
+    with served("--max-cpu-loras", "1", "--allow-runtime-lora-updating", *modules) as client:
+        body = {"lora_name": "c", "lora_path": "/c"}
+        assert client.post("/v1/load_lora_adapter", body).status_code == 200
+        assert names(client) == [MODEL, "a", "b", "c"]
+        for name in "abca":
+            assert client.complete(model=name)["model"] == name
+
+
 def test_without_the_setting_there_is_no_such_route() -> None:
     with served() as client:
         answer = client.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "y"})
@@ -85,6 +95,8 @@ def test_without_the_setting_there_is_no_such_route() -> None:
         (['{"name":""}'], "has no name"),
         (["{"], "is no adapter"),
         (["base=x"], "is a name of the base model"),
+        (["foo"], "is no adapter"),
+        (["a=b,c=d"], "is no adapter"),
     ],
 )
 def test_a_wrong_module_stops_the_start(modules: list[str], line: str) -> None:

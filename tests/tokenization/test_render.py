@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
@@ -147,6 +148,22 @@ def test_silence_ends_with_the_time_limit() -> None:
         remote = RenderTokenizer(f"http://127.0.0.1:{mute.getsockname()[1]}", model="m", timeout_s=0.05)
         with pytest.raises(TokenizerServiceError, match="timed out"):
             remote.encode("x")
+        remote.close()
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
+@pytest.mark.parametrize(("part", "limit"), [(IMAGE, "image"), ({"type": "text", "text": "x"}, "text")])
+def test_messages_with_images_have_a_time_limit_of_their_own(part: dict[str, object], limit: str) -> None:
+    limits = {"text": 20.0, "image": 20.0, limit: 0.05}
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        remote = RenderTokenizer(url, model="m", timeout_s=limits["text"], mm_timeout_s=limits["image"])
+        begun = time.monotonic()
+        with pytest.raises(TokenizerServiceError, match="timed out"):
+            remote.encode_chat([{"role": "user", "content": [part]}])
+        assert time.monotonic() - begun < 10
         remote.close()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from app.engine.lifecycle import Lifecycle, PauseMode
+from app.http.connection import leaving
 from app.http.context import RequestContext
 from app.http.errors import malformed
 from app.http.response import Response, json_response
@@ -21,8 +22,16 @@ def routes(lifecycle: Lifecycle, sleeps: bool, settings: Callable[[], dict[str, 
         """Put the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
         level = _integer(context, "level", 1)
         if sleeps:
-            lifecycle.sleep(level, _mode(context))
+            mode = _mode(context)
+            with leaving(context.connection) as left:
+                lifecycle.sleep(level, mode, left)
         return json_response({"status": "sleeping", "level": level})
+
+    def release_kv_cache_memory(context: RequestContext) -> Response:
+        """Free the memory of the KV cache of a paused server; POST /wake_up?tags=kv_cache takes it back."""
+        if sleeps:
+            lifecycle.release_cache()
+        return json_response({"status": "kv_cache_released"})
 
     def wake_up(context: RequestContext) -> Response:
         """Wake the model up, or only the parts that `tags` name."""
@@ -36,9 +45,10 @@ def routes(lifecycle: Lifecycle, sleeps: bool, settings: Callable[[], dict[str, 
 
     def pause(context: RequestContext) -> Response:
         """Begin no more requests; mode says what becomes of those that run."""
-        lifecycle.pause(
-            "wait" if context.argument("wait_for_inflight_requests") == "true" else _mode(context)
-        )
+        waits = context.argument("wait_for_inflight_requests") == "true"
+        mode = "wait" if waits else _mode(context)
+        with leaving(context.connection) as left:
+            lifecycle.pause(mode, left)
         return json_response({"status": "paused"})
 
     def resume(context: RequestContext) -> Response:
@@ -67,6 +77,7 @@ def routes(lifecycle: Lifecycle, sleeps: bool, settings: Callable[[], dict[str, 
 
     return [
         post("/sleep", sleep),
+        post("/release_kv_cache_memory", release_kv_cache_memory),
         post("/wake_up", wake_up),
         get("/is_sleeping", is_sleeping),
         post("/pause", pause),

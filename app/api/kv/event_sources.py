@@ -1,8 +1,9 @@
-"""GET /kv_event_sources: where each rank publishes its KV events."""
+"""GET /kv_event_sources and GET /query: where each rank publishes its KV events, and its engine id."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from uuid import NAMESPACE_URL, uuid5
 
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
@@ -32,6 +33,22 @@ def routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> 
     return [
         get("/kv_event_sources", kv_event_sources),
     ]
+
+
+def bootstrap_routes(server: str, ranks: int) -> list[Route]:
+    """GET /query, as Mooncake's bootstrap server answers it. `server` is the base URL of rank 0.
+
+    The ids follow from it: ranks are processes of their own, and each of them tells the same of all.
+    """
+    engines = {
+        str(rank): {"engine_id": str(uuid5(NAMESPACE_URL, f"{server}/{rank}"))} for rank in range(ranks)
+    }
+
+    def query(context: RequestContext) -> Response:
+        """The engine of every rank, by its number."""
+        return json_response(engines)
+
+    return [get("/query", query)]
 
 
 def _of_rank(endpoint: str | None, rank: int) -> str:

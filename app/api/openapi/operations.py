@@ -222,6 +222,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **{(method, "/metrics"): Operation(media=(TEXT,)) for method in ANY_METHOD if method != "HEAD"},
     ("GET", "/"): Operation(answer=ANYTHING),
     ("GET", "/openapi.json"): Operation(answer=ANYTHING),
+    ("GET", "/query"): Operation(answer=dict[str, dict[str, str]]),
     ("GET", "/kv_event_sources"): Operation(answer=ANYTHING),
     ("GET", "/kv/index"): Operation(answer=ANYTHING),
     ("POST", "/score_completions"): Operation(
@@ -247,6 +248,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("DELETE", "/admin/verdict"): Operation(answer=AuditReport),
     ("GET", "/admin/memory"): Operation(answer=ANYTHING),
     ("POST", "/sleep"): Operation(answer=ANYTHING, query={"level": NUMBER, "mode": MODE}),
+    ("POST", "/release_kv_cache_memory"): Operation(answer=dict[str, str]),
     ("POST", "/wake_up"): Operation(
         answer=ANYTHING, query={"tags": {"type": "array", "items": {"type": "string"}}}
     ),
