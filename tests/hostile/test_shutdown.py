@@ -6,15 +6,16 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from tests.hostile.wire import Wire, ask, get, is_error, post, running, wait_until
-from tests.running_server import ROOT, RunningServer, running_gunicorn
+from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server
 
 WITH_EXIT_HOOK = """
 import pathlib, runpy
@@ -130,3 +131,26 @@ def test_an_interrupt_ends_it_at_once(tmp_path: Path) -> None:
             next(streaming.post(ask(max_tokens=4000, stream=True)).events())
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(5) == 0
+
+
+def test_an_indexer_that_is_busy_leaves_in_time_and_without_a_traceback() -> None:
+    flags = ("--role", "indexer", "--model", "base", "--kv-index-bind", "tcp://127.0.0.1:0")
+    prompt = {"model": "base", "prompt": "Hello there " * 20_000}
+
+    def load(url: str) -> None:
+        with suppress(requests.RequestException):
+            while True:
+                requests.post(f"{url}/score_completions", json=prompt, timeout=20)
+
+    with running_server(*flags, "--force-dummy-tokenizer", "--graceful-timeout", "2s") as server:
+        clients = [threading.Thread(target=load, args=(server.url,)) for _ in range(12)]
+        for client in clients:
+            client.start()
+        try:
+            wait_until(lambda: 'handler="/score_completions"' in get(server.port, "/metrics").body.decode())
+            assert server.stop(10) == 0
+        finally:
+            server.process.kill()
+            for client in clients:
+                client.join()
+        assert "Traceback" not in server.log() and "Worker exiting" in server.log()
