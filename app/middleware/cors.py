@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cached_property
 
 from app.http.context import RequestContext
 from app.http.response import TEXT, Response
@@ -26,6 +25,14 @@ PREFLIGHT_VARY = ("Access-Control-Request-Method", "Access-Control-Request-Heade
 REQUEST_METHOD, REQUEST_HEADERS = (name.lower() for name in PREFLIGHT_VARY)
 
 
+HeadersOf = Callable[[Mapping[str, str], str], Mapping[str, object]]
+
+
+def no_headers(headers: Mapping[str, str], method: str) -> Mapping[str, object]:
+    """Those of a server that web pages of other origins may not use."""
+    return {}
+
+
 class Cors(Middleware):
     """Lets web pages of `allowed_origins` use the server. Without any, no header of CORS is ever sent."""
 
@@ -37,11 +44,13 @@ class Cors(Middleware):
         self._headers = {*SAFE_HEADERS, *(name.lower() for name in access.allowed_headers)}
         self._origins = frozenset(access.allowed_origins)
         self._credentials = access.allow_credentials
-
-    @cached_property
-    def _headers_of(self) -> Callable[[Mapping[str, str], str], Mapping[str, object]]:
+        self._headers_of = self._header_writer() if self.active else no_headers
         """The headers of CORS for a request with these headers and this method."""
-        from flask_cors.core import get_cors_headers, serialize_options  # which most servers never need
+
+    def _header_writer(self) -> HeadersOf:
+        # Which most servers never need. Now, not at the first request: the event loop itself may answer that,
+        # and must not wait for what another thread is importing.
+        from flask_cors.core import get_cors_headers, serialize_options
         from werkzeug.datastructures import Headers
 
         options = {
