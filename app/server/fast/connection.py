@@ -6,6 +6,7 @@ greenlet gets the socket with the bytes that were read, and brings it back after
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from socket import MSG_PEEK
@@ -19,6 +20,7 @@ from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
 from app.server.fast.path import FastPath
 
+log = logging.getLogger(__name__)
 RECEIVE = 1 << 16
 MOST_BODY_BYTES = 1 << 16
 """Larger bodies are read by the general way."""
@@ -36,23 +38,9 @@ class FastConnection:
     """
 
     __slots__ = (
-        "_all",
-        "_buffer",
-        "_closes",
-        "_connection",
-        "_context",
-        "_path",
-        "_reader",
-        "_response",
-        "_unsent",
-        "_writer",
-        "address",
-        "bound",
-        "busy",
-        "client",
-        "has_head",
-        "is_new",
-        "since_s",
+        *("_all", "_buffer", "_closes", "_connection", "_context", "_path"),
+        *("_reader", "_response", "_unsent", "_writer", "address", "bound"),
+        *("busy", "client", "has_head", "is_new", "since_s"),
     )
 
     def __init__(
@@ -185,7 +173,12 @@ class FastConnection:
         """Finish the response with the middleware, and write it."""
         context = self._context
         assert context is not None
-        self._path.middleware.end(context, response)
+        try:
+            self._path.middleware.end(context, response)
+        except Exception:  # nothing of it has been sent, and nobody else would let the client go
+            log.exception("an answer could not be finished")
+            self.close()
+            return
         self._response = response
         body = response.body
         if isinstance(body, bytes):
