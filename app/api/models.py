@@ -48,17 +48,8 @@ def routes(models: ServedModels, identity: Identity) -> list[Route]:
         """Every served name and every adapter as a model card."""
         return json_response({"object": "list", "data": [_card(identity, *row) for row in models.rows()]})
 
-    def retrieve_model(context: RequestContext) -> Response:
-        """The card of one model or adapter; not vLLM's, but every client library has a call for it."""
-        parts = (context.params.get(part) for part in ("organization", "model_id"))
-        name = "/".join(filter(None, parts))
-        models.resolve(name)  # refuses what is not served
-        return json_response(next(_card(identity, *row) for row in models.rows() if row[0] == name))
-
     return [
         get("/v1/models", list_models),
-        get("/v1/models/{model_id}", retrieve_model),
-        get("/v1/models/{organization}/{model_id}", retrieve_model),
     ]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from app.factory import create_app
 from config.loader import load
 
@@ -33,30 +31,6 @@ def test_a_model_is_a_card_with_one_permission() -> None:
         **{"id": "org/base", "object": "model", "owned_by": "vllm", "root": "org/base"},
         **{"parent": None, "max_model_len": 2048},
     }
-
-
-@pytest.mark.parametrize("name", ["base", "org/base", "sql"])
-def test_a_card_can_be_had_alone(name: str) -> None:
-    flags = ("--model", "m", "--served-model-name", "base", "org/base", "--lora-modules", "sql=/adapters/sql")
-    client = create_app(load(flags, {})).test_client()
-    answer = client.get(f"/v1/models/{name}")
-    assert answer.status_code == 200 and answer.json is not None
-    [listed] = [card for card in cards(*flags) if card["id"] == name]
-    assert without_ids(answer.json) == without_ids(listed)
-
-
-@pytest.mark.parametrize("name", ["other", "org/other", "base/more"])
-def test_a_model_that_is_not_served_has_no_card(name: str) -> None:
-    answer = create_app(load(("--model", "base"), {})).test_client().get(f"/v1/models/{name}")
-    assert answer.status_code == 404 and answer.json is not None
-    assert (answer.json["error"]["type"], answer.json["error"]["param"]) == ("NotFoundError", "model")
-
-
-def without_ids(card: dict[str, Any]) -> dict[str, Any]:
-    """The card without what changes with each call."""
-    [permission] = card["permission"]
-    fixed = {name: value for name, value in permission.items() if name not in ("id", "created")}
-    return {**card, "created": 0, "permission": fixed}
 
 
 def test_every_served_name_and_every_adapter_has_a_card() -> None:

@@ -202,7 +202,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v2/rerank"): _RERANK,
     ("GET", "/v1/models"): Operation(answer=ModelList),
     ("GET", "/v1/models/{model_id}"): Operation(answer=Model),
-    ("GET", "/v1/models/{organization}/{model_id}"): Operation(answer=Model),
     ("POST", "/v1/load_lora_adapter"): Operation(
         body=LoadAdapterRequest, example={"lora_name": "sql", "lora_path": "/sql"}, media=(TEXT,)
     ),
