@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from app.grammar.nodes import Node, OneOf, Rule, Text
-from app.grammar.parsing import TIMES, Parser, Times, Token
+from app.grammar.parsing import Parser, Times, Token
 
 ROOT = "root"
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(.)", re.DOTALL)
@@ -54,16 +54,9 @@ class GbnfParser(Parser):
             return OneOf(PLAIN)
         return self.bracketed(depth, ")") if self.skip("(") else None
 
-    def times(self) -> Times | None:
-        token = self.look()
-        if token.kind == "sign" and token.text in TIMES:
-            self.step()
-            return TIMES[token.text]
-        if token.kind != "times":
-            return None
-        self.step()
-        least, comma, most = token.text[1:-1].replace(" ", "").partition(",")
-        return self.between(int(least), int(most) if most else None if comma else int(least))
+    def numbers(self, text: str) -> Times:
+        least, comma, most = text[1:-1].replace(" ", "").partition(",")
+        return int(least), int(most) if most else None if comma else int(least)
 
     def _text(self, token: Token) -> str:
         if "\\" not in token.text:

@@ -10,7 +10,7 @@ import re
 from ast import literal_eval
 
 from app.grammar.nodes import Many, Match, Node, OneOf, Rule, Text
-from app.grammar.parsing import TIMES, Parser, Times, Token
+from app.grammar.parsing import Parser, Times, Token
 from app.schema.patterns import Pattern
 
 ROOT = "start"
@@ -97,15 +97,9 @@ class LarkParser(Parser):
             return Many(self.bracketed(depth, "]"), 0, 1)
         return self.bracketed(depth, ")") if self.skip("(") else None
 
-    def times(self) -> Times | None:
-        token = self.look()
-        if token.kind == "sign" and token.text in TIMES:
-            self.step()
-            return TIMES[token.text]
-        if token.kind != "times":
-            return None
-        least, _, most = self.step().text[1:].partition("..")
-        return self.between(int(least), int(most or least))
+    def numbers(self, text: str) -> Times:
+        least, _, most = text[1:].partition("..")
+        return int(least), int(most or least)
 
     def _begins_a_rule(self) -> bool:
         following = self.look(2) if self.look(1).kind == "priority" else self.look(1)

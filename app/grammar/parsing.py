@@ -46,8 +46,8 @@ class Parser(ABC):
         """What repeats belong to; None where an alternative ends."""
 
     @abstractmethod
-    def times(self) -> Times | None:
-        """The repeats that are written next; None when there are none."""
+    def numbers(self, text: str) -> Times:
+        """The least and the most repeats that a token of kind `times` tells."""
 
     def options(self, depth: int) -> Node:
         """Alternatives, down to what ends them."""
@@ -99,25 +99,30 @@ class Parser(ABC):
             raise self.wrong(f"expected {called}")
         return self.step()
 
-    def between(self, least: int, most: int | None) -> Times:
-        """Repeats that were told by numbers."""
+    def times(self) -> Times | None:
+        """The repeats that are written next; None when there are none."""
+        token = self.look()
+        if token.kind == "sign" and token.text in TIMES:
+            self.step()
+            return TIMES[token.text]
+        if token.kind != "times":
+            return None
+        self.step()
+        least, most = self.numbers(token.text)
         if most is not None and most < least:
             raise self.wrong("more repeats at least than at most")
         return least, most
 
     def wrong(self, what: str, at: int | None = None) -> SchemaError:
         """`what` is wrong, and where."""
-        at = self.look().at if at is None else at
-        line = self._source.count("\n", 0, at) + 1
-        column = at - self._source.rfind("\n", 0, at)
-        return SchemaError(f"line {line}, column {column}: {what}")
+        return _wrong(self._source, self.look().at if at is None else at, what)
 
     def _split(self) -> Iterator[Token]:
         at, source = 0, self._source
         while at < len(source):
             found = self.tokens.match(source, at)
             if found is None:
-                raise _unexpected(source, at)
+                raise _wrong(source, at, "an unexpected character")
             self._slices.spend()
             if found.lastgroup != "blank":
                 yield Token(str(found.lastgroup), found.group(), at)
@@ -125,6 +130,6 @@ class Parser(ABC):
         yield Token("end", "", at)
 
 
-def _unexpected(source: str, at: int) -> SchemaError:
-    line = source.count("\n", 0, at) + 1
-    return SchemaError(f"line {line}, column {at - source.rfind(chr(10), 0, at)}: an unexpected character")
+def _wrong(source: str, at: int, what: str) -> SchemaError:
+    line, column = source.count("\n", 0, at) + 1, at - source.rfind("\n", 0, at)
+    return SchemaError(f"line {line}, column {column}: {what}")
