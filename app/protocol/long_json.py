@@ -89,7 +89,10 @@ class _Parser:
         try:
             json.loads(before + self.text[self._at :])
         except json.JSONDecodeError as error:
-            raise json.JSONDecodeError(error.msg, self.text, error.pos - len(before) + self._at) from None
+            at = error.pos - len(before) + self._at
+            if error.pos < len(before):  # Python 3.13 and newer: a comma that nothing follows
+                at = self.text.rindex(",", 0, self._at)
+            raise json.JSONDecodeError(error.msg, self.text, at) from None
         raise ValueError("no JSON in this place")
 
     def _scalar(self, at: int) -> tuple[object, int]:

@@ -64,6 +64,8 @@ def test_any_text_is_parsed_as_by_the_library(
         b"[1 2]",
         b"[1,]",
         b'{"a":1,}',
+        b"[1, ]",
+        b'{"a":1 , \n }',
         b"[,1]",
         b"{,}",
         b'{"a"}',
