@@ -1,0 +1,399 @@
+"""Continuous batching as vLLM V1 does it: which sequences get how many tokens in the next step.
+
+Pure: no clock, no sockets, no randomness. It owns what waits and what runs; `StepLoop` says when a step is
+made and when its tokens are there (step model of docs/fidelity.md, rules 3 and 4).
+
+A decode takes one token a step, needs a block every `block_size` steps and ends at a step that is known, so
+decodes advance in bulk: two calendars say who needs a block and who ends, and a step costs what changes in
+it, not what runs. Only where blocks run out, or a budget does not reach all, one sequence is looked at after
+another. A property test holds both ways equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic
+
+from app.engine.batch import Batch, Blocks, FirstCome, S, SchedulerLimits, SequenceState, Speculation, Waiting
+
+NO_LIMIT = 1 << 62
+
+
+class Scheduler(Generic[S]):
+    """Makes one batch after another. `blocks` has room for the longest sequence at least.
+
+    With `in_bulk` off every sequence is looked at in every step, which tells the same.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        blocks: Blocks[S],
+        waiting: Waiting[S] | None = None,
+        speculation: Speculation | None = None,
+        in_bulk: bool = True,
+    ) -> None:
+        self.limits = limits
+        self.blocks = blocks
+        self.waiting: Waiting[S] = FirstCome[S]() if waiting is None else waiting
+        self.running: list[S] = []
+        """In order of admission, with those whose last token is in flight."""
+        self.fetching: list[S] = []
+        """Who waits for the cache of a remote prefill, and has blocks for it; who came last stands last."""
+        self.preemptions = 0
+        self.paused = False
+        """Admit none."""
+        self._speculation = speculation
+        self._in_bulk = in_bulk and speculation is None
+        self._limit = limits.long_prefill_token_threshold or NO_LIMIT
+        self._arrivals = self._admissions = 0
+        self._step = 0
+        """The number of the step that is made next."""
+        self._under_way = 0
+        """Steps made whose tokens are not there."""
+        self._prefilling: list[S] = []
+        """Running, with a part of the prompt left; in order of admission."""
+        self._decoding: list[S] = []
+        """In order of admission; another list after each change, so that batches can keep it."""
+        self._leads = 0
+        """The sum of theirs."""
+        self._needs: dict[int, list[S]] = {}
+        """Who needs a block, by step."""
+        self._ends: dict[int, list[S]] = {}
+        """Who gets its last token, by step."""
+        self._singly = False
+        """Decodes were looked at one by one: nothing is known of them by step."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to compute, now or later."""
+        return not self.running and not self.fetching and (self.paused or not len(self.waiting))
+
+    def add(self, sequence: S) -> None:
+        """A sequence has come."""
+        self._arrivals += 1
+        sequence.arrived = self._arrivals
+        self.waiting.add(sequence)
+
+    def remove(self, sequence: S) -> None:
+        """It ends before its time. What is in flight for it is nobody's."""
+        if sequence.running:
+            if sequence.decodes:
+                self._part(sequence)
+            elif sequence in self._prefilling:
+                self._prefilling.remove(sequence)
+            self._leave(sequence)
+            return
+        if sequence in self.fetching:
+            self.fetching.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self._forget(sequence)
+
+    def fetched(self, sequence: S) -> None:
+        """The cache of its prompt has come: all but the last token, which has to be computed, is there."""
+        if sequence in self.fetching:
+            self.fetching.remove(sequence)
+            sequence.computed, sequence.remote = sequence.prompt_tokens - 1, False
+            self.waiting.add(sequence)
+
+    def schedule(self) -> Batch[S] | None:
+        """The next step; None when there is nothing to compute."""
+        batch: Batch[S] = Batch()
+        preempted = self._continue(batch)
+        if not preempted and not self.paused:
+            self._admit(batch)
+        if batch.tokens:
+            self._step += 1
+            self._under_way += 1
+        if self._singly:
+            self._gather()
+        for sequence in batch.prefilled:
+            self._decode_or_end(sequence, batch)
+        if batch.tokens:
+            return batch
+        return self.schedule() if preempted and not self._under_way else None
+
+    def complete(self, batch: Batch[S]) -> None:
+        """The tokens of `batch`, the oldest under way, are there: whoever had its last leaves."""
+        self._under_way -= 1
+        for sequence in batch.ends:
+            if sequence.running:
+                self._leave(sequence)
+            elif self.waiting.remove(sequence):  # it was preempted with its last token in flight
+                self._forget(sequence)
+
+    def _leave(self, sequence: S, findable: int = 0) -> None:
+        """Give place and blocks back; the first `findable` blocks may be found again."""
+        self.running.remove(sequence)
+        sequence.running = False
+        self.blocks.release(sequence, sequence.held, findable)
+        sequence.held = 0
+        self.waiting.left(sequence)
+
+    def _forget(self, sequence: S) -> None:
+        """Who has no place gives back the blocks that it has all the same, if any."""
+        if sequence.held:
+            self.blocks.release(sequence, sequence.held)
+            sequence.held = 0
+        self.blocks.forget(sequence)
+
+    # Who runs goes on (rule 3a).
+
+    def _continue(self, batch: Batch[S]) -> bool:
+        """Let all that runs go on; whether somebody was preempted."""
+        needs = self._needs.get(self._step, ())
+        budget, blocks = self.limits.max_num_batched_tokens - len(self._decoding), len(needs)
+        allotted: list[tuple[S, int]] = []
+        if self._prefilling:
+            allotted = self._allotted(budget)
+            blocks += sum(self._lacks(it, it.computed + tokens) for it, tokens in allotted)
+        if not self._in_bulk or budget < 0 or blocks > self.blocks.free or not self._prefills_last():
+            return self._one_by_one(batch)
+        self._advance(batch, needs)
+        for sequence, tokens in allotted:
+            self._prefill(sequence, tokens, batch)
+        return False
+
+    def _prefills_last(self) -> bool:
+        """Whether those with a part of the prompt left were admitted after all others."""
+        prefilling = self._prefilling
+        return not prefilling or self.running[-len(prefilling) :] == prefilling
+
+    def _allotted(self, budget: int) -> list[tuple[S, int]]:
+        """How many tokens each prompt goes on by."""
+        allotted = []
+        for sequence in self._prefilling:
+            tokens = min(sequence.known - sequence.computed, budget, self._limit)
+            if tokens > 0:
+                budget -= tokens
+                allotted.append((sequence, tokens))
+        return allotted
+
+    def _lacks(self, sequence: S, tokens: int) -> int:
+        """Blocks that it lacks for so many tokens."""
+        return max(0, -(-tokens // self.blocks.block_size) - sequence.held)
+
+    def _grow(self, sequence: S, tokens: int) -> None:
+        """Give it the blocks for so many tokens, which are free."""
+        lacks = self._lacks(sequence, tokens)
+        if lacks:
+            self.blocks.grow(sequence, lacks)
+            sequence.held += lacks
+
+    def _advance(self, batch: Batch[S], needs: Sequence[S]) -> None:
+        """A token for all decodes; `needs` are those that need a block for it."""
+        step, decoding = self._step, self._decoding
+        batch.decodes = decoding
+        batch.tokens = batch.sequences = count = len(decoding)
+        batch.context = step * count + self._leads
+        if needs:
+            del self._needs[step]
+            for sequence in sorted(needs, key=_place):
+                self.blocks.grow(sequence, 1)
+                sequence.held += 1
+                self._note_need(sequence)
+        for sequence in sorted(self._ends.pop(step, ()), key=_place):
+            sequence.computed = step + 1 + sequence.lead
+            self._end(sequence, batch)
+            self._leads -= sequence.lead
+            self._decoding = [it for it in self._decoding if it is not sequence]
+
+    def _one_by_one(self, batch: Batch[S]) -> bool:
+        """A token for all decodes, and more of the prompts, as budget and blocks allow; whether that took
+        preemption.
+        """
+        self._scatter()
+        preempted, place = False, 0
+        budget = self.limits.max_num_batched_tokens
+        allotted: dict[S, int] = {}
+        while budget > 0 and place < len(self.running):
+            sequence = self.running[place]
+            place += 1
+            tokens = 0 if sequence.last else min(self._wanted(sequence), budget, self._limit)
+            if tokens <= 0:
+                continue
+            while sequence.running and self._lacks(sequence, sequence.computed + tokens) > self.blocks.free:
+                preempted = True
+                victim = self._victim()
+                if victim in allotted:  # one of lower priority, admitted earlier
+                    budget += allotted.pop(victim)
+                    place -= 1
+                self._preempt(victim)
+            if not sequence.running:
+                break
+            self._grow(sequence, sequence.computed + tokens)
+            allotted[sequence] = tokens
+            budget -= tokens
+        self._compute(allotted, batch)
+        return preempted
+
+    def _wanted(self, sequence: S) -> int:
+        """Tokens that it would like to have computed."""
+        wanted = sequence.known - sequence.computed
+        if self._speculation is None or not sequence.decodes:
+            return wanted
+        return wanted + min(self._speculation.drafts, sequence.output_tokens - sequence.written - 1)
+
+    def _compute(self, allotted: dict[S, int], batch: Batch[S]) -> None:
+        """Put what was allotted into the batch; the blocks are there."""
+        decodes = []
+        for sequence, tokens in allotted.items():
+            if not sequence.decodes:
+                self._prefill(sequence, tokens, batch)
+                continue
+            decodes.append(sequence)
+            batch.tokens += tokens
+            batch.sequences += 1
+            batch.context += sequence.computed
+            extra = 0
+            if tokens > 1 and self._speculation is not None:
+                batch.extra[sequence] = extra = self._speculation.accepted(tokens - 1)
+            sequence.computed += 1 + extra
+            sequence.written += 1 + extra
+            if sequence.written >= sequence.output_tokens:
+                self._end(sequence, batch)
+        batch.decodes = decodes
+
+    def _victim(self) -> S:
+        """Who loses its blocks: the last of those that run, or the least important."""
+        if not self.limits.by_priority:
+            return self.running[-1]
+        return max(self.running, key=lambda it: (it.priority, it.arrived))
+
+    def _preempt(self, sequence: S) -> None:
+        """Back to the front of the line, without blocks; what is in flight for it comes all the same."""
+        computed = sequence.computed
+        if (
+            sequence.decodes and self._under_way
+        ):  # the newest token is not known yet, so its block has no hash
+            computed = max(computed - 1, min(computed, sequence.prompt_tokens))
+        elif sequence in self._prefilling:
+            self._prefilling.remove(sequence)
+        self._leave(sequence, computed // self.blocks.block_size)
+        sequence.computed = 0
+        sequence.decodes = False
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self.waiting.add(sequence)
+
+    # Who waits is admitted (rule 3b).
+
+    def _admit(self, batch: Batch[S]) -> None:
+        limits, blocks, size = self.limits, self.blocks, self.blocks.block_size
+        while len(self.running) < limits.max_num_seqs:
+            budget = limits.max_num_batched_tokens - batch.tokens
+            sequence = self.waiting.head() if budget > 0 else None
+            if sequence is None:
+                return
+            known, found = sequence.known, 0
+            if not sequence.held:
+                found = blocks.find(sequence, known)
+                if not blocks.fits(sequence, known, found):
+                    return
+                if sequence.remote:
+                    self._fetch(sequence, found)
+                    continue
+                sequence.computed = found * size
+            tokens = min(known - sequence.computed, self._limit)
+            if tokens > budget and not limits.enable_chunked_prefill:
+                return
+            tokens = min(tokens, budget)
+            self.waiting.pop()
+            if not sequence.held:
+                sequence.held = -(-(sequence.computed + tokens) // size)
+                blocks.begin(sequence, found, sequence.held - found)
+            self._admissions += 1
+            sequence.running, sequence.place = True, self._admissions
+            self.running.append(sequence)
+            self._prefilling.append(sequence)
+            batch.admitted.append(sequence)
+            self._prefill(sequence, tokens, batch)
+
+    def _fetch(self, sequence: S, found: int) -> None:
+        """Give it blocks for its prompt, whose cache is to come; it has no place until then."""
+        self.waiting.pop()
+        self.waiting.left(sequence)
+        sequence.held = -(-sequence.prompt_tokens // self.blocks.block_size)
+        self.blocks.begin(sequence, found, sequence.held - found)
+        self.fetching.append(sequence)
+
+    def _prefill(self, sequence: S, tokens: int, batch: Batch[S]) -> None:
+        """Compute the next `tokens` of a prompt, with blocks for what is not there yet."""
+        self._grow(sequence, sequence.computed + tokens)
+        batch.tokens += tokens
+        batch.sequences += 1
+        batch.prefills += 1
+        batch.attention += tokens * (sequence.computed + tokens / 2)
+        sequence.computed += tokens
+        if sequence.computed == sequence.known:
+            self._prefilling.remove(sequence)
+            batch.prefilled.append(sequence)
+
+    def _decode_or_end(self, sequence: S, batch: Batch[S]) -> None:
+        """Its prompt is computed in the step that was just made, so a token is sampled."""
+        sequence.written += 1
+        if sequence.written >= sequence.output_tokens:
+            self._end(sequence, batch)
+        else:
+            sequence.decodes = True
+            self._join(sequence)
+            self._decoding = [*self._decoding, sequence]
+            if self._decoding[-2:][0].place > sequence.place:  # a prompt in small chunks was overtaken
+                self._decoding.sort(key=_place)
+
+    def _end(self, sequence: S, batch: Batch[S]) -> None:
+        sequence.written = max(sequence.written, sequence.output_tokens)
+        sequence.decodes, sequence.last = False, True
+        batch.ends.append(sequence)
+
+    # Decodes in bulk (rule 6).
+
+    def _join(self, sequence: S) -> None:
+        """From the step that is made next on it advances with the others."""
+        sequence.lead = sequence.computed - self._step
+        self._leads += sequence.lead
+        self._ends.setdefault(_last_step(sequence), []).append(sequence)
+        self._note_need(sequence)
+
+    def _note_need(self, sequence: S) -> None:
+        """Write down when a decode needs its next block, if it ever does."""
+        step = sequence.held * self.blocks.block_size - sequence.lead
+        if step <= _last_step(sequence):
+            self._needs.setdefault(step, []).append(sequence)
+
+    def _part(self, sequence: S) -> None:
+        """It advances with the others no more."""
+        self._decoding = [it for it in self._decoding if it is not sequence]
+        self._leads -= sequence.lead
+        sequence.decodes = False
+        next_need = sequence.held * self.blocks.block_size - sequence.lead
+        for calendar, step in ((self._ends, _last_step(sequence)), (self._needs, next_need)):
+            if sequence in (noted := calendar.get(step, [])):
+                noted.remove(sequence)
+
+    def _scatter(self) -> None:
+        """Write down in each decode what it has."""
+        for sequence in self._decoding:
+            sequence.computed = self._step + sequence.lead
+            sequence.written = sequence.computed - sequence.prompt_tokens + 1
+        self._needs.clear()
+        self._ends.clear()
+        self._leads = 0
+        self._singly = True
+
+    def _gather(self) -> None:
+        """The reverse of `_scatter`, after the step."""
+        self._singly = False
+        self._decoding = [it for it in self.running if it.decodes]
+        for sequence in self._decoding:
+            self._join(sequence)
+
+
+def _place(sequence: SequenceState) -> int:
+    return sequence.place
+
+
+def _last_step(sequence: SequenceState) -> int:
+    """The number of the step in which a decode gets its last token."""
+    return sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead

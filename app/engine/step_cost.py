@@ -1,0 +1,57 @@
+"""What a step of an engine costs, in seconds (step model of docs/fidelity.md)."""
+
+from __future__ import annotations
+
+from math import exp
+
+from app.engine.batch import Batch, S
+from config.profile import CostConstants
+
+TILE_ROWS = 128
+"""Rows of a matrix product that are computed together."""
+
+
+class StepCost:
+    """Counts the seconds of steps, one after another: prefill soon after prefill is slower."""
+
+    def __init__(self, constants: CostConstants) -> None:
+        self._constants = constants
+        self._gemm: dict[int, float] = {}
+        """By tokens of a step: there are only so many kinds."""
+        self._heat = 0.0
+        self._heated_s = 0.0
+
+    def seconds(self, batch: Batch[S], start_s: float, idle: bool) -> float:
+        """The cost of `batch`, which starts at `start_s`; `idle` if the step before had ended by then."""
+        its = self._constants
+        gemm = self._gemm.get(batch.tokens)
+        if gemm is None:
+            gemm = self._gemm[batch.tokens] = self._products(batch.tokens)
+        cost = its.base + gemm + its.per_context * batch.context + its.per_sequence * batch.sequences
+        if batch.prefills:
+            attention = its.per_attention * batch.attention
+            cost += attention + its.mixed_context * batch.context
+            cost = self._heated(cost, gemm + attention, start_s)
+        return cost + its.wake if idle else cost
+
+    def _products(self, tokens: int) -> float:
+        """The matrix products of that many tokens: the norm of reading the weights and of computing."""
+        its = self._constants
+        rows = tokens + its.tile * (-tokens % TILE_ROWS)
+        reading, computing = its.weights, its.per_token * rows
+        most = max(reading, computing)
+        if not most:
+            return 0.0
+        return float(most * ((reading / most) ** its.p + (computing / most) ** its.p) ** (1 / its.p))
+
+    def _heated(self, cost: float, computing: float, start_s: float) -> float:
+        """The cost of a step with prefill on a device that is as hot as it is; it gets hotter."""
+        tau, slowdown = self._constants.tau, self._constants.slowdown
+        if not slowdown or not cost:
+            return cost
+        cold = 1.0 - self._heat * exp((self._heated_s - start_s) / tau)
+        x = cost / tau
+        cost += slowdown * computing * (1.0 - cold * (1.0 - exp(-x)) / x)
+        self._heat = 1.0 - cold * exp(-cost / tau)
+        self._heated_s = start_s + cost
+        return cost

@@ -1,0 +1,1 @@
+"""Simulation off line, and how near it comes to the real thing."""
