@@ -20,6 +20,7 @@ from app.engine.executor import SlotExecutor
 from app.engine.reply import Model, Reply
 from app.engine.request import EngineRequest
 from app.engine.sequence import MOST_AT_ONCE, Runtime, Sequence, emit_at_once
+from app.engine.timeline import TimedSequence
 from app.engine.timing import PerRequestTiming
 from app.lora.adapters import LoRASlots
 from app.metrics.recorder import Recorder
@@ -65,7 +66,7 @@ class Engine:
         self.timing = PerRequestTiming(
             settings.latency, slots.slots, lambda: slots.running, streams("latency")
         )
-        self._runtime = Runtime(clock, self.wheel, self.timing, slots, recorder)
+        self._runtime = Runtime(clock, self.wheel, self.timing, recorder)
         self._model = model
         self._cache = cache
         self._clock = clock
@@ -128,7 +129,7 @@ class Engine:
             return submission
         blocks = repeat(None) if self._cache is None else self._cache.blocks_of(requests)
         sequences = [
-            Sequence(request, reply, own, self._runtime, emit, submission.ended)
+            TimedSequence(request, reply, own, self._runtime, emit, submission.ended, self.executor)
             for request, reply, own in zip(requests, replies, blocks, strict=False)
         ]
         if self._refuses_full and not all(sequence.fits() for sequence in sequences):

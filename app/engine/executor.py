@@ -8,108 +8,30 @@ is free, else the turn in which another task leaves.
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar, cast
 
+from app.engine.waiting import WaitingQueue, Waits
 from app.lora.adapters import LoRASlots
 
 P = ParamSpec("P")
 T = TypeVar("T")
 MOST_AT_ONCE = 128
 """Tasks that start in one turn of the event loop, when many slots become free together."""
-SLACK = 64
-"""Tasks that have left the queue, and are still in its heaps, before they are looked for."""
 log = logging.getLogger(__name__)
 
 
-class Task(Protocol):
-    """What waits for a slot, and holds it. Tasks are told apart by identity."""
-
-    @property
-    def adapter(self) -> str | None:
-        """The LoRA adapter that must be in memory while this runs."""
-
-    @property
-    def priority(self) -> int:
-        """Lower is earlier, where the scheduling policy looks at it."""
+class Task(Waits, Protocol):
+    """What waits for a slot, and holds it."""
 
     def fits(self) -> bool:
         """Whether it could start now. If not, whoever is behind it waits, too."""
 
     def start(self) -> bool:
         """A slot is free. True keeps it until `SlotExecutor.leave`, False gives it back at once."""
-
-
-class WaitingQueue:
-    """First come, first served, or by priority; but adapters decide first.
-
-    Whose adapter is in memory goes before whose adapter would have to be loaded; a task whose adapter
-    cannot be loaded now holds up no other (simulator.md 10.2).
-    """
-
-    def __init__(self, lora: LoRASlots, by_priority: bool = False) -> None:
-        self._lora = lora
-        self._by_priority = by_priority
-        self._heaps: dict[str | None, list[tuple[int, int, Task]]] = {}
-        """By adapter: priority, number in order of arrival, and the task."""
-        self.tasks: set[Task] = set()
-        """All that wait."""
-        self._arrivals = 0
-        self._removed = 0
-        """Tasks in heaps that wait no more."""
-
-    def add(self, task: Task) -> None:
-        """Wait from now on."""
-        self._arrivals += 1
-        priority = task.priority if self._by_priority else 0
-        self.tasks.add(task)
-        heapq.heappush(self._heaps.setdefault(task.adapter, []), (priority, self._arrivals, task))
-
-    def remove(self, task: Task) -> bool:
-        """Wait no more; False when it did not."""
-        if task not in self.tasks:
-            return False
-        self.tasks.remove(task)
-        self._removed += 1
-        if self._removed > len(self.tasks) + SLACK:
-            self._compact()
-        return True
-
-    def pop(self) -> Task | None:
-        """Take out who is next; None when there is none that may start."""
-        heads = [heap[0] for adapter in list(self._heaps) if (heap := self._live(adapter))]
-        ready = [head for head in heads if self._lora.is_ready(head[2].adapter)]
-        if not ready and self._lora.has_room():
-            ready = heads
-        if not ready:
-            return None
-        task = min(ready)[2]
-        if not task.fits():
-            return None
-        heapq.heappop(self._heaps[task.adapter])
-        self.tasks.remove(task)
-        return task
-
-    def _compact(self) -> None:
-        """Let go of those that were removed, so that they are never more than those that wait."""
-        for adapter, heap in list(self._heaps.items()):
-            self._heaps[adapter] = kept = [entry for entry in heap if entry[2] in self.tasks]
-            heapq.heapify(kept)
-        self._removed = 0
-
-    def _live(self, adapter: str | None) -> list[tuple[int, int, Task]]:
-        """The heap of `adapter` without those at its head that wait no more."""
-        heap = self._heaps[adapter]
-        while heap and heap[0][2] not in self.tasks:
-            heapq.heappop(heap)
-            self._removed -= 1
-        if not heap:
-            del self._heaps[adapter]
-        return heap
 
 
 class SlotExecutor(Executor):
@@ -130,7 +52,7 @@ class SlotExecutor(Executor):
         self.running = 0
         self.paused = False
         self._lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
-        self._queue = WaitingQueue(self._lora, by_priority)
+        self._queue: WaitingQueue[Task] = WaitingQueue(self._lora, by_priority)
         self._adapters: dict[Task, str] = {}
         """Which adapter a running task holds, if any: it may be unloaded before the task leaves."""
         self._later = later
@@ -216,9 +138,10 @@ class SlotExecutor(Executor):
             if started == MOST_AT_ONCE and self._later is not None:
                 self._fill_later()
                 return
-            task = self._queue.pop()
-            if task is None:
+            task = self._queue.head()
+            if task is None or not task.fits():
                 return
+            self._queue.take(task)
             started += 1
             self._run(task)
 

@@ -1,7 +1,7 @@
-"""One choice of a request in the engine: it waits for a slot, runs, emits its tokens and is counted.
+"""One choice of a request in the engine: what it emits, how it is counted, how it ends.
 
-The sequence itself stands in the waiting queue, holds the slot and waits in the timer wheel: nothing else is
-made for it, and nothing for a token but the output.
+When its tokens are due its kinds say: `TimedSequence` has a timeline of its own, `SteppedSequence` shares the
+steps of an engine with others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from app.clock.clock import Clock
 from app.clock.timer_wheel import TimerWheel
 from app.engine.cache_manager import SequenceBlocks
 from app.engine.client import Emit, TakeToken
-from app.engine.executor import SlotExecutor
-from app.engine.outputs import Failed, Finish, Started, Tokens
+from app.engine.outputs import Failed, Finish, Part, Started, Tokens
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest, Outcome, Watch, notify
 from app.engine.timing import PerRequestTiming
@@ -43,15 +42,13 @@ class Runtime:
     clock: Clock
     wheel: TimerWheel
     timing: PerRequestTiming
-    executor: SlotExecutor
     recorder: Recorder
 
 
 class Sequence:
-    """One choice. It holds its slot from `start` until its last token, failure or abort.
+    """One choice, from its submission to its last token, failure or abort.
 
-    Moments are absolute: start + time to first token + the sum of the waits so far. Tokens that have become
-    due together leave in one output, if they belong to the same part of the reply.
+    Tokens that have become due together leave in one output, if they belong to the same part of the reply.
     """
 
     # Thousands of sequences take their turns one after another: each must touch little memory.
@@ -60,19 +57,16 @@ class Sequence:
         "_blocks",
         "_cached_tokens",
         "_delays",
-        "_due_s",
         "_emit",
         "_ended",
         "_fetched_tokens",
         "_first_s",
-        "_holds_slot",
         "_ids",
         "_last_s",
         "_part",
         "_part_end",
         "_parts_done",
         "_position",
-        "_queued",
         "_reply",
         "_runtime",
         "_scheduled_s",
@@ -108,15 +102,18 @@ class Sequence:
         self._emit = emit
         self._take_token: TakeToken | None = None
         self._ended = ended
-        self._queued = self._holds_slot = self._begun = False
-        self._position = self._cached_tokens = self._fetched_tokens = 0
+        self._begun = False
+        self._delays: dict[int, float] | None = dict(request.delays) if request.delays else None
+        self._position = self._cached_tokens = self._fetched_tokens = self._parts_done = 0
+        self._part: Part | None
+        self._part_end, self._part = reply.spans[0] if reply.spans else (len(self._texts), None)
         self._scheduled_s: float | None = None
         self._first_s: float | None = None
-        self._due_s = self._last_s = 0.0
+        self._last_s = 0.0
 
     @property
     def priority(self) -> int:
-        """See `Task.priority`."""
+        """Lower is earlier, where the scheduling policy looks at it."""
         return self.request.priority
 
     def fits(self) -> bool:
@@ -124,101 +121,21 @@ class Sequence:
         return self._blocks is None or self._blocks.fits()
 
     def enter(self, soon: bool = False) -> None:
-        """Ask for a slot, or for one in a later turn; wait in the queue when none is free."""
-        if not self._runtime.executor.enter(self, soon) and not self.over:
-            self._queued = True
-            self._runtime.recorder.waiting(1, self.adapter)
+        """Ask to run, or do so in a later turn of the event loop."""
+        raise NotImplementedError
 
-    def start(self) -> bool:
-        """A slot is ours; what is due already is emitted before this returns. False when that was all."""
-        runtime = self._runtime
-        now_s, recorder = runtime.clock.now(), runtime.recorder
-        at_s = self.request.arrival_s
-        if self._queued:
-            self._queued = False
-            recorder.waiting(-1, self.adapter)
-            at_s = now_s
-        self._scheduled_s = at_s
-        recorder.running(1, self.adapter)
-        try:
-            self._prefill(at_s)
-            next_s = self.turn(now_s) if self._due_s <= now_s else self._due_s
-        except Exception as error:
-            log.exception("a sequence failed at its start")
-            self.fail(error)
-            return False
-        if self.over or next_s is None:
-            return False
-        self._holds_slot = True
-        runtime.wheel.add(next_s, self)
-        return True
+    def _withdraw(self) -> None:
+        """It waits no more, or runs no more: say so where that is counted."""
+        raise NotImplementedError
 
-    def _prefill(self, at_s: float) -> None:
-        """Begin at `at_s`: take the blocks, and see when the first token is due."""
-        request, spans, delays = self.request, self._reply.spans, self.request.delays
-        prompt_tokens = len(request.prompt_ids)
-        self._delays = dict(delays) if delays else None
-        self._parts_done = 0
-        self._part_end, self._part = spans[0] if spans else (len(self._texts), None)
-        if self._blocks is not None:
-            self._cached_tokens = self._blocks.allocate()
-        if self._cached_tokens < request.least_hit_rate * prompt_tokens:
-            # Too little is cached: the reply is empty, and comes at once (simulator.md 13.7).
-            self._reply = Reply((), (), CACHE_THRESHOLD)
-            self._texts = self._ids = ()
-            self._part_end, self._part = 0, None
-            self._due_s = at_s
-            return
-        if request.remote_prefill:
-            self._fetched_tokens = prompt_tokens - self._cached_tokens
-        self._due_s = at_s + self._runtime.timing.time_to_first_token(
-            prompt_tokens, self._cached_tokens, request.remote_prefill
-        )
-        if self._delays is not None:
-            self._due_s += self._delays.get(0, 0.0)
+    def _leave(self) -> None:
+        """It is over: give back what it had."""
+        raise NotImplementedError
 
-    def turn(self, now_s: float) -> float | None:
-        """Emit what is due at `now_s`; when the next token is due, None when that was the last."""
-        take = self._take_token
-        if take is not None and (next_s := self._plain_turn(take, now_s)) is not None:
-            return next_s
-        if self.over:  # the wheel forgets us now
-            return None
-        runtime, start, at_s = self._runtime, self._position, self._due_s
-        if not self._begun:
-            self._begin(at_s)
-            if self.over:  # aborted by whoever took it
-                return None
-        stop, next_s, part = start + 1, at_s, self._part
-        if stop < self._part_end:
-            gap_s = runtime.timing.constant_gap_s
-            next_s += gap_s if gap_s is not None and self._delays is None else self._gap(stop)
-            if next_s <= now_s and self.request.together == 1:  # several choices take turns, token by token
-                stop, at_s, next_s = self._due_together(stop, next_s, now_s)
-        if stop == self._part_end and stop < len(self._texts):
-            next_s += self._next_part(stop)
-        self._position, self._due_s = stop, next_s
-        texts, ids, reply = self._texts[start:stop], self._ids[start:stop], self._reply
-        logprobs = None if reply.logprobs is None else reply.logprobs[start:stop]
-        if self._blocks is not None:
-            self._blocks.append(ids)
-        count = len(ids)
-        if self._first_s is None:
-            self._count_first(count, at_s)
-        elif count:
-            runtime.recorder.decoded(count, (at_s - self._last_s) / count, at_s)
-        self.tokens += count
-        self._last_s = at_s
-        if stop < len(self._texts):
-            self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, None, part))
-            # Choices that are late together take turns: none goes back before the moment of the others.
-            return next_s if next_s > now_s else now_s
-        if self._blocks is not None:
-            self._release(self._blocks)
-        self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, reply.finish, part))
-        if not self.over:
-            self._end(COUNTED_AS[reply.finish.reason])
-        return None
+    @property
+    def preemptions(self) -> int:
+        """How often it lost its blocks."""
+        return 0
 
     def _begin(self, at_s: float) -> None:
         self._begun = True
@@ -227,57 +144,41 @@ class Sequence:
         if reply.logprobs is None and self._delays is None and not self.over:
             self._take_token = take
 
-    def _plain_turn(self, take: TakeToken, now_s: float) -> float | None:
-        """The turn of a token that is like nearly all; when the next one is due. None: take a usual turn."""
-        runtime, start, at_s = self._runtime, self._position, self._due_s
-        stop, gap_s = start + 1, runtime.timing.constant_gap_s
-        if gap_s is None or not start or stop >= self._part_end or self._part is not None:
-            return None
-        next_s = at_s + gap_s
-        if next_s <= now_s:  # it comes together with the next one
-            return None
-        self._position, self._due_s = stop, next_s
-        token_id = self._ids[start]
+    def _emit_until(self, stop: int, at_s: float, part: Part | None) -> bool:
+        """Emit and count the tokens up to `stop`, all of `part`, due at `at_s`; whether there are more."""
+        start, reply = self._position, self._reply
+        self._position = stop
+        texts, ids = self._texts[start:stop], self._ids[start:stop]
+        logprobs = None if reply.logprobs is None else reply.logprobs[start:stop]
         if self._blocks is not None:
-            self._blocks.append((token_id,))
-        runtime.recorder.decoded(1, at_s - self._last_s, at_s)
-        self.tokens += 1
+            self._blocks.append(ids)
+        count = len(ids)
+        if self._first_s is None:
+            self._count_first(count, at_s)
+        elif count:
+            self._runtime.recorder.decoded(count, (at_s - self._last_s) / count, at_s)
+        self.tokens += count
         self._last_s = at_s
-        take(self._texts[start], token_id, at_s)
-        return next_s
+        if stop < len(self._texts):
+            self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, None, part))
+            return True
+        self._release()
+        self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, reply.finish, part))
+        if not self.over:
+            self._end(COUNTED_AS[reply.finish.reason])
+        return False
 
-    def _due_together(self, stop: int, next_s: float, now_s: float) -> tuple[int, float, float]:
-        """The end of the tokens that leave now, and the moments of the last of them and of the next token.
+    def _empty(self, finish: Finish) -> None:
+        """Nothing is said but how it ends."""
+        self._reply = Reply((), (), finish)
+        self._texts = self._ids = ()
+        self._part_end, self._part = 0, None
 
-        The one before `stop` is due, and so is `stop` since `next_s`.
-        """
-        at_s, end = self._due_s, min(self._part_end, stop - 1 + self._most)
-        if self._delays is None and self._runtime.timing.constant_gap_s == 0:
-            return end, next_s, next_s
-        while stop < end and next_s <= now_s:
-            at_s = next_s
-            stop += 1
-            if stop < self._part_end:
-                next_s += self._gap(stop)
-        return stop, at_s, next_s
-
-    @property
-    def _most(self) -> int:
-        """Tokens that may leave together: with log probabilities, fewer."""
-        wanted = self.request.logprobs
-        return MOST_AT_ONCE if wanted is None else max(1, MOST_AT_ONCE // (wanted + 2))
-
-    def _gap(self, token: int) -> float:
-        """Seconds between the token before `token` and that one."""
-        gap_s = self._runtime.timing.inter_token()
-        return gap_s if self._delays is None else gap_s + self._delays.get(token, 0.0)
-
-    def _next_part(self, token: int) -> float:
-        """Go on to the part that begins with `token`; the seconds until it is due."""
+    def _to_next_part(self) -> bool:
+        """The last part is over, go on to the next one; whether that is an image."""
         self._parts_done += 1
         self._part_end, self._part = self._reply.spans[self._parts_done]
-        drawn = self._part is not None and self._part.kind == "image"
-        return self._runtime.timing.image() if drawn else self._gap(token)
+        return self._part is not None and self._part.kind == "image"
 
     def fail(self, error: Exception) -> None:
         """It broke, or its output could not be taken: end it, and say so."""
@@ -286,12 +187,10 @@ class Sequence:
             emit_failure(self.request, error, self._emit)
 
     def abort(self) -> None:
-        """Emit nothing more, and give the slot, or the place in the queue, back."""
+        """Emit nothing more, and give back what it has."""
         if self.over:
             return
-        if self._queued:
-            self._runtime.executor.forget(self)
-        self._texts = self._ids = ()  # the wheel may keep us for a while
+        self._texts = self._ids = ()  # who paces us may keep us for a while
         self._end("abort")
 
     def interrupt(self) -> None:
@@ -316,19 +215,15 @@ class Sequence:
         if tokens > 1:
             recorder.decoded(tokens - 1, 0.0, at_s)
 
-    def _release(self, blocks: SequenceBlocks) -> None:
-        self._blocks = None
-        blocks.release()
+    def _release(self) -> None:
+        if self._blocks is not None:
+            blocks, self._blocks = self._blocks, None
+            blocks.release()
 
     def _end(self, reason: FinishReason) -> None:
-        if self._blocks is not None:
-            self._release(self._blocks)
+        self._release()
         runtime, request, now_s = self._runtime, self.request, self._runtime.clock.now()
-        if self._queued:
-            self._queued = False
-            runtime.recorder.waiting(-1, self.adapter)
-        elif self._scheduled_s is not None:
-            runtime.recorder.running(-1, self.adapter)
+        self._withdraw()
         self.over = True
         self._take_token = None
         scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
@@ -344,15 +239,14 @@ class Sequence:
             prefill_s=first_s - scheduled_s,
             decode_s=self._last_s - first_s if self._last_s > first_s else 0.0,
             e2e_s=now_s - request.arrival_s,
+            preemptions=self.preemptions,
             choices=choices,
             longest=longest,
         )
         runtime.recorder.sequence_finished(row)
         if self.watches:
             notify(self.watches, self._outcome(reason, now_s))
-        if self._holds_slot:
-            self._holds_slot = False
-            runtime.executor.leave(self)
+        self._leave()
 
     def _outcome(self, reason: str, now_s: float) -> Outcome:
         return Outcome(

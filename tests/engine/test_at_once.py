@@ -97,9 +97,9 @@ def test_whatever_may_wait_or_is_special_takes_the_longer_way(
     limits: dict[str, Any], fields: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[EngineRequest] = []
-    sequence = engine_module.Sequence
+    sequence = engine_module.TimedSequence
     monkeypatch.setattr(
-        engine_module, "Sequence", lambda request, *rest: made.append(request) or sequence(request, *rest)
+        engine_module, "TimedSequence", lambda request, *rest: made.append(request) or sequence(request, *rest)
     )
     harness = Harness(**limits)
     harness.ask(**(fields or {}))
