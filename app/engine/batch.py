@@ -122,6 +122,9 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
     """The pool that sequences take their blocks from."""
 
     block_size: int
+    """Tokens."""
+    capacity: int
+    """Blocks, without the null block."""
 
     @property
     def free(self) -> int:

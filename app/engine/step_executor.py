@@ -106,6 +106,7 @@ class HashedBlocks:
     def __init__(self, manager: KVCacheManager) -> None:
         self._cache = manager.cache
         self.block_size = manager.cache.block_size
+        self.capacity = manager.cache.capacity
 
     @property
     def free(self) -> int:
@@ -227,6 +228,7 @@ class StepExecutor:
             self._in_line -= 1
             return
         self._scheduler.remove(state)
+        self._tell_usage()
         self._look()
 
     def _look(self) -> None:
@@ -260,13 +262,13 @@ class StepExecutor:
         for state in batch.admitted:
             if state.owner is not None:
                 state.owner.admitted(now_s)
-        self._tell_blocks()
 
     def step_over(self, batch: Batch[StepState], first_s: float, gap_s: float) -> None:
         """See `Outputs`."""
         if self._manager is not None:
             for state in chain(batch.decodes, batch.prefilled):
                 self._store(state, 1 + batch.extra.get(state, 0) if batch.extra else 1)
+            self._manager.end_step()
         for state in batch.ends:
             if state.owner is not None:
                 state.owner.has_last()
@@ -284,11 +286,8 @@ class StepExecutor:
                 state.blocks.write(state.owner.written(state.handed)[state.stored :])
                 state.stored = state.handed
 
-    def _tell_blocks(self) -> None:
-        if self._manager is not None:
-            self._manager.end_step()
-        elif isinstance(self._blocks, CountedBlocks):
-            self._recorder.cache_used(1.0 - self._blocks.free / self._blocks.capacity)
+    def _tell_usage(self) -> None:
+        self._recorder.cache_used(1.0 - self._blocks.free / self._blocks.capacity)
 
     # The alarm.
 
@@ -335,6 +334,7 @@ class StepExecutor:
                 return event_s
             else:
                 self._loop.go_on(event_s)
+                self._tell_usage()
                 budget -= 1
 
     def _next_out(self) -> float | None:

@@ -64,6 +64,8 @@ class SteppedSequence(Sequence):
         super().__init__(request, reply, None, runtime, emit, ended)
         self.state = StepState(self, reply, blocks)
         self._executor = executor
+        if request.remote_prefill:
+            self._fetched_tokens = len(request.prompt_ids)
         self._counted: Callable[[int, str | None], None] | None = None
         """The gauge in which it stands."""
         self._promised = 0
@@ -113,8 +115,8 @@ class SteppedSequence(Sequence):
     def found(self, tokens: int) -> None:
         """So many tokens of its prompt were cached; the others of a remote prefill come over the net."""
         self._cached_tokens = tokens
-        if self.request.remote_prefill:
-            self._fetched_tokens = len(self.request.prompt_ids) - tokens
+        if self._fetched_tokens:
+            self._fetched_tokens -= tokens
 
     @property
     def cached_tokens(self) -> int:
