@@ -249,7 +249,8 @@ class Scheduler(Generic[S]):
             batch.context += sequence.computed
             extra = 0
             if tokens > 1 and self._speculation is not None:
-                batch.extra[sequence] = extra = self._speculation.accepted(tokens - 1)
+                extra = self._speculation.accepted(tokens - 1)
+                batch.drafts[sequence] = tokens - 1, extra
             sequence.computed += 1 + extra
             sequence.written += 1 + extra
             if sequence.written >= sequence.output_tokens:
@@ -355,13 +356,13 @@ class Scheduler(Generic[S]):
         """From the step that is made next on it advances with the others."""
         sequence.lead = sequence.computed - self._step
         self._leads += sequence.lead
-        self._ends.setdefault(_last_step(sequence), []).append(sequence)
+        self._ends.setdefault(sequence.last_step, []).append(sequence)
         self._note_need(sequence)
 
     def _note_need(self, sequence: S) -> None:
         """Write down when a decode needs its next block, if it ever does."""
         step = sequence.held * self.blocks.block_size - sequence.lead
-        if step <= _last_step(sequence):
+        if step <= sequence.last_step:
             self._needs.setdefault(step, []).append(sequence)
 
     def _part(self, sequence: S) -> None:
@@ -370,7 +371,7 @@ class Scheduler(Generic[S]):
         self._leads -= sequence.lead
         sequence.decodes = False
         next_need = sequence.held * self.blocks.block_size - sequence.lead
-        for calendar, step in ((self._ends, _last_step(sequence)), (self._needs, next_need)):
+        for calendar, step in ((self._ends, sequence.last_step), (self._needs, next_need)):
             if sequence in (noted := calendar.get(step, [])):
                 noted.remove(sequence)
 
@@ -394,8 +395,3 @@ class Scheduler(Generic[S]):
 
 def _place(sequence: SequenceState) -> int:
     return sequence.place
-
-
-def _last_step(sequence: SequenceState) -> int:
-    """The number of the step in which a decode gets its last token."""
-    return sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead

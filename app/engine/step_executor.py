@@ -18,8 +18,7 @@ from app.engine.sequence import Runtime
 from app.engine.speculation import Drafts
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
-from app.engine.stepped import StepState
-from app.engine.waiting import WaitingQueue
+from app.engine.stepped import HashedBlocks, StepQueue, StepState
 from app.kvcache.counted import CountedBlocks
 from app.lora.adapters import LoRASlots
 from config.profile import FrontCosts, Profile
@@ -66,85 +65,6 @@ def step_executor(
     )
 
 
-class StepQueue:
-    """Who waits, by the rules of `WaitingQueue`; who has a place has its adapter in memory."""
-
-    def __init__(self, lora: LoRASlots, by_priority: bool) -> None:
-        self._lora = lora
-        self._queue: WaitingQueue[StepState] = WaitingQueue(lora, by_priority)
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def add(self, sequence: StepState) -> None:
-        self._queue.add(sequence, sequence.arrived)
-        if sequence.preemptions and sequence.owner is not None:
-            sequence.owner.waits_again()
-
-    def head(self) -> StepState | None:
-        return self._queue.head()
-
-    def pop(self) -> StepState:
-        sequence = self._queue.head()
-        assert sequence is not None
-        self._queue.take(sequence)
-        sequence.holds_adapter = self._lora.enter(sequence.adapter)
-        return sequence
-
-    def left(self, sequence: StepState) -> None:
-        if sequence.holds_adapter and sequence.adapter is not None:
-            sequence.holds_adapter = False
-            self._lora.leave(sequence.adapter)
-
-    def remove(self, sequence: StepState) -> bool:
-        return self._queue.remove(sequence)
-
-
-class HashedBlocks:
-    """The blocks of `KVCacheManager` as a scheduler asks for them."""
-
-    def __init__(self, manager: KVCacheManager) -> None:
-        self._cache = manager.cache
-        self.block_size = manager.cache.block_size
-        self.capacity = manager.cache.capacity
-
-    @property
-    def free(self) -> int:
-        return self._cache.free
-
-    def find(self, sequence: StepState, tokens: int) -> int:
-        owner, blocks = sequence.owner, sequence.blocks
-        if owner is None or blocks is None:
-            return 0
-        sequence.stored = sequence.handed = written = tokens - sequence.prompt_tokens
-        return blocks.find(owner.written(written) if written else ())
-
-    def fits(self, sequence: StepState, tokens: int, found: int) -> bool:
-        return sequence.blocks is not None and sequence.blocks.fits_found()
-
-    def begin(self, sequence: StepState, found: int, count: int) -> None:
-        if sequence.blocks is None:
-            return
-        sequence.blocks.begin(found + count)
-        if not sequence.preemptions and sequence.owner is not None:
-            sequence.owner.found(sequence.blocks.looked_up())
-
-    def grow(self, sequence: StepState, count: int) -> None:
-        if sequence.blocks is not None:
-            sequence.blocks.grow(count)
-
-    def filled(self, sequence: StepState) -> None:
-        if sequence.blocks is not None:
-            sequence.blocks.compute(sequence.computed)
-
-    def release(self, sequence: StepState, held: int, findable: int = 0) -> None:
-        if sequence.blocks is not None:
-            sequence.blocks.finish()
-
-    def forget(self, sequence: StepState) -> None:
-        """What it left is found by its hashes, by whoever."""
-
-
 class StepExecutor:
     """Runs sequences in the steps of one engine: `StepLoop` on the live clock.
 
@@ -176,6 +96,8 @@ class StepExecutor:
             self._scheduler, cost, self, self, front.out_per_stream, depth, self._transfer
         )
         self._timing = runtime.timing
+        if speculation is not None:
+            runtime.recorder.expect_drafts(speculation.drafts)
         self._line: deque[tuple[float, StepState]] = deque()
         """Requests in the front, with the moments at which the scheduler sees them."""
         self._in_line = 0
@@ -267,13 +189,16 @@ class StepExecutor:
         """See `Outputs`."""
         if self._manager is not None:
             for state in chain(batch.decodes, batch.prefilled):
-                self._store(state, 1 + batch.extra.get(state, 0) if batch.extra else 1)
+                self._store(state, batch.count(state))
             self._manager.end_step()
+        for drafted, accepted in batch.drafts.values():
+            self._recorder.drafted(drafted, accepted)
         for state in batch.ends:
             if state.owner is not None:
                 state.owner.has_last()
         prompts = sum(it.prompt_tokens - it.owner.cached_tokens for it in batch.prefilled if it.owner)
-        self._recorder.step(len(batch.decodes) + len(batch.prefilled) + sum(batch.extra.values()) + prompts)
+        more = sum(accepted for _, accepted in batch.drafts.values())
+        self._recorder.step(len(batch.decodes) + len(batch.prefilled) + more + prompts)
         self._out.append(HandOut(batch, first_s, gap_s))
 
     def _store(self, state: StepState, count: int) -> None:
@@ -362,11 +287,11 @@ class StepExecutor:
 class HandOut:
     """The tokens of a step that are not handed out yet."""
 
-    __slots__ = ("_extra", "_gap_s", "_place", "_streams", "left", "next_s")
+    __slots__ = ("_batch", "_gap_s", "_place", "_streams", "left", "next_s")
 
     def __init__(self, batch: Batch[StepState], first_s: float, gap_s: float) -> None:
         self._streams = [*batch.decodes, *batch.prefilled]
-        self._extra = batch.extra
+        self._batch = batch
         self._gap_s = gap_s
         self._place = 0
         self.left = len(self._streams)
@@ -378,7 +303,7 @@ class HandOut:
         self._place += 1
         self.left -= 1
         self.next_s += self._gap_s
-        return state, 1 + self._extra.get(state, 0) if self._extra else 1
+        return state, self._batch.count(state)
 
 
 class Alarm:

@@ -1,4 +1,7 @@
-"""A sequence that shares the steps of an engine: `StepExecutor` says when its tokens are there."""
+"""Sequences that share the steps of an engine, the line and the blocks that they have there.
+
+`StepExecutor` says when their tokens are due.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from collections.abc import Sequence as Listed
 from typing import Protocol
 
 from app.engine.batch import SequenceState
-from app.engine.cache_manager import SequenceBlocks
+from app.engine.cache_manager import KVCacheManager, SequenceBlocks
 from app.engine.client import Emit
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
 from app.engine.sequence import CACHE_THRESHOLD, Runtime, Sequence
+from app.engine.waiting import WaitingQueue
+from app.lora.adapters import LoRASlots
 
 
 class Steps(Protocol):
@@ -204,3 +209,82 @@ class SteppedSequence(Sequence):
         self.state.owner = None
         self.state.blocks = None
         self._late.clear()
+
+
+class StepQueue:
+    """Who waits, by the rules of `WaitingQueue`; who has a place has its adapter in memory."""
+
+    def __init__(self, lora: LoRASlots, by_priority: bool) -> None:
+        self._lora = lora
+        self._queue: WaitingQueue[StepState] = WaitingQueue(lora, by_priority)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, sequence: StepState) -> None:
+        self._queue.add(sequence, sequence.arrived)
+        if sequence.preemptions and sequence.owner is not None:
+            sequence.owner.waits_again()
+
+    def head(self) -> StepState | None:
+        return self._queue.head()
+
+    def pop(self) -> StepState:
+        sequence = self._queue.head()
+        assert sequence is not None
+        self._queue.take(sequence)
+        sequence.holds_adapter = self._lora.enter(sequence.adapter)
+        return sequence
+
+    def left(self, sequence: StepState) -> None:
+        if sequence.holds_adapter and sequence.adapter is not None:
+            sequence.holds_adapter = False
+            self._lora.leave(sequence.adapter)
+
+    def remove(self, sequence: StepState) -> bool:
+        return self._queue.remove(sequence)
+
+
+class HashedBlocks:
+    """The blocks of `KVCacheManager` as a scheduler asks for them."""
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self._cache = manager.cache
+        self.block_size = manager.cache.block_size
+        self.capacity = manager.cache.capacity
+
+    @property
+    def free(self) -> int:
+        return self._cache.free
+
+    def find(self, sequence: StepState, tokens: int) -> int:
+        owner, blocks = sequence.owner, sequence.blocks
+        if owner is None or blocks is None:
+            return 0
+        sequence.stored = sequence.handed = written = tokens - sequence.prompt_tokens
+        return blocks.find(owner.written(written) if written else ())
+
+    def fits(self, sequence: StepState, tokens: int, found: int) -> bool:
+        return sequence.blocks is not None and sequence.blocks.fits_found()
+
+    def begin(self, sequence: StepState, found: int, count: int) -> None:
+        if sequence.blocks is None:
+            return
+        sequence.blocks.begin(found + count)
+        if not sequence.preemptions and sequence.owner is not None:
+            sequence.owner.found(sequence.blocks.looked_up())
+
+    def grow(self, sequence: StepState, count: int) -> None:
+        if sequence.blocks is not None:
+            sequence.blocks.grow(count)
+
+    def filled(self, sequence: StepState) -> None:
+        if sequence.blocks is not None:
+            sequence.blocks.compute(sequence.computed)
+
+    def release(self, sequence: StepState, held: int, findable: int = 0) -> None:
+        if sequence.blocks is not None:
+            sequence.blocks.finish()
+
+    def forget(self, sequence: StepState) -> None:
+        """What it left is found by its hashes, by whoever."""

@@ -233,6 +233,10 @@ def test_speculation_brings_several_tokens_a_step() -> None:
     assert one.metric("iteration_tokens_total_count") == 10
     assert three.metric("iteration_tokens_total_count") == 4
     assert len({event.at_s for event in three.tokens("a")}) == 4
+    counted = {"drafts": 3, "draft_tokens": 6, "accepted_tokens": 6}
+    assert {name: three.metric(f"spec_decode_num_{name}_total") for name in counted} == counted
+    assert three.metric("spec_decode_num_accepted_tokens_per_pos_total", position="1") == 3
+    assert "spec_decode" not in one.recorder.render()
 
 
 def test_a_sequence_that_breaks_takes_no_other_with_it() -> None:
