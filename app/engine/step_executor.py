@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
 from itertools import chain
 from random import Random
+from typing import ParamSpec, TypeVar
 
 from app.engine.batch import Batch, Blocks, SchedulerLimits, Speculation
 from app.engine.cache_manager import KVCacheManager
@@ -18,12 +22,14 @@ from app.engine.sequence import Runtime
 from app.engine.speculation import Drafts
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
-from app.engine.stepped import HashedBlocks, StepQueue, StepState
+from app.engine.stepped import HashedBlocks, StepCall, StepOwner, StepQueue, StepState
 from app.kvcache.counted import CountedBlocks
 from app.lora.adapters import LoRASlots
 from config.profile import FrontCosts, Profile
 from config.settings import Settings
 
+P = ParamSpec("P")
+T = TypeVar("T")
 MOST_PER_TURN = 256
 """Tokens handed out before others have their turn: about two milliseconds of work."""
 log = logging.getLogger(__name__)
@@ -65,10 +71,11 @@ def step_executor(
     )
 
 
-class StepExecutor:
+class StepExecutor(Executor):
     """Runs sequences in the steps of one engine: `StepLoop` on the live clock.
 
-    It tells the metrics what a step was, and the cache's events at the end of each.
+    It tells the metrics what a step was, and the cache's events at the end of each. Calls that are submitted,
+    as to any executor, wait for a place among the sequences and are made at the end of their step.
     """
 
     def __init__(
@@ -107,7 +114,7 @@ class StepExecutor:
         self._alarm: Alarm | None = None
         self._due_s = float("inf")
         """When the alarm rings."""
-        self._turning = False
+        self._turning = self._closed = False
 
     @property
     def running(self) -> int:
@@ -133,12 +140,27 @@ class StepExecutor:
         self._scheduler.paused = False
         self._look()
 
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call `fn` at the end of a step in which it has a place. RuntimeError after `shutdown`."""
+        if self._closed:
+            raise RuntimeError("no new tasks after shutdown")
+        call: StepCall[T] = StepCall(partial(fn, *args, **kwargs), self._clock.now())
+        self.enter(StepState(call, prompt_tokens=1, output_tokens=0))
+        return call
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls; with `cancel_futures` drop those that the scheduler has not seen."""
+        self._closed = True
+        for _, state in self._line if cancel_futures else ():
+            if isinstance(state.owner, StepCall):
+                state.owner.cancel()
+
     def enter(self, state: StepState) -> None:
         """A request has come."""
         owner = state.owner
         if owner is None:
             return
-        due_s = self._front.visible_s(owner.request.arrival_s, state.prompt_tokens)
+        due_s = self._front.visible_s(owner.arrival_s, state.prompt_tokens)
         self._seen_s = max(self._seen_s, due_s)
         self._line.append((self._seen_s, state))
         self._in_line += 1
@@ -170,10 +192,16 @@ class StepExecutor:
         taken = []
         while self._line and self._line[0][0] <= until_s:
             state = self._line.popleft()[1]
-            if state.owner is not None and state.owner.seen():
-                self._in_line -= 1
+            if state.owner is not None and self._is_seen(state, state.owner):
                 taken.append(state)
         return taken
+
+    def _is_seen(self, state: StepState, owner: StepOwner) -> bool:
+        """Whether the scheduler is to have it. A sequence that is over withdraws by itself."""
+        seen = owner.seen()
+        if seen or isinstance(owner, StepCall):
+            self._in_line -= 1
+        return seen
 
     def _transfer(self, state: StepState) -> float:
         return self._timing.time_to_first_token(state.prompt_tokens, remote=True)

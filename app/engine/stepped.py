@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
 
 from app.engine.batch import SequenceState
 from app.engine.cache_manager import KVCacheManager, SequenceBlocks
@@ -18,6 +19,8 @@ from app.engine.request import EngineRequest
 from app.engine.sequence import CACHE_THRESHOLD, Runtime, Sequence
 from app.engine.waiting import WaitingQueue
 from app.lora.adapters import LoRASlots
+
+T = TypeVar("T")
 
 
 class Steps(Protocol):
@@ -32,19 +35,61 @@ class Steps(Protocol):
         """It is over, perhaps before its time."""
 
 
+class StepOwner(Protocol):
+    """Who is told how it goes: a sequence, or a call."""
+
+    @property
+    def arrival_s(self) -> float:
+        """When it came."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of its prompt that need not be computed."""
+
+    def seen(self) -> bool:
+        """The scheduler sees it; False when it is over already."""
+
+    def found(self, tokens: int) -> None:
+        """So many tokens of its prompt were cached."""
+
+    def admitted(self, now_s: float) -> None:
+        """It has a place, and takes part in the next step."""
+
+    def waits_again(self) -> None:
+        """It lost its blocks."""
+
+    def has_last(self) -> None:
+        """The step of its last token is over: it no longer has a place."""
+
+    def token(self, at_s: float, count: int) -> None:
+        """Its next `count` tokens, due at `at_s`."""
+
+    def written(self, count: int) -> Listed[int]:
+        """The ids of its first `count` tokens."""
+
+    def fail(self, error: Exception) -> None:
+        """Its tokens could not be taken."""
+
+
 class StepState(SequenceState):
     """A sequence as the scheduler of this process knows it."""
 
     __slots__ = ("adapter", "blocks", "handed", "holds_adapter", "owner", "stored")
 
-    def __init__(self, owner: SteppedSequence, reply: Reply, blocks: SequenceBlocks | None) -> None:
-        request = owner.request
-        super().__init__(
-            len(request.prompt_ids), len(reply.ids), request.priority, remote=request.remote_prefill
-        )
-        self.owner: SteppedSequence | None = owner
+    def __init__(
+        self,
+        owner: StepOwner,
+        prompt_tokens: int,
+        output_tokens: int,
+        priority: int = 0,
+        remote: bool = False,
+        adapter: str | None = None,
+        blocks: SequenceBlocks | None = None,
+    ) -> None:
+        super().__init__(prompt_tokens, output_tokens, priority, remote)
+        self.owner: StepOwner | None = owner
         """None when it is over: the steps under way may keep us for a while."""
-        self.adapter = request.adapter
+        self.adapter = adapter
         self.holds_adapter = False
         self.blocks = blocks
         self.handed = self.stored = 0
@@ -67,7 +112,15 @@ class SteppedSequence(Sequence):
         executor: Steps,
     ) -> None:
         super().__init__(request, reply, None, runtime, emit, ended)
-        self.state = StepState(self, reply, blocks)
+        self.state = StepState(
+            self,
+            len(request.prompt_ids),
+            len(reply.ids),
+            request.priority,
+            request.remote_prefill,
+            request.adapter,
+            blocks,
+        )
         self._executor = executor
         if request.remote_prefill:
             self._fetched_tokens = len(request.prompt_ids)
@@ -83,6 +136,10 @@ class SteppedSequence(Sequence):
     @property
     def preemptions(self) -> int:
         return self.state.preemptions
+
+    @property
+    def arrival_s(self) -> float:
+        return self.request.arrival_s
 
     def fits(self) -> bool:
         blocks = self.state.blocks
@@ -211,6 +268,43 @@ class SteppedSequence(Sequence):
         self._late.clear()
 
 
+class StepCall(Future[T]):
+    """A function call that waits for its turn with the sequences: its own future."""
+
+    def __init__(self, call: Callable[[], T], arrival_s: float) -> None:
+        super().__init__()
+        self.arrival_s = arrival_s
+        self.cached_tokens = 1
+        self._call = call
+
+    def seen(self) -> bool:
+        return self.set_running_or_notify_cancel()
+
+    def found(self, tokens: int) -> None:
+        """It has no prompt."""
+
+    def admitted(self, now_s: float) -> None:
+        """It is called when the step is over."""
+
+    def waits_again(self) -> None:
+        """Nothing of it is lost."""
+
+    def has_last(self) -> None:
+        """Its place is free before its result is there: who waits for it may submit again."""
+
+    def token(self, at_s: float, count: int) -> None:
+        try:
+            self.set_result(self._call())
+        except Exception as error:
+            self.set_exception(error)
+
+    def written(self, count: int) -> Listed[int]:
+        return ()
+
+    def fail(self, error: Exception) -> None:
+        self.set_exception(error)
+
+
 class StepQueue:
     """Who waits, by the rules of `WaitingQueue`; who has a place has its adapter in memory."""
 
@@ -265,7 +359,7 @@ class HashedBlocks:
         return blocks.find(owner.written(written) if written else ())
 
     def fits(self, sequence: StepState, tokens: int, found: int) -> bool:
-        return sequence.blocks is not None and sequence.blocks.fits_found()
+        return sequence.blocks is None or sequence.blocks.fits_found()
 
     def begin(self, sequence: StepState, found: int, count: int) -> None:
         if sequence.blocks is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import pytest
@@ -237,6 +238,23 @@ def test_speculation_brings_several_tokens_a_step() -> None:
     assert {name: three.metric(f"spec_decode_num_{name}_total") for name in counted} == counted
     assert three.metric("spec_decode_num_accepted_tokens_per_pos_total", position="1") == 3
     assert "spec_decode" not in one.recorder.render()
+
+
+def test_it_is_an_executor_whose_calls_wait_for_their_turn() -> None:
+    harness = stepped(slots=1)
+    executor = harness.engine.executor
+    assert isinstance(executor, Executor)
+    harness.ask("a", max_tokens=3)
+    called, broken, dropped = (executor.submit(divmod, *args) for args in ((17, 5), (1, 0), (1, 1)))
+    assert dropped.cancel() and executor.waiting == 4
+    harness.clock.advance(0.03)
+    assert not called.done()
+    harness.clock.advance(1)
+    assert called.result(0) == (3, 2) and isinstance(broken.exception(0), ZeroDivisionError)
+    assert harness.finish("a") == "length" and harness.is_idle()
+    executor.shutdown()
+    with pytest.raises(RuntimeError):
+        executor.submit(divmod, 1, 1)
 
 
 def test_a_sequence_that_breaks_takes_no_other_with_it() -> None:
