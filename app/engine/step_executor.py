@@ -161,6 +161,8 @@ class StepExecutor(Executor):
         if owner is None:
             return
         due_s = self._front.visible_s(owner.arrival_s, state.prompt_tokens)
+        if (late_s := self._clock.now() - due_s) > 0:
+            self._recorder.late(late_s)
         self._seen_s = max(self._seen_s, due_s)
         self._line.append((self._seen_s, state))
         self._in_line += 1

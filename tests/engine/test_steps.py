@@ -95,6 +95,17 @@ def test_requests_share_steps_and_metrics_tell_them() -> None:
     assert harness.is_idle()
 
 
+def test_who_is_read_too_late_is_told() -> None:
+    harness = stepped()
+    harness.ask("a", arrival_s=START_S - 0.1)
+    harness.ask("b")
+    assert "understudy_late_requests_total{" in harness.recorder.render()
+    [late] = [
+        it for it in harness.recorder.render().splitlines() if it.startswith("understudy_late_seconds_total")
+    ]
+    assert float(late.split()[-1]) == pytest.approx(0.1 - PROFILE.front.visible_s(0, 3))
+
+
 def test_who_has_no_place_waits_for_one() -> None:
     harness = stepped(slots=1)
     harness.ask("a", max_tokens=3)
