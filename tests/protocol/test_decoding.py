@@ -9,6 +9,8 @@ from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import Request, UnparsableBody, decode, decode_first
+from app.protocol.pooling import RerankRequest
+from app.protocol.responses import ResponsesRequest
 from app.protocol.tokenize import (
     TOKENIZE_REQUESTS,
     DetokenizeRequest,
@@ -176,6 +178,33 @@ def test_a_value_of_the_wrong_type_is_named_by_its_path(field: str, value: objec
     )
 
 
+@pytest.mark.parametrize(
+    ("query", "documents", "param"),
+    [
+        ({"content": "no list"}, ["a"], "body.query"),
+        ({"content": [{"type": "smell", "smell": "x"}]}, ["a"], "body.query"),
+        (["a"], ["a"], "body.query"),
+        ("q", [{"content": "no list"}], "body.documents"),
+        ("q", ["a", {}], "body.documents"),
+        ("q", ["a", {"content": [{"type": "text", "text": 5}]}], "body.documents"),
+        ("q", {}, "body.documents"),
+    ],
+)
+def test_what_cannot_be_ranked_is_named(query: object, documents: object, param: str) -> None:
+    body = json.dumps({"query": query, "documents": documents}).encode()
+    with pytest.raises(ApiError) as caught:
+        decode(body, JSON, RerankRequest)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_texts_and_lists_of_parts_can_be_ranked() -> None:
+    parts = {"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]}
+    for query, documents in (("q", ["a", parts]), (parts, "a"), (parts, parts)):
+        body = json.dumps({"query": query, "documents": documents}).encode()
+        request = decode(body, JSON, RerankRequest)
+        assert (request.query, request.documents) == (query, documents)
+
+
 def test_of_several_wrong_fields_the_first_in_declaration_order_is_named() -> None:
     body = {"top_p": "y", "temperature": "x", "n": "z", "messages": HELLO}
     assert refusal(json.dumps(body).encode()).param == "body.n"
@@ -282,6 +311,13 @@ CHAT_DEFAULTS = SAMPLING_DEFAULTS | {
     **{"continue_final_message": False, "add_special_tokens": False},
 }
 COMPLETION_DEFAULTS = SAMPLING_DEFAULTS | {"prompt": "a", "max_tokens": 16, "add_special_tokens": True}
+RESPONSES_DEFAULTS = {
+    **{"input": "a", "background": False, "parallel_tool_calls": True, "include_reasoning": True},
+    **{"service_tier": "auto", "store": True, "stream": False, "tool_choice": "none", "tools": []},
+    **{"top_logprobs": 0, "truncation": "disabled", "skip_special_tokens": True, "request_id": ""},
+    **{"include_stop_str_in_output": False, "priority": 0, "enable_response_messages": False},
+    **{"stop": [], "ignore_eos": False},
+}
 
 
 @pytest.mark.parametrize(
@@ -289,6 +325,7 @@ COMPLETION_DEFAULTS = SAMPLING_DEFAULTS | {"prompt": "a", "max_tokens": 16, "add
     [
         (ChatCompletionRequest, b'{"messages":[]}', CHAT_DEFAULTS),
         (CompletionRequest, b'{"prompt":"a"}', COMPLETION_DEFAULTS),
+        (ResponsesRequest, b'{"input":"a"}', RESPONSES_DEFAULTS),
     ],
 )
 def test_fields_that_are_not_given_have_vllms_defaults(
