@@ -4,12 +4,14 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from app.http.errors import ApiError
-from app.protocol.chat import ChatCompletionRequest
+from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import Request, UnparsableBody, decode, decode_first
-from app.protocol.pooling import RerankRequest
+from app.protocol.lora import LoadAdapterRequest
+from app.protocol.pooling import RerankRequest, ScoreRequest
 from app.protocol.responses import ResponsesRequest
 from app.protocol.tokenize import (
     TOKENIZE_REQUESTS,
@@ -319,10 +321,37 @@ RESPONSES_DEFAULTS = {
     **{"stop": [], "ignore_eos": False},
 }
 
+RANKING_DEFAULTS = {"request_id": "", "priority": 0, "max_tokens_per_query": 0, "max_tokens_per_doc": 0}
+CONVERSATION_DEFAULTS = {
+    **{"messages": [], "add_generation_prompt": True, "return_token_strs": False},
+    **{"continue_final_message": False, "add_special_tokens": False},
+}
+
 
 @pytest.mark.parametrize(
     ("kind", "body", "defaults"),
     [
+        (
+            TokenizePromptRequest,
+            b'{"prompt":"a"}',
+            {"prompt": "a", "add_special_tokens": True} | {"return_token_strs": False},
+        ),
+        (TokenizeChatRequest, b'{"messages":[]}', CONVERSATION_DEFAULTS),
+        (
+            RerankRequest,
+            b'{"query":"q","documents":["d"]}',
+            RANKING_DEFAULTS | {"query": "q", "documents": ["d"], "top_n": 0},
+        ),
+        (
+            ScoreRequest,
+            b'{"queries":"q","documents":"d"}',
+            RANKING_DEFAULTS | {"queries": "q", "documents": "d"},
+        ),
+        (
+            LoadAdapterRequest,
+            b'{"lora_name":"a","lora_path":"b"}',
+            {"lora_name": "a", "lora_path": "b", "load_inplace": False, "is_3d_lora_weight": False},
+        ),
         (ChatCompletionRequest, b'{"messages":[]}', CHAT_DEFAULTS),
         (CompletionRequest, b'{"prompt":"a"}', COMPLETION_DEFAULTS),
         (ResponsesRequest, b'{"input":"a"}', RESPONSES_DEFAULTS),
@@ -333,4 +362,24 @@ def test_fields_that_are_not_given_have_vllms_defaults(
 ) -> None:
     request = decode(body, "application/json", kind)
     found = {name: getattr(request, name) for name in kind.__struct_fields__}
-    assert {name: value for name, value in found.items() if value is not None} == defaults
+    assert {name: value for name, value in found.items() if value not in (None, UNSET)} == defaults
+
+
+@pytest.mark.parametrize("name", ["", "a"])
+@pytest.mark.parametrize("path", ["", "b"])
+def test_an_adapter_needs_a_name_and_a_path(name: str, path: str) -> None:
+    request = decode(json.dumps({"lora_name": name, "lora_path": path}).encode(), JSON, LoadAdapterRequest)
+    if name and path:
+        request.check_values()
+        return
+    with pytest.raises(ApiError) as caught:
+        request.check_values()
+    assert answer(caught.value) == (400, "InvalidUserInput", None)
+
+
+@pytest.mark.parametrize("messages", [[], {}, "hi", 5, None])
+def test_a_batch_is_a_list_of_conversations(messages: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        decode(json.dumps({"messages": messages}).encode(), JSON, BatchChatRequest)
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert caught.value.message == "messages must be a list of conversations"
