@@ -30,7 +30,7 @@ class PrefixBlocks:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, on_evict=lambda hashes: None)
         self.capacity = self.pool.capacity
-        self._held: dict[GroupedRequest, list[Block]] = {}
+        self.held: dict[GroupedRequest, list[Block]] = {}
         self._kept: dict[GroupedRequest, int] = {}
         """Blocks of their own that preempted requests may find again."""
         self.hits = 0
@@ -56,20 +56,20 @@ class PrefixBlocks:
         self._kept.pop(sequence, None)
         self.hits += 0 if sequence.preemptions else found
         self.pool.use(blocks)
-        self._held[sequence] = blocks
+        self.held[sequence] = blocks
         self.grow(sequence, count)
 
     def grow(self, sequence: GroupedRequest, count: int) -> None:
-        self._held[sequence] += self.pool.take(count)
+        self.held[sequence] += self.pool.take(count)
 
     def filled(self, sequence: GroupedRequest) -> None:
         whole = min(sequence.computed // self.block_size, self._shared(sequence))
-        for place, block in enumerate(self._held[sequence][:whole]):
+        for place, block in enumerate(self.held[sequence][:whole]):
             if block.hash is None:
                 self.pool.cache(block, _group_key(sequence.group, place))
 
     def release(self, sequence: GroupedRequest, held: int, findable: int = 0) -> None:
-        blocks = self._held.pop(sequence)
+        blocks = self.held.pop(sequence)
         for place, block in enumerate(blocks):
             if block.hash is None:
                 self.pool.cache(block, _own_key(sequence, place))

@@ -85,12 +85,12 @@ class Simulation:
         self._plan = plan
         self._told = told
         self.outcome = out = Outcome(load)
-        self._pods = [
+        self.pods = [
             Pod(plan.profile, bool(load.group), f"{plan.seed}/{number}", out.timeline, self._ended)
             for number in range(first_pod, first_pod + plan.pods)
         ]
         self._policy = policy_of(
-            plan.policy, plan.seed, lambda pod, request: self._pods[pod].cached_blocks(request)
+            plan.policy, plan.seed, lambda pod, request: self.pods[pod].cached_blocks(request)
         )
         self._due: list[tuple[float, int]] = []
         """When pods have something to do; what is not the `due_s` of its pod is out of date."""
@@ -114,9 +114,9 @@ class Simulation:
             self._settle(self._due[0][0] + SLICE_S)
             self._told(self._done)
         out = self.outcome
-        out.steps = sum(pod.loop.steps for pod in self._pods)
-        out.preemptions = sum(pod.scheduler.preemptions for pod in self._pods)
-        out.cached_tokens = sum(pod.cached_tokens for pod in self._pods)
+        out.steps = sum(pod.loop.steps for pod in self.pods)
+        out.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
+        out.cached_tokens = sum(pod.cached_tokens for pod in self.pods)
         return out
 
     def _request(self, number: int) -> GroupedRequest:
@@ -146,7 +146,7 @@ class Simulation:
             self._advance(number, due_s, just_before_s)
 
     def _advance(self, number: int, due_s: float, until_s: float) -> None:
-        pod = self._pods[number]
+        pod = self.pods[number]
         if pod.due_s == due_s:
             pod.due_s = next_s = pod.loop.advance(until_s)
             if next_s is not None:
@@ -159,7 +159,7 @@ class Simulation:
         number = self._policy.choose(request, counts)
         counts[number] += 1
         self.outcome.pod[request.number] = number
-        pod = self._pods[number]
+        pod = self.pods[number]
         pod.send(request)
         due_s = pod.loop.next_s()
         if due_s is not None and due_s != pod.due_s:
