@@ -75,10 +75,24 @@ def _start_fleet(argv: Sequence[str]) -> int:
     return command.run(argv, tokenizer_of)
 
 
+def _calibrate(argv: Sequence[str]) -> int:
+    from app.fidelity import calibrate
+
+    return calibrate.run(argv)
+
+
+def _record(argv: Sequence[str]) -> int:
+    from app.fidelity import record
+
+    return record.run(argv)
+
+
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "dataset": _make_dataset,
     "fleet": _start_fleet,
+    "calibrate": _calibrate,
+    "record": _record,
 }
 """First word of the command line to what it runs with the words after it; any other line starts a server."""
 

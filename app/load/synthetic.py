@@ -1,0 +1,185 @@
+"""Loads that are drawn: when requests arrive, how long their prompts and answers are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, repeat, takewhile
+from random import Random
+from typing import Protocol
+
+from app.load.trace import MOST_TOKENS, Load
+from config import ConfigError
+
+POISSON, BURSTY, RAMP, CONSTANT = "poisson", "bursty", "ramp", "constant"
+ARRIVALS = (POISSON, BURSTY, RAMP, CONSTANT)
+MOST_REQUESTS = 100_000_000
+LOGNORMAL_SIGMA = 0.5
+SHAREGPT = {"input": (220.0, 1.3), "output": (200.0, 1.0)}
+"""Mean and sigma of lognormal lengths that are about those of ShareGPT, as serving benchmarks sample it."""
+SHAREGPT_RANGE = (4, 1024)
+FORMS = "N, N:lognormal, N:lognormal:SIGMA, N:uniform, LOW-HIGH or sharegpt"
+
+
+class Lengths(Protocol):
+    """Draws how many tokens a prompt or an answer has."""
+
+    def draw(self, rng: Random) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Each length from `low` to `high` as often as the others."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: Random) -> int:
+        return self.low if self.low == self.high else rng.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """Lengths of this mean, the logarithms of which have the deviation `sigma`; cut to a range."""
+
+    mean: float
+    sigma: float
+    low: int = 1
+    high: int = MOST_TOKENS
+
+    def draw(self, rng: Random) -> int:
+        tokens = rng.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
+        return round(min(max(tokens, self.low), self.high))
+
+
+def read_lengths(text: str, which: str) -> Lengths:
+    """What `text` says of the lengths of "input" or "output". ValueError when it says nothing."""
+    if text == "sharegpt":
+        return Lognormal(*SHAREGPT[which], *SHAREGPT_RANGE)
+    first, _, kind = text.partition(":")
+    low, dash, high = first.partition("-")
+    if dash and not kind:
+        bounds = Between(_tokens(low), _tokens(high))
+        if bounds.low > bounds.high:
+            raise ValueError(f"{low} must not exceed {high}")
+        return bounds
+    tokens = _tokens(first)
+    form, _, sigma = kind.partition(":")
+    if form == "lognormal":
+        return Lognormal(float(tokens), _sigma(sigma) if sigma else LOGNORMAL_SIGMA)
+    if kind == "uniform":
+        return Between(max(1, tokens // 2), tokens + tokens // 2)
+    if kind:
+        raise ValueError(f"must be {FORMS}")
+    return Between(tokens, tokens)
+
+
+def _tokens(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) <= MOST_TOKENS:
+        raise ValueError(f"must be {FORMS}, with whole numbers of tokens from 1 to {MOST_TOKENS}")
+    return int(text)
+
+
+def _sigma(text: str) -> float:
+    try:
+        sigma = float(text)
+    except ValueError:
+        sigma = math.nan
+    if not 0 < sigma <= 5:
+        raise ValueError("SIGMA must be a number above 0, of at most 5")
+    return sigma
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A load to be drawn. The same recipe makes the same load."""
+
+    input_tokens: Lengths
+    output_tokens: Lengths
+    rate: float | None = None
+    """Requests a second on average; None: all of them are there from the start."""
+    arrivals: str = POISSON
+    burstiness: float = 0.25
+    """Of bursty arrivals: the shape of the gamma distribution of gaps; 1 is Poisson, less is burstier."""
+    ramp_from: float = 0.0
+    """Of a ramp: the rate with which it begins; it ends with `rate`."""
+    seconds: float | None = None
+    requests: int | None = None
+    """It ends with whichever comes first. One of them is given: without a rate this, for a ramp `seconds`."""
+    prefix_groups: int = 0
+    prefix_tokens: int = 0
+    """Every prompt begins with that many tokens of its group, its own come after them."""
+    seed: int = 1
+
+
+def draw_load(recipe: Recipe, longest: int) -> Load:
+    """The load of `recipe`. Lengths that are drawn without an end are cut so that a request has at most
+    `longest` tokens. ConfigError when it has no requests, or no end.
+    """
+    load = Load("the load")
+    arrivals, lengths = Random(f"{recipe.seed}/arrivals"), Random(f"{recipe.seed}/lengths")
+    groups = Random(f"{recipe.seed}/groups")
+    for at_s in _moments(recipe, arrivals):
+        tokens_out = recipe.output_tokens.draw(lengths)
+        own = recipe.input_tokens.draw(lengths)
+        if isinstance(recipe.output_tokens, Lognormal):
+            tokens_out = max(1, min(tokens_out, longest - recipe.prefix_tokens - 1))
+        if isinstance(recipe.input_tokens, Lognormal):
+            own = max(1, min(own, longest - recipe.prefix_tokens - tokens_out))
+        load.arrival_s.append(at_s)
+        load.input_tokens.append(recipe.prefix_tokens + own)
+        load.output_tokens.append(tokens_out)
+        if recipe.prefix_groups:
+            load.group.append(groups.randrange(recipe.prefix_groups))
+            load.prefix_tokens.append(recipe.prefix_tokens)
+    if not load:
+        raise ConfigError(f"a load of {recipe.rate:g} requests/s has no request in {recipe.seconds:g} s")
+    return load
+
+
+def _moments(recipe: Recipe, rng: Random) -> Iterator[float]:
+    """When requests arrive, up to the end of the load."""
+    most = recipe.requests
+    if recipe.rate is None:
+        return repeat(0.0, most or 0)
+    expected = recipe.rate * (math.inf if recipe.seconds is None else recipe.seconds)
+    if min(expected, math.inf if most is None else most) > MOST_REQUESTS:
+        raise ConfigError(f"the load would have more than {MOST_REQUESTS:,} requests")
+    moments = _endless(recipe, recipe.rate, rng)
+    if recipe.seconds is not None:
+        end_s = recipe.seconds
+        moments = takewhile(lambda at_s: at_s < end_s, moments)
+    return moments if most is None else (at_s for _, at_s in zip(range(most), moments, strict=False))
+
+
+def _endless(recipe: Recipe, rate: float, rng: Random) -> Iterator[float]:
+    if recipe.arrivals == CONSTANT:
+        return (number / rate for number in count())
+    if recipe.arrivals == RAMP:
+        assert recipe.seconds is not None
+        return _ramp(recipe.ramp_from, rate, recipe.seconds, rng)
+    shape = recipe.burstiness if recipe.arrivals == BURSTY else 1.0
+    return _summed(rate, shape, rng)
+
+
+def _summed(rate: float, shape: float, rng: Random) -> Iterator[float]:
+    at_s = 0.0
+    while True:
+        at_s += rng.expovariate(rate) if shape == 1.0 else rng.gammavariate(shape, 1 / (shape * rate))
+        yield at_s
+
+
+def _ramp(low: float, high: float, seconds: float, rng: Random) -> Iterator[float]:
+    """A Poisson process whose rate goes from `low` to `high` on a line: the moments at which so many requests
+    are expected as a steady one has sent.
+    """
+    growth = (high - low) / seconds
+    for expected in _summed(1.0, 1.0, rng):
+        if not growth:
+            yield expected / low
+            continue
+        inside = low * low + 2 * growth * expected
+        if inside < 0:  # a falling ramp has sent all that it ever will
+            return
+        yield (math.sqrt(inside) - low) / growth

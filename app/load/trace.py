@@ -1,0 +1,175 @@
+"""A load as columns: when requests arrive, and how many tokens they have; read from a trace file."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from config import ConfigError
+
+COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
+PREFIX_COLUMNS = ("prefix_group", "prefix_tokens")
+MOST_TOKENS = 1 << 30
+NO_GROUP = -1
+_GZIP = b"\x1f\x8b"
+
+
+def _floats() -> array[float]:
+    return array("d")
+
+
+def _integers() -> array[int]:
+    return array("i")
+
+
+@dataclass(slots=True)
+class Load:
+    """Requests in order of arrival, a column for each thing that is known of them: millions are no burden.
+
+    The requests of a prefix group share their first `prefix_tokens` tokens, those of their prompt. Without
+    such groups both columns are empty.
+    """
+
+    origin: str
+    """What a complaint about it begins with."""
+    arrival_s: array[float] = field(default_factory=_floats)
+    input_tokens: array[int] = field(default_factory=_integers)
+    output_tokens: array[int] = field(default_factory=_integers)
+    group: array[int] = field(default_factory=_integers)
+    prefix_tokens: array[int] = field(default_factory=_integers)
+    rows: str = "request"
+    first_row: int = 1
+    """How its rows are called and counted."""
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def row(self, number: int) -> str:
+        """Where the request of that number stands."""
+        return f"{self.origin}, {self.rows} {number + self.first_row}"
+
+    def part(self, numbers: Sequence[int]) -> Load:
+        """The requests of these numbers alone."""
+        part = Load(self.origin, rows=self.rows, first_row=self.first_row)
+        part.arrival_s.extend(self.arrival_s[number] for number in numbers)
+        for name in ("input_tokens", "output_tokens", "group", "prefix_tokens"):
+            column: array[int] = getattr(self, name)
+            if column:
+                getattr(part, name).extend(column[number] for number in numbers)
+        return part
+
+
+def read_trace(path: Path) -> Load:
+    """A CSV file, or one that gzip made of it. ConfigError names the file, the row and the rule.
+
+    Rows are counted as an editor counts lines: the header is row 1.
+    """
+    with _naming(path), _opened(path) as file:
+        rows = csv.reader(file, strict=True)
+        header = next(rows, [])
+        places = _places(path, header)
+        load = Load(str(path), rows="row", first_row=2)
+        groups: dict[str, int] | None = {} if PREFIX_COLUMNS[0] in header else None
+        try:
+            _read_rows(rows, places, load, groups)
+        except csv.Error as error:
+            raise ConfigError(f"{load.row(len(load))}: {error}") from None
+        except ValueError as error:
+            raise ConfigError(f"{load.row(len(load))}: {error}") from None
+    if not load:
+        raise ConfigError(f"{path}: it has no rows")
+    return load
+
+
+def _read_rows(
+    rows: Iterable[list[str]], places: Sequence[int], load: Load, groups: dict[str, int] | None
+) -> None:
+    """Add `rows` to `load`. ValueError says what is wrong with the one after the last that was added."""
+    arrival, tokens_in, tokens_out, *prefix = places
+    before_s, width = 0.0, max(places) + 1
+    for row in rows:
+        if len(row) < width:
+            raise ValueError("is empty" if not any(row) else f"has {len(row)} fields, and lacks some")
+        at_s = _moment(row[arrival])
+        if at_s < before_s:
+            raise ValueError(f"arrival_s {row[arrival]} is before that of the row above")
+        count_in = _tokens(COLUMNS[1], row[tokens_in])
+        count_out = _tokens(COLUMNS[2], row[tokens_out])
+        if groups is not None:
+            group, shared = _prefix(row[prefix[0]], row[prefix[1]], count_in)
+            load.group.append(NO_GROUP if not shared else groups.setdefault(group, len(groups)))
+            load.prefix_tokens.append(shared)
+        load.input_tokens.append(count_in)
+        load.output_tokens.append(count_out)
+        load.arrival_s.append(at_s)
+        before_s = at_s
+
+
+def _places(path: Path, header: Sequence[str]) -> list[int]:
+    """Where the columns stand."""
+    names = [name.strip() for name in header]
+    has_groups = any(name in names for name in PREFIX_COLUMNS)
+    wanted = COLUMNS + PREFIX_COLUMNS if has_groups else COLUMNS
+    for name in wanted:
+        if names.count(name) != 1:
+            what = "twice" if name in names else "missing"
+            raise ConfigError(f"{path}, row 1: column {name} is {what}; needed are {', '.join(wanted)}")
+    return [names.index(name) for name in wanted]
+
+
+def _moment(text: str) -> float:
+    try:
+        at_s = float(text)
+    except ValueError:
+        at_s = math.nan
+    if not 0 <= at_s < math.inf:
+        raise ValueError(f"arrival_s {text[:40]!r} must be a number of seconds from 0 on")
+    return at_s
+
+
+def _tokens(name: str, text: str, least: int = 1) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal()) or not least <= int(digits[:20]) <= MOST_TOKENS:
+        raise ValueError(f"{name} {text[:40]!r} must be a whole number from {least} to {MOST_TOKENS}")
+    return int(digits)
+
+
+def _prefix(group: str, text: str, prompt_tokens: int) -> tuple[str, int]:
+    """The group and how many tokens of it are shared; no group shares none."""
+    if not group.strip():
+        return "", 0
+    tokens = _tokens(PREFIX_COLUMNS[1], text, 0)
+    if tokens > prompt_tokens:
+        raise ValueError(f"prefix_tokens {tokens} must not exceed input_tokens {prompt_tokens}")
+    return group.strip(), tokens
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    with path.open("rb") as file:
+        packed = file.peek(2)[:2] == _GZIP
+        binary = gzip.GzipFile(fileobj=file) if packed else file
+        with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
+            yield text
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What is wrong with the file as such, as ConfigError that names it."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: it is neither text in UTF-8 nor such text packed by gzip") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{path}: it cannot be unpacked: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
