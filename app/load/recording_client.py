@@ -94,15 +94,34 @@ class _Event(Struct):
 class _Stream:
     """A connection, and what came for the request that it has."""
 
-    __slots__ = ("idle_s", "number", "pieces", "send_s", "socket", "unsent", "wanted")
+    __slots__ = ("idle_s", "number", "pieces", "send_s", "size", "socket", "tail", "unsent", "wanted")
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.pieces: list[tuple[float, bytes]] = []
+        """What came, and when."""
+        self.tail = b""
+        """The last bytes of it."""
+        self.size: int | None = None
+        """Of the whole answer: 0 when it comes in chunks, None as long as its head has not come."""
         self.unsent = b""
         self.number = -1
         self.send_s = self.idle_s = 0.0
         self.wanted: Wanted
+
+    def begin(self, number: int, wanted: Wanted, request: bytes, send_s: float) -> None:
+        self.number, self.wanted, self.unsent, self.send_s = number, wanted, request, send_s
+        self.pieces, self.tail, self.size = [], b"", None
+
+    def take(self, now_s: float, data: bytes) -> bool:
+        """Put away what came; whether the answer is whole with it."""
+        self.pieces.append((now_s, data))
+        self.tail = data[-len(END) :] if len(data) >= len(END) else (self.tail + data)[-len(END) :]
+        if self.size is None:
+            self.size = _size(b"".join(piece for _, piece in self.pieces))
+        if self.size:
+            return sum(len(piece) for _, piece in self.pieces) >= self.size
+        return self.tail == END
 
 
 def read_target(url: str) -> Target:
@@ -139,7 +158,8 @@ class RecordingClient:
         """All that are open, by file number."""
         self._idle: deque[_Stream] = deque()
         """Who has no request; the last has been idle for the shortest time."""
-        self._over: deque[_Stream | tuple[int, Wanted, float, list[tuple[float, bytes]]]] = deque()
+        self._over: deque[tuple[int, Wanted, float, list[tuple[float, bytes]]]] = deque()
+        """Answers that are there, and nobody has read."""
         self._ready: deque[Wanted] = deque()
         self._sent = self._under_way = 0
 
@@ -179,7 +199,7 @@ class RecordingClient:
     def _work(self, load: Load, measured: list[Measured]) -> None:
         """One thing that is not urgent."""
         if self._over:
-            measured.append(_measured(*self._over.popleft()))  # type: ignore[misc]
+            measured.append(_measured(*self._over.popleft()))
         else:
             self._prepare(load, AHEAD)
 
@@ -213,12 +233,10 @@ class RecordingClient:
             f"POST {target.prefix}/v1/completions HTTP/1.1\r\nHost: {target.host}:{target.port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(wanted.body)}\r\n{self._headers}\r\n"
         )
-        stream.wanted, stream.number = wanted, self._sent
-        stream.pieces = []
-        stream.unsent = head.encode() + wanted.body
+        request = head.encode() + wanted.body
+        stream.begin(self._sent, wanted, request, self._now() - start_s)
         self._sent += 1
         self._under_way += 1
-        stream.send_s = self._now() - start_s
         self._write(stream)
 
     def _connection(self) -> _Stream:
@@ -262,10 +280,8 @@ class RecordingClient:
             self._idle.remove(stream)
             self._close(stream)
             return
-        if data:
-            stream.pieces.append((now_s, data))
-            if not data.endswith(END) and not _whole(stream.pieces):
-                return
+        if data and not stream.take(now_s, data):
+            return
         self._over.append((stream.number, stream.wanted, stream.send_s, stream.pieces))
         self._under_way -= 1
         stream.number = -1
@@ -276,24 +292,23 @@ class RecordingClient:
             self._close(stream)
 
 
-def _whole(pieces: list[tuple[float, bytes]]) -> bool:
-    """Whether an answer with a length, as those of errors are, is there; or the end of one in chunks."""
-    if len(pieces[-1][1]) < len(END) and len(pieces) > 1:
-        return (pieces[-2][1] + pieces[-1][1]).endswith(END)
-    head, found, body = b"".join(data for _, data in pieces[:4]).partition(HEAD_END)
-    if not found or b"content-length:" not in head.lower():
-        return False
-    length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-    return len(body) + sum(len(data) for _, data in pieces[4:]) >= length
+def _size(begun: bytes) -> int | None:
+    """Bytes of an answer that begins so, if its head tells; 0 for chunks, None for half a head."""
+    head, found, _ = begun.partition(HEAD_END)
+    if not found:
+        return None
+    _, found, rest = head.lower().partition(b"\r\ncontent-length:")
+    digits = rest.partition(b"\r\n")[0].strip()
+    return len(head) + len(HEAD_END) + int(digits) if found and digits.isdigit() else 0
 
 
 def _measured(number: int, wanted: Wanted, send_s: float, pieces: list[tuple[float, bytes]]) -> Measured:
     """Read an answer. RecordError when it is not what was asked for."""
     named = f"request {number + 1}"
-    head = b"".join(data for _, data in pieces[:2]).partition(b"\r\n")[0]
-    if b" 200 " not in head + b" ":
-        body = b"".join(data for _, data in pieces).partition(HEAD_END)[2]
-        raise RecordError(f"{named}: {_one_line(head)}: {_one_line(body)}")
+    head, _, body = b"".join(data for _, data in pieces).partition(HEAD_END)
+    status = head.partition(b"\r\n")[0]
+    if b" 200 " not in status + b" ":
+        raise RecordError(f"{named}: {_one_line(status) or 'no answer'}: {_one_line(body)}")
     moments: list[float] = []
     usage, done = None, False
     for at_s, line in _events(pieces):
