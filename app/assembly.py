@@ -34,6 +34,7 @@ from config import ConfigError, Settings
 
 if TYPE_CHECKING:
     from app.kvcache.publisher import Publisher
+    from config.profile import Profile
 
 LOOPBACK = "127.0.0.1"
 """What a server is called that does not know its own address."""
@@ -54,9 +55,19 @@ def service_of(components: Components, cache: KVCacheManager | None) -> Engine:
         components.streams,
         LoRASlots(settings.lora.max_loras, components.adapters.__contains__),
         cache,
+        _profile(settings),
     )
     components.live.subscribe(engine.on_settings)
     return engine
+
+
+def _profile(settings: Settings) -> Profile | None:
+    """The engine whose steps are played; None where requests have latencies of their own."""
+    if not settings.steps.shared:
+        return None
+    from config.profile import read_profile  # and YAML
+
+    return read_profile(settings.steps.profile)
 
 
 def author_of(components: Components) -> Model:

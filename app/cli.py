@@ -2,7 +2,8 @@
 
 `python -m app serve MODEL [options]` does so with vLLM's command line (docs/serve.md). `python -m app
 dataset [flags]` makes a dataset instead (docs/datasets.md); `python -m app fleet [flags]` starts several
-servers and shows what routing does (docs/fleet.md).
+servers and shows what routing does (docs/fleet.md); `python -m app simulate [flags]` says what an engine
+would do with a load (docs/fidelity.md).
 """
 
 import os
@@ -87,12 +88,19 @@ def _record(argv: Sequence[str]) -> int:
     return record.run(argv)
 
 
+def _simulate(argv: Sequence[str]) -> int:
+    from app.fidelity import simulate
+
+    return simulate.run(argv)
+
+
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "dataset": _make_dataset,
     "fleet": _start_fleet,
     "calibrate": _calibrate,
     "record": _record,
+    "simulate": _simulate,
 }
 """First word of the command line to what it runs with the words after it; any other line starts a server."""
 

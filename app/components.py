@@ -82,4 +82,5 @@ def _recorder(settings: Settings, rank: int) -> Recorder:
         max_loras=most,
         block_times=settings.kvcache.kv_cache_metrics,
         transfers=bool(latency.kv_cache_transfer_latency or latency.kv_cache_transfer_time_per_token),
+        steps=settings.steps.shared,
     )

@@ -6,10 +6,15 @@ What only some starts need is imported only by them: argparse for flags, yaml fo
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from config.settings import Setting, Settings
+from config.settings import BY_NAME, Setting, Settings
 from config.sources import Flags, config_path, found, strangers
-from config.validation import ORDER, check, read
+from config.validation import ORDER, check, read, wrong
 
+DEFAULT = "default"
+STRENGTH = {DEFAULT: 0, "YAML": 1, "environment": 2, "flag": 3}
+"""Of a source, by the first word of its name."""
+OTHER_NAMES = {"enable-prefix-caching": "enable-kvcache", "num-gpu-blocks-override": "kv-cache-size"}
+"""vLLM's names of settings that the simulators call otherwise."""
 Warn = Callable[[str], None]
 
 
@@ -46,6 +51,8 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
         if (given := _given(row, flags, environ, document, f"YAML file {path}")) is not None:
             raw, sources[row.name] = given
             values[row.name] = read(row, raw, sources[row.name])
+    _take_other_names(values, sources)
+    _take_profile(values, sources)
     settings = Settings().changed(values)
     check(settings, sources)
     return settings
@@ -62,7 +69,38 @@ def _given(
         return text, f"environment variable {name}"
     if row.name in document:
         return document[row.name], file
-    return (flags.fallbacks[row.name], "default") if row.name in flags.fallbacks else None
+    return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
+
+
+def _take_other_names(values: dict[str, object], sources: dict[str, str]) -> None:
+    """A setting that has two names has one value, that of the stronger source.
+
+    ConfigError when sources of one kind say different things.
+    """
+    for name, other in OTHER_NAMES.items():
+        value = values.get(name)
+        if value is None:
+            continue
+        strength, others = (STRENGTH[sources.get(it, DEFAULT).split()[0]] for it in (name, other))
+        if strength == others and values[other] != value:
+            rule = f"must not differ from {other}, which is the same"
+            raise wrong(BY_NAME[name], BY_NAME[name].write(value), sources[name], rule)
+        if strength >= others:
+            values[other], sources[other] = value, sources[name]
+
+
+def _take_profile(values: dict[str, object], sources: dict[str, str]) -> None:
+    """Limits of the profile's engine hold where nothing else is said."""
+    timing, profile = values.get("timing", ""), values.get("profile", "")
+    if timing == "requests" or not (timing or profile):
+        return
+    from config.profile import DEFAULT_PROFILE, read_profile  # and YAML
+
+    name = str(profile or DEFAULT_PROFILE)
+    for setting, value in read_profile(name).settings().items():
+        if sources.get(setting, DEFAULT) == DEFAULT:
+            values[setting], sources[setting] = value, f"profile {name}"
+    values |= {"timing": "steps", "profile": name}
 
 
 def _parsed(argv: Sequence[str]) -> Flags:

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from config.declaration import ConfigError
 
+DEFAULT_PROFILE = "qwen3-14b-h100"
 SHIPPED = Path(__file__).parent / "profiles"
 
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=10)]
@@ -105,6 +106,21 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
     cost: CostConstants
     front: FrontCosts = FrontCosts()
     speculation: SpeculationRates | None = None
+
+    def settings(self) -> dict[str, object]:
+        """The settings that describe its engine, by their names."""
+        at = self.engine
+        found: dict[str, object] = {
+            "kv-cache-size": at.num_gpu_blocks,
+            "block-size": at.block_size,
+            "max-num-seqs": at.max_num_seqs,
+            "max-num-batched-tokens": at.max_num_batched_tokens,
+            "long-prefill-token-threshold": at.long_prefill_token_threshold,
+            "enable-chunked-prefill": at.enable_chunked_prefill,
+            "enable-kvcache": at.enable_prefix_caching,
+            "async-scheduling": at.async_scheduling,
+        }
+        return found if at.max_model_len is None else found | {"max-model-len": at.max_model_len}
 
 
 def read_profile(name_or_path: str) -> Profile:

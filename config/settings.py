@@ -16,7 +16,7 @@ from config.declaration import DURATION, JSON, About, Rule, Section
 from config.durations import format_duration
 from config.kinds import Kind, checked, kind_of, limits, written
 from config.sections.api import ApiSettings, FailureSettings
-from config.sections.engine import KVCacheSettings, LatencySettings, SchedulingSettings
+from config.sections.engine import KVCacheSettings, LatencySettings, SchedulingSettings, StepSettings
 from config.sections.kvindex import KVIndexSettings
 from config.sections.model import LoraSettings, ModelSettings, TokenizerSettings
 from config.sections.observability import LogSettings, MetricsSettings, TracingSettings
@@ -43,6 +43,7 @@ __all__ = [
     "ServerSettings",
     "Setting",
     "Settings",
+    "StepSettings",
     "TlsSettings",
     "TokenizerSettings",
     "ToolSettings",
@@ -67,6 +68,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     dataset: DatasetSettings = DatasetSettings()
     kvcache: KVCacheSettings = KVCacheSettings()
     kvindex: KVIndexSettings = KVIndexSettings()
+    steps: StepSettings = StepSettings()
     latency: LatencySettings = LatencySettings()
     failures: FailureSettings = FailureSettings()
     api: ApiSettings = ApiSettings()

@@ -13,7 +13,7 @@ EMPTY = '""'
 """An empty variable counts as not set (platforms inject such); these two quotes stand for an empty value."""
 
 IGNORED_SWITCHES = frozenset(
-    {"enforce-eager", "enable-prefix-caching"}
+    {"enforce-eager"}
     | {"use-vllm-map-event-format"}
     | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
 )

@@ -77,6 +77,28 @@ AGREEMENTS = (
         lambda at: at.kvindex.role != "indexer" or len(at.server.ranks) == 1,
     ),
     Agreement(
+        "max-num-batched-tokens",
+        "must not be less than max-num-seqs, or some sequences would never get a token",
+        lambda at: not at.steps.shared or at.steps.max_num_batched_tokens >= at.scheduling.max_num_seqs,
+    ),
+    Agreement(
+        "kv-cache-size",
+        "must hold a prompt of max-model-len tokens, and the null block",
+        lambda at: (
+            not at.steps.shared
+            or (at.kvcache.kv_cache_size - 1) * at.kvcache.block_size >= at.model.max_model_len
+        ),
+    ),
+    Agreement(
+        "enable-chunked-prefill",
+        "must be true where max-num-batched-tokens is less than max-model-len",
+        lambda at: (
+            not at.steps.shared
+            or at.steps.enable_chunked_prefill
+            or at.steps.max_num_batched_tokens >= at.model.max_model_len
+        ),
+    ),
+    Agreement(
         "port",
         "must leave room for data-parallel-size ports up to 65535",
         lambda at: at.server.port + len(at.server.ranks) <= 65536,
@@ -89,7 +111,7 @@ def read(row: Setting, raw: object, source: str) -> object:
     try:
         return row.read(raw)
     except ValueError as error:
-        raise _wrong(row, raw, source, str(error)) from None
+        raise wrong(row, raw, source, str(error)) from None
 
 
 def check(settings: Settings, sources: Mapping[str, str]) -> None:
@@ -98,12 +120,12 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
         value = row.value(settings)
         flaws = (rule.flaw(value, getattr(settings, row.group)) for rule in row.rules if value is not None)
         if flaw := next(filter(None, flaws), ""):
-            raise _wrong(row, row.write(value), sources.get(row.name, "default"), flaw)
+            raise wrong(row, row.write(value), sources.get(row.name, "default"), flaw)
     for agreement in AGREEMENTS:
         if not agreement.holds(settings):
             row = BY_NAME[agreement.name]
             text = row.write(row.value(settings))
-            raise _wrong(row, text, sources.get(row.name, "default"), agreement.text)
+            raise wrong(row, text, sources.get(row.name, "default"), agreement.text)
 
 
 def suggestion(name: str, prefix: str = "", names: Iterable[str] = BY_NAME) -> str:
@@ -114,7 +136,7 @@ def suggestion(name: str, prefix: str = "", names: Iterable[str] = BY_NAME) -> s
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
-def _wrong(row: Setting, value: object, source: str, rule: str) -> ConfigError:
+def wrong(row: Setting, value: object, source: str, rule: str) -> ConfigError:
     """The one line that tells a user which value is wrong, where it stands and why."""
     shown = MASK if row.secret else _short(value)
     return ConfigError(f"setting {row.name}: {shown} ({source}) {rule}")

@@ -139,6 +139,9 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
     def grow(self, sequence: S, count: int) -> None:
         """Give it `count` blocks more."""
 
+    def filled(self, sequence: S) -> None:
+        """More of its prompt is computed: `computed` tokens of what it has."""
+
     def release(self, sequence: S, held: int, findable: int = 0) -> None:
         """Take its blocks back; a preempted one may find the first `findable` again."""
 

@@ -8,6 +8,7 @@ from itertools import count
 from app.clock.pause import pause_if_possible
 from app.engine.errors import PromptExceedsCache
 from app.engine.request import EngineRequest
+from app.kvcache.block_pool import Block
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.prompt import Adapter, Placeholder, Prompt
@@ -82,14 +83,21 @@ class KVCacheManager:
 
 
 class SequenceBlocks:
-    """The blocks of one sequence, known to the cache as `key`."""
+    """The blocks of one sequence, known to the cache as `key`.
 
-    __slots__ = ("_key", "_manager", "_prompt")
+    A sequence on its own timeline takes those of its prompt at once (`allocate`), and one after another for
+    its reply (`append`). In steps a scheduler says how many there are (`begin`, `grow`), what is computed
+    (`compute`) and what is written (`write`).
+    """
+
+    __slots__ = ("_hits", "_key", "_manager", "_prompt", "_tokens")
 
     def __init__(self, manager: KVCacheManager, key: str, prompt: Prompt) -> None:
         self._manager = manager
         self._key = key
         self._prompt = prompt
+        self._tokens = prompt.token_ids
+        self._hits: list[Block] = []
 
     def fits(self) -> bool:
         """Whether the prompt's blocks could be had now."""
@@ -114,3 +122,42 @@ class SequenceBlocks:
         """Give the blocks back."""
         self._manager.cache.finish(self._key)
         self._manager.end_step()
+
+    def find(self, written: Sequence[int]) -> int:
+        """Blocks that are there already of the prompt, and of what a preempted sequence has `written`."""
+        cache, tokens = self._manager.cache, len(self._tokens) + len(written)
+        if len(self._prompt.token_ids) != tokens:
+            again = self._prompt
+            self._prompt = cache.again(again, [*self._tokens, *written])
+        self._hits = cache.hits(self._prompt)
+        return len(self._hits)
+
+    def fits_found(self) -> bool:
+        """Whether there is room for the rest of what `find` has looked for."""
+        return self._manager.cache.fits(self._prompt, self._hits)
+
+    def begin(self, blocks: int) -> None:
+        """Use what was found and take more, `blocks` in all."""
+        self._manager.cache.begin(self._key, self._prompt, blocks=blocks)
+
+    def looked_up(self) -> int:
+        """Count what was found; its tokens."""
+        found = len(self._hits) * self._manager.cache.block_size
+        self._manager.recorder.looked_up(len(self._tokens), found)
+        return found
+
+    def grow(self, count: int) -> None:
+        """Take `count` more blocks."""
+        self._manager.cache.grow(self._key, count)
+
+    def compute(self, computed: int) -> None:
+        """So many tokens of what `begin` began with are computed."""
+        self._manager.cache.compute(self._key, self._prompt, computed)
+
+    def write(self, ids: Sequence[int]) -> None:
+        """These tokens of the reply are known; all but the last of them are computed."""
+        self._manager.cache.write(self._key, ids)
+
+    def finish(self) -> None:
+        """Give the blocks back, in a step whose end is told later."""
+        self._manager.cache.finish(self._key)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from collections.abc import Sequence as Listed
 from concurrent.futures import Future
+from functools import partial
 from itertools import repeat
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,6 +28,10 @@ from app.lora.adapters import LoRASlots
 from app.metrics.recorder import Recorder
 from config.settings import Settings
 
+if TYPE_CHECKING:
+    from app.engine.step_executor import StepExecutor
+    from config.profile import Profile
+
 MOST_TOKENS_UNPAUSED = 65_536
 """Tokens of replies that may be made in one go: some milliseconds of work."""
 REPLY_TOKENS = 500
@@ -43,7 +49,7 @@ SEEDS = 2**48
 
 
 class Engine:
-    """The `EngineClient` of this process: each sequence on a slot of its own, on a timeline of its own."""
+    """The `EngineClient` of this process: sequences with timelines of their own, or in shared steps."""
 
     def __init__(
         self,
@@ -54,19 +60,32 @@ class Engine:
         streams: Streams,
         lora: LoRASlots | None = None,
         cache: KVCacheManager | None = None,
+        profile: Profile | None = None,
     ) -> None:
+        """With a `profile` sequences share its steps (`timing: steps`); else each has its own latencies."""
         limits = settings.scheduling
         self.recorder = recorder
         self.draining = False
         self.wheel = TimerWheel(clock)
-        self.executor = SlotExecutor(
-            limits.max_num_seqs, lora, limits.scheduling_policy == "priority", self.wheel.call_soon
-        )
-        slots = self.executor
+        lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
+        by_priority = limits.scheduling_policy == "priority"
         self.timing = PerRequestTiming(
-            settings.latency, slots.slots, lambda: slots.running, streams("latency")
+            settings.latency, limits.max_num_seqs, lambda: self.executor.running, streams("latency")
         )
         self._runtime = Runtime(clock, self.wheel, self.timing, recorder)
+        self.executor: SlotExecutor | StepExecutor
+        self._sequence: Callable[..., Sequence]
+        if profile is None:
+            slots = SlotExecutor(limits.max_num_seqs, lora, by_priority, self.wheel.call_soon)
+            self.executor, self._sequence = slots, partial(TimedSequence, executor=slots)
+        else:
+            from app.engine.step_executor import (
+                step_executor,  # and all of a scheduler, which others do without
+            )
+            from app.engine.stepped import SteppedSequence
+
+            steps = step_executor(settings, profile, self._runtime, lora, cache, streams("drafts"))
+            self.executor, self._sequence = steps, partial(SteppedSequence, executor=steps)
         self._model = model
         self._cache = cache
         self._clock = clock
@@ -129,7 +148,7 @@ class Engine:
             return submission
         blocks = repeat(None) if self._cache is None else self._cache.blocks_of(requests)
         sequences = [
-            TimedSequence(request, reply, own, self._runtime, emit, submission.ended, self.executor)
+            self._sequence(request, reply, own, self._runtime, emit, submission.ended)
             for request, reply, own in zip(requests, replies, blocks, strict=False)
         ]
         if self._refuses_full and not all(sequence.fits() for sequence in sequences):
@@ -162,9 +181,12 @@ class Engine:
 
     def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
         """Whether a slot is free that would be free again at once, as without latencies it is."""
+        slots = self.executor
         if len(requests) > 1 or not self.timing.instant or self._cache is not None:
             return False
-        request, reply, slots = requests[0], replies[0], self.executor
+        if not isinstance(slots, SlotExecutor):
+            return False
+        request, reply = requests[0], replies[0]
         special = request.adapter or request.observers or request.delays or request.remote_prefill
         return not (
             special

@@ -95,6 +95,7 @@ class Scheduler(Generic[S]):
         if sequence in self.fetching:
             self.fetching.remove(sequence)
             sequence.computed, sequence.remote = sequence.prompt_tokens - 1, False
+            self.blocks.filled(sequence)
             self.waiting.add(sequence)
 
     def schedule(self) -> Batch[S] | None:
@@ -326,6 +327,7 @@ class Scheduler(Generic[S]):
         batch.prefills += 1
         batch.attention += tokens * (sequence.computed + tokens / 2)
         sequence.computed += tokens
+        self.blocks.filled(sequence)
         if sequence.computed == sequence.known:
             self._prefilling.remove(sequence)
             batch.prefilled.append(sequence)

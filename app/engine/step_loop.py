@@ -77,12 +77,20 @@ class StepLoop(Generic[S]):
 
     def advance(self, now_s: float) -> float | None:
         """Do all that is due by `now_s`; when to do the next thing, None while there is nothing to do."""
-        while (due_s := self._next_s()) is not None and due_s <= now_s:
-            self._do(max(due_s, self.now_s))
+        while (due_s := self.next_s()) is not None and due_s <= now_s:
+            self.go_on(due_s)
         return due_s
 
-    def _next_s(self) -> float | None:
-        """The moment of what comes next. Arrivals are looked at when a step can be made only."""
+    @property
+    def busy(self) -> bool:
+        """Whether a step is under way."""
+        return bool(self._under_way)
+
+    def next_s(self) -> float | None:
+        """The moment of what comes next, None while there is nothing to do.
+
+        Arrivals are looked at only when a step can be made.
+        """
         wake_s = self._wake_s
         if self._under_way:
             end_s = self._under_way[0][0]
@@ -94,8 +102,9 @@ class StepLoop(Generic[S]):
         moments = [it for it in (wake_s, arrival_s, transfer_s) if it is not None]
         return min(moments) if moments else None
 
-    def _do(self, now_s: float) -> None:
-        self.now_s = now_s
+    def go_on(self, due_s: float) -> None:
+        """Do what comes next, which is due at `due_s`."""
+        self.now_s = now_s = max(due_s, self.now_s)
         self._wake_s = None
         if self._under_way and self._under_way[0][0] <= now_s:
             self._complete(*self._under_way.popleft())

@@ -17,8 +17,8 @@ from app.fidelity.fitting import Problem
 from app.fidelity.linear import Spread, inverse, slopes
 
 STEP = 0.1
-"""By which a constant is moved to see what changes: of the logarithm. Figures are rough, and roughness must not
-look as if it told constants apart.
+"""By which a constant is moved to see what changes: of the logarithm. Figures are rough, and roughness must
+not look as if it told constants apart.
 """
 NOISE = 0.008
 """What a figure may be off for reasons that are no constant's, at least."""

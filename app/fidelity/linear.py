@@ -42,7 +42,7 @@ class Slopes(Struct, frozen=True):
 
 
 def slopes(problem: Problem, x: Vector, spread: Spread, step: float = STEP) -> Slopes:
-    """Costs two evaluations for each constant, and one. A short `step` minds curves, a long one no roughness."""
+    """Costs two evaluations for each constant, and one. A longer `step` sees less of roughness."""
     moved = [_moved(problem, x, place, move) for place in range(len(x)) for move in (step, -step)]
     seen = [[error for run in of for error in run] for of in spread(problem.errors, [*moved, list(x)])]
     widths = [2 * step / constant.spread for constant in problem.constants]

@@ -97,24 +97,31 @@ class KVCache:
         keys = ExtraKeys(self.block_size, adapter, salt, inside)
         return Prompt(token_ids, self._hasher if self.caching else None, keys, adapter)
 
+    def again(self, prompt: Prompt, token_ids: Sequence[int]) -> Prompt:
+        """`prompt`, continued: what a preempted sequence begins with when its turn comes again."""
+        return Prompt(token_ids, self._hasher if self.caching else None, prompt.keys, prompt.adapter)
+
     def fits_ever(self, tokens: int) -> bool:
         """Whether a sequence of that many tokens could have its blocks if it were alone."""
         return self._blocks_of(tokens) <= self.capacity
 
     def can_allocate(self, prompt: Prompt) -> bool:
         """Whether `begin` would succeed now."""
-        return self._fits(prompt, self._hits(prompt))
+        return self.fits(prompt, self.hits(prompt))
 
-    def begin(self, request_id: str, prompt: Prompt, report_hits: bool = False) -> int | None:
+    def begin(
+        self, request_id: str, prompt: Prompt, report_hits: bool = False, blocks: int | None = None
+    ) -> int | None:
         """Give a sequence blocks for its prompt; the number of prompt tokens that were there already.
 
         None, and nothing has changed, when there are too few free blocks. `report_hits` announces blocks that
-        were there too (vLLM's kv_cache_report_mode full). ValueError when the request has blocks already.
+        were there too (vLLM's kv_cache_report_mode full). With `blocks` it gets only so many, and the prompt
+        is computed in parts: `grow` and `compute` go on. ValueError when the request has blocks already.
         """
         if request_id in self._running:
             raise ValueError(f"request {request_id} has blocks already")
-        hits = self._hits(prompt)
-        if not self._fits(prompt, hits):
+        hits = self.hits(prompt)
+        if not self.fits(prompt, hits):
             return None
         found = len(hits)
         if report_hits and hits:
@@ -122,10 +129,11 @@ class KVCache:
             self._events.stored(hashes, None, prompt.token_ids, 0, prompt.keys, prompt.adapter)
         self._pool.use(hits)
         tokens = len(prompt.token_ids)
+        wanted = self._blocks_of(tokens) if blocks is None else blocks
         sequence = Allocation(
             keys=prompt.keys,
             adapter=prompt.adapter,
-            blocks=hits + self._pool.take(self._blocks_of(tokens) - found),
+            blocks=hits + self._pool.take(wanted - found),
             tokens=tokens,
             stored=found,
             last_hash=prompt.hashes[found - 1] if hits else self._hasher.none_hash,
@@ -133,8 +141,19 @@ class KVCache:
             cached=prompt.cached,
         )
         self._running[request_id] = sequence
-        self._store(sequence, prompt.hashes[found:])
+        if blocks is None:
+            self._store(sequence, prompt.hashes[found:])
         return found * self.block_size
+
+    def compute(self, request_id: str, prompt: Prompt, computed: int) -> None:
+        """So many tokens of a prompt that began in parts are computed now, and have blocks."""
+        sequence = self._running[request_id]
+        if sequence.cached:
+            self._store(sequence, prompt.hashes[sequence.stored : computed // self.block_size])
+
+    def grow(self, request_id: str, count: int) -> None:
+        """Give a sequence `count` more blocks. The caller has checked `free`."""
+        self._running[request_id].blocks += self._pool.take(count)
 
     def append(self, request_id: str, token_ids: Sequence[int]) -> bool:
         """A step has brought new tokens of the reply: give room to those before the newest one.
@@ -145,15 +164,20 @@ class KVCache:
         sequence without blocks.
         """
         sequence = self._running[request_id]
-        sequence.tokens += len(token_ids)
-        computed = sequence.tokens - 1
-        needed = max(0, self._blocks_of(computed) - len(sequence.blocks))
+        needed = max(0, self._blocks_of(sequence.tokens + len(token_ids) - 1) - len(sequence.blocks))
         if enough := needed <= self._pool.free:
             sequence.blocks += self._pool.take(needed)
+        self.write(request_id, token_ids)
+        return enough
+
+    def write(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """As `append`, for blocks that the sequence has been given by `grow`."""
+        sequence = self._running[request_id]
+        sequence.tokens += len(token_ids)
         if sequence.cached:
             sequence.tail += token_ids
-            self._store_computed(sequence, min(computed // self.block_size, len(sequence.blocks)))
-        return enough
+            full = (sequence.tokens - 1) // self.block_size
+            self._store_computed(sequence, min(full, len(sequence.blocks)))
 
     def finish(self, request_id: str) -> None:
         """The sequence has ended or is preempted: its blocks are free, and cached ones can still be found.
@@ -201,14 +225,16 @@ class KVCache:
             if any(block.hash is not None for block in sequence.blocks[sequence.stored :]):
                 raise RuntimeError(f"a block of request {request_id} has a hash before it is full")
 
-    def _hits(self, prompt: Prompt) -> list[Block]:
+    def hits(self, prompt: Prompt) -> list[Block]:
+        """The blocks of a prompt that are there already; never the one of its last token."""
         if not prompt.cached:
             return []
         # The last token has to be computed, as its output is the first new token.
         most = max(0, len(prompt.token_ids) - 1) // self.block_size
         return self._pool.longest_prefix(prompt.hashes[:most])
 
-    def _fits(self, prompt: Prompt, hits: list[Block]) -> bool:
+    def fits(self, prompt: Prompt, hits: list[Block]) -> bool:
+        """Whether the whole of a prompt could have its blocks now, of which `hits` are there."""
         used_again = sum(block.references == 0 for block in hits)
         needed = self._blocks_of(len(prompt.token_ids)) - len(hits)
         return needed + used_again <= self._pool.free

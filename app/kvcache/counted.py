@@ -70,6 +70,9 @@ class CountedBlocks:
             first.blocks = 0
             queue.popleft()
 
+    def filled(self, sequence: Hashable) -> None:
+        """More of its prompt is computed, which nobody else looks for."""
+
     def release(self, sequence: Hashable, held: int, findable: int = 0) -> None:
         """A sequence no longer uses its `held` blocks; the first `findable` it may find again."""
         self.free += held

@@ -14,6 +14,7 @@ from config import ConfigError
 
 POISSON, BURSTY, RAMP, CONSTANT = "poisson", "bursty", "ramp", "constant"
 ARRIVALS = (POISSON, BURSTY, RAMP, CONSTANT)
+BURSTINESS = 0.25
 MOST_REQUESTS = 100_000_000
 LOGNORMAL_SIGMA = 0.5
 SHAREGPT = {"input": (220.0, 1.3), "output": (200.0, 1.0)}
@@ -100,7 +101,7 @@ class Recipe:
     rate: float | None = None
     """Requests a second on average; None: all of them are there from the start."""
     arrivals: str = POISSON
-    burstiness: float = 0.25
+    burstiness: float = BURSTINESS
     """Of bursty arrivals: the shape of the gamma distribution of gaps; 1 is Poisson, less is burstier."""
     ramp_from: float = 0.0
     """Of a ramp: the rate with which it begins; it ends with `rate`."""

@@ -73,29 +73,30 @@ def read_trace(path: Path) -> Load:
 
     Rows are counted as an editor counts lines: the header is row 1.
     """
+    load = Load(str(path), rows="row", first_row=2)
     with _naming(path), _opened(path) as file:
         rows = csv.reader(file, strict=True)
-        header = next(rows, [])
-        places = _places(path, header)
-        load = Load(str(path), rows="row", first_row=2)
-        groups: dict[str, int] | None = {} if PREFIX_COLUMNS[0] in header else None
         try:
-            _read_rows(rows, places, load, groups)
+            header = next(rows, [])
         except csv.Error as error:
-            raise ConfigError(f"{load.row(len(load))}: {error}") from None
-        except ValueError as error:
+            raise ConfigError(f"{load.row(-1)}: {error}") from None
+        places = _places(path, header)
+        try:
+            _read_rows(rows, places, load)
+        except UnicodeDecodeError:
+            raise
+        except (csv.Error, ValueError) as error:
             raise ConfigError(f"{load.row(len(load))}: {error}") from None
     if not load:
         raise ConfigError(f"{path}: it has no rows")
     return load
 
 
-def _read_rows(
-    rows: Iterable[list[str]], places: Sequence[int], load: Load, groups: dict[str, int] | None
-) -> None:
+def _read_rows(rows: Iterable[list[str]], places: Sequence[int], load: Load) -> None:
     """Add `rows` to `load`. ValueError says what is wrong with the one after the last that was added."""
     arrival, tokens_in, tokens_out, *prefix = places
     before_s, width = 0.0, max(places) + 1
+    groups: dict[str, int] = {}
     for row in rows:
         if len(row) < width:
             raise ValueError("is empty" if not any(row) else f"has {len(row)} fields, and lacks some")
@@ -104,7 +105,7 @@ def _read_rows(
             raise ValueError(f"arrival_s {row[arrival]} is before that of the row above")
         count_in = _tokens(COLUMNS[1], row[tokens_in])
         count_out = _tokens(COLUMNS[2], row[tokens_out])
-        if groups is not None:
+        if prefix:
             group, shared = _prefix(row[prefix[0]], row[prefix[1]], count_in)
             load.group.append(NO_GROUP if not shared else groups.setdefault(group, len(groups)))
             load.prefix_tokens.append(shared)

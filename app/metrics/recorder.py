@@ -35,7 +35,8 @@ class Recorder:
     runs, is prefilled, decoded and finished, as in vLLM. Only `completed` is called once per prompt.
 
     `now` gives Unix seconds for the `_created` series; with `max_loras` there is a family of adapters, with
-    `transfers` there are those of fetched caches before one was fetched.
+    `transfers` there are those of fetched caches before one was fetched. With `steps` an engine tells its
+    steps (`step`); else what is computed in the same millisecond counts as one.
     ValueError: see `build_families`.
     """
 
@@ -49,6 +50,7 @@ class Recorder:
         max_loras: int | None = None,
         block_times: bool = False,
         transfers: bool = False,
+        steps: bool = False,
     ) -> None:
         self._loras = None if max_loras is None else LoraRequests(max_loras, now)
         server = {"model_name": model_name, "engine": engine}
@@ -72,7 +74,8 @@ class Recorder:
             for found in (True, False)
         }
         self._sequences = FinishedSequences(self._families)
-        self._steps = EngineSteps(one(Histogram, "iteration_tokens_total"))
+        self._iterations = one(Histogram, "iteration_tokens_total")
+        self._steps = None if steps else EngineSteps(self._iterations)
         self._tokens: list[TokenRow] = []
         self._prefills: list[tuple[float, int, int]] = []
         """TTFT, prompt tokens and cached tokens."""
@@ -93,6 +96,7 @@ class Recorder:
         self._hits = one(Counter, "prefix_cache_hits_total")
         self._external_queries = one(Counter, "external_prefix_cache_queries_total")
         self._external_hits = one(Counter, "external_prefix_cache_hits_total")
+        self._preemptions = one(Counter, "num_preemptions_total")
         one(Gauge, "engine_sleep_state", sleep_state="awake").set(1)
 
     def _bind_tokens(self) -> None:
@@ -126,6 +130,14 @@ class Recorder:
         self._running.value += delta
         if adapter is not None and self._loras is not None:
             self._loras.running(adapter, delta)
+
+    def step(self, tokens: int) -> None:
+        """A step of the engine is over, in which so many tokens were computed or written."""
+        self._iterations.observe(tokens)
+
+    def preempted(self) -> None:
+        """A sequence lost its blocks, and waits for others."""
+        self._preemptions.value += 1
 
     def cache_used(self, share: float) -> None:
         """So much of the KV cache is in use, from 0 to 1."""
@@ -247,7 +259,8 @@ class Recorder:
     def render(self) -> str:
         """The text of all `vllm:` families."""
         self.fold()
-        self._steps.flush()
+        if self._steps is not None:
+            self._steps.flush()
         more = [self._transfers, self._loras]
         return self._families.render() + "".join(part.render() for part in more if part is not None)
 
@@ -264,7 +277,8 @@ class Recorder:
 
     def _fold_tokens(self) -> None:
         rows, self._tokens = self._tokens, []
-        self._steps.count(rows)
+        if self._steps is not None:
+            self._steps.count(rows)
         bounds, counts, waited_s = self._inter_token.bounds, self._inter_token.counts, self._inter_token.sum
         single_gaps_s, generated = [], 0
         for tokens, gap_s, _ in rows:

@@ -31,6 +31,48 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     ] = "fcfs"
 
 
+class StepSettings(Section, frozen=True, kw_only=True):
+    """Steps that requests share, as vLLM's engine makes them, instead of latencies of their own."""
+
+    timing: Annotated[
+        Literal["", "requests", "steps"],
+        About(
+            "Every request alone with the latencies below, or all in the steps of one engine, which a "
+            "profile describes. Empty is steps with a profile, requests without."
+        ),
+    ] = ""
+    profile: Annotated[
+        str,
+        About(
+            "What the steps of an engine cost, and its limits where they are not set: a file, or the name of "
+            "one that is shipped. With timing steps and none it is qwen3-14b-h100.",
+            path=True,
+        ),
+    ] = ""
+    max_num_batched_tokens: Annotated[
+        Count, About("Tokens that a step computes at the most (timing steps).", unit="tokens")
+    ] = 8192
+    enable_chunked_prefill: Annotated[
+        bool, About("A prompt may be computed in several steps (timing steps).")
+    ] = True
+    long_prefill_token_threshold: Annotated[
+        NotNegative,
+        About("Tokens of one prompt that a step computes at the most; 0 is no limit.", unit="tokens"),
+    ] = 0
+    async_scheduling: Annotated[
+        bool, About("The next step is made while the last one runs (timing steps).")
+    ] = True
+    enable_prefix_caching: Annotated[bool | None, About("vLLM's name of enable-kvcache.")] = None
+    num_gpu_blocks_override: Annotated[
+        Annotated[int, Meta(ge=2)] | None, About("vLLM's name of kv-cache-size.", unit="blocks")
+    ] = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether requests share steps."""
+        return self.timing == "steps"
+
+
 class LatencySettings(Section, frozen=True, kw_only=True):
     """When it is said."""
 

@@ -239,14 +239,6 @@ _OTHERS = {
         _INVERSE,
     ),
     "enable-log-requests": _as("enable-log-requests", "log-http", "logs requests and whole answers."),
-    "num-gpu-blocks-override": _as(
-        "num-gpu-blocks-override",
-        "kv-cache-size",
-        f"blocks of the KV cache. Without it {FULL_PROMPTS} requests of the greatest length have room.",
-    ),
-    "enable-prefix-caching": _as(
-        "enable-prefix-caching", "enable-kvcache", "plays the prefix cache, as it is without it, too."
-    ),
     "runner": Meaning("Setting `task`: `pooling` serves the pooling routes.", _task),
     "convert": Meaning("Setting `task`: `embed` or `classify`.", _task),
     "kv-events-config": Meaning(

@@ -60,9 +60,7 @@ def test_the_line_of_a_real_deployment_is_taken_as_it_is() -> None:
     assert settings.tools.enable_auto_tool_choice
     assert settings.kvcache.zmq_endpoint == "tcp://*:5557"
     told = flags(*ISSUE).warnings
-    assert told == [
-        "accepted, changes nothing here: --dtype, --gpu-memory-utilization, --max-num-batched-tokens"
-    ]
+    assert told == ["accepted, changes nothing here: --dtype, --gpu-memory-utilization"]
 
 
 @pytest.mark.parametrize("name", sorted(options()))

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.engine import engine as engine_module
 from app.engine.outputs import EngineOutput, Failed
 from app.engine.request import EngineRequest
 from tests.engine.harness import Harness, engine_request
@@ -97,11 +96,11 @@ def test_whatever_may_wait_or_is_special_takes_the_longer_way(
     limits: dict[str, Any], fields: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[EngineRequest] = []
-    sequence = engine_module.TimedSequence
-    monkeypatch.setattr(
-        engine_module, "TimedSequence", lambda request, *rest: made.append(request) or sequence(request, *rest)
-    )
     harness = Harness(**limits)
+    sequence = harness.engine._sequence
+    monkeypatch.setattr(
+        harness.engine, "_sequence", lambda request, *rest: made.append(request) or sequence(request, *rest)
+    )
     harness.ask(**(fields or {}))
     harness.clock.advance(100)
     assert bool(made) is ((limits, fields) != ({}, {}))

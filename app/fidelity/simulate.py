@@ -1,0 +1,172 @@
+"""`python -m app simulate`: what an engine would do with a load, on virtual time."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from app.fidelity import report
+from app.fidelity.fleet import simulate
+from app.fidelity.limits import check_load, longest_tokens
+from app.fidelity.plot import check_drawing, draw_run, draw_sweep
+from app.fidelity.processes import each
+from app.fidelity.progress import Progress
+from app.fidelity.simulate_options import STDOUT, Options, read
+from app.fidelity.simulation import Outcome
+from app.fidelity.summary import Summary, summarize
+from app.fidelity.sweep import Point, Sweep, highest
+from app.load.synthetic import draw_load
+from app.load.trace import Load, read_trace
+from config import ConfigError
+
+Write = Callable[[Path], None]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Exit status."""
+    try:
+        options = read(argv)
+        if options.plot is not None:
+            check_drawing()
+        # Nothing here refers to itself in a circle, so looking for circles among millions is in vain.
+        gc.disable()
+        if options.sweep is None:
+            _run_once(options)
+        else:
+            _run_sweep(options, options.sweep)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # for who called us: nobody reads what would be printed
+        raise
+    except OSError as error:
+        print(f"error: {error.filename or 'simulate'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was written", file=sys.stderr)
+        return 1
+    finally:
+        gc.enable()
+    return 0
+
+
+def _run_once(options: Options) -> None:
+    load = _load(options)
+    with _progress("simulated", len(load), "requests") as progress:
+        outcome = simulate(load, options.plan, options.processes, progress)
+    summary = summarize(load, options.plan, outcome, options.profile_name)
+    files: dict[Path, Write] = {}
+    if options.requests is not None:
+        files[options.requests] = lambda path: _write_requests(path, load, outcome)
+    if options.plot is not None:
+        title = f"{options.profile_name}: {_told(options, load)}"
+        files[options.plot] = lambda path: draw_run(load, options.plan, outcome, title, path)
+    verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in options.objectives]
+    _give(options, msgspec.json.encode(summary), "\n".join([report.table(summary), *verdicts]), files)
+
+
+def _run_sweep(options: Options, sweep: Sweep) -> None:
+    jobs = [_at(options, sweep.name, value) for value in sweep.values]
+    summaries: dict[int, Summary] = {}
+    with _progress(f"swept {sweep.name}", len(jobs), "points") as progress:
+        for number, summary in each(_point, jobs, options.processes, lambda: progress(len(summaries))):
+            summaries[number] = summary
+    points = [
+        Point(value=value, meets_slo=_meets(options, summaries[number]), summary=summaries[number])
+        for number, value in enumerate(sweep.values)
+    ]
+    document = {"sweep": sweep.name, "highest": highest(points), "points": points}
+    files: dict[Path, Write] = {}
+    if options.plot is not None:
+        files[options.plot] = lambda path: draw_sweep(sweep.name, points, options.profile_name, path)
+    text = report.curve(sweep.name, points, options.objectives)
+    _give(options, msgspec.json.encode(document), text, files)
+
+
+def _at(options: Options, name: str, value: float) -> Options:
+    """What is asked for at one point of a sweep."""
+    if name == "rate":
+        assert options.recipe is not None
+        return replace(options, recipe=replace(options.recipe, rate=value))
+    count = int(value)
+    plan = options.plan
+    plan = replace(plan, pods=count) if name == "pods" else replace(plan, in_flight=count)
+    return replace(options, plan=plan)
+
+
+def _point(options: Options) -> Summary:
+    gc.disable()
+    load = _load(options)
+    outcome = simulate(load, options.plan, 1, lambda done: None)
+    return summarize(load, options.plan, outcome, options.profile_name)
+
+
+def _meets(options: Options, summary: Summary) -> bool | None:
+    if not options.objectives:
+        return None
+    return all(objective.met(summary) for objective in options.objectives)
+
+
+def _load(options: Options) -> Load:
+    engine = options.plan.profile.engine
+    if options.recipe is not None:
+        load = draw_load(options.recipe, longest_tokens(engine))
+    else:
+        assert options.trace is not None
+        load = read_trace(options.trace)
+    check_load(load, engine)
+    return load
+
+
+def _told(options: Options, load: Load) -> str:
+    """The load in a few words."""
+    origin = options.trace.name if options.trace is not None else "drawn"
+    fleet = f", {options.plan.pods} pods, {options.plan.policy}" if options.plan.pods > 1 else ""
+    return f"{len(load):,} requests, {origin}{fleet}"
+
+
+@contextmanager
+def _progress(name: str, total: int, unit: str) -> Iterator[Progress]:
+    progress = Progress(sys.stderr, name, total, unit)
+    try:
+        yield progress
+    finally:
+        progress.end()
+
+
+def _give(options: Options, document: bytes, text: str, files: dict[Path, Write]) -> None:
+    """Write all files, or none; then say what came of it."""
+    document = msgspec.json.format(document) + b"\n"
+    if options.json is not None and options.json != STDOUT:
+        files[options.json] = lambda path: _write_bytes(path, document)
+    _write_all(files)
+    print(document.decode() if options.json == STDOUT else text, end="" if options.json == STDOUT else "\n")
+
+
+def _write_all(files: dict[Path, Write]) -> None:
+    """Each file is written beside its place, and gets there when all are whole."""
+    parts = {path: path.with_name(f".{path.name}.{os.getpid()}.part") for path in files}
+    try:
+        for path, write in files.items():
+            write(parts[path])
+        for path, part in parts.items():
+            os.replace(part, path)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+
+
+def _write_bytes(path: Path, document: bytes) -> None:
+    path.write_bytes(document)
+
+
+def _write_requests(path: Path, load: Load, outcome: Outcome) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        report.write_requests(file, load, outcome)

@@ -1,0 +1,165 @@
+"""What `python -m app simulate` is asked for: flags that go together, and files that can be written."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from app.fidelity.limits import check_engine
+from app.fidelity.simulate_flags import ENGINE, SWITCHES, THRESHOLD, parser
+from app.fidelity.simulation import Plan
+from app.fidelity.sweep import Objective, Sweep
+from app.load.synthetic import BURSTINESS, BURSTY, POISSON, RAMP, Between, Recipe
+from config import ConfigError
+from config.profile import EngineLimits, read_profile
+
+STDOUT = Path("-")
+INPUT_TOKENS, OUTPUT_TOKENS = Between(1000, 1000), Between(128, 128)
+DRAWN = (
+    "rate",
+    "arrivals",
+    "burstiness",
+    "ramp_from",
+    "input_tokens",
+    "output_tokens",
+    "seconds",
+    "num_requests",
+    "prefix_groups",
+    "prefix_tokens",
+)
+"""The flags of a drawn load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is asked for. One of `trace` and `recipe` is None."""
+
+    profile_name: str
+    plan: Plan
+    trace: Path | None
+    recipe: Recipe | None
+    sweep: Sweep | None
+    objectives: tuple[Objective, ...]
+    processes: int
+    json: Path | None
+    requests: Path | None
+    plot: Path | None
+
+
+def read(argv: Sequence[str]) -> Options:
+    """The options. ConfigError, in one line, for wrong values and for those that do not go together."""
+    given = parser().parse_args(list(argv))
+    profile = read_profile(given.profile)
+    limits = _engine(profile.engine, given)
+    check_engine(limits, f"profile {given.profile} with the flags")
+    swept = "" if given.sweep is None else given.sweep.name
+    if given.turnaround is not None and given.in_flight is None and swept != "in-flight":
+        raise ConfigError("--turnaround goes with --in-flight")
+    options = Options(
+        profile_name=given.profile,
+        plan=Plan(
+            profile=msgspec.structs.replace(profile, engine=limits),
+            pods=given.pods,
+            policy=given.policy,
+            in_flight=given.in_flight,
+            turnaround_s=given.turnaround or 0.0,
+            seed=given.seed,
+        ),
+        trace=given.trace,
+        recipe=_recipe(given, swept == "rate"),
+        sweep=given.sweep,
+        objectives=given.slo or (),
+        processes=given.processes,
+        json=given.json,
+        requests=given.requests,
+        plot=given.plot,
+    )
+    _check_files(options)
+    return options
+
+
+def _engine(at: EngineLimits, given: argparse.Namespace) -> EngineLimits:
+    """The limits of the profile, but for those that flags say."""
+    changes: dict[str, int] = {}
+    for name in (*ENGINE, *SWITCHES, THRESHOLD):
+        field = name.replace("-", "_")
+        if (value := getattr(given, field)) is not None:
+            changes[field.removesuffix("_override")] = value
+    return msgspec.structs.replace(at, **changes)
+
+
+def _recipe(given: argparse.Namespace, rate_is_swept: bool) -> Recipe | None:
+    """The load that is to be drawn, if any."""
+    named = [name for name in DRAWN if getattr(given, name) is not None]
+    if given.trace is not None:
+        if named or rate_is_swept:
+            other = "--sweep rate" if rate_is_swept else "--" + named[0].replace("_", "-")
+            raise ConfigError(f"{other} is of a load that is drawn, and --trace is a whole load")
+        return None
+    _check_drawn(given, rate_is_swept)
+    return Recipe(
+        input_tokens=given.input_tokens or INPUT_TOKENS,
+        output_tokens=given.output_tokens or OUTPUT_TOKENS,
+        rate=given.sweep.values[0] if rate_is_swept else given.rate,
+        arrivals=given.arrivals or POISSON,
+        burstiness=given.burstiness or BURSTINESS,
+        ramp_from=given.ramp_from or 0.0,
+        seconds=given.seconds,
+        requests=given.num_requests,
+        prefix_groups=given.prefix_groups or 0,
+        prefix_tokens=given.prefix_tokens or 0,
+        seed=given.seed,
+    )
+
+
+def _check_drawn(given: argparse.Namespace, rate_is_swept: bool) -> None:
+    has_rate = given.rate is not None or rate_is_swept
+    for wrong, rule in (
+        (
+            not has_rate and given.num_requests is None,
+            "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests",
+        ),
+        (rate_is_swept and given.rate is not None, "--rate must not be given with --sweep rate"),
+        (
+            not has_rate and (given.seconds is not None or given.arrivals is not None),
+            "--seconds and --arrivals go with --rate",
+        ),
+        (
+            has_rate and given.seconds is None and given.num_requests is None,
+            "a load that has a rate alone never ends: give --seconds or --num-requests",
+        ),
+        (
+            given.arrivals == RAMP and given.seconds is None,
+            "--arrivals ramp needs --seconds: by then it has come to its rate",
+        ),
+        (
+            given.burstiness is not None and given.arrivals != BURSTY,
+            "--burstiness goes with --arrivals bursty",
+        ),
+        (given.ramp_from is not None and given.arrivals != RAMP, "--ramp-from goes with --arrivals ramp"),
+        (
+            (given.prefix_groups is None) != (given.prefix_tokens is None),
+            "--prefix-groups and --prefix-tokens go together",
+        ),
+    ):
+        if wrong:
+            raise ConfigError(rule)
+
+
+def _check_files(options: Options) -> None:
+    """ConfigError for files that could not be written, before anything is calculated."""
+    if options.sweep is not None and options.requests is not None:
+        raise ConfigError("--requests is of one run, not of --sweep")
+    named = [options.requests, options.plot, None if options.json == STDOUT else options.json]
+    targets = [path for path in named if path is not None]
+    for path in targets:
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder")
+        if targets.count(path) > 1 or path == options.trace:
+            raise ConfigError(f"{path} is named twice")

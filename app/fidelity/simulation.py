@@ -1,0 +1,176 @@
+"""Simulate a load on one engine or on a fleet of them, on virtual time."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from app.fidelity.pod import Pod, Timeline
+from app.fidelity.prefix_blocks import GroupedRequest
+from app.fidelity.routing import BLIND, RANDOM, policy_of
+from app.load.trace import Load
+from config.profile import Profile
+
+OFTEN = 1024
+"""Requests after which progress is told."""
+SLICE_S = 1.0
+"""Virtual seconds after which it is told when all requests are sent."""
+
+Told = Callable[[int], None]
+"""Is told how many requests are done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is simulated besides the load."""
+
+    profile: Profile
+    pods: int = 1
+    policy: str = RANDOM
+    in_flight: int | None = None
+    """Requests that the client has under way at the most, over all pods; None is no limit."""
+    turnaround_s: float = 0.0
+    """From the last token of a request until the next one takes its place."""
+    seed: int = 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether no pod's requests depend on what another one does."""
+        return self.pods > 1 and self.policy in BLIND and self.in_flight is None
+
+
+class Outcome:
+    """What became of a load: columns in its order, and sums."""
+
+    def __init__(self, load: Load) -> None:
+        blank = array("d", bytes(8 * len(load)))
+        self.send_s: array[float] = array("d", blank)
+        self.first_s: array[float] = array("d", blank)
+        self.last_s: array[float] = blank
+        self.pod: array[int] = array("i", bytes(4 * len(load)))
+        self.steps = 0
+        self.preemptions = 0
+        self.cached_tokens = 0
+        self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
+
+    def put(self, numbers: array[int], pod: int, part: Outcome) -> None:
+        """Add what one pod did with the requests of these numbers."""
+        for mine, its in (
+            (self.send_s, part.send_s),
+            (self.first_s, part.first_s),
+            (self.last_s, part.last_s),
+        ):
+            for number, moment in zip(numbers, its, strict=True):
+                mine[number] = moment
+        for number in numbers:
+            self.pod[number] = pod
+        self.steps += part.steps
+        self.preemptions += part.preemptions
+        self.cached_tokens += part.cached_tokens
+        self.timeline.join(part.timeline)
+
+
+class Simulation:
+    """All pods on one virtual time. Requests are sent in order, each to the pod that the policy chooses.
+
+    Only what has something to do is looked at: a heap has the moments of the pods.
+    """
+
+    def __init__(self, load: Load, plan: Plan, told: Told, first_pod: int = 0) -> None:
+        """`first_pod` is the number of the first of its pods among those of the whole fleet."""
+        self._load = load
+        self._plan = plan
+        self._told = told
+        self.outcome = out = Outcome(load)
+        self.pods = [
+            Pod(plan.profile, bool(load.group), f"{plan.seed}/{number}", out.timeline, self._ended)
+            for number in range(first_pod, first_pod + plan.pods)
+        ]
+        self._policy = policy_of(
+            plan.policy, plan.seed, lambda pod, request: self.pods[pod].cached_blocks(request)
+        )
+        self._due: list[tuple[float, int]] = []
+        """When pods have something to do; what is not the `due_s` of its pod is out of date."""
+        self._places = None if plan.in_flight is None else [-math.inf] * plan.in_flight
+        """When each of the client's places that is free, or known to be free soon, is."""
+        self._counts = [0] * plan.pods
+        """Requests in flight."""
+        self._endings: list[tuple[float, int]] = []
+        """Moments and pods of those that are known to end."""
+        self._done = 0
+
+    def run(self) -> Outcome:
+        for number in range(len(self._load)):
+            request = self._request(number)
+            request.send_s = send_s = self._send_s(request.arrival_s)
+            self._settle(send_s)
+            self._send(request)
+            if not number % OFTEN:
+                self._told(self._done)
+        while self._due:
+            self._settle(self._due[0][0] + SLICE_S)
+            self._told(self._done)
+        out = self.outcome
+        out.steps = sum(pod.loop.steps for pod in self.pods)
+        out.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
+        out.cached_tokens = sum(pod.cached_tokens for pod in self.pods)
+        return out
+
+    def _request(self, number: int) -> GroupedRequest:
+        load = self._load
+        request = GroupedRequest(
+            number, load.arrival_s[number], load.input_tokens[number], load.output_tokens[number]
+        )
+        if load.group:
+            request.group, request.prefix_tokens = load.group[number], load.prefix_tokens[number]
+        return request
+
+    def _send_s(self, arrival_s: float) -> float:
+        """When a request is sent that the load wants to send at `arrival_s`: it may wait for a place."""
+        places = self._places
+        if places is None:
+            return arrival_s
+        while not places or (places[0] > arrival_s and self._due and self._due[0][0] < places[0]):
+            due_s, number = heappop(self._due)  # what it hands out may end a request before all we know of
+            self._advance(number, due_s, due_s)
+        return max(arrival_s, heappop(places))
+
+    def _settle(self, until_s: float) -> None:
+        """Do all that is due before that moment."""
+        due, just_before_s = self._due, math.nextafter(until_s, -math.inf)
+        while due and due[0][0] < until_s:
+            due_s, number = heappop(due)
+            self._advance(number, due_s, just_before_s)
+
+    def _advance(self, number: int, due_s: float, until_s: float) -> None:
+        pod = self.pods[number]
+        if pod.due_s == due_s:
+            pod.due_s = next_s = pod.loop.advance(until_s)
+            if next_s is not None:
+                heappush(self._due, (next_s, number))
+
+    def _send(self, request: GroupedRequest) -> None:
+        endings, counts = self._endings, self._counts
+        while endings and endings[0][0] <= request.send_s:
+            counts[heappop(endings)[1]] -= 1
+        number = self._policy.choose(request, counts)
+        counts[number] += 1
+        self.outcome.pod[request.number] = number
+        pod = self.pods[number]
+        pod.send(request)
+        due_s = pod.loop.next_s()
+        if due_s is not None and due_s != pod.due_s:
+            pod.due_s = due_s
+            heappush(self._due, (due_s, number))
+
+    def _ended(self, request: GroupedRequest) -> None:
+        out, number = self.outcome, request.number
+        out.send_s[number], out.first_s[number] = request.send_s, request.first_s
+        out.last_s[number] = last_s = request.last_s
+        heappush(self._endings, (last_s, out.pod[number]))
+        if self._places is not None:
+            heappush(self._places, last_s + self._plan.turnaround_s)
+        self._done += 1

@@ -1,0 +1,256 @@
+"""`python -m app simulate`: its figures and files, and what it says of bad input."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.cli import main
+from app.fidelity.progress import Progress
+from app.fidelity.simulate import run
+from app.fidelity.sweep import read_objectives, read_sweep
+from tests.running_server import ROOT
+
+HEADER = "arrival_s,input_tokens,output_tokens\n"
+DRAWN = ["--rate", "5", "--seconds", "4", "--input-tokens", "300:lognormal", "--output-tokens", "1-40"]
+FEW = ["--max-model-len", "2000"]
+
+
+def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    assert run([*argv, "--json", "-"]) == 0
+    return msgspec.json.decode(capsys.readouterr().out)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that is said of these flags."""
+    assert run(argv) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("error: ").rstrip("\n")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(HEADER + "".join(f"{number / 10},{100 + number},{5 + number}\n" for number in range(20)))
+    return path
+
+
+def test_the_figures_are_those_of_the_requests(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = tmp_path / "requests.csv"
+    summary = figures(capsys, "--trace", str(trace), "--requests", str(requests))
+    with requests.open() as file:
+        rows = [{name: float(text) for name, text in row.items()} for row in csv.DictReader(file)]
+    ttft_s = sorted(it["first_s"] - it["send_s"] for it in rows)
+    itl_s = sorted((it["last_s"] - it["first_s"]) / (it["output_tokens"] - 1) for it in rows)
+    for name, values in (("ttft_s", ttft_s), ("itl_s", itl_s)):
+        wanted = {"mean": sum(values) / 20, "p50": values[10], "p90": values[18], "p99": values[19]}
+        assert summary[name] == pytest.approx(wanted, abs=2e-6)
+    assert [it["input_tokens"] for it in rows] == [100 + number for number in range(20)]
+    assert (summary["requests"], summary["preemptions"]) == (20, 0)
+    assert summary["duration_s"] == pytest.approx(max(it["last_s"] for it in rows), abs=2e-6)
+    assert summary["requests_per_pod"] == [20]
+    assert run(["--trace", str(requests), "--json", "-"]) == 0
+    assert msgspec.json.decode(capsys.readouterr().out)["ttft_s"] == summary["ttft_s"]
+
+
+def test_a_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *DRAWN, "--pods", "2", "--slo", "ttft_p99=10s,itl_mean=1us"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines[:5]] == ["", "----", "TTFT", "ITL", "E2E"]
+    names = [line.partition(":")[0] for line in lines[5:]]
+    assert names[:6] == ["requests", "tokens", "KV cache", "running", "steps", "pods"]
+    assert lines[-2:] == ["ttft_p99 <= 10000 ms: met", "itl_mean <= 0.001 ms: not met"]
+
+
+def test_one_token_alone_has_no_gaps(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = figures(capsys, "--num-requests", "1", "--output-tokens", "1")
+    assert summary["itl_s"] == {"mean": None, "p50": None, "p90": None, "p99": None}
+    assert run(["--num-requests", "1", "--output-tokens", "1", "--slo", "itl_p99=1ms"]) == 0
+
+
+def test_the_limits_of_the_engine_are_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    closed = ["--num-requests", "40", "--input-tokens", "64", "--output-tokens", "64"]
+    free = figures(capsys, *closed)
+    assert free["running"]["peak"] == 40
+    assert figures(capsys, *closed, "--max-num-seqs", "7")["running"]["peak"] == 7
+    tight = [*closed, "--max-model-len", "128", "--num-gpu-blocks-override", "80"]
+    assert figures(capsys, *tight)["preemptions"] > 0
+    slow = figures(capsys, *closed, "--no-async-scheduling")
+    assert slow["duration_s"] != free["duration_s"]
+    assert figures(capsys, *closed, "--in-flight", "3", "--turnaround", "1s")["running"]["peak"] == 3
+
+
+def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture, document = tmp_path / "curve.png", tmp_path / "curve.json"
+    load = ["--seconds", "20", "--output-tokens", "16", "--processes", "1"]
+    argv = [*load, "--sweep", "rate=5:35:10", "--slo", "ttft_p50=500ms"]
+    assert run([*argv, "--json", str(document), "--plot", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:-1]] == ["5", "15", "25", "35"]
+    found = msgspec.json.decode(document.read_bytes())
+    assert [point["meets_slo"] for point in found["points"]] == [True, True, False, False]
+    assert found["highest"] == 15
+    assert lines[-1] == "highest rate: 15 meets ttft_p50 <= 500 ms"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert run([*load, "--sweep", "rate=1:1:1", "--slo", "ttft_p50=1us"]) == 0
+    assert capsys.readouterr().out.endswith("highest rate: none meets ttft_p50 <= 0.001 ms\n")
+
+
+@pytest.mark.server
+def test_processes_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = [*DRAWN, "--pods", "3", "--policy", "round-robin"]
+    swept = ["--seconds", "5", "--sweep", "rate=2:4:2"]
+    for argv in (fleet, swept):
+        assert figures(capsys, *argv, "--processes", "2") == figures(capsys, *argv, "--processes", "1")
+
+
+def test_groups_share_their_beginnings(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--rate", "20", "--seconds", "5", "--input-tokens", "50", "--prefix-groups", "2"]
+    fleet = ["--pods", "4", "--policy"]
+    argv = [*load, "--prefix-tokens", "1600", *fleet]
+    aware, random = (figures(capsys, *argv, policy) for policy in ("prefix-aware", "random"))
+    assert aware["cached_tokens"] > random["cached_tokens"] > 0
+    assert aware["ttft_s"]["mean"] < random["ttft_s"]["mean"]
+
+
+def test_a_picture_shows_a_run(trace: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "run.png"
+    assert run(["--trace", str(trace), "--plot", str(picture), "--pods", "2"]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_command_of_its_own(trace: Path) -> None:
+    command = [sys.executable, "-m", "app", "simulate", "--trace", str(trace), "--json", "-"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    assert msgspec.json.decode(done.stdout)["requests"] == 20
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ([], "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests"),
+        (["--rate", "5"], "a load that has a rate alone never ends: give --seconds or --num-requests"),
+        (["--seconds", "5"], "a load is missing"),
+        (["--num-requests", "5", "--seconds", "5"], "--seconds and --arrivals go with --rate"),
+        (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number above 0"),
+        (["--rate", "nan", "--seconds", "5"], "argument --rate: 'nan' must be a number above 0"),
+        (["--rate", "5", "--seconds", "inf"], "argument --seconds: 'inf' must be a number above 0"),
+        (["--rate", "1e6", "--seconds", "1e6"], "the load would have more than 100,000,000 requests"),
+        (["--rate", "1e-9", "--seconds", "1"], "a load of 1e-09 requests/s has no request in 1 s"),
+        ([*DRAWN, "--arrivals", "sometimes"], "argument --arrivals: invalid choice: 'sometimes'"),
+        ([*DRAWN, "--burstiness", "2"], "--burstiness goes with --arrivals bursty"),
+        ([*DRAWN, "--ramp-from", "2"], "--ramp-from goes with --arrivals ramp"),
+        (["--rate", "1", "--num-requests", "1", "--arrivals", "ramp"], "--arrivals ramp needs --seconds"),
+        ([*DRAWN, "--prefix-groups", "2"], "--prefix-groups and --prefix-tokens go together"),
+        ([*DRAWN, "--input-tokens", "many"], "argument --input-tokens: 'many' must be N, N:lognormal"),
+        ([*DRAWN, "--turnaround", "1ms"], "--turnaround goes with --in-flight"),
+        ([*DRAWN, "--in-flight", "0"], "argument --in-flight: '0' must be a whole number from 1"),
+        ([*DRAWN, "--in-flight", "1", "--turnaround=-1ms"], "argument --turnaround: '-1ms' must be from"),
+        ([*DRAWN, "--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 10000"),
+        ([*DRAWN, "--policy", "best"], "argument --policy: invalid choice: 'best'"),
+        ([*DRAWN, "--profile", "none"], "profile none: neither a file nor one of"),
+        ([*DRAWN, "--max-num-batched-tokens", "100"], "max-num-batched-tokens 100 must not be less than"),
+        ([*DRAWN, "--num-gpu-blocks-override", "99"], "must hold a prompt of max-model-len 40960"),
+        ([*DRAWN, "--no-enable-chunked-prefill"], "must not be less than max-model-len 40960"),
+        ([*FEW, "--num-requests", "1", "--input-tokens", "2000"], "the load, request 1: input_tokens 2000"),
+        ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate must not be given with --sweep rate"),
+        ([*DRAWN, "--sweep", "pods=1:2:0.5"], "argument --sweep: 'pods=1:2:0.5' must be whole numbers"),
+        ([*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"], "--requests is of one run"),
+        ([*DRAWN, "--slo", "ttft=1"], "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99"),
+        ([*DRAWN, "--slo", "ttft_p50=-1ms"], "must have limits above 0, not -1ms"),
+        ([*DRAWN, "--json", "absent/x.json"], "absent/x.json: there is no folder absent"),
+        ([*DRAWN, "--json", "x", "--requests", "x"], "x is named twice"),
+        ([*DRAWN, "--plot", "app"], "app is a folder"),
+        ([*DRAWN, "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
+        (["--trace", "x.csv", "--seconds", "3"], "--seconds is of a load that is drawn"),
+        (["--trace", "x.csv", "--sweep", "rate=1:2:1"], "--sweep rate is of a load that is drawn"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert told in refusal(capsys, *argv)
+
+
+def test_a_wrong_row_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, before = tmp_path / "trace.csv", b"as it was"
+    targets = [tmp_path / name for name in ("x.json", "x.csv", "x.png")]
+    targets[0].write_bytes(before)
+    flags = [f"--{name}={path}" for name, path in zip(("json", "requests", "plot"), targets, strict=True)]
+    for rows, told in (
+        ("0,10,5\n0,1990,11\n", ", row 3: input_tokens 1990 and output_tokens 11 together must not exceed"),
+        ("0,10,5\n-1,10,1\n", ", row 3: arrival_s '-1' must be a number of seconds from 0 on"),
+    ):
+        trace.write_text(HEADER + rows)
+        message = refusal(capsys, "--trace", str(trace), *FEW, *flags)
+        assert message.startswith(str(trace) + told)
+    assert {path.name for path in tmp_path.iterdir()} == {"trace.csv", "x.json"}
+    assert targets[0].read_bytes() == before
+
+
+def test_a_request_must_fit_the_cache_without_max_model_len(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = tmp_path / "small.yaml"
+    profile.write_text(
+        "source: x\nmodel: x\ndevice: x\nengine: {num-gpu-blocks: 11, block-size: 4}\ncost: {base: 0.01}\n"
+    )
+    one = ["--profile", str(profile), "--num-requests", "1", "--output-tokens", "10", "--input-tokens"]
+    assert run([*one, "30"]) == 0
+    capsys.readouterr()
+    assert "what cache and budget hold, 40 tokens" in refusal(capsys, *one, "31")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["rate", "rate=1", "rate=1:2", "rate=2:1:1", "rate=0:1:1", "rate=1:2:0", "rate=a:b:c", "x=1:2:1"]
+    + ["rate=1:2:1e-9", "rate=nan:2:1", "rate=1:inf:1", "pods=1:20000:5000"],
+)
+def test_sweeps_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must"):
+        read_sweep(text)
+
+
+def test_sweeps_and_objectives_are_read() -> None:
+    assert read_sweep("rate=0.1:0.5:0.1").values == (0.1, 0.2, 0.3, 0.4, 0.5)
+    assert read_sweep("in-flight=1:6:2").values == (1, 3, 5)
+    first, second = read_objectives("ttft_p99=500ms, e2e_mean=2s")
+    assert (first.latency, first.statistic, first.limit_s, second.limit_s) == ("ttft", "p99", 0.5, 2.0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_told_of_what_takes_long() -> None:
+    told = {}
+    for stream in (io.StringIO(), Terminal()):
+        moments = iter([0.0, *(done / 4 for done in range(0, 100, 5))])
+        progress = Progress(stream, "simulated", 100, "requests", moments.__next__)
+        for done in range(0, 100, 5):
+            progress(done)
+        progress.end()
+        told[stream.isatty()] = stream.getvalue()
+    assert told[False].splitlines() == [
+        "simulated: 5 of 100 requests, 1 s, 24 s left",
+        "simulated: 45 of 100 requests, 11 s, 14 s left",
+        "simulated: 85 of 100 requests, 21 s, 4 s left",
+    ]
+    assert "\n" not in told[True]
+    assert told[True].split("\r")[2] == "simulated: 10 of 100 requests, 2 s, 22 s left"
+    assert told[True].endswith(" \r")
