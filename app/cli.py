@@ -3,7 +3,7 @@
 `python -m app serve MODEL [options]` does so with vLLM's command line (docs/serve.md). `python -m app
 dataset [flags]` makes a dataset instead (docs/datasets.md); `python -m app fleet [flags]` starts several
 servers and shows what routing does (docs/fleet.md); `python -m app simulate [flags]` says what an engine
-would do with a load (docs/fidelity.md).
+would do with a load; `record` and `calibrate` make a profile of a real one (docs/fidelity.md).
 """
 
 import os
