@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+QUICK_STEPS = Path(__file__).with_name("quick-steps.yaml")
 SEED = "7"
 """Of servers that are not told another: what they say is the same each time."""
 GENERAL_WAY = "UNDERSTUDY_TESTS_GENERAL_WAY"
 """Set by --general-way, for servers of every kind."""
+STEPS = "UNDERSTUDY_TESTS_STEPS"
+"""The same for --steps."""
 SERVER_PORTS = range(16_000, 32_000)
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 20.0
@@ -86,8 +89,9 @@ def running_gunicorn(
 
 
 def way() -> dict[str, str]:
-    """The variable by which servers do without the fast path, when the tests run with --general-way."""
-    return {"SIM_FAST_PATH": "false"} if os.environ.get(GENERAL_WAY) else {}
+    """The variables by which servers go another way, when the tests run with --general-way or --steps."""
+    general = {"SIM_FAST_PATH": "false"} if os.environ.get(GENERAL_WAY) else {}
+    return general | ({"SIM_PROFILE": str(QUICK_STEPS)} if os.environ.get(STEPS) else {})
 
 
 def free_port(ports: int = 1) -> int:

@@ -72,6 +72,11 @@ class SequenceState:
         self.preemptions = 0
 
     @property
+    def last_step(self) -> int:
+        """The number of the step in which a decode gets its last token."""
+        return self.prompt_tokens + self.output_tokens - 2 - self.lead
+
+    @property
     def known(self) -> int:
         """Tokens that it has, computed or not."""
         return self.prompt_tokens + self.written
@@ -91,8 +96,8 @@ class Batch(Generic[S]):
         "attention",
         "context",
         "decodes",
+        "drafts",
         "ends",
-        "extra",
         "prefilled",
         "prefills",
         "sequences",
@@ -114,14 +119,21 @@ class Batch(Generic[S]):
         self.decodes: Sequence[S] = ()
         self.prefilled: list[S] = []
         self.ends: list[S] = []
-        self.extra: dict[S, int] = {}
-        """Tokens beyond the first that a decode got by speculation."""
+        self.drafts: dict[S, tuple[int, int]] = {}
+        """By speculation: tokens that were drafted for a decode, and how many of them were right."""
+
+    def count(self, sequence: S) -> int:
+        """Tokens of its reply that a sequence gets."""
+        return 1 + self.drafts[sequence][1] if sequence in self.drafts else 1
 
 
 class Blocks(Protocol[S]):  # type: ignore[misc]
     """The pool that sequences take their blocks from."""
 
     block_size: int
+    """Tokens."""
+    capacity: int
+    """Blocks, without the null block."""
 
     @property
     def free(self) -> int:

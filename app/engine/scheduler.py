@@ -16,8 +16,6 @@ from typing import Generic
 
 from app.engine.batch import Batch, Blocks, FirstCome, S, SchedulerLimits, SequenceState, Speculation, Waiting
 
-NO_LIMIT = 1 << 62
-
 
 class Scheduler(Generic[S]):
     """Makes one batch after another. `blocks` has room for the longest sequence at least.
@@ -45,7 +43,7 @@ class Scheduler(Generic[S]):
         """Admit none."""
         self._speculation = speculation
         self._in_bulk = in_bulk and speculation is None
-        self._limit = limits.long_prefill_token_threshold or NO_LIMIT
+        self._limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         self._arrivals = self._admissions = 0
         self._step = 0
         """The number of the step that is made next."""
@@ -109,8 +107,8 @@ class Scheduler(Generic[S]):
             self._under_way += 1
         if self._singly:
             self._gather()
-        for sequence in batch.prefilled:
-            self._decode_or_end(sequence, batch)
+        if batch.prefilled:
+            self._sample(batch)
         if batch.tokens:
             return batch
         return self.schedule() if preempted and not self._under_way else None
@@ -194,16 +192,16 @@ class Scheduler(Generic[S]):
                 self.blocks.grow(sequence, 1)
                 sequence.held += 1
                 self._note_need(sequence)
-        for sequence in sorted(self._ends.pop(step, ()), key=_place):
+        ends = self._ends.pop(step, ())
+        for sequence in sorted(ends, key=_place):
             sequence.computed = step + 1 + sequence.lead
             self._end(sequence, batch)
             self._leads -= sequence.lead
-            self._decoding = [it for it in self._decoding if it is not sequence]
+        if ends:
+            self._decoding = [it for it in decoding if it.decodes]
 
     def _one_by_one(self, batch: Batch[S]) -> bool:
-        """A token for all decodes, and more of the prompts, as budget and blocks allow; whether that took
-        preemption.
-        """
+        """Tokens for all that runs, as budget and blocks allow; whether somebody was preempted for it."""
         self._scatter()
         preempted, place = False, 0
         budget = self.limits.max_num_batched_tokens
@@ -249,7 +247,8 @@ class Scheduler(Generic[S]):
             batch.context += sequence.computed
             extra = 0
             if tokens > 1 and self._speculation is not None:
-                batch.extra[sequence] = extra = self._speculation.accepted(tokens - 1)
+                extra = self._speculation.accepted(tokens - 1)
+                batch.drafts[sequence] = tokens - 1, extra
             sequence.computed += 1 + extra
             sequence.written += 1 + extra
             if sequence.written >= sequence.output_tokens:
@@ -332,16 +331,21 @@ class Scheduler(Generic[S]):
             self._prefilling.remove(sequence)
             batch.prefilled.append(sequence)
 
-    def _decode_or_end(self, sequence: S, batch: Batch[S]) -> None:
-        """Its prompt is computed in the step that was just made, so a token is sampled."""
-        sequence.written += 1
-        if sequence.written >= sequence.output_tokens:
-            self._end(sequence, batch)
-        else:
+    def _sample(self, batch: Batch[S]) -> None:
+        """Prompts were computed in the step that was just made: each gets a token."""
+        begun = []
+        for sequence in batch.prefilled:
+            sequence.written += 1
+            if sequence.written >= sequence.output_tokens:
+                self._end(sequence, batch)
+                continue
             sequence.decodes = True
             self._join(sequence)
-            self._decoding = [*self._decoding, sequence]
-            if self._decoding[-2:][0].place > sequence.place:  # a prompt in small chunks was overtaken
+            begun.append(sequence)
+        if begun:
+            before = self._decoding
+            self._decoding = [*before, *begun]
+            if before and before[-1].place > begun[0].place:  # a prompt in small chunks was overtaken
                 self._decoding.sort(key=_place)
 
     def _end(self, sequence: S, batch: Batch[S]) -> None:
@@ -355,13 +359,13 @@ class Scheduler(Generic[S]):
         """From the step that is made next on it advances with the others."""
         sequence.lead = sequence.computed - self._step
         self._leads += sequence.lead
-        self._ends.setdefault(_last_step(sequence), []).append(sequence)
+        self._ends.setdefault(sequence.last_step, []).append(sequence)
         self._note_need(sequence)
 
     def _note_need(self, sequence: S) -> None:
         """Write down when a decode needs its next block, if it ever does."""
         step = sequence.held * self.blocks.block_size - sequence.lead
-        if step <= _last_step(sequence):
+        if step <= sequence.last_step:
             self._needs.setdefault(step, []).append(sequence)
 
     def _part(self, sequence: S) -> None:
@@ -370,7 +374,7 @@ class Scheduler(Generic[S]):
         self._leads -= sequence.lead
         sequence.decodes = False
         next_need = sequence.held * self.blocks.block_size - sequence.lead
-        for calendar, step in ((self._ends, _last_step(sequence)), (self._needs, next_need)):
+        for calendar, step in ((self._ends, sequence.last_step), (self._needs, next_need)):
             if sequence in (noted := calendar.get(step, [])):
                 noted.remove(sequence)
 
@@ -394,8 +398,3 @@ class Scheduler(Generic[S]):
 
 def _place(sequence: SequenceState) -> int:
     return sequence.place
-
-
-def _last_step(sequence: SequenceState) -> int:
-    """The number of the step in which a decode gets its last token."""
-    return sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
 from itertools import chain
 from random import Random
+from typing import ParamSpec, TypeVar
 
 from app.engine.batch import Batch, Blocks, SchedulerLimits, Speculation
 from app.engine.cache_manager import KVCacheManager
@@ -18,13 +22,14 @@ from app.engine.sequence import Runtime
 from app.engine.speculation import Drafts
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
-from app.engine.stepped import StepState
-from app.engine.waiting import WaitingQueue
+from app.engine.stepped import HashedBlocks, StepCall, StepOwner, StepQueue, StepState
 from app.kvcache.counted import CountedBlocks
 from app.lora.adapters import LoRASlots
 from config.profile import FrontCosts, Profile
 from config.settings import Settings
 
+P = ParamSpec("P")
+T = TypeVar("T")
 MOST_PER_TURN = 256
 """Tokens handed out before others have their turn: about two milliseconds of work."""
 log = logging.getLogger(__name__)
@@ -66,88 +71,11 @@ def step_executor(
     )
 
 
-class StepQueue:
-    """Who waits, by the rules of `WaitingQueue`; who has a place has its adapter in memory."""
-
-    def __init__(self, lora: LoRASlots, by_priority: bool) -> None:
-        self._lora = lora
-        self._queue: WaitingQueue[StepState] = WaitingQueue(lora, by_priority)
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def add(self, sequence: StepState) -> None:
-        self._queue.add(sequence, sequence.arrived)
-        if sequence.preemptions and sequence.owner is not None:
-            sequence.owner.waits_again()
-
-    def head(self) -> StepState | None:
-        return self._queue.head()
-
-    def pop(self) -> StepState:
-        sequence = self._queue.head()
-        assert sequence is not None
-        self._queue.take(sequence)
-        sequence.holds_adapter = self._lora.enter(sequence.adapter)
-        return sequence
-
-    def left(self, sequence: StepState) -> None:
-        if sequence.holds_adapter and sequence.adapter is not None:
-            sequence.holds_adapter = False
-            self._lora.leave(sequence.adapter)
-
-    def remove(self, sequence: StepState) -> bool:
-        return self._queue.remove(sequence)
-
-
-class HashedBlocks:
-    """The blocks of `KVCacheManager` as a scheduler asks for them."""
-
-    def __init__(self, manager: KVCacheManager) -> None:
-        self._cache = manager.cache
-        self.block_size = manager.cache.block_size
-
-    @property
-    def free(self) -> int:
-        return self._cache.free
-
-    def find(self, sequence: StepState, tokens: int) -> int:
-        owner, blocks = sequence.owner, sequence.blocks
-        if owner is None or blocks is None:
-            return 0
-        sequence.stored = sequence.handed = written = tokens - sequence.prompt_tokens
-        return blocks.find(owner.written(written) if written else ())
-
-    def fits(self, sequence: StepState, tokens: int, found: int) -> bool:
-        return sequence.blocks is not None and sequence.blocks.fits_found()
-
-    def begin(self, sequence: StepState, found: int, count: int) -> None:
-        if sequence.blocks is None:
-            return
-        sequence.blocks.begin(found + count)
-        if not sequence.preemptions and sequence.owner is not None:
-            sequence.owner.found(sequence.blocks.looked_up())
-
-    def grow(self, sequence: StepState, count: int) -> None:
-        if sequence.blocks is not None:
-            sequence.blocks.grow(count)
-
-    def filled(self, sequence: StepState) -> None:
-        if sequence.blocks is not None:
-            sequence.blocks.compute(sequence.computed)
-
-    def release(self, sequence: StepState, held: int, findable: int = 0) -> None:
-        if sequence.blocks is not None:
-            sequence.blocks.finish()
-
-    def forget(self, sequence: StepState) -> None:
-        """What it left is found by its hashes, by whoever."""
-
-
-class StepExecutor:
+class StepExecutor(Executor):
     """Runs sequences in the steps of one engine: `StepLoop` on the live clock.
 
-    It tells the metrics what a step was, and the cache's events at the end of each.
+    It tells the metrics what a step was, and the cache's events at the end of each. Calls that are submitted,
+    as to any executor, wait for a place among the sequences and are made at the end of their step.
     """
 
     def __init__(
@@ -175,6 +103,8 @@ class StepExecutor:
             self._scheduler, cost, self, self, front.out_per_stream, depth, self._transfer
         )
         self._timing = runtime.timing
+        if speculation is not None:
+            runtime.recorder.expect_drafts(speculation.drafts)
         self._line: deque[tuple[float, StepState]] = deque()
         """Requests in the front, with the moments at which the scheduler sees them."""
         self._in_line = 0
@@ -184,7 +114,7 @@ class StepExecutor:
         self._alarm: Alarm | None = None
         self._due_s = float("inf")
         """When the alarm rings."""
-        self._turning = False
+        self._turning = self._closed = False
 
     @property
     def running(self) -> int:
@@ -210,12 +140,29 @@ class StepExecutor:
         self._scheduler.paused = False
         self._look()
 
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call `fn` at the end of a step in which it has a place. RuntimeError after `shutdown`."""
+        if self._closed:
+            raise RuntimeError("no new tasks after shutdown")
+        call: StepCall[T] = StepCall(partial(fn, *args, **kwargs), self._clock.now())
+        self.enter(StepState(call, prompt_tokens=1, output_tokens=0))
+        return call
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls; with `cancel_futures` drop those that the scheduler has not seen."""
+        self._closed = True
+        for _, state in self._line if cancel_futures else ():
+            if isinstance(state.owner, StepCall):
+                state.owner.cancel()
+
     def enter(self, state: StepState) -> None:
         """A request has come."""
         owner = state.owner
         if owner is None:
             return
-        due_s = self._front.visible_s(owner.request.arrival_s, state.prompt_tokens)
+        due_s = self._front.visible_s(owner.arrival_s, state.prompt_tokens)
+        if (late_s := self._clock.now() - due_s) > 0:
+            self._recorder.late(late_s)
         self._seen_s = max(self._seen_s, due_s)
         self._line.append((self._seen_s, state))
         self._in_line += 1
@@ -227,6 +174,7 @@ class StepExecutor:
             self._in_line -= 1
             return
         self._scheduler.remove(state)
+        self._tell_usage()
         self._look()
 
     def _look(self) -> None:
@@ -246,10 +194,16 @@ class StepExecutor:
         taken = []
         while self._line and self._line[0][0] <= until_s:
             state = self._line.popleft()[1]
-            if state.owner is not None and state.owner.seen():
-                self._in_line -= 1
+            if state.owner is not None and self._is_seen(state, state.owner):
                 taken.append(state)
         return taken
+
+    def _is_seen(self, state: StepState, owner: StepOwner) -> bool:
+        """Whether the scheduler is to have it. A sequence that is over withdraws by itself."""
+        seen = owner.seen()
+        if seen or isinstance(owner, StepCall):
+            self._in_line -= 1
+        return seen
 
     def _transfer(self, state: StepState) -> float:
         return self._timing.time_to_first_token(state.prompt_tokens, remote=True)
@@ -260,18 +214,21 @@ class StepExecutor:
         for state in batch.admitted:
             if state.owner is not None:
                 state.owner.admitted(now_s)
-        self._tell_blocks()
 
     def step_over(self, batch: Batch[StepState], first_s: float, gap_s: float) -> None:
         """See `Outputs`."""
         if self._manager is not None:
             for state in chain(batch.decodes, batch.prefilled):
-                self._store(state, 1 + batch.extra.get(state, 0) if batch.extra else 1)
+                self._store(state, batch.count(state))
+            self._manager.end_step()
+        for drafted, accepted in batch.drafts.values():
+            self._recorder.drafted(drafted, accepted)
         for state in batch.ends:
             if state.owner is not None:
                 state.owner.has_last()
         prompts = sum(it.prompt_tokens - it.owner.cached_tokens for it in batch.prefilled if it.owner)
-        self._recorder.step(len(batch.decodes) + len(batch.prefilled) + sum(batch.extra.values()) + prompts)
+        more = sum(accepted for _, accepted in batch.drafts.values())
+        self._recorder.step(len(batch.decodes) + len(batch.prefilled) + more + prompts)
         self._out.append(HandOut(batch, first_s, gap_s))
 
     def _store(self, state: StepState, count: int) -> None:
@@ -284,11 +241,8 @@ class StepExecutor:
                 state.blocks.write(state.owner.written(state.handed)[state.stored :])
                 state.stored = state.handed
 
-    def _tell_blocks(self) -> None:
-        if self._manager is not None:
-            self._manager.end_step()
-        elif isinstance(self._blocks, CountedBlocks):
-            self._recorder.cache_used(1.0 - self._blocks.free / self._blocks.capacity)
+    def _tell_usage(self) -> None:
+        self._recorder.cache_used(1.0 - self._blocks.free / self._blocks.capacity)
 
     # The alarm.
 
@@ -335,6 +289,7 @@ class StepExecutor:
                 return event_s
             else:
                 self._loop.go_on(event_s)
+                self._tell_usage()
                 budget -= 1
 
     def _next_out(self) -> float | None:
@@ -362,11 +317,11 @@ class StepExecutor:
 class HandOut:
     """The tokens of a step that are not handed out yet."""
 
-    __slots__ = ("_extra", "_gap_s", "_place", "_streams", "left", "next_s")
+    __slots__ = ("_batch", "_gap_s", "_place", "_streams", "left", "next_s")
 
     def __init__(self, batch: Batch[StepState], first_s: float, gap_s: float) -> None:
         self._streams = [*batch.decodes, *batch.prefilled]
-        self._extra = batch.extra
+        self._batch = batch
         self._gap_s = gap_s
         self._place = 0
         self.left = len(self._streams)
@@ -378,7 +333,7 @@ class HandOut:
         self._place += 1
         self.left -= 1
         self.next_s += self._gap_s
-        return state, 1 + self._extra.get(state, 0) if self._extra else 1
+        return state, self._batch.count(state)
 
 
 class Alarm:

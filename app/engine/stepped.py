@@ -1,18 +1,26 @@
-"""A sequence that shares the steps of an engine: `StepExecutor` says when its tokens are there."""
+"""Sequences that share the steps of an engine, the line and the blocks that they have there.
+
+`StepExecutor` says when their tokens are due.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
 
 from app.engine.batch import SequenceState
-from app.engine.cache_manager import SequenceBlocks
+from app.engine.cache_manager import KVCacheManager, SequenceBlocks
 from app.engine.client import Emit
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
 from app.engine.sequence import CACHE_THRESHOLD, Runtime, Sequence
+from app.engine.waiting import WaitingQueue
+from app.lora.adapters import LoRASlots
+
+T = TypeVar("T")
 
 
 class Steps(Protocol):
@@ -27,19 +35,61 @@ class Steps(Protocol):
         """It is over, perhaps before its time."""
 
 
+class StepOwner(Protocol):
+    """Who is told how it goes: a sequence, or a call."""
+
+    @property
+    def arrival_s(self) -> float:
+        """When it came."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of its prompt that need not be computed."""
+
+    def seen(self) -> bool:
+        """The scheduler sees it; False when it is over already."""
+
+    def found(self, tokens: int) -> None:
+        """So many tokens of its prompt were cached."""
+
+    def admitted(self, now_s: float) -> None:
+        """It has a place, and takes part in the next step."""
+
+    def waits_again(self) -> None:
+        """It lost its blocks."""
+
+    def has_last(self) -> None:
+        """The step of its last token is over: it no longer has a place."""
+
+    def token(self, at_s: float, count: int) -> None:
+        """Its next `count` tokens, due at `at_s`."""
+
+    def written(self, count: int) -> Listed[int]:
+        """The ids of its first `count` tokens."""
+
+    def fail(self, error: Exception) -> None:
+        """Its tokens could not be taken."""
+
+
 class StepState(SequenceState):
     """A sequence as the scheduler of this process knows it."""
 
     __slots__ = ("adapter", "blocks", "handed", "holds_adapter", "owner", "stored")
 
-    def __init__(self, owner: SteppedSequence, reply: Reply, blocks: SequenceBlocks | None) -> None:
-        request = owner.request
-        super().__init__(
-            len(request.prompt_ids), len(reply.ids), request.priority, remote=request.remote_prefill
-        )
-        self.owner: SteppedSequence | None = owner
+    def __init__(
+        self,
+        owner: StepOwner,
+        prompt_tokens: int,
+        output_tokens: int,
+        priority: int = 0,
+        remote: bool = False,
+        adapter: str | None = None,
+        blocks: SequenceBlocks | None = None,
+    ) -> None:
+        super().__init__(prompt_tokens, output_tokens, priority, remote)
+        self.owner: StepOwner | None = owner
         """None when it is over: the steps under way may keep us for a while."""
-        self.adapter = request.adapter
+        self.adapter = adapter
         self.holds_adapter = False
         self.blocks = blocks
         self.handed = self.stored = 0
@@ -62,8 +112,18 @@ class SteppedSequence(Sequence):
         executor: Steps,
     ) -> None:
         super().__init__(request, reply, None, runtime, emit, ended)
-        self.state = StepState(self, reply, blocks)
+        self.state = StepState(
+            self,
+            len(request.prompt_ids),
+            len(reply.ids),
+            request.priority,
+            request.remote_prefill,
+            request.adapter,
+            blocks,
+        )
         self._executor = executor
+        if request.remote_prefill:
+            self._fetched_tokens = len(request.prompt_ids)
         self._counted: Callable[[int, str | None], None] | None = None
         """The gauge in which it stands."""
         self._promised = 0
@@ -76,6 +136,10 @@ class SteppedSequence(Sequence):
     @property
     def preemptions(self) -> int:
         return self.state.preemptions
+
+    @property
+    def arrival_s(self) -> float:
+        return self.request.arrival_s
 
     def fits(self) -> bool:
         blocks = self.state.blocks
@@ -113,8 +177,8 @@ class SteppedSequence(Sequence):
     def found(self, tokens: int) -> None:
         """So many tokens of its prompt were cached; the others of a remote prefill come over the net."""
         self._cached_tokens = tokens
-        if self.request.remote_prefill:
-            self._fetched_tokens = len(self.request.prompt_ids) - tokens
+        if self._fetched_tokens:
+            self._fetched_tokens -= tokens
 
     @property
     def cached_tokens(self) -> int:
@@ -202,3 +266,119 @@ class SteppedSequence(Sequence):
         self.state.owner = None
         self.state.blocks = None
         self._late.clear()
+
+
+class StepCall(Future[T]):
+    """A function call that waits for its turn with the sequences: its own future."""
+
+    def __init__(self, call: Callable[[], T], arrival_s: float) -> None:
+        super().__init__()
+        self.arrival_s = arrival_s
+        self.cached_tokens = 1
+        self._call = call
+
+    def seen(self) -> bool:
+        return self.set_running_or_notify_cancel()
+
+    def found(self, tokens: int) -> None:
+        """It has no prompt."""
+
+    def admitted(self, now_s: float) -> None:
+        """It is called when the step is over."""
+
+    def waits_again(self) -> None:
+        """Nothing of it is lost."""
+
+    def has_last(self) -> None:
+        """Its place is free before its result is there: who waits for it may submit again."""
+
+    def token(self, at_s: float, count: int) -> None:
+        try:
+            self.set_result(self._call())
+        except Exception as error:
+            self.set_exception(error)
+
+    def written(self, count: int) -> Listed[int]:
+        return ()
+
+    def fail(self, error: Exception) -> None:
+        self.set_exception(error)
+
+
+class StepQueue:
+    """Who waits, by the rules of `WaitingQueue`; who has a place has its adapter in memory."""
+
+    def __init__(self, lora: LoRASlots, by_priority: bool) -> None:
+        self._lora = lora
+        self._queue: WaitingQueue[StepState] = WaitingQueue(lora, by_priority)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, sequence: StepState) -> None:
+        self._queue.add(sequence, sequence.arrived)
+        if sequence.preemptions and sequence.owner is not None:
+            sequence.owner.waits_again()
+
+    def head(self) -> StepState | None:
+        return self._queue.head()
+
+    def pop(self) -> StepState:
+        sequence = self._queue.head()
+        assert sequence is not None
+        self._queue.take(sequence)
+        sequence.holds_adapter = self._lora.enter(sequence.adapter)
+        return sequence
+
+    def left(self, sequence: StepState) -> None:
+        if sequence.holds_adapter and sequence.adapter is not None:
+            sequence.holds_adapter = False
+            self._lora.leave(sequence.adapter)
+
+    def remove(self, sequence: StepState) -> bool:
+        return self._queue.remove(sequence)
+
+
+class HashedBlocks:
+    """The blocks of `KVCacheManager` as a scheduler asks for them."""
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self._cache = manager.cache
+        self.block_size = manager.cache.block_size
+        self.capacity = manager.cache.capacity
+
+    @property
+    def free(self) -> int:
+        return self._cache.free
+
+    def find(self, sequence: StepState, tokens: int) -> int:
+        owner, blocks = sequence.owner, sequence.blocks
+        if owner is None or blocks is None:
+            return 0
+        sequence.stored = sequence.handed = written = tokens - sequence.prompt_tokens
+        return blocks.find(owner.written(written) if written else ())
+
+    def fits(self, sequence: StepState, tokens: int, found: int) -> bool:
+        return sequence.blocks is None or sequence.blocks.fits_found()
+
+    def begin(self, sequence: StepState, found: int, count: int) -> None:
+        if sequence.blocks is None:
+            return
+        sequence.blocks.begin(found + count)
+        if not sequence.preemptions and sequence.owner is not None:
+            sequence.owner.found(sequence.blocks.looked_up())
+
+    def grow(self, sequence: StepState, count: int) -> None:
+        if sequence.blocks is not None:
+            sequence.blocks.grow(count)
+
+    def filled(self, sequence: StepState) -> None:
+        if sequence.blocks is not None:
+            sequence.blocks.compute(sequence.computed)
+
+    def release(self, sequence: StepState, held: int, findable: int = 0) -> None:
+        if sequence.blocks is not None:
+            sequence.blocks.finish()
+
+    def forget(self, sequence: StepState) -> None:
+        """What it left is found by its hashes, by whoever."""

@@ -28,7 +28,7 @@ class Constant(Struct, frozen=True):
     spread: float
     """How far it may well be from its start: the natural logarithm of the ratio."""
     least: float
-    """Where it starts if the start has none."""
+    """Where it starts if the start has none, as of a data sheet: about what devices were seen to have."""
     most: float = 10.0
 
 
@@ -38,14 +38,14 @@ CONSTANTS = (
     Constant("expert_weights", 0.3, 0.0),
     Constant("per_token", 0.15, 1e-6),
     Constant("p", 0.4, 6.0, most=100.0),
-    Constant("tile", 0.7, 0.1, most=1.0),
+    Constant("tile", 0.5, 0.3, most=1.0),
     Constant("per_context", 0.15, 1e-9),
     Constant("per_attention", 0.4, 1e-10),
     Constant("per_sequence", 0.6, 10e-6),
-    Constant("mixed_context", 0.7, 2e-9),
-    Constant("slowdown", 1.0, 0.03),
+    Constant("mixed_context", 0.7, 3e-9),
+    Constant("slowdown", 0.5, 0.2),
     Constant("tau", 0.4, 0.04, most=100.0),
-    Constant("wake", 0.6, 1e-3),
+    Constant("wake", 0.6, 2e-3),
     Constant("front", 0.3, 2e-3),
     Constant("front_per_token", 0.4, 0.5e-6),
     Constant("out_per_stream", 0.4, 20e-6),

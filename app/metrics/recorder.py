@@ -16,6 +16,7 @@ from app.metrics.families import BLOCK_TIMES, CACHE_CONFIG, REJECTIONS, EngineFa
 from app.metrics.instruments import Counter, Gauge, Histogram
 from app.metrics.lora_requests import LoraRequests
 from app.metrics.sequences import BLOCK, FinishedSequence, FinishedSequences, FinishReason
+from app.metrics.steps import Drafts, Lateness
 from app.metrics.transfers import Transfers
 
 RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
@@ -59,6 +60,9 @@ class Recorder:
         block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
         self._new_transfers = partial(Transfers, server, block_size, now)
         self._transfers = self._new_transfers() if transfers else None
+        self._new_drafts = partial(Drafts, server, now=now)
+        self._drafts: Drafts | None = None
+        self._lateness = Lateness(server, now) if steps else None
         self._block_times = {name: one(Histogram, name) for name in BLOCK_TIMES if block_times}
         rejections = "admission_rejections_total"
         self._rejected = {reason: one(Counter, rejections, reason=reason) for reason in REJECTIONS}
@@ -134,6 +138,20 @@ class Recorder:
     def step(self, tokens: int) -> None:
         """A step of the engine is over, in which so many tokens were computed or written."""
         self._iterations.observe(tokens)
+
+    def expect_drafts(self, positions: int) -> None:
+        """Decodes are speculative: drafts have so many tokens."""
+        self._drafts = self._new_drafts(positions)
+
+    def drafted(self, tokens: int, accepted: int) -> None:
+        """A draft of so many tokens was checked, and the first `accepted` of them were right."""
+        if self._drafts is not None:
+            self._drafts.checked(tokens, accepted)
+
+    def late(self, seconds: float) -> None:
+        """A request reached the engine so long after its scheduler should have seen it."""
+        if self._lateness is not None:
+            self._lateness.late(seconds)
 
     def preempted(self) -> None:
         """A sequence lost its blocks, and waits for others."""
@@ -261,7 +279,7 @@ class Recorder:
         self.fold()
         if self._steps is not None:
             self._steps.flush()
-        more = [self._transfers, self._loras]
+        more = [self._transfers, self._drafts, self._loras, self._lateness]
         return self._families.render() + "".join(part.render() for part in more if part is not None)
 
     def fold(self) -> None:

@@ -5,8 +5,8 @@ Whoever may not wait (the fast path) asks here. A text of `MOST_BYTES` takes les
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -23,6 +23,8 @@ ID_BYTES = 40
 """Memory of a token id and its place in a list; that of small ones is shared."""
 LARGEST_SHARE = 8
 """An entry that takes a larger part of the memo than one in so many is not kept."""
+SEEN = 1 << 13
+"""Prompts of which is known that they came once, by their hashes: 64 KB."""
 
 
 class PromptMemo:
@@ -42,9 +44,12 @@ class PromptMemo:
     def get(self, raw: bytes) -> list[int] | None:
         """The ids that were put for these bytes; None when they are not here (any more)."""
         ids = self._entries.get(raw)
-        if ids is not None:
-            with suppress(KeyError):  # another thread may have dropped it meanwhile
-                self._entries.move_to_end(raw)
+        if ids is None:
+            return None
+        try:
+            self._entries.move_to_end(raw)
+        except KeyError:  # another thread has dropped it meanwhile
+            return None
         return ids
 
     def put(self, raw: bytes, ids: list[int]) -> None:
@@ -63,12 +68,18 @@ class PromptMemo:
 
 
 class KnownPrompts:
-    """The token ids of prompts of one kind, remembered in `memo`."""
+    """The token ids of prompts of one kind, remembered in `memo` from the second time on.
+
+    Most prompts never come again: remembering each, and forgetting another one for it whose memory has long
+    left the processor's caches, takes more time than half of its tokens.
+    """
 
     def __init__(self, tokenizer: Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
         self.memo = PromptMemo(limit_bytes)
         self._get = self.memo.get
         self._tokenizer = tokenizer
+        self._seen = array("q", bytes(8 * SEEN))
+        """The hash of the last prompt that came, for each remainder."""
 
     def ids(self, key: bytes) -> list[int] | None:
         """The token ids of a prompt, which nobody may change; None when it is long, or not as expected."""
@@ -79,9 +90,18 @@ class KnownPrompts:
             ids = self.encode(key)
         except TokenizerError:
             return None
-        if ids is not None:
+        if ids is not None and self._comes_again(key):
             self.memo.put(key, ids)
         return ids
+
+    def _comes_again(self, key: bytes) -> bool:
+        """True when the prompt came before, and not too many others since."""
+        mark = hash(key)
+        place = mark % SEEN
+        if self._seen[place] == mark:
+            return True
+        self._seen[place] = mark
+        return False
 
     def encode(self, key: bytes) -> list[int] | None:
         """The token ids of a new prompt."""

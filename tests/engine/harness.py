@@ -26,6 +26,7 @@ from app.schema import Schemas
 from app.simulated.corpus import Corpus, sample_sentences
 from app.simulated.model import SimulatedModel
 from app.tokenization import Tokenizer, load_tokenizer
+from config.profile import Profile
 from config.settings import KVCacheSettings, LatencySettings, ReplySettings, SchedulingSettings, Settings
 
 BLOCK_TOKENS = 8
@@ -85,11 +86,12 @@ class Harness:
         blocks: int | None = None,
         refuses_full: bool = False,
         clock: Any = None,
+        profile: Profile | None = None,
         **latency: Any,
     ) -> None:
         self.adapters = set(adapters)
         self.clock = clock or VirtualClock(START_S)
-        self.recorder = Recorder("test", 4096, {}, max_loras=max_loras)
+        self.recorder = Recorder("test", 4096, {}, max_loras=max_loras, steps=profile is not None)
         self.settings = settings = Settings(
             reply=ReplySettings(mode=mode),  # type: ignore[arg-type]
             latency=LatencySettings(**latency),
@@ -121,7 +123,7 @@ class Harness:
             )
         self.lora = LoRASlots(max_loras, lambda adapter: adapter in self.adapters)
         self.engine = Engine(
-            settings, model, self.recorder, self.clock, Streams(seed, 0), self.lora, self.cache
+            settings, model, self.recorder, self.clock, Streams(seed, 0), self.lora, self.cache, profile
         )
         self.wheel = self.engine.wheel
         self.observers: list[Observer] = []

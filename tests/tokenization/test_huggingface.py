@@ -210,7 +210,7 @@ def test_caches_are_bounded_and_tell_what_they_hold(tmp_path: Path) -> None:
     before = {name: cache.size_bytes for name, cache in tokenizer.caches.items()}
     ids = tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
     tokenizer.pieces(ids)
-    assert before.keys() == {"conversations", "chat templates", "token bytes", "token texts"}
+    assert before.keys() == {"conversations", "chat templates", "token bytes", "token texts", "words"}
     for name, cache in tokenizer.caches.items():
         assert before[name] < cache.size_bytes < cache.limit_bytes < 40_000_000, name
 

@@ -1,0 +1,112 @@
+"""Profiles: what they set, what is stronger, and what is wrong with one, in a line that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from config import ConfigError
+from config.loader import load
+from config.profile import SHIPPED, read_profile, shipped_profiles
+
+NAME = "qwen3-14b-h100"
+
+
+def changed(tmp_path: Path, **changes: Any) -> str:
+    """A file like the shipped profile, with other values at `part.key`; None takes one out."""
+    document = yaml.safe_load((SHIPPED / f"{NAME}.yaml").read_text())
+    for place, value in changes.items():
+        part, _, key = place.replace("_", "-").partition("--")
+        inside = document[part] if key else document
+        if value is None:
+            del inside[key or part]
+        else:
+            inside[key or part] = value
+    path = tmp_path / "profile.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_every_shipped_profile_is_one_and_says_where_it_is_from(name: str) -> None:
+    profile = read_profile(name)
+    assert profile.source and profile.model and profile.device and profile.checked
+
+
+def test_a_profile_sets_the_engine_that_it_describes() -> None:
+    settings = load(["--profile", NAME], {})
+    assert (settings.steps.timing, settings.steps.profile, settings.steps.shared) == ("steps", NAME, True)
+    assert (settings.kvcache.kv_cache_size, settings.kvcache.block_size) == (18038, 16)
+    assert (settings.scheduling.max_num_seqs, settings.steps.max_num_batched_tokens) == (256, 8192)
+    assert settings.kvcache.enable_kvcache and settings.model.max_model_len == 40960
+
+
+def test_steps_without_a_profile_are_those_of_the_recorded_engine() -> None:
+    assert load(["--timing", "steps"], {}) == load(["--profile", NAME], {})
+
+
+def test_requests_keep_their_latencies_whatever_profile_is_named() -> None:
+    settings = load(["--timing", "requests", "--profile", NAME], {})
+    assert not settings.steps.shared and settings.kvcache.kv_cache_size == 1024
+
+
+def test_whatever_is_said_is_stronger_than_the_profile(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("max-num-batched-tokens: 4096\n")
+    argv = ["--profile", NAME, "--max-num-seqs", "64", "--config", str(file)]
+    settings = load(argv, {"SIM_NUM_GPU_BLOCKS_OVERRIDE": "5000"})
+    assert settings.scheduling.max_num_seqs == 64
+    assert settings.steps.max_num_batched_tokens == 4096
+    assert settings.kvcache.kv_cache_size == 5000
+
+
+def test_names_of_vllm_are_those_of_the_simulators() -> None:
+    settings = load(["--enable-prefix-caching", "--num-gpu-blocks-override", "77"], {})
+    assert (settings.kvcache.enable_kvcache, settings.kvcache.kv_cache_size) == (True, 77)
+    assert not load(["--no-enable-prefix-caching"], {"SIM_ENABLE_KVCACHE": "true"}).kvcache.enable_kvcache
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--enable-kvcache", "--no-enable-prefix-caching"], "setting enable-prefix-caching"),
+        (["--kv-cache-size", "9", "--num-gpu-blocks-override", "8"], "setting num-gpu-blocks-override"),
+        (["--profile", "nobody"], "profile nobody"),
+        (["--profile", NAME, "--max-num-batched-tokens", "255"], "setting max-num-batched-tokens"),
+        (["--profile", NAME, "--kv-cache-size", "100"], "setting kv-cache-size"),
+        (["--profile", NAME, "--no-enable-chunked-prefill"], "setting enable-chunked-prefill"),
+        (["--timing", "stepwise"], "setting timing"),
+    ],
+)
+def test_what_does_not_fit_is_named(argv: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as error:
+        load(argv, {})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"cost--weights": -1e-3}, "weights"),
+        ({"cost--p": 0.5}, "cost"),
+        ({"cost--tau": 0}, "cost"),
+        ({"cost--per_token": "fast"}, "per-token"),
+        ({"cost--per_token": 20.0}, "per-token"),
+        ({"cost--heat": 1}, "heat"),
+        ({"cost": None}, "cost"),
+        ({"engine--num_gpu_blocks": 1}, "num-gpu-blocks"),
+        ({"engine--num_gpu_blocks": None}, "num-gpu-blocks"),
+        ({"engine--max_num_seqs": 0}, "max-num-seqs"),
+        ({"front--front": float("nan")}, "front"),
+        ({"speculation": {"acceptance": [1.5]}}, "acceptance"),
+        ({"source": None}, "source"),
+    ],
+)
+def test_a_profile_that_is_wrong_is_refused(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    path = changed(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=named) as error:
+        load(["--profile", path], {})
+    assert path in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,285 @@
+"""Requests that share steps: on the virtual clock they tell what the loop by itself tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from app.engine.batch import SchedulerLimits
+from app.engine.outputs import Started
+from app.engine.scheduler import Scheduler
+from app.engine.step_cost import StepCost
+from app.engine.step_loop import StepLoop
+from app.fidelity.client import Client, OfflineRequest
+from app.kvcache.counted import CountedBlocks
+from config.profile import SpeculationRates, read_profile
+from config.settings import StepSettings
+from tests.engine.harness import BLOCK_TOKENS, START_S, Harness, engine_request
+from tests.engine.loops import Moments
+
+PROFILE = read_profile("qwen3-14b-h100")
+BLOCKS = 40
+STEP_S = 0.02
+"""Longer than a step of few sequences, its front and its way out."""
+
+
+def stepped(**fields: Any) -> Harness:
+    fields = {"slots": 3, "profile": PROFILE, **fields}
+    return Harness(sections={"steps": StepSettings(timing="steps")}, **fields)
+
+
+def moments(harness: Harness, request_id: str) -> list[float]:
+    """Of each token."""
+    return [event.at_s - START_S for event in harness.tokens(request_id) for _ in event.ids]
+
+
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.001, 0.02, 0.4]), st.integers(1, 60), st.integers(1, 12)),
+    min_size=1,
+    max_size=12,
+)
+"""Gap in seconds, tokens of the prompt, tokens of the reply."""
+
+
+@settings(deadline=None)
+@given(REQUESTS)
+def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
+    harness = stepped(blocks=BLOCKS)
+    load = []
+    for number, (gap_s, prompt, reply) in enumerate(requests):
+        harness.clock.advance(gap_s)
+        harness.ask(
+            str(number), prompt_ids=list(range(100 * number, 100 * number + prompt)), max_tokens=reply
+        )
+        load.append(OfflineRequest(harness.clock.now(), prompt, reply))
+    harness.clock.advance(10)
+    client = Client(load, PROFILE.front)
+    scheduler: Scheduler[OfflineRequest] = Scheduler(
+        SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=8192), CountedBlocks(BLOCKS, BLOCK_TOKENS)
+    )
+    loop = StepLoop(scheduler, StepCost(PROFILE.cost), client, Moments(), PROFILE.front.out_per_stream)
+    loop.advance(float("inf"))
+    for number, request in enumerate(load):
+        told = moments(harness, str(number))
+        assert len(told) == request.output_tokens
+        assert (told[0], told[-1]) == pytest.approx(
+            (request.first_s - START_S, request.last_s - START_S), abs=1e-9
+        )
+    assert harness.metric("num_preemptions_total") == scheduler.preemptions
+    assert harness.is_idle()
+
+
+def test_requests_share_steps_and_metrics_tell_them() -> None:
+    harness = stepped()
+    for name in "ab":
+        harness.ask(name, prompt_ids=[1] * 10, max_tokens=3)
+    harness.clock.advance(0.01)
+    assert harness.gauges() == (2, 0)
+    harness.clock.advance(1)
+    assert [event.at_s for event in harness.tokens("b")] == pytest.approx(
+        [event.at_s + PROFILE.front.out_per_stream for event in harness.tokens("a")]
+    )
+    assert harness.metric("iteration_tokens_total_count") == 3
+    assert harness.metric("iteration_tokens_total_sum") == 2 * (10 + 3)
+    assert harness.metric("generation_tokens_total") == 6
+    assert harness.metric("request_queue_time_seconds_sum") == pytest.approx(
+        2 * PROFILE.front.visible_s(0, 10)
+    )
+    assert harness.metric("request_success_total") == 2
+    assert harness.is_idle()
+
+
+def test_who_is_read_too_late_is_told() -> None:
+    harness = stepped()
+    harness.ask("a", arrival_s=START_S - 0.1)
+    harness.ask("b")
+    assert "understudy_late_requests_total{" in harness.recorder.render()
+    [late] = [
+        it for it in harness.recorder.render().splitlines() if it.startswith("understudy_late_seconds_total")
+    ]
+    assert float(late.split()[-1]) == pytest.approx(0.1 - PROFILE.front.visible_s(0, 3))
+
+
+def test_who_has_no_place_waits_for_one() -> None:
+    harness = stepped(slots=1)
+    harness.ask("a", max_tokens=3)
+    harness.ask("b", max_tokens=3)
+    harness.clock.advance(0.02)
+    assert harness.gauges() == (1, 1)
+    harness.clock.advance(1)
+    assert moments(harness, "b")[0] > moments(harness, "a")[-1]
+    assert harness.is_idle()
+
+
+def test_a_full_cache_preempts_and_everybody_gets_all_the_same() -> None:
+    harness = stepped(blocks=12, slots=4)
+    for name in "abc":
+        harness.ask(name, prompt_ids=[ord(name)] * 20, max_tokens=24)
+    harness.clock.advance(10)
+    assert [len(moments(harness, name)) for name in "abc"] == [24, 24, 24]
+    assert harness.metric("num_preemptions_total") > 0
+    assert harness.metric("request_num_preemptions_sum") == harness.metric("num_preemptions_total")
+    assert harness.cache is not None
+    harness.cache.cache.check_integrity()
+    assert harness.is_idle() and harness.metric("kv_cache_usage_perc") == 0
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.015, 0.03, 0.06])
+def test_an_abort_at_any_time_gives_all_back(after_s: float) -> None:
+    harness = stepped(blocks=BLOCKS, slots=1)
+    handle = harness.ask("a", prompt_ids=[1] * 30, max_tokens=20)
+    harness.ask("b", prompt_ids=[2] * 30, max_tokens=4)
+    harness.clock.advance(after_s)
+    said = len(harness.events)
+    handle.abort()
+    assert handle.future.done()
+    harness.clock.advance(5)
+    assert [name for name, _ in harness.events[said:]].count("a") == 0
+    assert harness.finish("b") == "length"
+    assert harness.is_idle() and harness.metric("kv_cache_usage_perc") == 0
+    assert harness.metric("request_success_total", finished_reason="abort") == 1
+
+
+def test_choices_of_one_request_share_its_prompt() -> None:
+    harness = stepped(blocks=BLOCKS, slots=4)
+    harness.ask("a", choices=3, prompt_ids=list(range(17)), max_tokens=4, together=3)
+    harness.clock.advance(1)
+    assert [len(harness.tokens("a", index)) for index in range(3)] == [4, 4, 4]
+    assert harness.metric("prefix_cache_hits_total") == 2 * 16
+    assert harness.is_idle()
+
+
+def test_a_cached_prompt_is_sooner() -> None:
+    harness = stepped(blocks=400, slots=4)
+    ids = list(range(1600))
+    harness.ask("cold", prompt_ids=ids)
+    harness.clock.advance(1)
+    harness.ask("warm", prompt_ids=ids)
+    harness.clock.advance(1)
+    cold_s, warm_s = moments(harness, "cold")[0], moments(harness, "warm")[0] - 1
+    assert warm_s < cold_s - 0.02
+    assert next(event.cached_tokens for event in harness.of("warm") if isinstance(event, Started)) == 1592
+
+
+def test_too_little_cached_ends_at_once() -> None:
+    harness = stepped(blocks=BLOCKS)
+    harness.ask("a", least_hit_rate=0.5)
+    harness.clock.advance(1)
+    assert harness.finish("a") == "cache_threshold" and not moments(harness, "a")
+    assert harness.is_idle()
+
+
+def test_a_remote_prefill_comes_over_the_net() -> None:
+    harness = stepped(slots=1, kv_cache_transfer_latency=0.5)
+    harness.ask("a", remote_prefill=True, prompt_ids=[1] * 1000)
+    harness.clock.advance(0.3)
+    assert harness.gauges() == (0, 1)
+    harness.ask("b", max_tokens=2)
+    harness.clock.advance(0.1)
+    assert harness.finish("b") == "length"  # the place was not taken
+    harness.clock.advance(1)
+    assert moments(harness, "a")[0] == pytest.approx(0.5, abs=2 * STEP_S)
+    assert harness.metric("prompt_tokens_by_source_total", source="external_kv_transfer") == 1000
+    assert harness.is_idle()
+
+
+def test_paused_nobody_begins_and_all_go_on_afterwards() -> None:
+    harness = stepped()
+    harness.ask("a", max_tokens=20)
+    harness.clock.advance(0.05)
+    harness.engine.pause()
+    harness.ask("b", max_tokens=2)
+    harness.clock.advance(1)
+    assert harness.finish("a") == "length" and not harness.of("b")
+    harness.engine.resume()
+    harness.clock.advance(1)
+    assert harness.finish("b") == "length" and harness.is_idle()
+
+
+def test_waits_on_purpose_shift_what_follows() -> None:
+    plain, late = stepped(), stepped()
+    plain.ask("a", max_tokens=4)
+    late.ask("a", max_tokens=4, delays=((1, 0.25), (3, 0.5)))
+    for harness in (plain, late):
+        harness.clock.advance(5)
+    shifts = [b - a for a, b in zip(moments(plain, "a"), moments(late, "a"), strict=True)]
+    assert shifts == pytest.approx([0, 0.25, 0.25, 0.75])
+    assert late.finish("a") == "length" and late.is_idle()
+
+
+def test_adapters_wait_for_their_slots() -> None:
+    harness = stepped(adapters=["l1", "l2"], max_loras=1)
+    harness.ask("a", adapter="l1", max_tokens=5)
+    harness.ask("b", adapter="l2", max_tokens=5)
+    harness.ask("c", max_tokens=5)
+    harness.clock.advance(0.03)
+    assert harness.gauges() == (2, 1)
+    harness.clock.advance(1)
+    assert moments(harness, "b")[0] > moments(harness, "a")[-1]
+    assert list(harness.lora) == ["l2"] and harness.is_idle()
+
+
+def test_the_more_important_is_first() -> None:
+    harness = stepped(slots=1, by_priority=True)
+    harness.ask("now", max_tokens=2)
+    harness.clock.advance(0.01)
+    harness.ask("later", priority=5, max_tokens=2)
+    harness.ask("sooner", priority=1, max_tokens=2)
+    harness.clock.advance(1)
+    assert moments(harness, "sooner")[-1] < moments(harness, "later")[0]
+
+
+def test_speculation_brings_several_tokens_a_step() -> None:
+    rates = SpeculationRates(acceptance=(1.0, 1.0))
+    one, three = stepped(), stepped(profile=replace(PROFILE, speculation=rates))
+    for harness in (one, three):
+        harness.ask("a", max_tokens=10)
+        harness.clock.advance(1)
+    assert one.said("a") == three.said("a")
+    assert one.metric("iteration_tokens_total_count") == 10
+    assert three.metric("iteration_tokens_total_count") == 4
+    assert len({event.at_s for event in three.tokens("a")}) == 4
+    counted = {"drafts": 3, "draft_tokens": 6, "accepted_tokens": 6}
+    assert {name: three.metric(f"spec_decode_num_{name}_total") for name in counted} == counted
+    assert three.metric("spec_decode_num_accepted_tokens_per_pos_total", position="1") == 3
+    assert "spec_decode" not in one.recorder.render()
+
+
+def test_it_is_an_executor_whose_calls_wait_for_their_turn() -> None:
+    harness = stepped(slots=1)
+    executor = harness.engine.executor
+    assert isinstance(executor, Executor)
+    harness.ask("a", max_tokens=3)
+    called, broken, dropped = (executor.submit(divmod, *args) for args in ((17, 5), (1, 0), (1, 1)))
+    assert dropped.cancel() and executor.waiting == 4
+    harness.clock.advance(0.03)
+    assert not called.done()
+    harness.clock.advance(1)
+    assert called.result(0) == (3, 2) and isinstance(broken.exception(0), ZeroDivisionError)
+    assert harness.finish("a") == "length" and harness.is_idle()
+    executor.shutdown()
+    with pytest.raises(RuntimeError):
+        executor.submit(divmod, 1, 1)
+
+
+def test_a_sequence_that_breaks_takes_no_other_with_it() -> None:
+    harness = stepped()
+    harness.ask("good", max_tokens=6)
+    taken: list[object] = []
+
+    def breaks(event: object) -> None:
+        taken.append(event)
+        if len(taken) == 4:
+            raise RuntimeError("nobody takes it")
+
+    harness.engine.submit([engine_request(request_id="bad", max_tokens=20)], breaks)
+    harness.clock.advance(2)
+    assert harness.finish("good") == "length"
+    assert harness.metric("request_success_total", finished_reason="error") == 1
+    assert harness.is_idle()
