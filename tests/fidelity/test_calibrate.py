@@ -83,6 +83,7 @@ def test_the_same_seed_finds_the_same() -> None:
     assert one == other
 
 
+@pytest.mark.server
 def test_processes_find_what_one_does() -> None:
     made = problem()
     candidates = [[0.1, 0.0, 0.0], [0.0, -0.2, 0.3]]
