@@ -27,7 +27,10 @@ def simulate(load: Load, plan: Plan, processes: int, told: Told) -> Outcome:
         return Simulation(load, plan, told).run()
     numbers = _by_pod(load, plan)
     begin_s, done = load.arrival_s[0], [0]
-    jobs = [_PodJob(load.part(its), plan, pod, begin_s) for pod, its in enumerate(numbers)]
+    jobs = []
+    for pod, its in enumerate(numbers):
+        jobs.append(_PodJob(load.part(its), plan, pod, begin_s))
+        told(0)
     outcome = Outcome(load)
     for pod, part in each(_simulate_pod, jobs, processes, lambda: told(sum(done))):
         outcome.put(numbers[pod], pod, part)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.fidelity.simulation import Outcome, Plan
-from app.fidelity.summary import quantile
+from app.fidelity.summary import LATENCIES, quantile
 from app.fidelity.sweep import Point
 from app.load.trace import Load
 from config import ConfigError
@@ -29,7 +29,7 @@ def check_drawing() -> None:
 
 def draw_run(load: Load, plan: Plan, outcome: Outcome, title: str, path: Path) -> None:
     """Write a PNG: latencies by the moment of sending, what steps held, use of the cache."""
-    figure, canvas, axes = _figure(title, 4)
+    canvas, axes = new_figure(title)
     begin_s = min(outcome.send_s)
     ttft_s = [first - send for send, first in zip(outcome.send_s, outcome.first_s, strict=True)]
     e2e_s = [last - send for send, last in zip(outcome.send_s, outcome.last_s, strict=True)]
@@ -52,9 +52,15 @@ def draw_run(load: Load, plan: Plan, outcome: Outcome, title: str, path: Path) -
 
 def draw_sweep(name: str, points: Sequence[Point], title: str, path: Path) -> None:
     """Write a PNG: the latencies and the throughput over what was swept."""
-    figure, canvas, axes = _figure(title, 4)
+    canvas, axes = new_figure(title)
+    draw_curves(axes, name, points)
+    canvas.print_png(path)
+
+
+def draw_curves(axes: Sequence[Axes], name: str, points: Sequence[Point]) -> None:
+    """Latencies and throughput over what was swept, into four axes."""
     values = [point.value for point in points]
-    for its, latency in zip(axes, ("ttft", "itl", "e2e"), strict=False):
+    for its, latency in zip(axes, LATENCIES, strict=False):
         spreads = [point.summary.latency(latency) for point in points]
         its.plot(values, [_ms(it.p50) for it in spreads], "o-", color=BLUE, markersize=3, label="p50")
         its.plot(values, [_ms(it.p99) for it in spreads], "o-", color=RED, markersize=3, label="p99")
@@ -65,24 +71,24 @@ def draw_sweep(name: str, points: Sequence[Point], title: str, path: Path) -> No
     axes[3].set(title="output tokens/s", ylim=(0, None))
     for its in axes:
         its.set_xlabel(name)
-    canvas.print_png(path)
 
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1000
 
 
-def _figure(title: str, count: int) -> tuple[Any, Any, list[Axes]]:
+def new_figure(title: str) -> tuple[Any, list[Axes]]:
+    """A canvas, which writes files, and four axes on it."""
     # Imported when needed: it is optional, and takes a second.
     figure = import_module("matplotlib.figure").Figure(figsize=(11, 6.4), layout="constrained")
     canvas = import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=10)
-    axes = list(figure.subplots(2, count // 2).flat)
+    axes = list(figure.subplots(2, 2).flat)
     for its in axes:
         its.spines[["top", "right"]].set_visible(False)
         its.grid(axis="y", alpha=0.3)
         its.set_axisbelow(True)
-    return figure, canvas, axes
+    return canvas, axes
 
 
 def _draw_quantiles(axes: Axes, times_s: Sequence[float], values: Sequence[float]) -> None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
+from threading import Thread
 from typing import TypeVar
 
 Job = TypeVar("Job")
@@ -35,11 +36,13 @@ def each(
         return
     # "spawn", for a fork would copy whatever threads and event loops the caller has.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=_quiet) as pool:
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(processes, context, initializer=_depend) as pool:
         try:
             yield from _results({pool.submit(partial(work, job)): n for n, job in enumerate(jobs)}, told)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
             raise
 
 
@@ -51,6 +54,14 @@ def _results(running: dict[Future[Result], int], told: Callable[[], None]) -> It
             yield running.pop(future), future.result()
 
 
-def _quiet() -> None:
-    """Ctrl-C is for all processes of the terminal: this one then ends without a word."""
+def _depend() -> None:
+    """End without a word at Ctrl-C, which is for the whole terminal, and with the process that started us."""
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(1))
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -35,7 +35,7 @@ class Progress:
             return
         self._next_s = now_s + (TERMINAL_EVERY_S if self._terminal else LINE_EVERY_S)
         spent_s = now_s - self._begun_s
-        left = f", {spent_s * (self._total - done) / done:.0f} s left" if done else ""
+        left = f", {spent_s * max(0, self._total - done) / done:.0f} s left" if done else ""
         text = f"{self._name}: {done:,} of {self._total:,} {self._unit}, {spent_s:.0f} s{left}"
         if self._terminal:
             self._rewrite(text)

@@ -19,7 +19,7 @@ from app.fidelity.plot import check_drawing, draw_run, draw_sweep
 from app.fidelity.processes import each
 from app.fidelity.progress import Progress
 from app.fidelity.simulate_options import STDOUT, Options, read
-from app.fidelity.simulation import Outcome
+from app.fidelity.simulation import Outcome, Told
 from app.fidelity.summary import Summary, summarize
 from app.fidelity.sweep import Point, Sweep, highest
 from app.load.synthetic import draw_load
@@ -58,10 +58,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run_once(options: Options) -> None:
-    load = _load(options)
+    name, unit = ("drawn", "requests") if options.trace is None else ("read", "bytes")
+    with _progress(name, _size(options), unit) as progress:
+        load = _load(options, progress)
     with _progress("simulated", len(load), "requests") as progress:
         outcome = simulate(load, options.plan, options.processes, progress)
-    summary = summarize(load, options.plan, outcome, options.profile_name)
+        summary = summarize(load, options.plan, outcome, options.profile_name)
     files: dict[Path, Write] = {}
     if options.requests is not None:
         files[options.requests] = lambda path: _write_requests(path, load, outcome)
@@ -103,7 +105,7 @@ def _at(options: Options, name: str, value: float) -> Options:
 
 def _point(options: Options) -> Summary:
     gc.disable()
-    load = _load(options)
+    load = _load(options, lambda done: None)
     outcome = simulate(load, options.plan, 1, lambda done: None)
     return summarize(load, options.plan, outcome, options.profile_name)
 
@@ -114,13 +116,21 @@ def _meets(options: Options, summary: Summary) -> bool | None:
     return all(objective.met(summary) for objective in options.objectives)
 
 
-def _load(options: Options) -> Load:
+def _size(options: Options) -> int:
+    """How much a load is: requests to be drawn, about, or bytes of a trace."""
+    if options.recipe is not None:
+        return round(options.recipe.expected)
+    assert options.trace is not None
+    return options.trace.stat().st_size if options.trace.is_file() else 0
+
+
+def _load(options: Options, told: Told) -> Load:
     engine = options.plan.profile.engine
     if options.recipe is not None:
-        load = draw_load(options.recipe, longest_tokens(engine))
+        load = draw_load(options.recipe, longest_tokens(engine), told)
     else:
         assert options.trace is not None
-        load = read_trace(options.trace)
+        load = read_trace(options.trace, told)
     check_load(load, engine)
     return load
 

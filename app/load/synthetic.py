@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, repeat, takewhile
 from random import Random
 from typing import Protocol
 
-from app.load.trace import MOST_TOKENS, Load
+from app.load.trace import MOST_TOKENS, TELL_EVERY, Load
 from config import ConfigError
 
 POISSON, BURSTY, RAMP, CONSTANT = "poisson", "bursty", "ramp", "constant"
@@ -113,10 +113,22 @@ class Recipe:
     """Every prompt begins with that many tokens of its group, its own come after them."""
     seed: int = 1
 
+    @property
+    def expected(self) -> float:
+        """How many requests it will have, about."""
+        by_rate = math.inf if self.rate is None or self.seconds is None else self.mean_rate * self.seconds
+        return min(by_rate, math.inf if self.requests is None else self.requests)
 
-def draw_load(recipe: Recipe, longest: int) -> Load:
+    @property
+    def mean_rate(self) -> float:
+        """Requests a second over the whole of it."""
+        rate = self.rate or 0.0
+        return (self.ramp_from + rate) / 2 if self.arrivals == RAMP else rate
+
+
+def draw_load(recipe: Recipe, longest: int, told: Callable[[int], None] = lambda requests: None) -> Load:
     """The load of `recipe`. Lengths that are drawn without an end are cut so that a request has at most
-    `longest` tokens. ConfigError when it has no requests, or no end.
+    `longest` tokens. ConfigError when it has no requests, or too many. `told` is called now and then.
     """
     load = Load("the load")
     arrivals, lengths = Random(f"{recipe.seed}/arrivals"), Random(f"{recipe.seed}/lengths")
@@ -134,6 +146,8 @@ def draw_load(recipe: Recipe, longest: int) -> Load:
         if recipe.prefix_groups:
             load.group.append(groups.randrange(recipe.prefix_groups))
             load.prefix_tokens.append(recipe.prefix_tokens)
+        if not len(load) % TELL_EVERY:
+            told(len(load))
     if not load:
         raise ConfigError(f"a load of {recipe.rate:g} requests/s has no request in {recipe.seconds:g} s")
     return load
@@ -144,8 +158,7 @@ def _moments(recipe: Recipe, rng: Random) -> Iterator[float]:
     most = recipe.requests
     if recipe.rate is None:
         return repeat(0.0, most or 0)
-    expected = recipe.rate * (math.inf if recipe.seconds is None else recipe.seconds)
-    if min(expected, math.inf if most is None else most) > MOST_REQUESTS:
+    if recipe.expected > MOST_REQUESTS:
         raise ConfigError(f"the load would have more than {MOST_REQUESTS:,} requests")
     moments = _endless(recipe, recipe.rate, rng)
     if recipe.seconds is not None:

@@ -8,7 +8,7 @@ import io
 import math
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,8 @@ COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 PREFIX_COLUMNS = ("prefix_group", "prefix_tokens")
 MOST_TOKENS = 1 << 30
 NO_GROUP = -1
+TELL_EVERY = 1 << 14
+"""Requests."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -68,13 +70,13 @@ class Load:
         return part
 
 
-def read_trace(path: Path) -> Load:
+def read_trace(path: Path, told: Callable[[int], None] = lambda bytes_read: None) -> Load:
     """A CSV file, or one that gzip made of it. ConfigError names the file, the row and the rule.
 
-    Rows are counted as an editor counts lines: the header is row 1.
+    Rows are counted as an editor counts lines: the header is row 1. `told` is called now and then.
     """
     load = Load(str(path), rows="row", first_row=2)
-    with _naming(path), _opened(path) as file:
+    with _naming(path), path.open("rb") as packed, _text(packed) as file:
         rows = csv.reader(file, strict=True)
         try:
             header = next(rows, [])
@@ -82,7 +84,7 @@ def read_trace(path: Path) -> Load:
             raise ConfigError(f"{load.row(-1)}: {error}") from None
         places = _places(path, header)
         try:
-            _read_rows(rows, places, load)
+            _read_rows(rows, places, load, lambda: told(packed.tell()))
         except UnicodeDecodeError:
             raise
         except (csv.Error, ValueError) as error:
@@ -92,7 +94,9 @@ def read_trace(path: Path) -> Load:
     return load
 
 
-def _read_rows(rows: Iterable[list[str]], places: Sequence[int], load: Load) -> None:
+def _read_rows(
+    rows: Iterable[list[str]], places: Sequence[int], load: Load, told: Callable[[], None]
+) -> None:
     """Add `rows` to `load`. ValueError says what is wrong with the one after the last that was added."""
     arrival, tokens_in, tokens_out, *prefix = places
     before_s, width = 0.0, max(places) + 1
@@ -113,6 +117,8 @@ def _read_rows(rows: Iterable[list[str]], places: Sequence[int], load: Load) -> 
         load.output_tokens.append(count_out)
         load.arrival_s.append(at_s)
         before_s = at_s
+        if not len(load) % TELL_EVERY:
+            told()
 
 
 def _places(path: Path, header: Sequence[str]) -> list[int]:
@@ -155,12 +161,12 @@ def _prefix(group: str, text: str, prompt_tokens: int) -> tuple[str, int]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    with path.open("rb") as file:
-        packed = file.peek(2)[:2] == _GZIP
-        binary = gzip.GzipFile(fileobj=file) if packed else file
-        with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
-            yield text
+def _text(file: io.BufferedReader) -> Iterator[TextIO]:
+    """What `file` holds, unpacked if need be."""
+    packed = file.peek(2)[:2] == _GZIP
+    binary = gzip.GzipFile(fileobj=file) if packed else file
+    with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
+        yield text
 
 
 @contextmanager

@@ -1,0 +1,69 @@
+"""Draw docs/saturation.png: the saturation curve of Qwen3-14B on one H100, simulated beside recorded.
+
+    python scripts/saturation_curve.py [PICTURE.png]
+
+Takes a minute; needs matplotlib. The recorded points are figures of the runs of which docs/fidelity.md tells.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from app.fidelity.fleet import simulate  # noqa: E402
+from app.fidelity.limits import longest_tokens  # noqa: E402
+from app.fidelity.plot import BLUE, RED, draw_curves, new_figure  # noqa: E402
+from app.fidelity.processes import cores, each  # noqa: E402
+from app.fidelity.progress import Progress  # noqa: E402
+from app.fidelity.simulation import Plan  # noqa: E402
+from app.fidelity.summary import LATENCIES, Summary, summarize  # noqa: E402
+from app.fidelity.sweep import Point  # noqa: E402
+from app.load.synthetic import Between, Lognormal, Recipe, draw_load  # noqa: E402
+from config.profile import DEFAULT_PROFILE, read_profile  # noqa: E402
+
+RATES = [float(rate) for rate in range(1, 31)]
+RECORDED_RATES = (2, 6, 12, 18)
+RECORDED_MS = {
+    "ttft": ((64.90, 69.59, 115.34, 474.72), (106.87, 175.65, 332.10, 730.49)),
+    "itl": ((12.27, 15.07, 26.03, 113.13), (14.04, 19.17, 39.47, 115.90)),
+    "e2e": ((1624.51, 1992.90, 3437.95, 14857.65), (1853.02, 2529.55, 5147.63, 14924.70)),
+}
+"""p50 and p99 at those rates."""
+RECORDED_TOKENS_PER_S = (258.2, 768.7, 1533.6, 2197.0)
+
+
+def simulated(rate: float) -> Summary:
+    """The recorded client and lengths at another rate."""
+    profile = read_profile(DEFAULT_PROFILE)
+    recipe = Recipe(
+        input_tokens=Lognormal(986.0, 0.0156), output_tokens=Between(128, 128), rate=rate, seconds=600.0
+    )
+    load = draw_load(recipe, longest_tokens(profile.engine))
+    plan = Plan(profile=profile, in_flight=256, turnaround_s=60e-6)
+    return summarize(load, plan, simulate(load, plan, 1, lambda done: None), DEFAULT_PROFILE)
+
+
+def main(argv: Sequence[str]) -> None:
+    path = Path(argv[0]) if argv else ROOT / "docs" / "saturation.png"
+    progress, summaries = Progress(sys.stderr, "simulated", len(RATES), "rates"), dict[int, Summary]()
+    for number, summary in each(simulated, RATES, cores(), lambda: progress(len(summaries))):
+        summaries[number] = summary
+    progress.end()
+    points = [
+        Point(value=rate, meets_slo=None, summary=summaries[number]) for number, rate in enumerate(RATES)
+    ]
+    canvas, axes = new_figure("Qwen3-14B, one H100: lines are simulated, crosses recorded from vLLM 0.23")
+    draw_curves(axes, "requests/s", points)
+    for its, latency in zip(axes, LATENCIES, strict=False):
+        for values, color in zip(RECORDED_MS[latency], (BLUE, RED), strict=True):
+            its.plot(RECORDED_RATES, values, "x", color=color, markersize=9, markeredgewidth=2)
+    axes[3].plot(RECORDED_RATES, RECORDED_TOKENS_PER_S, "x", color=BLUE, markersize=9, markeredgewidth=2)
+    canvas.print_png(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
