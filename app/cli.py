@@ -98,9 +98,9 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "dataset": _make_dataset,
     "fleet": _start_fleet,
-    "calibrate": _calibrate,
-    "record": _record,
     "simulate": _simulate,
+    "record": _record,
+    "calibrate": _calibrate,
 }
 """First word of the command line to what it runs with the words after it; any other line starts a server."""
 
