@@ -13,10 +13,14 @@ from config.declaration import ConfigError
 from config.devices import DEVICES, Device
 from config.model_shape import ModelShape, Quantization, model_shape, read_model_shape
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
+from config.settings import Settings
 from config.validation import suggestion
 
 AUTO = "auto"
 """The name of the profile that is made of a data sheet."""
+
+VLLM_DEVICES = frozenset(("", "auto", "cpu", "cuda", "hpu", "neuron", "tpu", "xpu"))
+"""What `--device` of earlier versions of vLLM could say, which tells no data sheet."""
 
 OF_BANDWIDTH, OF_FLOPS, OF_FLOPS_ATTENTION = 0.85, 0.65, 0.45
 """What is reached of what the sheet says."""
@@ -67,6 +71,13 @@ def profile_of(
     return _made(
         read_model_shape(model_config_path), device, tensor_parallel_size, f"model config {model_config_path}"
     )
+
+
+def chosen_profile(settings: Settings) -> Profile:
+    """The profile that the settings of a server name."""
+    at = settings.steps
+    device = None if at.device in VLLM_DEVICES else at.device
+    return profile_of(at.profile, device, settings.model.tensor_parallel_size, at.model_config or None)
 
 
 def datasheet_profile(config: dict[str, object], device: str, tensor_parallel_size: int = 1) -> Profile:

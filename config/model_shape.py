@@ -133,9 +133,10 @@ class ModelShape(Struct, kw_only=True):
 
 
 def read_model_shape(path: str) -> ModelShape:
-    """The shape in a file. ConfigError names the file and what is wrong with it."""
+    """The shape in a file, or in a model's folder. ConfigError names it and what is wrong with it."""
     try:
-        document = msgspec.json.decode(Path(path).read_bytes())
+        file = Path(path)
+        document = msgspec.json.decode((file / "config.json" if file.is_dir() else file).read_bytes())
     except OSError as error:
         raise ConfigError(f"model config {path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -44,10 +44,18 @@ class StepSettings(Section, frozen=True, kw_only=True):
     profile: Annotated[
         str,
         About(
-            "What the steps of an engine cost, and its limits where they are not set: a file, or the name of "
-            "one that is shipped. With timing steps and none it is qwen3-14b-h100.",
+            "What the steps of an engine cost, and its limits where they are not set: a file, the name of "
+            "one that is shipped, or auto, which is made of data sheets. With timing steps and none it is "
+            "qwen3-14b-h100.",
             path=True,
         ),
+    ] = ""
+    device: Annotated[
+        str,
+        About("The device that profile auto is made for: h100, h200, a100, l40s, mi300x or b200."),
+    ] = ""
+    model_config: Annotated[
+        str, About("The config.json, or its folder, of the model that profile auto is made for.", path=True)
     ] = ""
     max_num_batched_tokens: Annotated[
         Count, About("Tokens that a step computes at the most (timing steps).", unit="tokens")
