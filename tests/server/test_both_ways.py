@@ -191,8 +191,8 @@ def test_what_was_logged_is_the_same_both_ways(twin: Twin) -> None:
     body = b'{"messages":[{"role":"user","content":"Hello!"}],"max_tokens":5}'
     twin.ask(CHAT, body, "X-Request-Id: the-last")
     # An answer arrives before its line is written, and neither server waits for the other one.
-    for server in (twin.plain, twin.general):
-        wait_until(lambda server=server: "the-last" in dict(access_lines(server)))
+    servers = (twin.plain, twin.general)
+    wait_until(lambda: all("the-last" in dict(access_lines(server)) for server in servers))
     assert access_lines(twin.plain) == access_lines(twin.general)
 
 
