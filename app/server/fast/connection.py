@@ -22,7 +22,6 @@ from app.server.fast.path import FastPath
 
 log = logging.getLogger(__name__)
 RECEIVE = 1 << 16
-MOST_BODY_BYTES = 1 << 16
 """Larger bodies are read by the general way."""
 WAYS = {"POST": "fast", "GET": "probe"}
 """How `understudy_requests_total` names what is answered here."""
@@ -90,8 +89,9 @@ class FastConnection:
             if len(data) > MOST_HEAD_BYTES:
                 self.leave_to_general()
             return
-        head = self._path.heads.read(data[:end])
-        if head is None or head.content_length > MOST_BODY_BYTES or not self._path.is_open:
+        path = self._path
+        head = path.heads.read(data[:end])
+        if head is None or head.content_length > path.middleware.most_plain_bytes or not path.is_open:
             self.leave_to_general()
             return
         end_of_body = end + head.content_length
