@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config.declaration import About, Count, Duration, NotNegative, Port, Section, not_above_share
+from config.zmq_addresses import ZMQ_ADDRESS
 
 
 class SchedulingSettings(Section, frozen=True, kw_only=True):
@@ -161,6 +162,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
             "Where KV events are published (ZMQ PUB); a rank adds its number to the port. An endpoint "
             "with * or :: is bound, another one connected to. Empty publishes nothing."
         ),
+        ZMQ_ADDRESS,
     ] = "tcp://127.0.0.1:5557"
     event_batch_size: Annotated[
         Count, About("Events at which a batch is published, with all there are.", unit="events")
@@ -181,7 +183,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         str, About("Topic of the events, in which {address}, {port} and {model} are this server's.")
     ] = "kv@{address}:{port}@{model}"
     kv_events_replay_endpoint: Annotated[
-        str, About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere.")
+        str,
+        About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere."),
+        ZMQ_ADDRESS,
     ] = ""
     kv_events_replay_queue_size: Annotated[
         Count, About("Batches that can be asked for again.", unit="batches")
