@@ -152,6 +152,13 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
             env=("VLLM_NIXL_SIDE_CHANNEL_HOST",),
         ),
     ] = ""
+    kv_connector: Annotated[
+        Literal["", "nixl"],
+        About(
+            "The connector that vLLM would fetch KV caches with: its metric families are there from the "
+            "start. Without one they come with the first cache that is fetched."
+        ),
+    ] = ""
     kv_side_channel_port: Annotated[
         Port,
         About("remote_port in kv_transfer_params.", env=("VLLM_NIXL_SIDE_CHANNEL_PORT",)),

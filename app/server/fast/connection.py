@@ -21,7 +21,6 @@ from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
 from app.server.fast.path import FastPath
 
 log = logging.getLogger(__name__)
-RECEIVE = 1 << 16
 """Larger bodies are read by the general way."""
 WAYS = {"POST": "fast", "GET": "probe"}
 """How `understudy_requests_total` names what is answered here."""
@@ -69,7 +68,8 @@ class FastConnection:
 
     def _readable(self) -> None:
         try:
-            data = self.client._sock.recv(RECEIVE)
+            received = self._path.received
+            data = received[: self.client._sock.recv_into(received)].tobytes()
         except BlockingIOError:
             return
         except OSError:
