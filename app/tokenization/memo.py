@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from typing import Literal
+from collections.abc import Sequence
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 from gevent import monkey
@@ -26,22 +27,26 @@ LARGEST_SHARE = 8
 SEEN = 1 << 13
 """Prompts of which is known that they came once, by their hashes: 64 KB."""
 
+Ids = TypeVar("Ids", bound=Sequence[int])
 
-class PromptMemo:
+
+class PromptMemo(Generic[Ids]):
     """Token ids by raw bytes: what was not used for longest goes when `limit_bytes` of memory are full.
 
-    The lists are shared: whoever puts or gets one does not change it. For threads and greenlets.
+    They are lists, or arrays, of which an id takes `id_bytes`. They are shared: whoever puts or gets one does
+    not change it. For threads and greenlets.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, id_bytes: int = ID_BYTES) -> None:
         self.limit_bytes = limit_bytes
+        self._id_bytes = id_bytes
         self.size_bytes = 0
         """Memory that the entries hold."""
-        self._entries: OrderedDict[bytes, list[int]] = OrderedDict()
+        self._entries: OrderedDict[bytes, Ids] = OrderedDict()
         # A lock of gevent costs as much as all else here; this one is held for a microsecond.
         self._lock = monkey.get_original("threading", "Lock")()
 
-    def get(self, raw: bytes) -> list[int] | None:
+    def get(self, raw: bytes) -> Ids | None:
         """The ids that were put for these bytes; None when they are not here (any more)."""
         ids = self._entries.get(raw)
         if ids is None:
@@ -52,19 +57,22 @@ class PromptMemo:
             return None
         return ids
 
-    def put(self, raw: bytes, ids: list[int]) -> None:
+    def put(self, raw: bytes, ids: Ids) -> None:
         """Keep `ids` for `raw`, unless they are too large."""
-        added = _held_bytes(raw, ids)
+        added = self._held_bytes(raw, ids)
         if added > self.limit_bytes // LARGEST_SHARE:
             return
         with self._lock:
             known = self._entries.pop(raw, None)
             if known is not None:
-                self.size_bytes -= _held_bytes(raw, known)
+                self.size_bytes -= self._held_bytes(raw, known)
             self._entries[raw] = ids
             self.size_bytes += added
             while self.size_bytes > self.limit_bytes:
-                self.size_bytes -= _held_bytes(*self._entries.popitem(last=False))
+                self.size_bytes -= self._held_bytes(*self._entries.popitem(last=False))
+
+    def _held_bytes(self, raw: bytes, ids: Ids) -> int:
+        return ENTRY_BYTES + len(raw) + self._id_bytes * len(ids)
 
 
 class KnownPrompts:
@@ -75,7 +83,7 @@ class KnownPrompts:
     """
 
     def __init__(self, tokenizer: Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
-        self.memo = PromptMemo(limit_bytes)
+        self.memo: PromptMemo[list[int]] = PromptMemo(limit_bytes)
         self._get = self.memo.get
         self._tokenizer = tokenizer
         self._seen = array("q", bytes(8 * SEEN))
@@ -136,7 +144,3 @@ class KnownChats(KnownPrompts):
         # As `Tokenizer.encode_chat`, which would remember it once more.
         text = self._tokenizer.render_chat(msgspec.to_builtins(messages), PLAIN_CHAT)
         return self._tokenizer.encode(text, PLAIN_CHAT.add_special_tokens)
-
-
-def _held_bytes(raw: bytes, ids: list[int]) -> int:
-    return ENTRY_BYTES + len(raw) + ID_BYTES * len(ids)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config.declaration import About, Count, Duration, NotNegative, Port, Section, not_above_share
+from config.zmq_addresses import ZMQ_ADDRESS
 
 
 class SchedulingSettings(Section, frozen=True, kw_only=True):
@@ -201,6 +202,13 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
             env=("VLLM_NIXL_SIDE_CHANNEL_HOST",),
         ),
     ] = ""
+    kv_connector: Annotated[
+        Literal["", "nixl"],
+        About(
+            "The connector that vLLM would fetch KV caches with: its metric families are there from the "
+            "start. Without one they come with the first cache that is fetched."
+        ),
+    ] = ""
     kv_side_channel_port: Annotated[
         Port,
         About("remote_port in kv_transfer_params.", env=("VLLM_NIXL_SIDE_CHANNEL_PORT",)),
@@ -211,6 +219,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
             "Where KV events are published (ZMQ PUB); a rank adds its number to the port. An endpoint "
             "with * or :: is bound, another one connected to. Empty publishes nothing."
         ),
+        ZMQ_ADDRESS,
     ] = "tcp://127.0.0.1:5557"
     event_batch_size: Annotated[
         Count, About("Events at which a batch is published, with all there are.", unit="events")
@@ -231,7 +240,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         str, About("Topic of the events, in which {address}, {port} and {model} are this server's.")
     ] = "kv@{address}:{port}@{model}"
     kv_events_replay_endpoint: Annotated[
-        str, About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere.")
+        str,
+        About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere."),
+        ZMQ_ADDRESS,
     ] = ""
     kv_events_replay_queue_size: Annotated[
         Count, About("Batches that can be asked for again.", unit="batches")

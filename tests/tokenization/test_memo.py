@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import json
 import tracemalloc
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
 from app.tokenization import PromptMemo
 from app.tokenization.loading import default_tokenizer
-from app.tokenization.memo import KnownChats, KnownPrompts, KnownTexts
+from app.tokenization.memo import ID_BYTES, KnownChats, KnownPrompts, KnownTexts
 
 TOKENIZER = default_tokenizer()
 CHAT = b'[{"role": "user", "content": "Who comes again?"}]'
@@ -43,14 +46,14 @@ def test_what_would_take_most_of_the_place_is_not_kept() -> None:
     assert (memo.get(b"a"), memo.get(b"b" * 5_000), memo.size_bytes) == (None, None, 0)
 
 
-def test_the_size_is_what_the_memo_holds() -> None:
-    memo = PromptMemo(1 << 20)
+@pytest.mark.parametrize(("kind", "id_bytes"), [(list, ID_BYTES), (partial(array, "I"), 4)])
+def test_the_size_is_what_the_memo_holds(kind: Callable[[list[int]], Sequence[int]], id_bytes: int) -> None:
+    memo: PromptMemo[Sequence[int]] = PromptMemo(1 << 20, id_bytes)
     tracemalloc.start()
     try:
         for number in range(5_000):
-            memo.put(
-                f"[{number}, the prompt of a chat]".encode(), [1_000 * number + k for k in range(number % 60)]
-            )
+            ids = kind([1_000 * number + k for k in range(number % 60)])
+            memo.put(f"[{number}, the prompt of a chat]".encode(), ids)
         gc.collect()
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
