@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app import cli as command
+from app.cli import COMMANDS
 from config import VERSION
 from config.durations import parse_duration
 from config.loader import load
@@ -78,8 +79,9 @@ def test_help_for_a_reader_who_leaves_is_no_error(command: tuple[str, ...]) -> N
 
 
 def test_the_help_names_the_other_commands() -> None:
-    told = run("--help").stdout.splitlines()[-3:]
-    assert told == [f"  python -m app {name} --help" for name in ("serve", "dataset", "fleet")]
+    _, _, told = run("--help").stdout.partition("Other commands:\n")
+    assert told.splitlines() == [f"  python -m app {name} --help" for name in COMMANDS]
+    assert {"serve", "dataset", "fleet", "simulate"} <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
