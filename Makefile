@@ -10,7 +10,7 @@
 # make mutants    change the code a little and see whether tests notice: N=80 SEED=1 ROOMS="kvcache schema"
 # make image      build the container image
 # make fleet      start several servers and show what routing does (docs/fleet.md); FLEET="--pods 8" for its flags
-# make clients    prepare .venv-clients, with which make test also checks litellm and others
+# make clients    prepare .venv-clients and, with npm, .node-clients, with which make test also checks litellm, openai-js and others
 # make venv       only prepare .venv
 # make clean      remove all environments and caches
 #
@@ -18,10 +18,12 @@
 
 VENV := .venv
 CLIENTS := .venv-clients
+NODE_CLIENTS := .node-clients
 MUTANTS := .venv-mutants
 IMAGE_VENV := .venv-image
 BIN := $(VENV)/bin
 IMAGE := understudy
+NODE_LOCK := tests/conformance/node/package-lock.json
 N := 80
 SEED := 1
 ROOMS :=
@@ -35,7 +37,8 @@ IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerf
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test test-fast test-shared test-general test-steps test-image image-python lint bench mutants fleet image venv clients clean
+.PHONY: run test test-fast test-shared test-general test-steps test-image image-python lint bench mutants fleet image venv \
+	clients node-clients clean
 
 run: $(VENV)/.run
 	$(BIN)/gunicorn wsgi:app
@@ -88,10 +91,19 @@ image:
 
 venv: $(VENV)/.dev
 
-clients: $(CLIENTS)/.installed
+clients: $(CLIENTS)/.installed node-clients
+
+# Not everybody has npm, or can reach its registry: what needs it is skipped then, and a run of the tests says so.
+node-clients:
+	@if ! command -v npm >/dev/null; then echo "npm is not here: no JavaScript clients" >&2; \
+	elif [ ! -e $(NODE_CLIENTS)/.installed ] || [ $(NODE_LOCK) -nt $(NODE_CLIENTS)/.installed ]; then \
+		mkdir -p $(NODE_CLIENTS) && cp $(dir $(NODE_LOCK))package*.json $(NODE_CLIENTS) && \
+		timeout 120 npm ci --prefix $(NODE_CLIENTS) --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=1 && \
+		touch $(NODE_CLIENTS)/.installed || echo "The JavaScript clients could not be installed" >&2; \
+	fi
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(MUTANTS) $(IMAGE_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }

@@ -65,9 +65,9 @@ def _profile(settings: Settings) -> Profile | None:
     """The engine whose steps are played; None where requests have latencies of their own."""
     if not settings.steps.shared:
         return None
-    from config.profile import read_profile  # and YAML
+    from config.datasheet import chosen_profile  # and YAML
 
-    return read_profile(settings.steps.profile)
+    return chosen_profile(settings)
 
 
 def author_of(components: Components) -> Model:

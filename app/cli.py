@@ -3,7 +3,7 @@
 `python -m app serve MODEL [options]` does so with vLLM's command line (docs/serve.md). `python -m app
 dataset [flags]` makes a dataset instead (docs/datasets.md); `python -m app fleet [flags]` starts several
 servers and shows what routing does (docs/fleet.md); `python -m app simulate [flags]` says what an engine
-would do with a load (docs/fidelity.md).
+would do with a load; `record` and `calibrate` make a profile of a real one (docs/fidelity.md).
 """
 
 import os
@@ -76,6 +76,18 @@ def _start_fleet(argv: Sequence[str]) -> int:
     return command.run(argv, tokenizer_of)
 
 
+def _calibrate(argv: Sequence[str]) -> int:
+    from app.fidelity import calibrate
+
+    return calibrate.run(argv)
+
+
+def _record(argv: Sequence[str]) -> int:
+    from app.fidelity import record
+
+    return record.run(argv)
+
+
 def _simulate(argv: Sequence[str]) -> int:
     from app.fidelity import simulate
 
@@ -87,6 +99,8 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "dataset": _make_dataset,
     "fleet": _start_fleet,
     "simulate": _simulate,
+    "record": _record,
+    "calibrate": _calibrate,
 }
 """First word of the command line to what it runs with the words after it; any other line starts a server."""
 

@@ -73,7 +73,8 @@ def _recorder(settings: Settings, rank: int) -> Recorder:
     lora, model = settings.lora, settings.model
     told = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
     most = lora.max_loras if told else None
-    latency = settings.latency
+    latency, connector = settings.latency, settings.kvcache.kv_connector
+    fetching = latency.kv_cache_transfer_latency or latency.kv_cache_transfer_time_per_token
     return Recorder(
         model.served_names[0],
         model.max_model_len,
@@ -81,6 +82,6 @@ def _recorder(settings: Settings, rank: int) -> Recorder:
         str(rank),
         max_loras=most,
         block_times=settings.kvcache.kv_cache_metrics,
-        transfers=bool(latency.kv_cache_transfer_latency or latency.kv_cache_transfer_time_per_token),
+        transfers=bool(fetching or connector),
         steps=settings.steps.shared,
     )

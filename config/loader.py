@@ -94,13 +94,15 @@ def _take_profile(values: dict[str, object], sources: dict[str, str]) -> None:
     timing, profile = values.get("timing", ""), values.get("profile", "")
     if timing == "requests" or not (timing or profile):
         return
-    from config.profile import DEFAULT_PROFILE, read_profile  # and YAML
+    from config.datasheet import chosen_profile  # and YAML
+    from config.profile import DEFAULT_PROFILE
 
     name = str(profile or DEFAULT_PROFILE)
-    for setting, value in read_profile(name).settings().items():
+    values |= {"timing": "steps", "profile": name}
+    chosen = chosen_profile(Settings().changed(values))
+    for setting, value in chosen.settings().items():
         if sources.get(setting, DEFAULT) == DEFAULT:
             values[setting], sources[setting] = value, f"profile {name}"
-    values |= {"timing": "steps", "profile": name}
 
 
 def _parsed(argv: Sequence[str]) -> Flags:

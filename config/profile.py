@@ -42,7 +42,11 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
     base: Seconds = 0.0
     """Of every step, whatever it holds."""
     weights: Seconds = 0.0
-    """Reading all weights once."""
+    """Reading all weights once; with experts, all others."""
+    expert_weights: Seconds = 0.0
+    """Reading all experts once."""
+    expert_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """The share of them that a token needs. A step reads those that its tokens need, chosen evenly."""
     per_token: Seconds = 0.0
     """Computing one row of the matrix products."""
     p: Annotated[float, Meta(ge=1, le=100)] = 6.0

@@ -16,7 +16,10 @@ from tests.running_server import ROOT
 RECORDING = Path(os.environ.get("VLLM_RECORDING", ROOT.parent / "shared" / "golden"))
 """What a real vLLM was seen to answer; not part of the repository. VLLM_RECORDING names another folder."""
 CLIENTS_PYTHON = Path(os.environ.get("CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
-"""An interpreter that has litellm, instructor, langchain and schemathesis; `make clients` makes it."""
+"""An interpreter that has litellm, instructor, langchain and others; `make clients` makes it."""
+NODE_CLIENTS = Path(os.environ.get("NODE_CLIENTS", ROOT / ".node-clients"))
+"""A folder that has the npm packages openai and ai; `make clients` makes it where npm is."""
+NODE = shutil.which("node")
 AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
 PROMETHEUS = shutil.which("prometheus")
 REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -47,6 +50,12 @@ NEEDS = (
     Need("prometheus", "Prometheus", "apt-get install prometheus", PROMETHEUS is not None),
     Need("openssl", "the command openssl", "apt-get install openssl", shutil.which("openssl") is not None),
     Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
+    Need(
+        "node",
+        "node, openai-js and the AI SDK",
+        "Node.js 20 and make clients",
+        NODE is not None and (NODE_CLIENTS / "node_modules" / "openai").is_dir(),
+    ),
     Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None),
 )
 

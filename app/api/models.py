@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from app.api.identity import Identity
@@ -45,7 +46,9 @@ class ServedModels:
 def routes(models: ServedModels, identity: Identity) -> list[Route]:
 
     def list_models(context: RequestContext) -> Response:
-        """Every served name and every adapter as a model card."""
+        """Every served name and every adapter: as model cards, or as Anthropic's SDK wants them."""
+        if "anthropic-version" in context.headers:
+            return json_response(_anthropic_list(identity.now_s(), models))
         return json_response({"object": "list", "data": [_card(identity, *row) for row in models.rows()]})
 
     return [
@@ -81,6 +84,24 @@ def _card(
         "max_model_len": max_model_len,
         "permission": [permission],
     }
+
+
+def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, Any]:
+    """All of them on one page, whatever number of them was asked for."""
+    created_at = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    data = [
+        {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": created_at,
+            "lifecycle": "active",
+            "max_input_tokens": models.max_model_len,
+            "max_tokens": models.max_model_len,
+        }
+        for name, *_ in models.rows()
+    ]
+    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
 
 
 def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:

@@ -39,6 +39,8 @@ class StepCost:
         its = self._constants
         rows = tokens + its.tile * (-tokens % TILE_ROWS)
         reading, computing = its.weights, its.per_token * rows
+        if its.expert_weights:
+            reading += its.expert_weights * (1 - (1 - its.expert_share) ** tokens)
         most = max(reading, computing)
         if not most:
             return 0.0

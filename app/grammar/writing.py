@@ -22,7 +22,7 @@ from app.grammar.nodes import (
     Speech,
     Text,
 )
-from app.schema import Ranges
+from app.schema import Ranges, Size
 from app.schema.errors import Allowance, SchemaError
 
 Speak = Callable[[int, Random], str]
@@ -133,5 +133,6 @@ class _Writer:
         return chr(first if point in SURROGATES else point)
 
     def _json(self, node: Json) -> str:
-        value = node.schema.sample(self._rng, self._ranges, brief=self._room < ROOMY)
+        size = Size.BRIEF if self._room < ROOMY else Size.USUAL
+        value = node.schema.sample(self._rng, self._ranges, size)
         return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""ZMQ addresses, read as vLLM reads them, and what a publisher does with them."""
+"""What a publisher does with ZMQ addresses."""
 
 from __future__ import annotations
 
@@ -7,22 +7,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from app.kvcache.events import DEFAULT_LAYOUT, LayoutName
-
-SCHEMES = ("tcp", "ipc", "inproc")
-PORTS = 1 << 16
-
-
-def port_of(endpoint: str) -> int | None:
-    """The port of a tcp address, None for ipc and inproc. ValueError for what is no address."""
-    scheme, _, address = endpoint.partition("://")
-    if scheme not in SCHEMES or not address:
-        raise ValueError(f"not a ZMQ address of tcp, ipc or inproc: {endpoint!r}")
-    if scheme != "tcp":
-        return None
-    host, _, port = address.rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and int(port) < PORTS):
-        raise ValueError(f"not a ZMQ address of tcp with a port: {endpoint!r}")
-    return int(port)
+from config.zmq_addresses import PORTS, port_of
 
 
 def of_rank(endpoint: str, rank: int) -> str:

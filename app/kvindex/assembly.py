@@ -13,7 +13,6 @@ import gevent
 import zmq
 from gevent.event import Event
 
-from app.kvcache.endpoints import port_of
 from app.kvcache.events import EventBatch, encoder
 from app.kvcache.publisher import Listener
 from app.kvindex.backend import RedisSettings
@@ -55,11 +54,9 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         timeout_s=at.kv_index_tokenizer_timeout,
     )
     try:
-        if at.kv_index_bind:
-            port_of(at.kv_index_bind)
         return KvIndex(_service_settings(settings), library.get, caches={"index tokenizers": library})
     except ValueError as error:
-        raise ConfigError(f"setting kv-index-bind, kv-index-pods or kv-index-redis-url: {error}") from None
+        raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
 
 
 def _load(source: str, hf_token: str | None) -> Tokenizer:

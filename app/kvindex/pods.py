@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from app.kvcache.endpoints import port_of
+from config.zmq_addresses import port_of
 
 log = logging.getLogger(__name__)
 

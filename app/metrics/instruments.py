@@ -100,9 +100,9 @@ class Summary:
         self.count = 0
         self.sum: float = 0.0
 
-    def observe(self, value: float) -> None:
-        self.count += 1
-        self.sum += value
+    def observe_all(self, values: Sequence[float]) -> None:
+        self.count += len(values)
+        self.sum += sum(values)
 
     def samples(self) -> Sequence[Sample]:
         return (("_count", {}), ("_sum", {}))

@@ -7,7 +7,8 @@ import logging
 
 from app.http.context import RequestContext
 from app.http.response import Response
-from app.middleware.masking import mask_headers, mask_query, mask_text
+from app.middleware.masked_text import mask_text
+from app.middleware.masking import mask_headers, mask_query
 from app.middleware.stack import Middleware
 from config.settings import Settings
 
@@ -21,6 +22,7 @@ class HttpLog(Middleware):
     """Logs exchanges while the setting is on."""
 
     active = False
+    most_plain_bytes = 1 << 13
 
     def on_settings(self, settings: Settings) -> None:
         self.active = settings.log.log_http

@@ -10,6 +10,9 @@ from app.http.response import Response
 from app.kvcache.memo import Bounded
 from config.settings import Settings
 
+MOST_PLAIN_BYTES = 1 << 16
+"""Of a body on the fast path."""
+
 
 class Middleware:
     """What is done before a request is routed, and to its response.
@@ -18,6 +21,8 @@ class Middleware:
     """
 
     active = True
+    most_plain_bytes = MOST_PLAIN_BYTES
+    """Longer bodies go the general way, where what takes long can be done in slices."""
     caches: Mapping[str, Bounded] = MappingProxyType({})
     """What it remembers, by name."""
 
@@ -38,6 +43,7 @@ class MiddlewareStack:
         self._middleware = tuple(middleware)
         self._begin: tuple[Callable[[RequestContext], Response | None], ...] = ()
         self._end: tuple[Ending, ...] = ()
+        self.most_plain_bytes = MOST_PLAIN_BYTES
         self.refresh()
 
     @property
@@ -54,6 +60,7 @@ class MiddlewareStack:
         active = [one for one in self._middleware if one.active]
         self._begin = tuple(one.begin for one in active if type(one).begin is not Middleware.begin)
         self._end = tuple(one.end for one in reversed(active) if type(one).end is not Middleware.end)
+        self.most_plain_bytes = min([MOST_PLAIN_BYTES, *(one.most_plain_bytes for one in active)])
 
     def begin(self, context: RequestContext) -> Response | None:
         """The response that a middleware gives in the route's place, if one does."""

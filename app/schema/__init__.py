@@ -1,7 +1,8 @@
 """Values that satisfy a JSON Schema, and texts that match a regular expression."""
 
+from app.schema.draw import Size
 from app.schema.errors import SchemaError, Unsatisfiable
 from app.schema.ranges import Ranges
 from app.schema.schemas import Schemas
 
-__all__ = ["Ranges", "SchemaError", "Schemas", "Unsatisfiable"]
+__all__ = ["Ranges", "SchemaError", "Schemas", "Size", "Unsatisfiable"]

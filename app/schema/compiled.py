@@ -39,8 +39,8 @@ class CompiledSchema:
         self._heights = Heights(document, slices)
         self._judge = Judge(document)
 
-    def sample(self, rng: Random, ranges: Ranges, brief: bool = False) -> JSON:
-        """A JSON value that satisfies the schema; one of few characters where it is to be `brief`.
+    def sample(self, rng: Random, ranges: Ranges, size: Size = Size.USUAL) -> JSON:
+        """A JSON value that satisfies the schema, of `size` or, where that fails, smaller.
 
         It does so whether ``format`` is a rule or, as the specification has it, a remark; where no
         such value is found, in one of the two readings. Raises Unsatisfiable when no value was
@@ -48,17 +48,17 @@ class CompiledSchema:
         """
         allowance = Allowance(STEPS, self._slices)
         try:
-            return self._sample(rng, ranges, allowance, brief)
+            return self._sample(rng, ranges, allowance, size)
         finally:
             allowance.settle()
 
-    def _sample(self, rng: Random, ranges: Ranges, allowance: Allowance, brief: bool) -> JSON:
+    def _sample(self, rng: Random, ranges: Ranges, allowance: Allowance, size: Size) -> JSON:
         strictly: JSON | _Nothing = NOTHING
         try:
             for attempt in range(ATTEMPTS):
                 formats = attempt < ATTEMPTS // 2
-                size = Size.BRIEF if brief else Size.FRUGAL if attempt % 2 else Size.USUAL
-                value = self._try(rng, ranges, allowance, formats, size)
+                tried = min(size, Size.FRUGAL) if attempt % 2 else size
+                value = self._try(rng, ranges, allowance, formats, tried)
                 if isinstance(value, _Nothing):
                     continue
                 if not formats or self._holds_without_formats(value, allowance):

@@ -42,6 +42,9 @@ class Drawing(Protocol):
     def small(self, depth: int) -> bool:
         """True when values at `depth` are to be kept small."""
 
+    def smallest(self, depth: int) -> bool:
+        """True when values at `depth` are to be the smallest, empty ones too."""
+
 
 class ArrayDraw:
     """An array `depth` levels down, called `name`."""
@@ -163,6 +166,8 @@ class ObjectDraw:
         for name in left:
             if self._is_wanted():
                 self._try(name)
+        if not self._value:
+            self._begin(left)
         self._fill(left)
         if len(self._value) < self._fewest:
             raise Contradiction
@@ -170,9 +175,19 @@ class ObjectDraw:
 
     def _is_wanted(self) -> bool:
         """Decides whether a property that may be left out is drawn."""
-        ranges, rng = self._drawing.ranges, self._drawing.rng
-        chance = ranges.optional_field if self._depth else ranges.optional_property
-        return rng.random() < chance and not self._drawing.small(self._depth + 1)
+        return self._drawing.rng.random() < self._chance() and not self._drawing.small(self._depth + 1)
+
+    def _chance(self) -> float:
+        ranges = self._drawing.ranges
+        return ranges.optional_field if self._depth else ranges.optional_property
+
+    def _begin(self, left: Sequence[str]) -> None:
+        """Draw one of `left`: an object that may have something in it is not left empty by chance."""
+        if self._chance() and not self._drawing.smallest(self._depth + 1):
+            for name in self._drawing.rng.sample(left, len(left)):
+                self._try(name)
+                if self._value:
+                    return
 
     def _fill(self, left: Sequence[str]) -> None:
         """Add properties until there are enough: declared ones first, then invented ones."""

@@ -38,11 +38,13 @@ MOST_SHUFFLED = 1000
 class Size(IntEnum):
     """How large values may be."""
 
-    BRIEF = 0
+    LEAST = 0
+    """As few characters as come easily, objects that may be empty are."""
+    BRIEF = 1
     """As few characters as come easily."""
-    FRUGAL = 1
-    """Nothing that may be left out."""
-    USUAL = 2
+    FRUGAL = 2
+    """Nothing that may be left out, but no empty objects either."""
+    USUAL = 3
 
 
 class Draw:
@@ -63,7 +65,8 @@ class Draw:
         self.ranges = ranges
         self.allowance = allowance
         self._formats = formats
-        self._frugal, self._brief = size < Size.USUAL, size == Size.BRIEF
+        self._least = size == Size.LEAST
+        self._frugal, self._brief = size < Size.USUAL, size <= Size.BRIEF
         self._heights = heights
         self._judge = judge
         self._choices = Choices(document, heights, rng, allowance)
@@ -93,7 +96,14 @@ class Draw:
 
     def small(self, depth: int) -> bool:
         """True when values at `depth` are to be kept small."""
-        return self._frugal or depth >= DEEP or self._drawn > PLENTY
+        return self._frugal or self._is_much(depth)
+
+    def smallest(self, depth: int) -> bool:
+        """True when values at `depth` are to be the smallest, empty ones too."""
+        return self._least or self._is_much(depth)
+
+    def _is_much(self, depth: int) -> bool:
+        return depth >= DEEP or self._drawn > PLENTY
 
     def accepts(self, schema: Schema, value: JSON) -> bool:
         """True when `value` satisfies `schema`."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from app.engine.outputs import Part
 from app.engine.reply import LENGTH, STOP, Reply, Span
 from app.engine.request import EngineRequest, JsonSchema, ToolCalls
-from app.schema import Ranges, Schemas
+from app.schema import Ranges, Schemas, Size
 from app.simulated.corpus import Corpus
 from app.tokenization import Tokenizer
 from config.settings import ToolSettings
@@ -99,14 +99,17 @@ class CallReplies:
         for _ in range(TRIES - 1):
             yield written([self._call(calls, rng) for _ in range(fewest)])
         for number in range(TRIES):
-            short = [self._call(calls, rng, brief=True) for _ in range(fewest)]
-            yield written(short, terse=number == TRIES - 1)
+            last = number == TRIES - 1
+            short = [self._call(calls, rng, Size.LEAST if last else Size.BRIEF) for _ in range(fewest)]
+            yield written(short, terse=last)
 
-    def _call(self, calls: ToolCalls, rng: Random, brief: bool = False) -> tuple[str, str]:
+    def _call(self, calls: ToolCalls, rng: Random, size: Size = Size.USUAL) -> tuple[str, str]:
         """Name and arguments."""
         tool = calls.tools[0] if calls.named else rng.choice(calls.tools)
-        arguments = self._schemas.compile(tool.schema, calls.lenient).sample(rng, self._ranges, brief)
-        return tool.name, json.dumps(arguments, ensure_ascii=False, separators=COMPACT if brief else USUAL)
+        arguments = self._schemas.compile(tool.schema, calls.lenient).sample(rng, self._ranges, size)
+        return tool.name, json.dumps(
+            arguments, ensure_ascii=False, separators=USUAL if size is Size.USUAL else COMPACT
+        )
 
     def _endless(self, name: str, field: str, most: int, rng: Random) -> Reply:
         """A call whose argument `field` has no end within the limit."""

@@ -35,6 +35,8 @@ LONG_JSON = 20_000
 """Members and characters of a value from which its JSON is written in pieces,"""
 JSON_PIECES = 10_000
 """so many of which are put together in one go."""
+FEW_MESSAGES = 100
+"""A list of their pieces may be kept while they are joined, which is faster."""
 RESERVED = frozenset({"chat_template", "tokenize", "conversation", "messages"})
 """Names that a request's chat_template_kwargs may not set."""
 DICT_ATTRIBUTES = frozenset(dir(dict))
@@ -78,8 +80,11 @@ class CompiledTemplate:
             template.environment, variables, template.name, template.blocks
         )
         try:
+            pieces = template.root_render_func(context)
+            if len(conversation) <= FEW_MESSAGES:
+                return "".join(pieces)
             prompt = StringIO(newline="")
-            prompt.writelines(template.root_render_func(context))  # which keeps no list of all pieces
+            prompt.writelines(pieces)  # which keeps no list of all pieces
             return prompt.getvalue()
         except Exception as error:  # a template is a program, and may fail in any way
             raise ChatTemplateError(f"The chat template refused the conversation: {error}") from error
@@ -214,8 +219,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """As Jinja's, which first tries the attribute of Python, then the key: a dict has few attributes."""
-        if type(obj) is dict and attribute in obj and attribute not in DICT_ATTRIBUTES:
-            return obj[attribute]
+        if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
 

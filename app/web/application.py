@@ -93,6 +93,9 @@ class Understudy:
         """The Flask application. Who embeds it may add views and hooks."""
         from app.web.flask_application import FlaskApplication
 
+        made: FlaskApplication | None = self.__dict__.get("flask")
+        if made is not None:  # for another request, while this one, too, waited for the module
+            return made
         flask = FlaskApplication(self.middleware, self.new_request_id, self.root_path)
         for name, routes in self._families.items():
             flask.add_routes(name, routes)

@@ -8,6 +8,8 @@ from app.api.openapi import routes as openapi
 from app.api.responder import ServerLoad
 from app.clock.clock import LiveClock
 from app.http.body import BodyLimits
+from app.http.context import RequestContext
+from app.http.errors import unavailable
 from app.kvcache.publisher import Publisher
 from app.kvindex.assembly import Listening, aliases, fed, index_of
 from app.metrics.exposition import Exposition, Families
@@ -15,21 +17,25 @@ from app.middleware.api_keys import ApiKeys
 from app.middleware.cors import Cors
 from app.middleware.http_log import HttpLog
 from app.middleware.http_metrics import HttpMetrics
-from app.middleware.stack import MiddlewareStack
+from app.middleware.stack import Middleware, MiddlewareStack
 from app.tokenization import Tokenizer
 from app.web.application import Understudy
 from config import Settings
 from config.live import LiveSettings
 
 
-class NoEngine:
-    """Nothing runs that would have to end, so draining only says that the indexer is not ready."""
+class NoEngine(Middleware):
+    """What drains where no engine runs: no more scores are begun, and the indexer is not ready."""
 
     def __init__(self) -> None:
         self.draining = False
 
     def drain(self) -> None:
         self.draining = True
+
+    def begin(self, context: RequestContext) -> None:
+        if self.draining and context.method == "POST":
+            raise unavailable("The indexer is shutting down.")
 
 
 def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
@@ -38,7 +44,7 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     http_log, keys = HttpLog(), ApiKeys()
     for one in (http_log, keys):
         live.subscribe(one.on_settings)
-    middleware = MiddlewareStack([http, http_log, Cors(settings.access), keys])
+    middleware = MiddlewareStack([http, http_log, Cors(settings.access), keys, engine])
     live.subscribe(middleware.on_settings)
     app = Understudy(engine, middleware)
     families = add_index(app, live, tokenizer)

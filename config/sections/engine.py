@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config.declaration import About, Count, Duration, NotNegative, Port, Section, not_above_share
+from config.zmq_addresses import ZMQ_ADDRESS
 
 
 class SchedulingSettings(Section, frozen=True, kw_only=True):
@@ -44,10 +45,18 @@ class StepSettings(Section, frozen=True, kw_only=True):
     profile: Annotated[
         str,
         About(
-            "What the steps of an engine cost, and its limits where they are not set: a file, or the name of "
-            "one that is shipped. With timing steps and none it is qwen3-14b-h100.",
+            "What the steps of an engine cost, and its limits where they are not set: a file, the name of "
+            "one that is shipped, or auto, which is made of data sheets. With timing steps and none it is "
+            "qwen3-14b-h100.",
             path=True,
         ),
+    ] = ""
+    device: Annotated[
+        str,
+        About("The device that profile auto is made for: h100, h200, a100, l40s, mi300x or b200."),
+    ] = ""
+    model_config: Annotated[
+        str, About("The config.json, or its folder, of the model that profile auto is made for.", path=True)
     ] = ""
     max_num_batched_tokens: Annotated[
         Count, About("Tokens that a step computes at the most (timing steps).", unit="tokens")
@@ -193,6 +202,13 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
             env=("VLLM_NIXL_SIDE_CHANNEL_HOST",),
         ),
     ] = ""
+    kv_connector: Annotated[
+        Literal["", "nixl"],
+        About(
+            "The connector that vLLM would fetch KV caches with: its metric families are there from the "
+            "start. Without one they come with the first cache that is fetched."
+        ),
+    ] = ""
     kv_side_channel_port: Annotated[
         Port,
         About("remote_port in kv_transfer_params.", env=("VLLM_NIXL_SIDE_CHANNEL_PORT",)),
@@ -203,6 +219,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
             "Where KV events are published (ZMQ PUB); a rank adds its number to the port. An endpoint "
             "with * or :: is bound, another one connected to. Empty publishes nothing."
         ),
+        ZMQ_ADDRESS,
     ] = "tcp://127.0.0.1:5557"
     event_batch_size: Annotated[
         Count, About("Events at which a batch is published, with all there are.", unit="events")
@@ -223,7 +240,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         str, About("Topic of the events, in which {address}, {port} and {model} are this server's.")
     ] = "kv@{address}:{port}@{model}"
     kv_events_replay_endpoint: Annotated[
-        str, About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere.")
+        str,
+        About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere."),
+        ZMQ_ADDRESS,
     ] = ""
     kv_events_replay_queue_size: Annotated[
         Count, About("Batches that can be asked for again.", unit="batches")

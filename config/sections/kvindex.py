@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config.declaration import About, Count, Duration, Port, PositiveDuration, Section, understood_by
+from config.zmq_addresses import ZMQ_ADDRESS
 
 
 def tier_weights(items: Sequence[str]) -> dict[str, float]:
@@ -48,6 +49,7 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
             "Where the index listens for events (ZMQ SUB, bound), for pods that connect to it. Empty is "
             "tcp://*:5557 for an indexer that is given no kv-index-pods, and nowhere otherwise."
         ),
+        ZMQ_ADDRESS,
     ] = ""
     kv_index_pods: Annotated[
         tuple[str, ...],

@@ -29,7 +29,7 @@ OBSOLETE = {
     "text": (
         ("swap-space", "guided-decoding-backend", "num-scheduler-steps", "max-seq-len-to-capture")
         + ("rope-scaling", "rope-theta", "preemption-mode", "num-lookahead-slots", "speculative-model")
-        + ("num-speculative-tokens", "device", "max-num-partial-prefills", "max-long-partial-prefills")
+        + ("num-speculative-tokens", "max-num-partial-prefills", "max-long-partial-prefills")
     ),
 }  # fmt: skip
 """Options of earlier versions, in command lines that are still about: accepted, too."""

@@ -38,6 +38,13 @@ class KVTransferConfig(Struct, kw_only=True):
     engine_id: str | None = None
     kv_connector_extra_config: dict[str, Any] = {}
 
+    @property
+    def connectors(self) -> list[object]:
+        """Its name, or those that a MultiConnector has."""
+        inner = self.kv_connector_extra_config.get("connectors")
+        several = inner if self.kv_connector == "MultiConnector" and isinstance(inner, list) else []
+        return [self.kv_connector, *(one.get("kv_connector") for one in several if isinstance(one, dict))]
+
 
 class ProfilerConfig(Struct, kw_only=True):
     """`--profiler-config`: that there is one at all."""

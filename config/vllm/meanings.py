@@ -188,9 +188,12 @@ def _events(given: Given) -> Values:
     }
 
 
+NIXL = "NixlConnector"
+
+
 def _transfer(given: Given) -> Values:
-    read_config("kv-transfer-config", str(given["kv-transfer-config"]), KVTransferConfig)
-    return {}
+    config = read_config("kv-transfer-config", str(given["kv-transfer-config"]), KVTransferConfig)
+    return {"kv-connector": "nixl"} if NIXL in config.connectors else {}
 
 
 def _profiler(given: Given) -> Values:
@@ -248,7 +251,8 @@ _OTHERS = {
         _events,
     ),
     "kv-transfer-config": Meaning(
-        "Checked only: prefill and decode apart are always played, for requests that ask for it.", _transfer
+        "Setting `kv-connector`, for NixlConnector. Prefill and decode apart are played for whoever asks.",
+        _transfer,
     ),
     "profiler-config": Meaning("Setting `profiling`: on with a `profiler`.", _profiler),
     "shutdown-timeout": Meaning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.factory import create_app
+from config.declaration import ConfigError
 from config.loader import load
 
 EVERYTHING = (
@@ -56,5 +57,10 @@ def test_hooks_run_in_flasks_order() -> None:
 
 @pytest.mark.parametrize("address", ["somewhere", "tcp://*", "tcp://*:x", "http://a:1"])
 def test_an_index_that_cannot_listen_anywhere_stops_the_start(address: str) -> None:
-    with pytest.raises(SystemExit, match="kv-index-bind"):
-        create_app(load(("--role", "indexer", "--kv-index-bind", address), {}))
+    with pytest.raises(ConfigError, match="kv-index-bind"):
+        load(("--role", "indexer", "--kv-index-bind", address), {})
+
+
+def test_an_index_of_pods_that_are_nowhere_stops_the_start() -> None:
+    with pytest.raises(SystemExit, match="kv-index-pods"):
+        create_app(load(("--role", "indexer", "--kv-index-pods", "tcp://a:0"), {}))

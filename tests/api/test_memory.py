@@ -32,6 +32,7 @@ NAMES = {
     "schemas",
     "token bytes",
     "token texts",
+    "words",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,40 @@ def test_a_profile_that_is_wrong_is_refused(tmp_path: Path, changes: dict[str, A
     with pytest.raises(ConfigError, match=named) as error:
         load(["--profile", path], {})
     assert path in str(error.value) and "\n" not in str(error.value)
+
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 40960,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_a_profile_is_made_of_data_sheets(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    argv = ["--profile", "auto", "--device", "h100", "--model-config", str(tmp_path)]
+    settings = load(argv, {})
+    assert settings.steps.shared and settings.kvcache.kv_cache_size > 10_000
+    assert settings.model.max_model_len == 40960
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--profile", "auto"], "device must be given"),
+        (["--profile", "auto", "--device", "h100"], "model-config must be given"),
+        (["--profile", "auto", "--device", "h1000", "--model-config", "/nowhere"], "h1000|/nowhere"),
+        (["--profile", NAME, "--device", "h100"], "device can be given with profile auto only"),
+    ],
+)
+def test_what_auto_lacks_is_named(argv: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load(argv, {})

@@ -59,8 +59,25 @@ def test_the_line_of_a_real_deployment_is_taken_as_it_is() -> None:
     assert settings.model.tensor_parallel_size == 4
     assert settings.tools.enable_auto_tool_choice
     assert settings.kvcache.zmq_endpoint == "tcp://*:5557"
+    assert settings.kvcache.kv_connector == "nixl"
     told = flags(*ISSUE).warnings
     assert told == ["accepted, changes nothing here: --dtype, --gpu-memory-utilization"]
+
+
+@pytest.mark.parametrize(
+    ("config", "connector"),
+    [
+        ('{"kv_connector": "OffloadingConnector"}', ""),
+        (
+            """{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [
+            {"kv_connector": "NixlConnector"}, {"kv_connector": "OffloadingConnector"}]}}""",
+            "nixl",
+        ),
+        ('{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [7]}}', ""),
+    ],
+)
+def test_a_connector_that_fetches_is_known(config: str, connector: str) -> None:
+    assert value(served("m", "--kv-transfer-config", config), "kv-connector") == connector
 
 
 @pytest.mark.parametrize("name", sorted(options()))

@@ -8,15 +8,26 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.needs import CLIENTS_PYTHON
+from tests.needs import CLIENTS_PYTHON, NODE, NODE_CLIENTS
 from tests.running_server import RunningServer
+
+HERE = Path(__file__).parent
 
 
 def told_by(program: str, server: RunningServer, *options: str) -> Any:
     """The JSON that `program` of this folder prints after it has asked `server` for model `tiny`."""
+    return _told([str(CLIENTS_PYTHON), *options, str(HERE / program), server.url, "tiny"])
+
+
+def told_by_node(program: str, server: RunningServer) -> Any:
+    """The JSON that `program` of the folder `node` prints, as `told_by`."""
+    return _told([str(NODE), str(HERE / "node" / program), str(NODE_CLIENTS), server.url, "tiny"])
+
+
+def _told(command: list[str]) -> Any:
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     done = subprocess.run(
-        [str(CLIENTS_PYTHON), *options, str(Path(__file__).with_name(program)), server.url, "tiny"],
+        command,
         env={**os.environ, **quiet},
         capture_output=True,
         text=True,

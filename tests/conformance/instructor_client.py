@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import json
 import sys
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import instructor
 import openai
@@ -39,9 +40,26 @@ class Recipe(BaseModel):
     contact: dict[str, str] = {}
 
 
+class User(BaseModel):
+    """Nothing of it is required; nor is the list that instructor asks for, where it wants many."""
+
+    name: str | None = None
+    age: int | None = None
+
+
+def users(patched: Any, model: str, number: int) -> list[dict[str, object]]:
+    found = patched.chat.completions.create(
+        model=model,
+        response_model=Iterable[User],
+        max_retries=0,
+        messages=[{"role": "user", "content": f"Name some users of group {number}."}],
+    )
+    return [user.model_dump(exclude_unset=True) for user in found]
+
+
 def main(url: str, model: str) -> None:
     client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
-    told = {}
+    told: dict[str, object] = {}
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         patched = instructor.from_openai(client, mode=mode)
         recipes = [
@@ -54,6 +72,7 @@ def main(url: str, model: str) -> None:
             for number in range(5)
         ]
         told[mode.name] = [recipe.model_dump(mode="json") for recipe in recipes]
+        told[f"{mode.name}_ITERABLE"] = [users(patched, model, number) for number in range(8)]
     json.dump(told, sys.stdout)
 
 

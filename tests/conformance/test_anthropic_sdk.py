@@ -51,6 +51,12 @@ def thinker() -> Iterator[anthropic.Anthropic]:
         yield strict
 
 
+def test_models_are_listed_in_its_form(client: anthropic.Anthropic) -> None:
+    page = client.models.list(limit=1)
+    assert [(model.id, model.type, model.lifecycle) for model in page] == [(MODEL, "model", "active")]
+    assert not page.has_next_page()
+
+
 def create(client: anthropic.Anthropic, **asked: Any) -> Any:
     return client.messages.create(**{"model": MODEL, "messages": [HELLO], "max_tokens": 5, **asked})
 

@@ -65,7 +65,7 @@ def test_a_message_has_its_keys_in_order(vllm: RunningServer) -> None:
 
 
 def test_a_stream_has_its_events_and_keys_in_order(vllm: RunningServer) -> None:
-    events = stream(vllm)
+    events = stream(vllm, temperature=0)  # three words; others may be parts of one character
     assert [event["type"] for event in events] == [
         *("message_start", "content_block_start"),
         *["content_block_delta"] * 3,
@@ -89,6 +89,18 @@ def test_a_stream_says_what_the_whole_message_says(vllm: RunningServer) -> None:
     texts = [event["delta"]["text"] for event in stream(vllm, **asked) if "text" in event.get("delta", {})]
     (block,) = message(vllm, **asked)["content"]
     assert "".join(texts) == block["text"]
+
+
+def test_a_character_of_several_tokens_is_one_delta(vllm: RunningServer) -> None:
+    for number in range(40):
+        messages = [{"role": "user", "content": f"Question {number}"}]
+        asked = {"temperature": 0, "messages": messages}
+        events = stream(vllm, **asked)
+        texts = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+        assert 1 <= len(texts) <= 3
+        assert all(texts)
+        assert events[-2]["usage"]["output_tokens"] == 3
+        assert "".join(texts) == message(vllm, **asked)["content"][0]["text"]
 
 
 def test_a_message_ends_before_a_stop_sequence(vllm: RunningServer) -> None:

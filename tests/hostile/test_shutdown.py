@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.hostile.wire import Wire, ask, get, is_error, post, running, wait_until
+from tests.hostile.wire import Wire, ask, get, http_post, is_error, post, running, wait_until
 from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server
 
 WITH_EXIT_HOOK = """
@@ -131,6 +131,25 @@ def test_an_interrupt_ends_it_at_once(tmp_path: Path) -> None:
             next(streaming.post(ask(max_tokens=4000, stream=True)).events())
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(5) == 0
+
+
+JSON = "Content-Type: application/json"
+
+
+def test_an_indexer_that_ends_begins_no_more_scores_and_leaves() -> None:
+    flags = ("--role", "indexer", "--model", "base", "--kv-index-bind", "tcp://127.0.0.1:0")
+    body = b'{"model": "base", "prompt": "Hello"}'
+    with running_server(*flags, "--graceful-timeout", "15s") as server, Wire(server.port) as late:
+        assert late.send(http_post("/score_completions", body, JSON)).answer().status == 200
+        late.send(http_post("/score_completions", body, JSON)[:-1])  # under way, and not yet here
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        with Wire(server.port) as new:
+            assert new.send(http_post("/score_completions", body, JSON)).answer().status == 503
+        late.send(body[-1:])
+        assert late.answer().status == 200
+        assert server.process.wait(5) == 0
 
 
 def test_an_indexer_that_is_busy_leaves_in_time_and_without_a_traceback() -> None:

@@ -114,6 +114,23 @@ def test_a_stream_lasts_until_its_end(app: Understudy, metrics: HttpMetrics) -> 
     assert samples(metrics, "http_request_size_bytes_sum") == {("/v1/completions",): 5}
 
 
+def test_exchanges_of_several_kinds_are_counted_each_where_it_belongs(
+    app: Understudy, metrics: HttpMetrics, clock: Clock
+) -> None:
+    for number in range(300):  # more than are noted before they are counted
+        for path, body in (("/v1/chat/completions", b"x" * (number % 3)), ("/v1/completions", b"12345")):
+            clock.now = 100.0
+            call(app, path, "POST", body)
+    chats, completions = ("/v1/chat/completions", "POST"), ("/v1/completions", "POST")
+    assert samples(metrics, "http_requests_total") == {(*chats, "2xx"): 300, (*completions, "2xx"): 300}
+    assert samples(metrics, "http_request_duration_seconds_sum") == {chats: 75, completions: 450}
+    assert samples(metrics, "http_request_duration_highr_seconds_sum") == {(): 525}
+    assert samples(metrics, "http_request_duration_highr_seconds_count") == {(): 600}
+    assert samples(metrics, "http_request_size_bytes_sum") == {chats[:1]: 300, completions[:1]: 1_500}
+    assert samples(metrics, "http_response_size_bytes_sum") == {chats[:1]: 600, completions[:1]: 8_100}
+    assert samples(metrics, "http_response_size_bytes_count") == {chats[:1]: 300, completions[:1]: 300}
+
+
 def test_a_client_that_goes_away_ends_the_stream(app: Understudy, metrics: HttpMetrics) -> None:
     response = start(app, "/v1/completions", "POST")
     next(iter(response))

@@ -56,9 +56,9 @@ def test_counters_gauges_and_summaries_add_up() -> None:
     counter.inc(2)
     gauge.add(3)
     gauge.add(-1)
-    summary.observe(4)
-    summary.observe(0.5)
-    assert (counter.values(), gauge.values(), summary.values()) == ((3,), (2,), (2, 4.5))
+    summary.observe_all([4])
+    summary.observe_all([0.5, 0.25])
+    assert (counter.values(), gauge.values(), summary.values()) == ((3,), (2,), (3, 4.75))
 
 
 @given(st.one_of(st.floats(), st.integers(-(10**18), 10**18)))

@@ -33,7 +33,10 @@ def ours(name: str, create: type, kind: str, labels: dict[str, str], seen: list[
     family: Family = Family(name, 'a "help"\n\\', create, kind, now=lambda: CREATED)
     child = family.labels(**labels)
     for value in seen:
-        next(getattr(child, act) for act in ("inc", "add", "observe") if hasattr(child, act))(value)
+        if hasattr(child, "observe_all"):
+            child.observe_all([value])
+        else:
+            next(getattr(child, act) for act in ("inc", "add") if hasattr(child, act))(value)
     return family.render()
 
 

@@ -101,6 +101,16 @@ def test_a_long_body_is_cut(logging_server: RunningServer) -> None:
     assert len(logged) < MOST_BYTES + 50
 
 
+def test_what_takes_long_to_mask_is_no_work_of_the_fast_path(logging_server: RunningServer) -> None:
+    def fast() -> str:
+        metrics = requests.get(logging_server.url + "/metrics", timeout=20).text
+        return next(line for line in metrics.splitlines() if 'requests_total{way="fast"}' in line)
+
+    before = fast()
+    requests.post(logging_server.url + COMPLETIONS, json=ask(prompt="\n" * 5000), timeout=20)
+    assert fast() == before
+
+
 def test_by_default_nothing_is_logged() -> None:
     with running_server() as server:
         requests.post(server.url + COMPLETIONS, json=ask(), timeout=20)

@@ -8,7 +8,7 @@ from typing import Any
 
 import requests
 from flask.testing import FlaskClient
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
@@ -214,6 +214,7 @@ def test_no_more_than_so_many_callers_are_remembered() -> None:
     assert len(limited.limits) == MOST_CALLERS
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.lists(st.floats(0, 30), min_size=1, max_size=80))
 def test_nobody_gets_more_than_the_limit_and_who_waits_is_served(per_minute: int, gaps: list[float]) -> None:
     limited = Limited(requests_per_minute=per_minute)

@@ -172,6 +172,16 @@ def test_an_image_becomes_a_url(source: dict[str, Any], url: str) -> None:
     assert message["content"] == [{"type": "image_url", "image_url": {"url": url}}, text("What is it?")]
 
 
+@pytest.mark.parametrize("block", [{"type": "image"}, {"type": "image", "source": {}}, {"type": "text"}])
+def test_a_block_that_shows_nothing_is_left_out(block: dict[str, Any]) -> None:
+    assert messages(user(block, text("hi"))) == [HELLO]
+
+
+def test_only_an_image_s_source_is_an_image() -> None:
+    source = {"type": "url", "url": "http://a/b.png"}
+    assert messages(user({"type": "text", "text": "", "source": source}, text("hi"))) == [HELLO]
+
+
 def test_a_round_of_tools_becomes_calls_and_their_results() -> None:
     call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"}

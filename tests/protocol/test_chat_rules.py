@@ -100,6 +100,30 @@ def test_what_the_rules_allow_is_accepted(fields: dict[str, Any]) -> None:
     chat(**fields)
 
 
+ENDS = {"begin": "<a>", "schema": {}, "end": "</a>"}
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        {"structures": [ENDS]},
+        {"triggers": ["<a"]},
+        {"structures": ENDS, "triggers": ["<a"]},
+        {"structures": [ENDS], "triggers": "<a"},
+        {"structures": [ENDS, {"begin": "<b>"}], "triggers": ["<a"]},
+        {"structures": [ENDS], "triggers": ["<a", 5]},
+    ],
+)
+def test_a_structural_tag_needs_structures_and_their_triggers(tag: dict[str, Any]) -> None:
+    found = refusal(response_format={"type": "structural_tag", **tag})
+    assert found[0] == 400 and found[2] is not None and "response_format" in found[2]
+
+
+@pytest.mark.parametrize("tag", [{"format": {}}, {"structures": [ENDS], "triggers": ["<a"]}])
+def test_a_whole_structural_tag_is_accepted(tag: dict[str, Any]) -> None:
+    assert chat(response_format={"type": "structural_tag", **tag}).response_format is not None
+
+
 def test_the_rules_are_looked_at_in_vllms_order() -> None:
     assert refusal(tools=[], cache_salt="", stream_options={"include_usage": True})[2] == "tools"
     assert refusal(cache_salt="", stream_options={"include_usage": True})[2] == "stream_options"

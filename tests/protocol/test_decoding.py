@@ -4,11 +4,15 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from app.http.errors import ApiError
-from app.protocol.chat import ChatCompletionRequest
+from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import Request, UnparsableBody, decode, decode_first
+from app.protocol.lora import LoadAdapterRequest
+from app.protocol.pooling import RerankRequest, ScoreRequest
+from app.protocol.responses import ResponsesRequest
 from app.protocol.tokenize import (
     TOKENIZE_REQUESTS,
     DetokenizeRequest,
@@ -176,6 +180,33 @@ def test_a_value_of_the_wrong_type_is_named_by_its_path(field: str, value: objec
     )
 
 
+@pytest.mark.parametrize(
+    ("query", "documents", "param"),
+    [
+        ({"content": "no list"}, ["a"], "body.query"),
+        ({"content": [{"type": "smell", "smell": "x"}]}, ["a"], "body.query"),
+        (["a"], ["a"], "body.query"),
+        ("q", [{"content": "no list"}], "body.documents"),
+        ("q", ["a", {}], "body.documents"),
+        ("q", ["a", {"content": [{"type": "text", "text": 5}]}], "body.documents"),
+        ("q", {}, "body.documents"),
+    ],
+)
+def test_what_cannot_be_ranked_is_named(query: object, documents: object, param: str) -> None:
+    body = json.dumps({"query": query, "documents": documents}).encode()
+    with pytest.raises(ApiError) as caught:
+        decode(body, JSON, RerankRequest)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_texts_and_lists_of_parts_can_be_ranked() -> None:
+    parts = {"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]}
+    for query, documents in (("q", ["a", parts]), (parts, "a"), (parts, parts)):
+        body = json.dumps({"query": query, "documents": documents}).encode()
+        request = decode(body, JSON, RerankRequest)
+        assert (request.query, request.documents) == (query, documents)
+
+
 def test_of_several_wrong_fields_the_first_in_declaration_order_is_named() -> None:
     body = {"top_p": "y", "temperature": "x", "n": "z", "messages": HELLO}
     assert refusal(json.dumps(body).encode()).param == "body.n"
@@ -282,13 +313,48 @@ CHAT_DEFAULTS = SAMPLING_DEFAULTS | {
     **{"continue_final_message": False, "add_special_tokens": False},
 }
 COMPLETION_DEFAULTS = SAMPLING_DEFAULTS | {"prompt": "a", "max_tokens": 16, "add_special_tokens": True}
+RESPONSES_DEFAULTS = {
+    **{"input": "a", "background": False, "parallel_tool_calls": True, "include_reasoning": True},
+    **{"service_tier": "auto", "store": True, "stream": False, "tool_choice": "none", "tools": []},
+    **{"top_logprobs": 0, "truncation": "disabled", "skip_special_tokens": True, "request_id": ""},
+    **{"include_stop_str_in_output": False, "priority": 0, "enable_response_messages": False},
+    **{"stop": [], "ignore_eos": False},
+}
+
+RANKING_DEFAULTS = {"request_id": "", "priority": 0, "max_tokens_per_query": 0, "max_tokens_per_doc": 0}
+CONVERSATION_DEFAULTS = {
+    **{"messages": [], "add_generation_prompt": True, "return_token_strs": False},
+    **{"continue_final_message": False, "add_special_tokens": False},
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "body", "defaults"),
     [
+        (
+            TokenizePromptRequest,
+            b'{"prompt":"a"}',
+            {"prompt": "a", "add_special_tokens": True} | {"return_token_strs": False},
+        ),
+        (TokenizeChatRequest, b'{"messages":[]}', CONVERSATION_DEFAULTS),
+        (
+            RerankRequest,
+            b'{"query":"q","documents":["d"]}',
+            RANKING_DEFAULTS | {"query": "q", "documents": ["d"], "top_n": 0},
+        ),
+        (
+            ScoreRequest,
+            b'{"queries":"q","documents":"d"}',
+            RANKING_DEFAULTS | {"queries": "q", "documents": "d"},
+        ),
+        (
+            LoadAdapterRequest,
+            b'{"lora_name":"a","lora_path":"b"}',
+            {"lora_name": "a", "lora_path": "b", "load_inplace": False, "is_3d_lora_weight": False},
+        ),
         (ChatCompletionRequest, b'{"messages":[]}', CHAT_DEFAULTS),
         (CompletionRequest, b'{"prompt":"a"}', COMPLETION_DEFAULTS),
+        (ResponsesRequest, b'{"input":"a"}', RESPONSES_DEFAULTS),
     ],
 )
 def test_fields_that_are_not_given_have_vllms_defaults(
@@ -296,4 +362,24 @@ def test_fields_that_are_not_given_have_vllms_defaults(
 ) -> None:
     request = decode(body, "application/json", kind)
     found = {name: getattr(request, name) for name in kind.__struct_fields__}
-    assert {name: value for name, value in found.items() if value is not None} == defaults
+    assert {name: value for name, value in found.items() if value not in (None, UNSET)} == defaults
+
+
+@pytest.mark.parametrize("name", ["", "a"])
+@pytest.mark.parametrize("path", ["", "b"])
+def test_an_adapter_needs_a_name_and_a_path(name: str, path: str) -> None:
+    request = decode(json.dumps({"lora_name": name, "lora_path": path}).encode(), JSON, LoadAdapterRequest)
+    if name and path:
+        request.check_values()
+        return
+    with pytest.raises(ApiError) as caught:
+        request.check_values()
+    assert answer(caught.value) == (400, "InvalidUserInput", None)
+
+
+@pytest.mark.parametrize("messages", [[], {}, "hi", 5, None])
+def test_a_batch_is_a_list_of_conversations(messages: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        decode(json.dumps({"messages": messages}).encode(), JSON, BatchChatRequest)
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert caught.value.message == "messages must be a list of conversations"

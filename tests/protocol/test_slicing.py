@@ -73,7 +73,17 @@ def test_a_short_body_is_decoded_without_a_pause() -> None:
     assert within.pauses == 0
 
 
-@pytest.mark.parametrize("fields", [{"max_tokens": "3"}, {"temperature": -1}, {"n": 0}, {"stop": 5}, {}])
+ONLY_THE_TYPE_REFUSES: list[dict[str, Any]] = [
+    *({"seed": 2**63}, {"priority": -(2**63) - 1}, {"stream_interval": 0}, {"cache_salt": ""}),
+    *({"stop": ["a"] * 5}, {"truncate_prompt_tokens": -2}),
+]
+"""By bounds that are written beside it."""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_tokens": "3"}, {"temperature": -1}, {"n": 0}, {"stop": 5}, {}, *ONLY_THE_TYPE_REFUSES],
+)
 def test_a_long_body_is_judged_as_a_short_one(fields: dict[str, Any]) -> None:
     """Also by the rules that come later."""
 

@@ -52,12 +52,40 @@ def test_lengths_of_arrays_are_of_the_range_unless_the_schema_says() -> None:
 
 
 def test_optional_properties_have_a_chance_of_their_own_at_the_top_and_below() -> None:
-    inner = {"type": "object", "properties": {"b": {"type": "null"}}}
+    inner = {
+        "type": "object",
+        "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+        "required": ["a"],
+    }
     schema = {"type": "object", "properties": {"a": inner}}
-    assert draws(schema)[0] == {"a": {}}
+    assert draws(schema)[0] == {"a": {"a": None}}
     assert draws(schema, Ranges(optional_property=0.0)) == [{}] * 300
     half = Ranges(optional_property=1.0, optional_field=0.5)
     assert 100 < sum("b" in value["a"] for value in draws(schema, half)) < 200
+
+
+def test_an_object_is_not_left_empty_by_chance() -> None:
+    """Where nothing is required, a reader finds one property at least, on every floor."""
+    users = {"type": "array", "items": {"$ref": "#/$defs/user"}}
+    user = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"users": users}, "$defs": {"user": user}}
+    drawn = draws(schema, Ranges())
+    assert all(found["users"] for found in drawn)
+    names = {tuple(each) for found in drawn for each in found["users"]}
+    assert names == {("name",), ("age",), ("name", "age")}
+
+
+def test_an_object_is_empty_where_nothing_can_be_in_it_or_a_chance_of_none_says_so() -> None:
+    schema = {"type": "object", "properties": {"a": False, "b": {"type": "null"}}}
+    assert draws({**schema, "maxProperties": 0}, Ranges()) == [{}] * 300
+    assert draws({"type": "object", "properties": {"a": False}}, Ranges()) == [{}] * 300
+    assert draws(schema, Ranges(optional_property=0.0)) == [{}] * 300
+    assert draws(schema, Ranges()) == [{"b": None}] * 300
+
+
+def test_what_contains_itself_comes_to_an_end() -> None:
+    node = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
+    assert all(1 < len(str(found)) < 2000 for found in draws(node, Ranges()))
 
 
 def test_ranges_come_from_the_settings_of_tool_calls() -> None:

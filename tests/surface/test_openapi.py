@@ -30,7 +30,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "pooling": ("--task", "pooling"),
     "indexer": ("--role", "indexer", "--kv-index-bind", "tcp://127.0.0.1:0"),
 }
-NEEDS_MORE = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/v1/models/{model_id}")
+NEEDS_MORE = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
 """Need a path that exists; they are asked below."""
 ENDING = ("/admin/drain", "/sleep", "/pause", "/release_kv_cache_memory")
 """After them a server answers nothing more of interest; the last is 500, as vLLM's, without a pause."""

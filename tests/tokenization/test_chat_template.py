@@ -5,10 +5,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from app.tokenization import ChatOptions, ChatTemplateError, LocalTokenizer, TokenizerInputError
-from app.tokenization.chat_template import ChatTemplates
+from app.tokenization.chat_template import FEW_MESSAGES, ChatTemplates, TemplateEnvironment
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -210,3 +214,45 @@ def test_long_json_is_as_short_json() -> None:
     assert render("{{ tools | tojson(indent=1) }}", tools=tools) == json.dumps(
         tools, ensure_ascii=False, indent=1
     )
+
+
+NAMES = st.sampled_from(["role", "content", "tool_calls", "items", "get", "update", "__class__", "__len__"])
+VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
+MEMBERS = st.dictionaries(NAMES, VALUES | st.dictionaries(NAMES, VALUES, max_size=2), max_size=4)
+USES = (
+    "{{ m.%s }}",
+    "{{ m.%s is defined }}{{ m.%s is none }}",
+    "{{ m.%s or 'none' }}",
+    "{% for each in m.%s %}{{ each }}{% endfor %}",
+    "{{ m.%s.role }}",
+    "{{ m.%s | length }}",
+    "{{ m.%s == m['%s'] }}",
+)
+
+
+OURS, JINJAS = TemplateEnvironment(), ImmutableSandboxedEnvironment()
+
+
+def outcome(template: jinja2.Template, member: object) -> str:
+    try:
+        return template.render(m=member)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@settings(deadline=None)
+@given(MEMBERS, NAMES, st.sampled_from(USES))
+def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
+    member: dict[str, Any], name: str, use: str
+) -> None:
+    source = use.replace("%s", name)
+    ours, jinjas = OURS.from_string(source), JINJAS.from_string(source)
+    for value in (member, [member], "text", None):
+        assert outcome(ours, value) == outcome(jinjas, value)
+
+
+@pytest.mark.parametrize("count", [1, FEW_MESSAGES, FEW_MESSAGES + 1])
+def test_long_conversations_render_as_short_ones_do(count: int) -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    messages = [{"role": "user", "content": f"{number}\r\n\u2028\x85"} for number in range(count)]
+    assert render(source, messages) == "".join(f"<user>{message['content']}" for message in messages)

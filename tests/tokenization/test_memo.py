@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import gc
+import json
 import tracemalloc
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
 
 from app.tokenization import PromptMemo
+from app.tokenization.loading import default_tokenizer
+from app.tokenization.memo import ID_BYTES, KnownChats, KnownPrompts, KnownTexts
+
+TOKENIZER = default_tokenizer()
+CHAT = b'[{"role": "user", "content": "Who comes again?"}]'
+PROMPTS = [(KnownTexts, b"Who comes again?"), (KnownChats, CHAT)]
 
 
 def test_what_was_put_is_there() -> None:
@@ -34,14 +46,14 @@ def test_what_would_take_most_of_the_place_is_not_kept() -> None:
     assert (memo.get(b"a"), memo.get(b"b" * 5_000), memo.size_bytes) == (None, None, 0)
 
 
-def test_the_size_is_what_the_memo_holds() -> None:
-    memo = PromptMemo(1 << 20)
+@pytest.mark.parametrize(("kind", "id_bytes"), [(list, ID_BYTES), (partial(array, "I"), 4)])
+def test_the_size_is_what_the_memo_holds(kind: Callable[[list[int]], Sequence[int]], id_bytes: int) -> None:
+    memo: PromptMemo[Sequence[int]] = PromptMemo(1 << 20, id_bytes)
     tracemalloc.start()
     try:
         for number in range(5_000):
-            memo.put(
-                f"[{number}, the prompt of a chat]".encode(), [1_000 * number + k for k in range(number % 60)]
-            )
+            ids = kind([1_000 * number + k for k in range(number % 60)])
+            memo.put(f"[{number}, the prompt of a chat]".encode(), ids)
         gc.collect()
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
@@ -56,3 +68,55 @@ def test_replacing_an_entry_counts_it_once() -> None:
     size_bytes = memo.size_bytes
     memo.put(b"a", [2])
     assert memo.size_bytes == size_bytes
+
+
+@pytest.mark.parametrize("kind, key", PROMPTS)
+def test_a_prompt_has_the_tokenizer_s_ids_and_is_remembered_when_it_comes_again(
+    kind: type[KnownPrompts], key: bytes
+) -> None:
+    known = kind(TOKENIZER)
+    as_text = key.decode()
+    expected = TOKENIZER.encode_chat(json.loads(key)) if key is CHAT else TOKENIZER.encode(as_text, True)
+    assert known.ids(key) == expected
+    assert known.memo.size_bytes == 0, "most prompts never come again"
+    assert known.ids(key) == expected
+    assert known.memo.get(key) == expected
+    known.encode = None  # type: ignore[assignment, method-assign]  # nobody asks the tokenizer any more
+    assert known.ids(key) == expected
+
+
+def test_new_prompts_do_not_push_out_those_that_come_again() -> None:
+    known = KnownTexts(TOKENIZER, limit_bytes=4_000)
+    for _ in range(2):
+        known.ids(b"again")
+    for number in range(1_000):
+        known.ids(b"new %d" % number)
+    assert known.memo.get(b"again") is not None
+
+
+def test_a_prompt_that_comes_again_between_some_others_is_remembered() -> None:
+    known = KnownTexts(TOKENIZER)
+    for _ in range(3):
+        for number in range(100):
+            known.ids(b"one of a hundred: %d" % number)
+    remembered = sum(known.memo.get(b"one of a hundred: %d" % number) is not None for number in range(100))
+    assert remembered > 80, "two of them may have the same place"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b'[{"role": "tool", "content": "x"}]',
+        b'[{"role": "user", "content": "x", "name": "Ann"}]',
+        b'[{"role": "user", "content": [{"type": "text", "text": "x"}]}]',
+        b'[{"role": "user", "content": null}]',
+        b'[{"role": "user", "content": "\xff"}]',
+        b'[{"role": "user", "content": "' + b"x" * 2_048 + b'"}]',
+        b"[]",
+    ],
+)
+def test_what_is_no_plain_conversation_has_no_ids_here(key: bytes) -> None:
+    known = KnownChats(TOKENIZER)
+    for _ in range(3):
+        assert known.ids(key) is None
+    assert known.memo.size_bytes == 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator
+from typing import Any
 
+import gevent
 import pytest
 from flask import Flask, url_for
 from flask import Response as FlaskResponse
@@ -11,6 +14,7 @@ from flask import Response as FlaskResponse
 from app.http.context import RequestContext
 from app.http.response import PendingResponse, Response, json_response
 from app.http.route import Route, get, post
+from app.web.application import FLASK
 from app.web.blueprints import ExactRule, RouteTable, label_of
 from app.web.flask_application import FlaskApplication
 from tests.application import application
@@ -178,3 +182,18 @@ def test_the_url_of_a_route_can_still_be_made() -> None:
     app.add_url_rule("/v1/things/<name>", "thing", lambda name: name)
     with app.test_request_context():
         assert url_for("thing", name="a b", more="yes") == "/v1/things/a%20b?more=yes"
+
+
+def test_requests_that_come_while_flask_is_loaded_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports = builtins.__import__
+
+    def slow(name: str, *args: Any, **named: Any) -> Any:
+        if name == FLASK:
+            gevent.sleep(0)
+        return imports(name, *args, **named)
+
+    monkeypatch.setattr(builtins, "__import__", slow)
+    app = application(ROUTES)
+    asked = [gevent.spawn(lambda: app.flask) for _ in range(5)]
+    gevent.joinall(asked, raise_error=True)
+    assert {id(one.value) for one in asked} == {id(app.flask)}

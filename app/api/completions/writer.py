@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -64,9 +65,13 @@ class CompletionWriter(ResponseWriter):
         self._prompt_entries: list[SomeEntries | None] = [None] * len(options.prompts)
         self._logprobs: dict[int, CompletionLogprobs] = {}
         """Those of each choice of which a stream has shown something."""
-        self._head = chunk_head(meta, COMPLETION)
         self._texts: list[bytes] = []
         """What the plain chunks of each choice begin with, up to the text."""
+
+    @cached_property
+    def _head(self) -> bytes:
+        """What every chunk begins with; a whole answer has none."""
+        return chunk_head(self._meta, COMPLETION)
 
     def chunk(self, output: EngineOutput) -> bytes:
         if type(output) is Tokens:

@@ -87,6 +87,27 @@ class ModelList(Struct):
     data: list[Model]
 
 
+class AnthropicModel(Struct):
+    """A model or an adapter, as Anthropic's SDK wants it."""
+
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: str
+    max_input_tokens: int
+    max_tokens: int
+    type: str = "model"
+
+
+class AnthropicModelList(Struct):
+    """What is served, told to a client that sends `anthropic-version`."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str
+    last_id: str
+
+
 class Tokens(Struct):
     """The tokens of a text or a conversation."""
 
@@ -200,8 +221,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/rerank"): _RERANK,
     ("POST", "/v1/rerank"): _RERANK,
     ("POST", "/v2/rerank"): _RERANK,
-    ("GET", "/v1/models"): Operation(answer=ModelList),
-    ("GET", "/v1/models/{model_id}"): Operation(answer=Model),
+    ("GET", "/v1/models"): Operation(answer=ModelList | AnthropicModelList),
     ("POST", "/v1/load_lora_adapter"): Operation(
         body=LoadAdapterRequest, example={"lora_name": "sql", "lora_path": "/sql"}, media=(TEXT,)
     ),

@@ -21,8 +21,6 @@ from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
 from app.server.fast.path import FastPath
 
 log = logging.getLogger(__name__)
-RECEIVE = 1 << 16
-MOST_BODY_BYTES = 1 << 16
 """Larger bodies are read by the general way."""
 WAYS = {"POST": "fast", "GET": "probe"}
 """How `understudy_requests_total` names what is answered here."""
@@ -70,7 +68,8 @@ class FastConnection:
 
     def _readable(self) -> None:
         try:
-            data = self.client._sock.recv(RECEIVE)
+            received = self._path.received
+            data = received[: self.client._sock.recv_into(received)].tobytes()
         except BlockingIOError:
             return
         except OSError:
@@ -90,8 +89,9 @@ class FastConnection:
             if len(data) > MOST_HEAD_BYTES:
                 self.leave_to_general()
             return
-        head = self._path.heads.read(data[:end])
-        if head is None or head.content_length > MOST_BODY_BYTES or not self._path.is_open:
+        path = self._path
+        head = path.heads.read(data[:end])
+        if head is None or head.content_length > path.middleware.most_plain_bytes or not path.is_open:
             self.leave_to_general()
             return
         end_of_body = end + head.content_length

@@ -12,6 +12,7 @@ from app.server.fast.heads import RequestHeads
 from app.server.logs import ServerLogger
 from app.web.application import Understudy
 
+RECEIVE = 1 << 16
 MOST_ANSWERS = 8
 """So many whole answers are sent together, half a millisecond after the first of them was made."""
 
@@ -27,6 +28,9 @@ class FastPath:
         self.batcher = WriteBatcher()
         self.answers = WriteBatcher(MOST_ANSWERS)
         self.write_timeout_s = write_timeout_s
+        self.received = memoryview(bytearray(RECEIVE))
+        """What has just arrived, on any connection. To have `recv` make room each time, and shrink it to what
+        has come, leaves the C library's heap full of holes."""
         self.is_open = True
         """False as soon as every answer has to close its connection."""
         self.new_id = app.new_request_id

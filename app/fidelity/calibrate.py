@@ -1,0 +1,203 @@
+"""`python -m app calibrate`: fit a profile to what benchmarks have recorded of a real server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from app.fidelity import calibration_report as report
+from app.fidelity.benchmark_files import read_recordings
+from app.fidelity.files import check_target, whole_file
+from app.fidelity.fitting import Problem, Run, make_problem, relative
+from app.fidelity.identified import certainties
+from app.fidelity.replay import Recording, replay
+from app.fidelity.search import Progress, Search, check_installed, mapped
+from config import ConfigError
+from config.datasheet import AUTO, profile_of
+from config.durations import parse_duration
+from config.flags import Parser, whole_number
+from config.profile import Profile, read_profile
+
+ABOUT = """\
+Fit a profile to recorded runs of a real server: files of vllm bench serve (--save-result --save-detailed),
+guidellm (JSON), aiperf (profile_export.jsonl), or CSV as python -m app record writes it. The fit starts from
+the model's config.json and the device's data sheet, or from a profile (docs/fidelity.md, "Calibration").
+"""
+TELL_EVERY_S = 2.0
+
+
+def run(argv: Sequence[str]) -> int:
+    """Exit status."""
+    try:
+        _calibrate(_parser().parse_args(argv), time.monotonic)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was written", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    flags = Parser(prog="python -m app calibrate", description=ABOUT, allow_abbrev=False)
+    add = flags.add_argument
+    add("recordings", nargs="+", metavar="FILE", help="recorded runs; several make a better fit")
+    add("--out", required=True, type=Path, metavar="PROFILE.yaml", help="the profile to write")
+    add("--model-config", metavar="config.json", help="the model's, for the start")
+    add("--device", help="with it: h100, h200, a100, l40s, mi300x or b200")
+    add("--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="with it [1]")
+    add("--start", metavar="PROFILE", help="instead of them: a profile to start from, by name or file")
+    add("--model", metavar="NAME", help="the model's name, for people")
+    add(
+        "--num-gpu-blocks",
+        type=whole_number(2),
+        metavar="N",
+        help="blocks of the KV cache, as vLLM's log tells",
+    )
+    add("--max-num-seqs", type=whole_number(1), metavar="N", help="what the server was started with")
+    add("--max-num-batched-tokens", type=whole_number(1), metavar="N", help="the same")
+    add("--in-flight", type=whole_number(1), metavar="N", help="most requests that the client had under way")
+    add("--turnaround", default="0s", metavar="DURATION", help="from an answer to the next request [0s]")
+    add(
+        "--check",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a run to judge with, not to fit; repeatable",
+    )
+    add("--evaluations", type=whole_number(20), default=1500, metavar="N", help="simulations at most [1500]")
+    add("--jobs", type=whole_number(1, 256), default=2, metavar="N", help="processes [2]")
+    add("--seed", type=whole_number(0), default=1, metavar="N", help="of the search [1]")
+    add("--png", type=Path, metavar="FILE", help="draw the errors")
+    return flags
+
+
+def _calibrate(given: argparse.Namespace, now: Callable[[], float]) -> None:
+    for path in (given.out, given.png):
+        check_target(path)
+    turnaround_s = _duration(given.turnaround)
+    start = _start(given)
+    runs = _runs(given.recordings, given.in_flight, turnaround_s)
+    kept = _runs(given.check, given.in_flight, turnaround_s)
+    for run in [*runs, *kept]:
+        _check_fits(start, run.recording)
+    if given.png is not None and not report.can_draw():
+        raise ConfigError(report.HOW_TO_GET)
+    check_installed()
+    _fit(given, make_problem(start, runs), kept, now)
+
+
+def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: Callable[[], float]) -> None:
+    begun_s, told_s = now(), float("-inf")
+
+    def tell(progress: Progress) -> None:
+        nonlocal told_s
+        if now() - told_s >= TELL_EVERY_S:
+            told_s = now()
+            print(
+                f"{progress.evaluations} of {given.evaluations} evaluations, {now() - begun_s:.0f} s:"
+                f" best loss {progress.best:.5f}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    with mapped(given.jobs) as spread:
+        found = Search(problem, spread, given.evaluations, tell).run(given.seed)
+        known = certainties(problem, found.x, spread)
+    played = problem.play(found.x)
+    errors = {
+        run.recording.name: relative(it.figures, run.figures)
+        for run, it in zip(problem.runs, played, strict=True)
+    }
+    profile = _rounded(problem.profile(found.x))
+    unseen = {run.recording.name: _errors(profile, run) for run in kept}
+    fitted = report.told(profile, given.model, errors, unseen)
+    with whole_file(given.out) as part:
+        part.write_text(report.as_yaml(fitted, known), "utf-8")
+    if given.png is not None:
+        with whole_file(given.png) as part:
+            report.draw(errors, unseen, part)
+    print(report.errors_table(errors, unseen))
+    print(report.constants_table(known))
+    for warning in report.warnings(problem, played, known):
+        print(f"warning: {warning}")
+    took_s = now() - begun_s
+    print(f"{given.out}: {found.evaluations} evaluations in {took_s:.0f} s, {found.why}")
+
+
+def _start(given: argparse.Namespace) -> Profile:
+    """The profile that the fit starts from, with the limits that the recorded server had."""
+    if given.start is not None:
+        if given.device is not None or given.model_config is not None:
+            raise ConfigError("calibrate: start is given, so device and model-config must not be")
+        start = read_profile(given.start)
+    else:
+        start = profile_of(AUTO, given.device, given.tensor_parallel_size, given.model_config)
+    limits = {
+        name: getattr(given, name)
+        for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
+        if getattr(given, name) is not None
+    }
+    return msgspec.structs.replace(start, engine=msgspec.structs.replace(start.engine, **limits))
+
+
+def _runs(paths: Sequence[str], in_flight: int | None, turnaround_s: float) -> list[Run]:
+    runs = []
+    for path in paths:
+        for recording in read_recordings(path):
+            for note in recording.notes:
+                print(f"warning: {path}: {note}", file=sys.stderr)
+            places = in_flight if in_flight is not None else recording.in_flight
+            runs.append(Run(recording, places, turnaround_s, recording.figures()))
+    names = [run.recording.name for run in runs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"calibrate: two runs are called {twice}: give the files different names")
+    return runs
+
+
+def _check_fits(start: Profile, recording: Recording) -> None:
+    """Every sequence must fit into the cache, or the load would never end."""
+    room = (start.engine.num_gpu_blocks - 1) * start.engine.block_size
+    for number, tokens in enumerate(zip(recording.input_tokens, recording.output_tokens, strict=True), 1):
+        if sum(tokens) > room:
+            raise ConfigError(
+                f"{recording.name}: request {number}: {sum(tokens)} tokens do not fit into the KV cache"
+                f" of {room}; num-gpu-blocks sets it"
+            )
+
+
+def _errors(profile: Profile, run: Run) -> list[float]:
+    played = replay(
+        run.recording, profile.engine, profile.cost, profile.front, run.in_flight, run.turnaround_s
+    )
+    return relative(played.figures, run.figures)
+
+
+def _rounded(profile: Profile) -> Profile:
+    """As it is written: five digits say more than is known."""
+    return msgspec.structs.replace(
+        profile,
+        **{
+            part: type(costs)(
+                **{name: float(f"{value:.5g}") for name, value in msgspec.structs.asdict(costs).items()}
+            )
+            for part, costs in (("cost", profile.cost), ("front", profile.front))
+        },
+    )
+
+
+def _duration(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise ConfigError(f"turnaround {text!r} {error}") from None
+    if seconds < 0:
+        raise ConfigError(f"turnaround {text!r} must not be negative")
+    return seconds

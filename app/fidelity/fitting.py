@@ -1,0 +1,141 @@
+"""What a fit may change of a profile, and how well a candidate tells what recordings have told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, log, sqrt
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from app.fidelity.replay import Recording, Replayed, replay
+from config.profile import CostConstants, FrontCosts, Profile
+
+SOFT = 0.004
+"""Errors below it hardly matter: two runs of the same server differ by as much."""
+PULL = 2e-5
+"""What it costs to be one spread away from the start."""
+
+
+Costs = TypeVar("Costs", CostConstants, FrontCosts)
+
+
+class Constant(Struct, frozen=True):
+    """One that is fitted, on the logarithm."""
+
+    name: str
+    spread: float
+    """How far it may well be from its start: the natural logarithm of the ratio."""
+    least: float
+    """Where it starts if the start has none, as of a data sheet: about what devices were seen to have."""
+    most: float = 10.0
+
+
+CONSTANTS = (
+    Constant("base", 0.5, 1e-3),
+    Constant("weights", 0.1, 1e-3),
+    Constant("expert_weights", 0.3, 0.0),
+    Constant("per_token", 0.15, 1e-6),
+    Constant("p", 0.4, 6.0, most=100.0),
+    Constant("tile", 0.5, 0.3, most=1.0),
+    Constant("per_context", 0.15, 1e-9),
+    Constant("per_attention", 0.4, 1e-10),
+    Constant("per_sequence", 0.6, 10e-6),
+    Constant("mixed_context", 0.7, 3e-9),
+    Constant("slowdown", 0.5, 0.2),
+    Constant("tau", 0.4, 0.04, most=100.0),
+    Constant("wake", 0.6, 2e-3),
+    Constant("front", 0.3, 2e-3),
+    Constant("front_per_token", 0.4, 0.5e-6),
+    Constant("out_per_stream", 0.4, 20e-6),
+)
+"""In the order in which people read them."""
+
+
+class Run(Struct, frozen=True):
+    """A recording, the client that made it, and its figures."""
+
+    recording: Recording
+    in_flight: int | None
+    turnaround_s: float
+    figures: list[float]
+
+
+class Problem(Struct, frozen=True):
+    """A start, and the runs that a profile is to tell. A candidate has a number for each constant: how many
+    spreads it is from its start.
+    """
+
+    start: Profile
+    constants: tuple[Constant, ...]
+    values: tuple[float, ...]
+    """Of the constants, where they start."""
+    runs: tuple[Run, ...]
+
+    def candidate(self, x: Sequence[float]) -> dict[str, float]:
+        """The constants, by name."""
+        return {
+            constant.name: min(value * exp(constant.spread * step), constant.most)
+            for constant, value, step in zip(self.constants, self.values, x, strict=True)
+        }
+
+    def profile(self, x: Sequence[float]) -> Profile:
+        """The start with the constants of a candidate."""
+        given = self.candidate(x)
+        given["p"] = max(1.0, given.get("p", self.start.cost.p))
+        return msgspec.structs.replace(
+            self.start, cost=_given_to(self.start.cost, given), front=_given_to(self.start.front, given)
+        )
+
+    def play(self, x: Sequence[float]) -> list[Replayed]:
+        """Each run with a candidate."""
+        profile = self.profile(x)
+        return [
+            replay(
+                run.recording, profile.engine, profile.cost, profile.front, run.in_flight, run.turnaround_s
+            )
+            for run in self.runs
+        ]
+
+    def errors(self, x: Sequence[float]) -> list[list[float]]:
+        """Of each run's figures, relative."""
+        return [relative(it.figures, run.figures) for it, run in zip(self.play(x), self.runs, strict=True)]
+
+    def loss(self, x: Sequence[float]) -> float:
+        """How far a candidate is from the recordings."""
+        errors = [error for run in self.errors(x) for error in run]
+        misfit = sum(sqrt(error * error + SOFT * SOFT) - SOFT for error in errors) / len(errors)
+        return misfit + PULL * sum(step * step for step in x)
+
+
+def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ()) -> Problem:
+    """`fixed` names constants that stay as they are."""
+    values = _values(start)
+    constants = tuple(it for it in CONSTANTS if it.name not in fixed and (values[it.name] or it.least))
+    starts = tuple(values[it.name] or it.least for it in constants)
+    return Problem(start, constants, starts, tuple(runs))
+
+
+def relative(simulated: Sequence[float], recorded: Sequence[float]) -> list[float]:
+    """Errors, as shares of what was recorded."""
+    return [ours / theirs - 1 for ours, theirs in zip(simulated, recorded, strict=True)]
+
+
+def spreads_away(problem: Problem, given: Mapping[str, float]) -> list[float]:
+    """The candidate that has these constants."""
+    return [
+        log(given[constant.name] / value) / constant.spread
+        for constant, value in zip(problem.constants, problem.values, strict=True)
+    ]
+
+
+def _values(profile: Profile) -> dict[str, float]:
+    return {**msgspec.structs.asdict(profile.cost), **msgspec.structs.asdict(profile.front)}
+
+
+def _given_to(costs: Costs, given: Mapping[str, float]) -> Costs:
+    """Those of the constants that are of its kind, replaced."""
+    return msgspec.structs.replace(
+        costs, **{name: value for name, value in given.items() if name in costs.__struct_fields__}
+    )

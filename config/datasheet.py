@@ -1,0 +1,201 @@
+"""A profile without a recording: made of a model's `config.json` and its device's data sheet.
+
+How fast memory and arithmetic really are is a share of what the sheet says, and that share was chosen once,
+with a model and a device that were measured (docs/fidelity.md, "Calibration"). `CHECKED` says how far that
+carries.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from config.declaration import ConfigError
+from config.devices import DEVICES, Device
+from config.model_shape import ModelShape, Quantization, model_shape, read_model_shape
+from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
+from config.settings import Settings
+from config.validation import suggestion
+
+AUTO = "auto"
+"""The name of the profile that is made of a data sheet."""
+
+VLLM_DEVICES = frozenset(("", "auto", "cpu", "cuda", "hpu", "neuron", "tpu", "xpu"))
+"""What `--device` of earlier versions of vLLM could say, which tells no data sheet."""
+
+OF_BANDWIDTH, OF_FLOPS, OF_FLOPS_ATTENTION = 0.85, 0.65, 0.45
+"""What is reached of what the sheet says."""
+MEMORY_SHARE = 0.9
+"""vLLM's `gpu-memory-utilization`."""
+BASE_S, PER_SEQUENCE_S = 1e-3, 10e-6
+FRONT = FrontCosts(front=4e-3, front_per_token=1e-6, out_per_stream=25e-6)
+ALL_REDUCE_S = 12e-6
+"""One sum over all devices, of which a layer needs two; its bytes come besides."""
+BF16_BYTES, LOGIT_BYTES = 2, 4
+BLOCK_SIZE, MAX_NUM_SEQS = 16, 256
+
+CHECKED = (
+    "The method, not this model: Qwen3-14B on one H100 was predicted with a median error of 1.9 % (mean"
+    " 2.8 %), with the two efficiencies chosen in view of it; three other models on H100 (vLLM 0.15), two of"
+    " them on several devices, with 10 % (median), the worst with 16 %; all over mean, p50, p90 and p99 of"
+    " TTFT, ITL and E2E. No other device, no quantized weights and no mixture of experts was compared."
+)
+
+
+class Weights(Struct, frozen=True):
+    """How weights and cache are stored, and what they are multiplied in."""
+
+    weight_bytes: float
+    """Of one weight of the projections, its share of scales among them."""
+    cache_bytes: float = BF16_BYTES
+    """Of one number of the KV cache."""
+    in_8bit: bool = False
+    """They are multiplied in 8 bits, where the device can."""
+    kind: str = "bf16"
+
+
+def profile_of(
+    name: str,
+    device: str | None = None,
+    tensor_parallel_size: int = 1,
+    model_config_path: str | None = None,
+) -> Profile:
+    """The profile that `--profile name` asks for; the others are what `auto` is made of."""
+    if name != AUTO:
+        if device is not None or model_config_path is not None:
+            given = "device" if device is not None else "model-config"
+            raise ConfigError(f"profile {name}: {given} can be given with profile {AUTO} only")
+        return read_profile(name)
+    if device is None or model_config_path is None:
+        lacking = "device" if device is None else "model-config"
+        raise ConfigError(f"profile {AUTO}: {lacking} must be given, too")
+    return _made(
+        read_model_shape(model_config_path), device, tensor_parallel_size, f"model config {model_config_path}"
+    )
+
+
+def chosen_profile(settings: Settings) -> Profile:
+    """The profile that the settings of a server name."""
+    at = settings.steps
+    device = None if at.device in VLLM_DEVICES else at.device
+    return profile_of(at.profile, device, settings.model.tensor_parallel_size, at.model_config or None)
+
+
+def datasheet_profile(config: dict[str, object], device: str, tensor_parallel_size: int = 1) -> Profile:
+    """The profile of the model that `config` (of a `config.json`) describes. ConfigError if there is none."""
+    return _made(model_shape(config), device, tensor_parallel_size, "model config")
+
+
+def _made(shape: ModelShape, device_name: str, devices: int, named: str) -> Profile:
+    device = DEVICES.get(device_name.lower())
+    if device is None:
+        hint = suggestion(device_name.lower(), names=DEVICES)
+        raise ConfigError(f"device {device_name}: none of {', '.join(DEVICES)}{hint}")
+    if devices < 1 or shape.num_attention_heads % devices:
+        raise ConfigError(
+            f"tensor-parallel-size {devices}: {named} has {shape.num_attention_heads} attention heads,"
+            " which must be a multiple of it"
+        )
+    weights = _weights(shape.quantization_config, named)
+    architecture = shape.architectures[0]
+    return Profile(
+        source=f"Made of {architecture}'s config.json and a data sheet ({device.sheet}).",
+        model=f"{architecture}, {_parameters(shape) / 1e9:.1f} billion parameters, {weights.kind}",
+        device=f"{device.name}, {devices}",
+        checked=CHECKED,
+        engine=_limits(shape, weights, device, devices, named),
+        cost=_cost(shape, weights, device, devices),
+        front=FRONT,
+    )
+
+
+def _parameters(shape: ModelShape) -> int:
+    """All of them."""
+    tables = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
+    return shape.shared_weights + shape.sparse_layers * shape.experts * shape.expert_weights + tables
+
+
+def _cost(shape: ModelShape, weights: Weights, device: Device, devices: int) -> CostConstants:
+    read_per_s = device.bandwidth * OF_BANDWIDTH * devices
+    flops = (weights.in_8bit and device.flops_8bit) or device.flops
+    layers, heads = shape.num_hidden_layers, shape.num_attention_heads
+    head_bytes = weights.cache_bytes * shape.head_size
+    expert = shape.sparse_layers * shape.expert_weights
+    output_bytes = BF16_BYTES * shape.vocab_size * shape.hidden_size
+    computed = 2 * (shape.shared_weights + expert * shape.experts_a_token)
+    sums = 2 * layers if devices > 1 else 0
+    # A ring sends every number but its own share twice.
+    summed_s = sums * BF16_BYTES * shape.hidden_size * 2 * (devices - 1) / devices / device.link
+    cached_heads = -(
+        -shape.heads_kv // devices
+    )  # of one device; those that are too few are kept several times
+    return CostConstants(
+        base=BASE_S + sums * ALL_REDUCE_S,
+        weights=(weights.weight_bytes * shape.shared_weights + output_bytes) / read_per_s,
+        expert_weights=weights.weight_bytes * expert * shape.experts / read_per_s,
+        expert_share=shape.experts_a_token / shape.experts if shape.experts else 0.0,
+        per_token=computed / (flops * OF_FLOPS * devices) + summed_s,
+        p=6.0,
+        per_context=2 * head_bytes * cached_heads * layers / (device.bandwidth * OF_BANDWIDTH),
+        per_attention=4 * heads * shape.head_size * layers / (device.flops * OF_FLOPS_ATTENTION * devices),
+        per_sequence=PER_SEQUENCE_S,
+    )
+
+
+def _limits(shape: ModelShape, weights: Weights, device: Device, devices: int, named: str) -> EngineLimits:
+    """vLLM's defaults, with the blocks that the memory has left beside weights and activations."""
+    tables = BF16_BYTES * shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
+    experts = shape.sparse_layers * shape.experts * shape.expert_weights
+    stored = (weights.weight_bytes * (shape.shared_weights + experts) + tables) / devices
+    wide = (
+        2 * max(shape.intermediate_size, shape.moe_intermediate_size or 0) / devices + 4 * shape.hidden_size
+    )
+    used = device.step_tokens * BF16_BYTES * wide + MAX_NUM_SEQS * LOGIT_BYTES * shape.vocab_size
+    token_bytes = 2 * weights.cache_bytes * -(-shape.heads_kv // devices) * shape.head_size
+    left = device.memory * MEMORY_SHARE - stored - used
+    blocks = int(left / (token_bytes * shape.num_hidden_layers * BLOCK_SIZE))
+    if blocks < 2:
+        raise ConfigError(
+            f"{named}: weights of {stored / 1e9:.0f} GB a device leave no room for a KV cache in"
+            f" {MEMORY_SHARE:.0%} of {device.name}'s memory; a larger tensor-parallel-size would"
+        )
+    return EngineLimits(
+        num_gpu_blocks=blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=device.step_tokens,
+        max_model_len=min(shape.max_position_embeddings, (blocks - 1) * BLOCK_SIZE),
+    )
+
+
+def _weights(quantization: Quantization | None, named: str) -> Weights:
+    """How weights are stored. Scales are 2 bytes for each group, zero points as wide as a weight."""
+    if quantization is None:
+        return Weights(BF16_BYTES)
+    method = quantization.quant_method.lower()
+    cache = 1 if quantization.kv_cache_scheme is not None else BF16_BYTES
+    if method in ("fp8", "fbgemm_fp8") or (method == "modelopt" and quantization.quant_algo in ("", "FP8")):
+        return Weights(1, cache, in_8bit=True, kind="fp8")
+    if method in ("awq", "gptq", "awq_marlin", "gptq_marlin"):
+        return Weights(_grouped(quantization.bits, quantization.group_size, zeros=True), cache, kind=method)
+    if method == "mxfp4":
+        return Weights((4 + 8 / 32) / 8, cache, kind=method)
+    if method == "modelopt" and quantization.quant_algo == "NVFP4":
+        return Weights((4 + 8 / 16) / 8, cache, kind="nvfp4")
+    if method == "bitsandbytes":
+        return Weights(1 if quantization.load_in_8bit else _grouped(4, 64, zeros=False), kind=method)
+    groups = [group for group in quantization.config_groups.values() if group.weights is not None]
+    if method == "compressed-tensors" and groups and (stored := groups[0].weights) is not None:
+        seen = groups[0].input_activations
+        in_8bit = seen is not None and seen.num_bits == 8
+        size = _grouped(stored.num_bits, stored.group_size or 0, zeros=False)
+        return Weights(size, cache, in_8bit, kind=f"compressed-tensors {stored.num_bits} bits")
+    raise ConfigError(
+        f"{named}: quantization_config: quant_method {quantization.quant_method} is none of fp8, fbgemm_fp8,"
+        " awq, gptq, mxfp4, bitsandbytes, modelopt, compressed-tensors (the last two with their layout)"
+    )
+
+
+def _grouped(bits: int, group_size: int, zeros: bool) -> float:
+    """Bytes of a weight of so many bits, of which `group_size` share a scale; below 1 all of a row do."""
+    scales = (2 + (bits / 8 if zeros else 0)) / group_size if group_size > 0 else 0.0
+    return bits / 8 + scales

@@ -1,0 +1,96 @@
+"""Accelerators, as their makers' data sheets describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+GIB = 1 << 30
+TERA = 1e12
+
+
+class Device(Struct, frozen=True, kw_only=True):
+    """One accelerator. Operations are a second and dense: sheets often tell twice as many, with sparsity."""
+
+    name: str
+    sheet: str
+    """Where the figures come from."""
+    bandwidth: float
+    """Bytes of memory a second."""
+    flops: float
+    """Operations in bf16."""
+    flops_8bit: float | None = None
+    """Operations in fp8; None where there is no such arithmetic."""
+    memory: float
+    """Bytes that a process sees: what the sheet tells, less what driver and error correction keep."""
+    link: float
+    """Bytes a second to the other devices of a server, each way: half of what sheets tell."""
+    step_tokens: int
+    """vLLM's `max-num-batched-tokens` for a server on it, if nothing is given."""
+
+
+DEVICES: Mapping[str, Device] = {
+    "h100": Device(
+        name="H100 SXM 80 GB",
+        sheet="NVIDIA H100 Tensor Core GPU, data sheet: 3.35 TB/s, BF16 1,979 and FP8 3,958 TFLOPS with"
+        " sparsity, NVLink 900 GB/s",
+        bandwidth=3.35 * TERA,
+        flops=989.4 * TERA,
+        flops_8bit=1978.9 * TERA,
+        memory=79.2 * GIB,
+        link=0.45 * TERA,
+        step_tokens=8192,
+    ),
+    "h200": Device(
+        name="H200 SXM 141 GB",
+        sheet="NVIDIA H200 Tensor Core GPU, data sheet: 4.8 TB/s, 141 GB, arithmetic and NVLink as H100 SXM",
+        bandwidth=4.8 * TERA,
+        flops=989.4 * TERA,
+        flops_8bit=1978.9 * TERA,
+        memory=139.8 * GIB,
+        link=0.45 * TERA,
+        step_tokens=8192,
+    ),
+    "a100": Device(
+        name="A100 SXM 80 GB",
+        sheet="NVIDIA A100 Tensor Core GPU, data sheet: 2,039 GB/s, BF16 312 TFLOPS, NVLink 600 GB/s",
+        bandwidth=2.039 * TERA,
+        flops=312 * TERA,
+        memory=79.2 * GIB,
+        link=0.3 * TERA,
+        step_tokens=2048,
+    ),
+    "l40s": Device(
+        name="L40S 48 GB",
+        sheet="NVIDIA L40S, data sheet: 864 GB/s, BF16 362 and FP8 733 TFLOPS, PCIe Gen4 x16 64 GB/s",
+        bandwidth=0.864 * TERA,
+        flops=362 * TERA,
+        flops_8bit=733 * TERA,
+        memory=44.4 * GIB,
+        link=0.032 * TERA,
+        step_tokens=2048,
+    ),
+    "mi300x": Device(
+        name="MI300X 192 GB",
+        sheet="AMD Instinct MI300X, data sheet: 5.3 TB/s, BF16 1,307.4 and FP8 2,614.9 TFLOPS, Infinity"
+        " Fabric 896 GB/s",
+        bandwidth=5.3 * TERA,
+        flops=1307.4 * TERA,
+        flops_8bit=2614.9 * TERA,
+        memory=191.9 * GIB,
+        link=0.448 * TERA,
+        step_tokens=8192,
+    ),
+    "b200": Device(
+        name="B200 SXM 180 GB",
+        sheet="NVIDIA DGX B200, data sheet (eight of them): 64 TB/s, FP8 72 PFLOPS with sparsity and BF16"
+        " half of it, 1,440 GB, NVLink 14.4 TB/s",
+        bandwidth=8 * TERA,
+        flops=2250 * TERA,
+        flops_8bit=4500 * TERA,
+        memory=178.4 * GIB,
+        link=0.9 * TERA,
+        step_tokens=8192,
+    ),
+}

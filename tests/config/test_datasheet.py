@@ -1,0 +1,187 @@
+"""Profiles made of a model's config.json and a device's data sheet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.engine.batch import Batch, SequenceState
+from app.engine.step_cost import StepCost
+from config import ConfigError
+from config.datasheet import datasheet_profile, profile_of
+from config.devices import DEVICES
+from config.profile import CostConstants, Profile
+
+QWEN: dict[str, object] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 17408,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+MIXTRAL: dict[str, object] = {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+}
+
+
+def made(config: dict[str, object], device: str = "h100", devices: int = 1, **changes: object) -> Profile:
+    return datasheet_profile({**config, **changes}, device, devices)
+
+
+def test_constants_are_those_of_the_formulas() -> None:
+    cost = made(QWEN).cost
+    linear = 40 * (5120 * (40 + 16) * 128 + 40 * 128 * 5120 + 3 * 5120 * 17408)
+    assert cost.weights == pytest.approx(2 * (linear + 151936 * 5120) / (3.35e12 * 0.85))
+    assert cost.per_token == pytest.approx(2 * linear / (989.4e12 * 0.65))
+    assert cost.per_context == pytest.approx(2 * 2 * 8 * 128 * 40 / (3.35e12 * 0.85))
+    assert cost.per_attention == pytest.approx(4 * 40 * 128 * 40 / (989.4e12 * 0.45))
+    assert (cost.base, cost.per_sequence, cost.p, cost.slowdown) == (1e-3, 10e-6, 6, 0)
+
+
+def test_blocks_are_what_the_memory_has_left() -> None:
+    engine = made(QWEN).engine
+    assert engine.num_gpu_blocks == pytest.approx(18038, rel=0.05)  # what a real vLLM had
+    assert (engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len) == (8192, 256, 40960)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_device_makes_a_profile_that_says_how_far_it_was_checked(device: str) -> None:
+    profile = made(MIXTRAL, device, 4)
+    assert "No other device" in profile.checked and DEVICES[device].sheet in profile.source
+    assert profile.cost.weights > 0 and profile.engine.num_gpu_blocks > 2
+
+
+def test_several_devices_share_the_work_and_sum_their_results() -> None:
+    one, four = made(QWEN).cost, made(QWEN, devices=4).cost
+    assert four.weights == pytest.approx(one.weights / 4)
+    assert four.base == pytest.approx(one.base + 40 * 2 * 12e-6)
+    summed = 40 * 2 * 2 * 5120 * 2 * 3 / 4 / 0.45e12
+    assert four.per_token == pytest.approx(one.per_token / 4 + summed)
+    assert four.per_context == pytest.approx(one.per_context / 4)
+    # Eight heads of keys and values: the 20 devices have one each, some of them the same.
+    assert made(QWEN, devices=20).cost.per_context == pytest.approx(one.per_context / 8)
+
+
+@pytest.mark.parametrize(
+    "quantization, bits",
+    [
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + (16 + 4) / 128),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128}}},
+            },
+            4 + 16 / 128,
+        ),
+        ({"quant_method": "mxfp4"}, 4.25),
+    ],
+)
+def test_quantized_weights_are_read_faster(quantization: dict[str, object], bits: float) -> None:
+    plain, packed = made(QWEN).cost, made(QWEN, quantization_config=quantization).cost
+    table = 2 * 151936 * 5120 / (3.35e12 * 0.85)
+    assert packed.weights - table == pytest.approx((plain.weights - table) * bits / 16)
+    in_8bit = quantization["quant_method"] == "fp8"
+    assert packed.per_token == pytest.approx(plain.per_token * (989.4 / 1978.9 if in_8bit else 1))
+    assert (
+        made(QWEN, quantization_config=quantization).engine.num_gpu_blocks > made(QWEN).engine.num_gpu_blocks
+    )
+
+
+def test_fp8_is_computed_in_bf16_where_there_is_no_other_arithmetic() -> None:
+    plain, packed = made(QWEN, "a100"), made(QWEN, "a100", quantization_config={"quant_method": "fp8"})
+    assert packed.cost.per_token == plain.cost.per_token
+
+
+def test_of_experts_a_step_reads_those_that_its_tokens_need() -> None:
+    cost = made(MIXTRAL, devices=2).cost
+    experts = 32 * 8 * 3 * 4096 * 14336
+    assert cost.expert_weights == pytest.approx(2 * experts / (3.35e12 * 0.85 * 2))
+    assert cost.expert_share == 2 / 8
+    assert cost.per_token < 2 * experts / (989.4e12 * 0.65 * 2) / 3  # two of eight are computed
+    few = CostConstants(expert_weights=1e-3, expert_share=0.25)
+    assert seconds(few, 1) == pytest.approx(0.25e-3)
+    assert seconds(few, 2) == pytest.approx((1 - 0.75**2) * 1e-3)
+    assert seconds(few, 1000) == pytest.approx(1e-3)
+
+
+def seconds(cost: CostConstants, tokens: int) -> float:
+    batch: Batch[SequenceState] = Batch()
+    batch.tokens = tokens
+    return StepCost(cost).seconds(batch, 0.0, idle=False)
+
+
+@pytest.mark.parametrize(
+    "device, devices, changes, rule",
+    [
+        ("h10", 1, {}, "device h10: none of h100, h200, a100, l40s, mi300x, b200; did you mean h100?"),
+        ("h100", 3, {}, "tensor-parallel-size 3: model config has 40 attention heads"),
+        ("h100", 1, {"architectures": ["Qwen3ForCausalLm"]}, "did you mean Qwen3ForCausalLM?"),
+        ("h100", 1, {"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is none that"),
+        ("h100", 1, {"hidden_size": -1}, "Expected `int` >= 1 - at `$.hidden_size`"),
+        ("h100", 1, {"num_hidden_layers": "forty"}, "Expected `int`, got `str` - at `$.num_hidden_layers`"),
+        ("h100", 1, {"num_hidden_layers": 10**9}, "at `$.num_hidden_layers`"),
+        ("h100", 1, {"head_dim": None, "hidden_size": 5121}, "must be a multiple of num_attention_heads"),
+        ("h100", 1, {"num_key_value_heads": 80}, "num_key_value_heads (80) must not be more"),
+        ("l40s", 1, {"num_hidden_layers": 80}, "leave no room for a KV cache"),
+        ("h100", 1, {"quantization_config": {"quant_method": "magic"}}, "quant_method magic is none of"),
+        ("h100", 1, {"num_experts": 4, "num_experts_per_tok": 8}, "is more than the experts"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(
+    device: str, devices: int, changes: dict[str, object], rule: str
+) -> None:
+    with pytest.raises(ConfigError) as told:
+        made(QWEN, device, devices, **changes)
+    assert rule in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_field_that_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match="missing required field `vocab_size`"):
+        datasheet_profile({name: value for name, value in QWEN.items() if name != "vocab_size"}, "h100")
+
+
+def test_the_profile_that_is_asked_for_by_flags(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(QWEN))
+    assert profile_of("auto", "H100", 2, str(path)) == made(QWEN, devices=2)
+    assert profile_of("qwen3-14b-h100").engine.num_gpu_blocks == 18038
+
+
+@pytest.mark.parametrize(
+    "content, rule", [(None, "cannot be read"), ("{", "is not JSON"), ("[]", "Expected `object`")]
+)
+def test_a_file_that_is_no_config_is_told_in_one_line(tmp_path: Path, content: str | None, rule: str) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=rule) as told:
+        profile_of("auto", "h100", 1, str(path))
+    assert str(path) in str(told.value)
+
+
+def test_flags_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match="profile auto: device must be given"):
+        profile_of("auto", None, 1, "config.json")
+    with pytest.raises(ConfigError, match="profile auto: model-config must be given"):
+        profile_of("auto", "h100")
+    with pytest.raises(
+        ConfigError, match="profile qwen3-14b-h100: device can be given with profile auto only"
+    ):
+        profile_of("qwen3-14b-h100", "h100")

@@ -1,0 +1,214 @@
+"""Files of benchmarks, as recordings; and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from app.fidelity.benchmark_files import read_recordings
+from app.fidelity.replay import Recording
+from config import ConfigError
+
+VLLM: dict[str, object] = {
+    "date": "20261120-101500",
+    "backend": "openai",
+    "max_concurrency": 64,
+    "completed": 2,
+    "total_output_tokens": 5,
+    "input_lens": [100, 200],
+    "output_lens": [3, 2],
+    "start_times": [1000.5, 1000.0],
+    "ttfts": [0.2, 0.1],
+    "itls": [[0.02, 0.03], [0.04]],
+    "generated_texts": ["a", "b"],
+    "errors": ["", ""],
+}
+CSV = "arrival_s,input_tokens,output_tokens,send_s,first_s,last_s\n"
+
+
+def read(tmp_path: Path, content: object, name: str = "run.json") -> list[Recording]:
+    path = tmp_path / name
+    text = content if isinstance(content, str) else json.dumps(content)
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return read_recordings(str(path))
+
+
+def refused(tmp_path: Path, content: object, name: str = "run.json") -> str:
+    with pytest.raises(ConfigError) as told:
+        read(tmp_path, content, name)
+    assert name in str(told.value) and "\n" not in str(told.value)
+    return str(told.value)
+
+
+def guidellm(timings: Mapping[str, object], **more: object) -> dict[str, object]:
+    request = {"prompt_tokens": 100, "output_tokens": 3, "info": {"timings": timings}}
+    requests = {"successful": [request], "incomplete": [], "errored": [], **more}
+    return {"metadata": {"version": 1}, "benchmarks": [{"requests": requests}]}
+
+
+def aiperf(**changes: object) -> dict[str, object]:
+    return {
+        "metadata": {
+            "request_start_ns": 5_000_000_000,
+            "benchmark_phase": "profiling",
+            "was_cancelled": False,
+        },
+        "metrics": {
+            "time_to_first_token": {"value": 200.0, "unit": "ms"},
+            "request_latency": {"value": 0.25, "unit": "s"},
+            "input_sequence_length": {"value": 100, "unit": "tokens"},
+            "output_sequence_length": {"value": 3, "unit": "tokens"},
+        },
+        "error": None,
+        **changes,
+    }
+
+
+def test_vllm_bench_serve(tmp_path: Path) -> None:
+    [run] = read(tmp_path, VLLM)
+    assert run.send_s == run.arrival_s == [0.0, 0.5]  # in order of arrival, from the first on
+    assert run.input_tokens == [200, 100] and run.output_tokens == [2, 3]
+    assert run.first_s == pytest.approx([0.1, 0.7]) and run.last_s == pytest.approx([0.14, 0.75])
+    assert run.in_flight == 64
+
+
+def test_results_that_vllm_appended_are_several_runs(tmp_path: Path) -> None:
+    runs = read(tmp_path, json.dumps(VLLM) + "\n" + json.dumps(VLLM) + "\n")
+    assert [run.name for run in runs] == ["run line 1", "run line 2"]
+
+
+@pytest.mark.parametrize(
+    "changes, rule",
+    [
+        ({"ttfts": None}, "--save-detailed"),
+        ({"start_times": None}, "has no start_times: vllm bench serve writes them from vLLM 0.15 on"),
+        ({"errors": ["", "timed\nout"]}, "request 2: has failed (timed out)"),
+        ({"output_lens": [3, 0]}, "request 2: a request has at least one token in and out, not 200 and 0"),
+        ({"itls": [[0.02, 0.03]]}, "differ in length"),
+        ({"ttfts": [0.2, "soon"]}, "Expected `float`, got `str` - at `$.ttfts[1]`"),
+        ({"ttfts": [0.2, -0.1]}, "request 2: sent at 1000 s, first token at 999.9 s"),
+        ({"output_lens": [1, 1]}, "none has an ITL"),
+        (
+            dict.fromkeys(("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors"), []),
+            "no requests",
+        ),
+    ],
+)
+def test_what_vllm_may_have_written_wrong(tmp_path: Path, changes: dict[str, object], rule: str) -> None:
+    document = {name: value for name, value in {**VLLM, **changes}.items() if value is not None}
+    assert rule in refused(tmp_path, document)
+
+
+@pytest.mark.parametrize(
+    "names", [("first_token_iteration", "last_token_iteration"), ("first_iteration", "last_iteration")]
+)
+def test_guidellm(tmp_path: Path, names: tuple[str, str]) -> None:
+    [run] = read(tmp_path, guidellm({"request_start": 50.0, names[0]: 50.2, names[1]: 50.25}))
+    assert run.first_s == pytest.approx([0.2]) and run.last_s == pytest.approx([0.25])
+    assert (run.input_tokens, run.output_tokens) == ([100], [3])
+
+
+def test_guidellm_of_old(tmp_path: Path) -> None:
+    request = {
+        "prompt_tokens": 9,
+        "output_tokens": 3,
+        "start_time": 1.0,
+        "first_token_time": 1.5,
+        "last_token_time": 2.0,
+    }
+    [run] = read(tmp_path, {"benchmarks": [{"requests": {"successful": [request]}}]})
+    assert (run.first_s, run.last_s) == ([0.5], [1.0])
+
+
+def test_guidellm_whose_end_cut_requests_off_says_so(tmp_path: Path) -> None:
+    timings = {"request_start": 50.0, "first_iteration": 50.2, "last_iteration": 50.25}
+    [run] = read(tmp_path, guidellm(timings, incomplete=[{}, {}]))
+    assert run.notes == ["2 requests that the end of the run cut off are left out"]
+    assert "1 requests have failed" in refused(tmp_path, guidellm(timings, errored=[{}]))
+
+
+def test_guidellm_without_streams_is_refused(tmp_path: Path) -> None:
+    assert "request 1: has no moments of its first and last token" in refused(
+        tmp_path, guidellm({"request_start": 1.0})
+    )
+
+
+def test_aiperf(tmp_path: Path) -> None:
+    warmup = aiperf(metadata={"request_start_ns": 1, "benchmark_phase": "warmup"})
+    later = aiperf(metadata={"request_start_ns": 6_000_000_000})
+    lines = "\n".join(json.dumps(it) for it in (warmup, later, aiperf()))
+    [run] = read(tmp_path, lines, "profile_export.jsonl")
+    assert run.send_s == pytest.approx([0.0, 1.0])
+    assert run.first_s == pytest.approx([0.2, 1.2]) and run.last_s == pytest.approx([0.25, 1.25])
+
+
+@pytest.mark.parametrize(
+    "changes, rule",
+    [
+        ({"error": {"code": 500}}, "line 2: the request has failed"),
+        ({"metadata": {"request_start_ns": 1, "was_cancelled": True}}, "line 2: the request has failed"),
+        ({"metrics": {}}, "line 2: has no time_to_first_token; aiperf must run with --streaming"),
+        ({"metrics": {"time_to_first_token": {"value": 1, "unit": "weeks"}}}, "unit 'weeks' is none of"),
+        ({"metadata": {}}, "line 2: Object missing required field `request_start_ns`"),
+    ],
+)
+def test_what_aiperf_may_have_written_wrong(tmp_path: Path, changes: dict[str, object], rule: str) -> None:
+    lines = json.dumps(aiperf()) + "\n" + json.dumps(aiperf(**changes))
+    assert rule in refused(tmp_path, lines)
+
+
+def test_aiperfs_summary_names_the_right_file(tmp_path: Path) -> None:
+    assert "profile_export.jsonl" in refused(tmp_path, {"input_config": {}, "request_count": {"avg": 2}})
+
+
+@pytest.mark.parametrize("name", ["run.csv", "run.csv.gz"])
+def test_csv(tmp_path: Path, name: str) -> None:
+    [run] = read(tmp_path, CSV + "0.5,10,3,0.75,1,2\n\n1.5,20,1,1.5,2,2\n", name)
+    assert (run.name, run.arrival_s, run.send_s) == ("run", [0.0, 1.0], [0.25, 1.0])
+    assert (run.first_s, run.last_s) == ([0.5, 1.5], [1.5, 1.5])
+
+
+def test_csv_with_one_of_both_moments(tmp_path: Path) -> None:
+    for name in ("arrival_s", "send_s"):
+        [run] = read(tmp_path, f"{name},input_tokens,output_tokens,first_s,last_s\n1,10,3,2,3\n", "run.csv")
+        assert (run.arrival_s, run.send_s, run.first_s) == ([0.0], [0.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    "text, rule",
+    [
+        ("", "is empty"),
+        (CSV, "has no requests"),
+        ("arrival_s,input_tokens,output_tokens,first_s\n", "line 1: there is no column last_s"),
+        ("input_tokens,output_tokens,first_s,last_s\n", "line 1: there is no column arrival_s or send_s"),
+        (CSV + "0,10,3,0,1\n", "line 2: has 5 cells, the header 6"),
+        (CSV + "0,10,3,0,1,2\n0,ten,3,0,1,2\n", "line 3: input_tokens 'ten' must be a whole number"),
+        (CSV + "0,10,3,0,soon,2\n", "line 2: first_s 'soon' must be a number"),
+        (CSV + "0,10,3,0,nan,2\n", "line 2: moments must be finite numbers"),
+        (CSV + "-1,10,3,0,1,2\n", "line 2: moments must not be negative"),
+        (CSV + "1,10,3,1,2,3\n0,10,3,0,1,2\n", "line 3: rows must be in order of arrival"),
+        (CSV + "1,10,3,0,2,3\n", "line 2: sent at 0 s, before its arrival at 1 s"),
+        (CSV + "0,10,3,0,2,1\n", "line 2: sent at 0 s, first token at 2 s, last at 1 s"),
+        (CSV + "0,0,3,0,1,2\n", "line 2: a request has at least one token in and out"),
+    ],
+)
+def test_csv_that_is_wrong_is_told_in_one_line(tmp_path: Path, text: str, rule: str) -> None:
+    assert rule in refused(tmp_path, text, "run.csv")
+
+
+def test_files_of_nobody_are_refused(tmp_path: Path) -> None:
+    assert "is no file of vllm bench serve, guidellm or aiperf" in refused(tmp_path, {"results": []})
+    assert "is not a JSON object" in refused(tmp_path, "{oops")
+    assert "cannot be read" in refused_path(str(tmp_path / "nothing.json"))
+    (tmp_path / "run.csv.gz").write_bytes(b"no gzip")
+    assert "cannot be read" in refused_path(str(tmp_path / "run.csv.gz"))
+
+
+def refused_path(path: str) -> str:
+    with pytest.raises(ConfigError) as told:
+        read_recordings(path)
+    return str(told.value)

@@ -1,0 +1,236 @@
+"""A fit: constants that were known are found again; what is written; what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from app.fidelity import calibrate, search
+from app.fidelity.calibration_report import as_yaml, constants_table, warnings
+from app.fidelity.files import whole_file
+from app.fidelity.fitting import CONSTANTS, Problem, Run, make_problem
+from app.fidelity.identified import Certainty, certainties
+from app.fidelity.linear import applied, inverse, root
+from app.fidelity.replay import Recording, replay
+from app.fidelity.search import Search, mapped
+from config import ConfigError
+from config.profile import Profile, read_profile
+
+TRUE = read_profile("qwen3-14b-h100")
+FITTED = ("weights", "per_token", "front")
+OFF = {"weights": 1.1, "per_token": 0.8, "front": 1.5}
+"""By which the start is wrong."""
+
+
+def load(rate: float, count: int, tokens: int) -> Recording:
+    """Requests of which nothing but the load is known."""
+    rng, at_s, arrivals = Random(f"{rate}"), 0.0, []
+    for _ in range(count):
+        at_s += rng.expovariate(rate)
+        arrivals.append(at_s)
+    inputs = [rng.randint(tokens // 2, tokens * 3 // 2) for _ in range(count)]
+    return Recording(
+        name=f"rate-{rate:g}",
+        arrival_s=arrivals,
+        send_s=arrivals,
+        first_s=arrivals,
+        last_s=arrivals,
+        input_tokens=inputs,
+        output_tokens=[rng.randint(10, 60) for _ in range(count)],
+    )
+
+
+def run_of(recording: Recording) -> Run:
+    """What the true constants make of it."""
+    return Run(recording, 64, 60e-6, replay(recording, TRUE.engine, TRUE.cost, TRUE.front, 64, 60e-6).figures)
+
+
+def start() -> Profile:
+    cost = {name: getattr(TRUE.cost, name) * OFF[name] for name in ("weights", "per_token")}
+    return msgspec.structs.replace(
+        TRUE,
+        cost=msgspec.structs.replace(TRUE.cost, **cost),
+        front=msgspec.structs.replace(TRUE.front, front=TRUE.front.front * OFF["front"]),
+    )
+
+
+def problem() -> Problem:
+    fixed = [it.name for it in CONSTANTS if it.name not in FITTED]
+    return make_problem(start(), [run_of(load(3, 40, 800)), run_of(load(9, 60, 2000))], fixed)
+
+
+def test_constants_are_found_again_and_called_identified() -> None:
+    told = []
+    with mapped(1) as spread:
+        made = problem()
+        found = Search(made, spread, 160, lambda progress: told.append(progress.best)).run(seed=3)
+        known = certainties(made, found.x, spread)
+    values = made.candidate(found.x)
+    assert values["weights"] == pytest.approx(TRUE.cost.weights, rel=0.02)
+    assert values["per_token"] == pytest.approx(TRUE.cost.per_token, rel=0.02)
+    assert values["front"] == pytest.approx(TRUE.front.front, rel=0.05)
+    assert found.loss < 0.05 * told[0] and told == sorted(told, reverse=True)
+    assert {"weights", "per_token"} <= {it.name for it in known if it.identified}
+
+
+def test_the_same_seed_finds_the_same() -> None:
+    with mapped(1) as spread:
+        one, other = (Search(problem(), spread, 60, lambda progress: None).run(seed=5) for _ in range(2))
+    assert one == other
+
+
+@pytest.mark.server
+def test_processes_find_what_one_does() -> None:
+    made = problem()
+    candidates = [[0.1, 0.0, 0.0], [0.0, -0.2, 0.3]]
+    with mapped(2) as spread:
+        assert spread(made.loss, candidates) == [made.loss(x) for x in candidates]
+
+
+def test_a_start_without_a_constant_has_a_small_one() -> None:
+    bare = msgspec.structs.replace(TRUE, cost=msgspec.structs.replace(TRUE.cost, slowdown=0.0, wake=0.0))
+    made = make_problem(bare, [])
+    assert made.candidate([0.0] * len(made.constants))["slowdown"] > 0
+    assert "expert_weights" not in made.candidate([0.0] * len(made.constants))  # no model gets experts
+
+
+def test_constants_stay_in_their_ranges() -> None:
+    made = make_problem(TRUE, [])
+    far = made.profile([50.0] * len(made.constants))
+    near = made.profile([-50.0] * len(made.constants))
+    assert (far.cost.tile, far.cost.p, near.cost.p) == (1.0, 100.0, 1.0)
+    for profile in (far, near):
+        msgspec.convert(msgspec.to_builtins(profile), Profile)
+
+
+def test_base_and_weights_are_known_as_a_sum_where_steps_are_alike() -> None:
+    fixed = [it.name for it in CONSTANTS if it.name not in ("base", "weights")]
+    made = make_problem(TRUE, [run_of(load(2, 400, 40))], fixed)
+    with mapped(1) as spread:
+        known = certainties(made, [0.0, 0.0], spread)
+    assert [(it.name, it.identified) for it in known] == [
+        ("base", False),
+        ("weights", False),
+        ("base + weights", True),
+    ]
+    told = warnings(made, made.play([0.0, 0.0]), known)
+    assert "base and weights are identified as a sum only" in told
+    assert any("no run saturates the engine" in line for line in told)
+    assert "not identified" in constants_table(known)
+
+
+def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "profile.yaml"
+    small = msgspec.structs.replace(TRUE, cost=msgspec.structs.replace(TRUE.cost, wake=1e-5, base=2e-17))
+    path.write_text(as_yaml(small, [Certainty("tile", 1, 1, 0.5)]))
+    assert read_profile(str(path)) == small
+    assert "# Not identified by the recordings: tile." in path.read_text()
+
+
+def test_algebra() -> None:
+    matrix = [[4.0, 2.0, 0.6], [2.0, 5.0, 1.0], [0.6, 1.0, 3.0]]
+    lower = root(matrix)
+    vector = [1.0, -2.0, 3.0]
+    assert applied(inverse(matrix), applied(matrix, vector)) == pytest.approx(vector)
+    for i in range(3):
+        for j in range(3):
+            assert sum(a * b for a, b in zip(lower[i], lower[j], strict=False)) == pytest.approx(matrix[i][j])
+
+
+# The command.
+
+
+def recorded(folder: Path, name: str = "run.csv") -> Path:
+    path = folder / name
+    rows = [f"{at / 4},{200 + at},{5 + at % 7},{at / 4 + 0.05},{at / 4 + 0.2}" for at in range(40)]
+    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens,first_s,last_s", *rows]))
+    return path
+
+
+def test_the_command_writes_a_profile_a_table_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, png = tmp_path / "mine.yaml", tmp_path / "mine.png"
+    words = [str(recorded(tmp_path)), "--start", "qwen3-14b-h100", "--evaluations", "60", "--jobs", "1"]
+    words += ["--check", str(recorded(tmp_path, "other.csv")), "--in-flight", "8", "--turnaround", "60us"]
+    assert calibrate.run([*words, "--out", str(out), "--png", str(png), "--model", "mine"]) == 0
+    profile = read_profile(str(out))
+    assert profile.model == "mine" and list(profile.errors) == ["run", "other"]
+    assert "1 runs that the fit never saw: median error" in profile.checked
+    assert png.read_bytes().startswith(b"\x89PNG")
+    told = capsys.readouterr()
+    assert (
+        "TTFT mean" in told.out and "base + weights" in told.out and "warning: no run idles" not in told.err
+    )
+    assert "of 60 evaluations" in told.err
+
+
+def test_it_starts_from_a_data_sheet(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    fields = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    shape = {"architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "max_position_embeddings": 4096}
+    config.write_text(json.dumps({**shape, **dict(zip(fields, (2048, 16, 16, 5632), strict=True))}))
+    words = [
+        "--model-config",
+        str(config),
+        "--device",
+        "l40s",
+        "--num-gpu-blocks",
+        "3000",
+        "--evaluations",
+        "20",
+    ]
+    out = tmp_path / "mine.yaml"
+    assert calibrate.run([str(recorded(tmp_path)), *words, "--jobs", "1", "--out", str(out)]) == 0
+    assert read_profile(str(out)).engine.num_gpu_blocks == 3000
+
+
+@pytest.mark.parametrize(
+    "words, rule",
+    [
+        ([], "profile auto: device must be given, too"),
+        (["--start", "nothing"], "profile nothing: neither a file nor one of"),
+        (["--start", "qwen3-14b-h100", "--device", "h100"], "start is given, so device"),
+        (["--start", "qwen3-14b-h100", "--turnaround", "soon"], "turnaround 'soon' must be a duration"),
+        (["--start", "qwen3-14b-h100", "--num-gpu-blocks", "10"], "do not fit into the KV cache of 144"),
+        (["--start", "qwen3-14b-h100", "--png", "/nowhere/x.png"], "there is no folder /nowhere"),
+        (["--start", "qwen3-14b-h100", "--check", "nowhere.csv"], "nowhere.csv: cannot be read"),
+        (["--start", "qwen3-14b-h100", "--jobs", "0"], "must be a whole number"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
+) -> None:
+    out = tmp_path / "mine.yaml"
+    assert calibrate.run([str(recorded(tmp_path)), *words, "--out", str(out)]) == 1
+    told = capsys.readouterr().err
+    assert rule in told and told.startswith("error: ") and told.count("\n") == 1
+    assert not out.exists()
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(recorded(tmp_path))
+    assert calibrate.run([path, path, "--start", "qwen3-14b-h100", "--out", str(tmp_path / "x.yaml")]) == 1
+    assert "two runs are called run" in capsys.readouterr().err
+
+
+def test_without_the_optimizer_it_says_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "find_spec", lambda name: None)
+    words = [str(recorded(tmp_path)), "--start", "qwen3-14b-h100", "--out", str(tmp_path / "mine.yaml")]
+    assert calibrate.run(words) == 1
+    assert "pip install -r requirements-calibrate.txt" in capsys.readouterr().err
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), whole_file(tmp_path / "a") as part:
+        part.write_text("half")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match="cannot be written"), whole_file(tmp_path / "none" / "a") as part:
+        part.write_text("x")

@@ -1,0 +1,207 @@
+"""What is recorded of a live server, and what is told when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+from app.fidelity import record
+from app.fidelity.benchmark_files import read_recordings
+from app.load.recording_client import RecordError, RecordingClient, Wanted, read_target
+from config import ConfigError
+from tests.running_server import RunningServer
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+USAGE = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
+SHORT = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 1}}
+
+
+def event(document: object) -> bytes:
+    text = document if isinstance(document, bytes) else json.dumps(document).encode()
+    data = b"data: " + text + b"\n\n"
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+ANSWER = [
+    HEAD,
+    event({"choices": [{"text": "a"}]}),
+    event({"choices": [{"text": "b"}]}),
+    event(USAGE) + event(b"[DONE]") + b"0\r\n\r\n",
+]
+
+
+@contextmanager
+def answering(pieces: Sequence[bytes], close: bool = False) -> Iterator[tuple[str, list[float]]]:
+    """A server that sends `pieces`, one by one, for each request; its URL, and when it sent each."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    sent_s: list[float] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, suppress(OSError):  # the client goes when an answer is wrong
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while connection.recv(1 << 20):
+                    for piece in pieces:
+                        sent_s.append(perf_counter())
+                        connection.sendall(piece)
+                        gap.wait(0.01)
+                    if close:
+                        break
+
+    gap = threading.Event()
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", sent_s
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
+
+
+class Two:
+    """A load of two requests, one after another."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def wanted(self, number: int) -> Wanted:
+        return Wanted(0.05 * number, b"{}", 2)
+
+
+class Clock:
+    """Knows when it was looked at first, which is when a client starts."""
+
+    start_s = -1.0
+
+    def __call__(self) -> float:
+        now_s = perf_counter()
+        if self.start_s < 0:
+            self.start_s = now_s
+        return now_s
+
+
+def client(url: str, now: Callable[[], float] = perf_counter) -> RecordingClient:
+    return RecordingClient(read_target(url), {}, 1, now, lambda sent, under_way, of: None)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_moments_are_those_of_the_first_and_the_last_token(size: int) -> None:
+    whole = b"".join(ANSWER)
+    shredded = [whole[place : place + size] for place in range(0, len(whole), size)]
+    pieces = ANSWER if size == 1000 else shredded[:20] + [b"".join(shredded[20:])]
+    with answering(pieces) as (url, sent_s):
+        clock = Clock()
+        one, two = client(url, clock).run(Two())
+    assert (one.number, two.number, one.input_tokens, one.output_tokens) == (0, 1, 7, 2)
+    assert two.arrival_s == 0.05 <= two.send_s
+    for measured in (one, two):
+        assert measured.send_s < measured.first_s <= measured.last_s < perf_counter() - clock.start_s
+    if size == 1000:
+        stamps = [at_s - clock.start_s for at_s in sent_s]
+        assert stamps[1] <= one.first_s and stamps[2] <= one.last_s and one.first_s < one.last_s
+        assert one.last_s < two.first_s
+
+
+@pytest.mark.parametrize(
+    "pieces, rule",
+    [
+        ([b"HTTP/1.1 503 Busy\r\nContent-Length: 6\r\n\r\nfull\n!"], "request 1: HTTP/1.1 503 Busy: full !"),
+        (ANSWER[:2] + [b"0\r\n\r\n"], "request 1: its stream broke off, or has no usage"),
+        (ANSWER[:2] + [event({"error": {"message": "gone"}}) + b"0\r\n\r\n"], "its stream has an error"),
+        (ANSWER[:2] + [event(b"{") + b"0\r\n\r\n"], "an event of its stream cannot be read"),
+        (
+            [*ANSWER[:2], event(SHORT) + event(b"[DONE]") + b"0\r\n\r\n"],
+            "has 1 output tokens, not the 2 asked for",
+        ),
+    ],
+)
+def test_an_answer_that_is_none_ends_it(pieces: list[bytes], rule: str) -> None:
+    with answering(pieces) as (url, _), pytest.raises(RecordError) as told:
+        client(url).run(Two())
+    assert rule in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_connection_that_breaks_ends_it() -> None:
+    with (
+        answering(ANSWER[:2], close=True) as (url, _),
+        pytest.raises(RecordError, match="request 1: .*broke off"),
+    ):
+        client(url).run(Two())
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "https://there", "http://", "http://there:port"])
+def test_a_target_is_a_url(url: str) -> None:
+    with pytest.raises(ConfigError, match="^target "):
+        read_target(url)
+
+
+def test_a_target_may_end_with_v1() -> None:
+    assert read_target("http://there/vllm/v1/").prefix == "/vllm"
+
+
+def test_a_live_server_is_recorded(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.csv.gz"
+    words = ["--target", server.url, "--rate", "60", "--seconds", "1", "--in-flight", "4", "--seed", "2"]
+    assert record.run([*words, "--input-tokens", "20-30", "--output-tokens", "5", "--out", str(out)]) == 0
+    [run] = read_recordings(str(out))
+    assert len(run.send_s) > 30 and set(run.output_tokens) == {5}
+    assert 20 <= min(run.input_tokens) < max(run.input_tokens) <= 30
+    moments = sorted([(at_s, 1) for at_s in run.send_s] + [(at_s, -1) for at_s in run.last_s])
+    under_way = [sum(step for _, step in moments[: place + 1]) for place in range(len(moments))]
+    assert max(under_way) <= 4
+    assert f"{out}: {len(run.send_s)} requests" in capsys.readouterr().out
+
+
+def test_a_trace_is_played_with_the_prefixes_of_its_groups(server: RunningServer, tmp_path: Path) -> None:
+    trace, out = tmp_path / "trace.csv", tmp_path / "run.csv"
+    trace.write_text(
+        "arrival_s,input_tokens,output_tokens,prefix_group,prefix_tokens\n0,40,3,a,32\n0.1,50,4,a,32\n"
+    )
+    assert record.run(["--target", server.url, "--trace", str(trace), "--out", str(out)]) == 0
+    [run] = read_recordings(str(out))
+    assert (run.input_tokens, run.output_tokens) == ([40, 50], [3, 4])
+    prompts = record.Prompts(record.read_trace(trace), "m", range(100), 1)
+    one, two = (json.loads(prompts.wanted(number).body)["prompt"] for number in range(2))
+    assert one[:32] == two[:32] and one[32:] != two[32:40] and (len(one), len(two)) == (40, 50)
+
+
+@pytest.mark.parametrize(
+    "words, rule",
+    [
+        (["--rate", "1"], "127.0.0.1:1: "),
+        ([], "either trace or rate must be given"),
+        (["--rate", "0"], "must be a number above 0"),
+        (["--rate", "1", "--input-tokens", "many"], "input-tokens 'many'"),
+        (["--trace", "nothing.csv"], "nothing.csv"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
+) -> None:
+    out = tmp_path / "run.csv"
+    assert record.run(["--target", "http://127.0.0.1:1", "--out", str(out), *words]) == 1
+    told = capsys.readouterr().err
+    assert rule in told and told.count("\n") == 1 and not out.exists()
+
+
+def test_a_model_that_is_not_served_is_told(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.csv"
+    words = ["--target", server.url, "--rate", "5", "--seconds", "1", "--model", "other", "--out", str(out)]
+    assert record.run(words) == 1
+    assert "request 1: HTTP/1.1 404" in capsys.readouterr().err and not out.exists()

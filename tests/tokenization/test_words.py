@@ -1,0 +1,178 @@
+"""Texts that are encoded word by word have the ids that the library gives them as a whole."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from app.tokenization.files import TokenizerFolder
+from app.tokenization.huggingface import LocalTokenizer
+from app.tokenization.loading import EMBEDDED, default_tokenizer
+from app.tokenization.words import LONGEST_WORD, MOST_NEW, WordEncoder, knows_words
+
+ASCII = "".join(map(chr, range(128)))
+SPECIAL = ("<|user|>", "<|user|>>", "<|user|", "<|", "|>", "<|endoftext|>")
+SPELLING = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+LETTERS = [SPELLING.pre_tokenize_str(each)[0][0] for each in ASCII]
+"""How the vocabulary of a byte-level BPE spells them."""
+PAIRS = [(first, second) for first in LETTERS for second in LETTERS]
+TOKENS = sorted({*pre_tokenizers.ByteLevel.alphabet(), *map("".join, PAIRS)})
+VOCABULARY = {token: number for number, token in enumerate(TOKENS)}
+
+
+def byte_level(
+    added: Sequence[str | AddedToken] = ("<|user|>", "<|user|>>", "<|endoftext|>"),
+    pre_tokenizer: pre_tokenizers.PreTokenizer | None = None,
+    dropout: float | None = None,
+) -> Tokenizer:
+    """A byte-level BPE with a token for any two characters, so that its ids show where words begin."""
+    tokenizer = Tokenizer(models.BPE(VOCABULARY, PAIRS, dropout=dropout))
+    tokenizer.pre_tokenizer = pre_tokenizer or pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = [AddedToken(each, special=True) if isinstance(each, str) else each for each in added]
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def lowercase() -> Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.Lowercase()
+    return tokenizer
+
+
+EMBEDDED_BACKEND, PAIRWISE = default_tokenizer().backend, byte_level()
+ENCODERS = [WordEncoder(EMBEDDED_BACKEND), WordEncoder(PAIRWISE), WordEncoder(PAIRWISE, limit_bytes=2_000)]
+BACKENDS = [EMBEDDED_BACKEND, PAIRWISE, PAIRWISE]
+
+PIECES = [
+    *SPECIAL,
+    "What",
+    " is",
+    " it",
+    "'s",
+    "'ll",
+    "'LL",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "\x0b",
+    "\x1c",
+    "1234",
+]
+TEXTS = st.lists(
+    st.sampled_from(PIECES) | st.text(ASCII, max_size=6) | st.text(string.ascii_letters + " '", max_size=12),
+    max_size=12,
+).map("".join)
+
+
+@settings(max_examples=500, deadline=None)
+@given(TEXTS)
+def test_ascii_texts_have_the_library_s_ids(text: str) -> None:
+    for encoder, backend in zip(ENCODERS, BACKENDS, strict=True):
+        expected = backend.encode(text, add_special_tokens=False).ids
+        for _ in range(20):  # new words are learnt bit by bit
+            ids = encoder.encode(text)
+            if ids is not None:
+                break
+        assert ids in (None, expected)
+        assert encoder.size_bytes <= encoder.limit_bytes
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS | st.text(max_size=30), st.booleans())
+def test_a_tokenizer_encodes_any_text_as_its_library_does(text: str, framed: bool) -> None:
+    for tokenizer in TOKENIZERS:
+        expected = tokenizer.backend.encode(text, add_special_tokens=framed).ids
+        assert tokenizer.encode(text, framed) == expected
+        assert tokenizer.encode(text, framed) == expected
+
+
+def test_words_are_learnt_and_looked_up() -> None:
+    encoder = WordEncoder(PAIRWISE)
+    text = "one two three four five six"
+    assert encoder.encode(text) is None, "too many new words"
+    assert encoder.size_bytes > 0, "some of which were learnt"
+    assert encoder.encode(text) == PAIRWISE.encode(text).ids
+    held = encoder.size_bytes
+    encoder._backend = None  # type: ignore[assignment]  # nobody asks the library any more
+    assert encoder.encode(text) == PAIRWISE.encode(text).ids
+    assert encoder.size_bytes == held
+
+
+def test_numbers_and_long_words_take_no_place() -> None:
+    encoder = WordEncoder(PAIRWISE)
+    for text in (" 4711", "x" * (LONGEST_WORD + 1), "1", " " * (LONGEST_WORD + 1)):
+        assert encoder.encode(text) == PAIRWISE.encode(text).ids
+    assert encoder.size_bytes == 0
+    assert encoder.encode("x" * LONGEST_WORD) == PAIRWISE.encode("x" * LONGEST_WORD).ids
+    assert encoder.size_bytes > 0
+
+
+def test_a_text_of_few_new_words_is_encoded_and_one_with_more_is_not() -> None:
+    words = ["alpha", "beta", "gamma", "delta", "epsilon"]
+    assert WordEncoder(PAIRWISE).encode(" ".join(words[:MOST_NEW])) is not None
+    assert WordEncoder(PAIRWISE).encode(" ".join(words[: MOST_NEW + 1])) is None
+
+
+@pytest.mark.parametrize("text", ["naïve", "日本", "a\x80", "\ud800"])
+def test_other_characters_are_left_to_the_library(text: str) -> None:
+    assert WordEncoder(PAIRWISE).encode(text) is None
+
+
+OTHERS = {
+    "normalizer": lowercase(),
+    "prefix space": byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "no pattern": byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
+    "another pattern": byte_level(
+        pre_tokenizer=pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    ),
+    "whitespace": byte_level(pre_tokenizer=pre_tokenizers.WhitespaceSplit()),
+    "dropout": byte_level(dropout=0.5),
+    "left strip": byte_level([AddedToken("<|user|>", lstrip=True)]),
+    "right strip": byte_level([AddedToken("<|user|>", rstrip=True)]),
+    "single word": byte_level([AddedToken("the", single_word=True)]),
+    "normalized": byte_level([AddedToken("<|user|>", normalized=True)]),
+    "no pre-tokenizer": Tokenizer(models.BPE(vocab={"a": 0}, merges=[])),
+    "no BPE": Tokenizer(models.WordLevel({"a": 0}, unk_token="a")),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_tokenizers_of_other_kinds_are_left_to_the_library(name: str) -> None:
+    assert not knows_words(OTHERS[name])
+    assert knows_words(PAIRWISE) and knows_words(EMBEDDED_BACKEND)
+
+
+def test_a_tokenizer_that_is_told_to_encode_special_tokens_as_text_is_left_to_the_library() -> None:
+    tokenizer = byte_level()
+    assert knows_words(tokenizer)
+    tokenizer.encode_special_tokens = True
+    assert not knows_words(tokenizer)
+
+
+def framed() -> Tokenizer:
+    """A tokenizer that puts a token in front of every text."""
+    tokenizer = byte_level()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|user|> $A", special_tokens=[("<|user|>", tokenizer.token_to_id("<|user|>"))]
+    )
+    return tokenizer
+
+
+def local(backend: Tokenizer) -> LocalTokenizer:
+    return LocalTokenizer(backend, TokenizerFolder(tokenizer_file=EMBEDDED / "tokenizer.json"), "test")
+
+
+TOKENIZERS = [
+    default_tokenizer(),
+    local(framed()),
+    *(local(OTHERS[name]) for name in OTHERS if name != "dropout"),
+]
