@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from app.engine.batch import Batch, Blocks, SchedulerLimits
@@ -127,10 +127,14 @@ class Pod:
         blocks = self.blocks
         return blocks.hits * blocks.block_size if isinstance(blocks, PrefixBlocks) else 0
 
-    def cached_blocks(self, request: GroupedRequest) -> int:
-        """Blocks of its prompt that are here."""
+    def cached_blocks(self, keys: Sequence[bytes]) -> int:
+        """How many of these blocks, from the first on, are here."""
         blocks = self.blocks
-        return blocks.cached(request) if isinstance(blocks, PrefixBlocks) else 0
+        if not keys or not isinstance(blocks, PrefixBlocks):
+            return 0
+        find = blocks.pool.longest_prefix
+        # Tails are taken first, so who has the last block has those before it.
+        return len(keys) if find(keys[-1:]) else len(find(keys))
 
     # The arrivals of the loop.
 
