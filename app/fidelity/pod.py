@@ -11,6 +11,7 @@ from app.engine.scheduler import Scheduler
 from app.engine.speculation import Drafts
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
+from app.fidelity.client import note_moments
 from app.fidelity.prefix_blocks import GroupedRequest, PrefixBlocks
 from app.kvcache.counted import CountedBlocks
 from config.profile import EngineLimits, Profile
@@ -155,16 +156,8 @@ class Pod:
         self._timeline.add(start_s, end_s, batch.sequences, blocks.capacity - blocks.free)
 
     def step_over(self, batch: Batch[GroupedRequest], first_s: float, gap_s: float) -> None:
-        decodes = batch.decodes
-        for place, request in enumerate(batch.prefilled, len(decodes)):
-            if request.first_s < 0:
-                request.first_s = first_s + place * gap_s
+        note_moments(batch, first_s, gap_s)
         for request in batch.ends:
-            if request in batch.prefilled:
-                place = len(decodes) + batch.prefilled.index(request)
-            else:
-                place = decodes.index(request)
-            request.last_s = first_s + place * gap_s
             self._ended(request)
 
 
