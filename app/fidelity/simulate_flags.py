@@ -35,7 +35,11 @@ def parser() -> argparse.ArgumentParser:
     """What is not given is None, where nothing else is said."""
     flags = Parser(prog="python -m app simulate", description=ABOUT, allow_abbrev=False)
     told = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
-    flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE", help=told)
+    flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=told)
+    flags.add_argument("--device", help="of profile auto: h100, h200, a100, l40s, mi300x or b200")
+    flags.add_argument("--model-config", metavar="config.json", help="of profile auto: the model's")
+    devices, one_more = whole_number(1, 1024), "of profile auto: devices [1]"
+    flags.add_argument("--tensor-parallel-size", type=devices, default=1, metavar="N", help=one_more)
     _add_load(flags.add_argument_group("A load from a file"))
     _add_drawn(flags.add_argument_group("A load that is drawn"))
     _add_client(flags.add_argument_group("Client and fleet"))
