@@ -9,10 +9,10 @@ from random import Random
 from app.clock.pause import Slices
 from app.schema.choices import Heights
 from app.schema.document import JSON, Document
-from app.schema.draw import Draw, Size
+from app.schema.draw import Draw
 from app.schema.errors import Allowance, Contradiction, SchemaError, Unsatisfiable
 from app.schema.judge import Judge
-from app.schema.ranges import Ranges
+from app.schema.ranges import Ranges, Size
 from app.schema.reader import read
 
 STEPS = 12_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from math import inf
 from random import Random
 from typing import TypeVar
@@ -14,7 +13,7 @@ from app.schema.demands import Demands
 from app.schema.document import JSON, Document, Schema
 from app.schema.errors import Allowance, Contradiction
 from app.schema.judge import Judge
-from app.schema.ranges import Ranges
+from app.schema.ranges import Ranges, Size
 from app.schema.scalars import DECIMALS, draw_integer, draw_number, draw_text
 
 N = TypeVar("N", int, float)
@@ -33,18 +32,6 @@ DIGITS = 9
 """Brief numbers lie so far from the least usual one at most."""
 MOST_SHUFFLED = 1000
 """Options of an ``enum`` that are tried in any order; more are tried in theirs, from any one on."""
-
-
-class Size(IntEnum):
-    """How large values may be."""
-
-    LEAST = 0
-    """As few characters as come easily, objects that may be empty are."""
-    BRIEF = 1
-    """As few characters as come easily."""
-    FRUGAL = 2
-    """Nothing that may be left out, but no empty objects either."""
-    USUAL = 3
 
 
 class Draw:

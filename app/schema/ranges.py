@@ -1,12 +1,25 @@
-"""Which values are drawn where a schema leaves a choice."""
+"""Which values are drawn where a schema leaves a choice, and how large they may be."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from config.settings import ToolSettings
+
+
+class Size(IntEnum):
+    """How large values may be."""
+
+    LEAST = 0
+    """As few characters as come easily, objects that may be empty are."""
+    BRIEF = 1
+    """As few characters as come easily."""
+    FRUGAL = 2
+    """Nothing that may be left out, but no empty objects either."""
+    USUAL = 3
 
 
 @dataclass(frozen=True, slots=True)
