@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.running_server import ROOT
@@ -47,6 +48,12 @@ NEEDS = (
     Need("prometheus", "Prometheus", "apt-get install prometheus", PROMETHEUS is not None),
     Need("openssl", "the command openssl", "apt-get install openssl", shutil.which("openssl") is not None),
     Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
+    Need(
+        "engine",
+        "torch and transformers",
+        "make engine, then make test-engine",
+        all(find_spec(name) is not None for name in ("torch", "safetensors", "gguf", "transformers")),
+    ),
     Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None),
 )
 
