@@ -1,4 +1,4 @@
-"""What goes wrong in the engine. Messages are one line each, for whoever reads them at a start or in a reply."""
+"""What goes wrong in the engine; messages are one line each."""
 
 
 class LLMError(Exception):

@@ -47,7 +47,7 @@ class SafetensorsWeights:
         from safetensors import SafetensorError, safe_open
 
         self._stack = ExitStack()
-        self._files = {}
+        self._files: dict[str, safe_open] = {}
         for file in files:
             try:
                 opened = self._stack.enter_context(safe_open(file, framework="pt"))

@@ -1,4 +1,4 @@
-"""The next token of each sequence: from its own logits, settings and random numbers alone, whoever runs beside it."""
+"""The next token of each sequence, from its own logits, settings and random numbers alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD: Final = 512
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):
-    """The logarithms of the model's own probabilities: of the token, whose rank counts from 1, and the likeliest."""
+    """By the model's own probabilities: the token, whose rank counts from 1, and the likeliest."""
 
     token_id: int
     logprob: float
@@ -146,7 +146,8 @@ def _head(row: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
         values, ids = row.topk(HEAD)
         if float((values - row.logsumexp(-1)).exp().sum()) > top_p:
             return values, ids
-    return row.sort(descending=True)
+    values, ids = row.sort(descending=True)
+    return values, ids
 
 
 def logprobs_of(row: torch.Tensor, token: int, count: int) -> TokenLogprobs:

@@ -118,7 +118,7 @@ class PagedBlocks:
 
 
 class PriorityQueue:
-    """Who waits: the lower priority first, then first come, first served; who was preempted keeps its place."""
+    """Who waits: the lower priority first, then who came first; who was preempted keeps its place."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Sequence]] = []

@@ -6,10 +6,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-
-pytest.importorskip("torch", reason="make engine")
-pytest.importorskip("transformers", reason="make engine")
-
 from transformers import PreTrainedModel
 
 from tests.llm.tiny import (
