@@ -2,7 +2,7 @@
 
 `python -m app serve MODEL [options]` does so with vLLM's command line (docs/serve.md). `python -m app
 dataset [flags]` makes a dataset instead (docs/datasets.md); `python -m app fleet [flags]` starts several
-servers and shows what routing does (docs/fleet.md).
+servers and shows what routing does (docs/fleet.md); `python -m app generate` runs a real model (docs/llm.md).
 """
 
 import os
@@ -75,10 +75,20 @@ def _start_fleet(argv: Sequence[str]) -> int:
     return command.run(argv, tokenizer_of)
 
 
+def _generate(argv: Sequence[str]) -> int:
+    try:
+        from app.llm import command
+    except ModuleNotFoundError as error:
+        print(f"error: {error}: pip install -r requirements-engine.txt", file=sys.stderr)
+        return 1
+    return command.run(argv)
+
+
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "dataset": _make_dataset,
     "fleet": _start_fleet,
+    "generate": _generate,
 }
 """First word of the command line to what it runs with the words after it; any other line starts a server."""
 

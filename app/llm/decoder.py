@@ -128,5 +128,13 @@ class Decoder:
             x = layer(x, turns, attention)
         return x
 
+    @property
+    def num_parameters(self) -> int:
+        config = self.config
+        attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
+        layer = attention + 3 * config.hidden_size * config.intermediate_size
+        heads = 1 if config.tied else 2
+        return config.num_layers * layer + heads * config.vocab_size * config.hidden_size
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(rms_norm(hidden, self.norm, self.config.rms_norm_eps)).float()

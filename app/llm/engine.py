@@ -323,7 +323,7 @@ class LLMEngine:
 
     def _spoiled(self, sequence: Sequence) -> EngineOutput:
         """Its logits are no numbers. What it left must not reach others: neither by hash nor by place."""
-        self.runner.store.cleanse(sequence.blocks)
+        self.runner.cleanse(sequence.blocks)
         self.cache.discard()
         output = self._output(sequence, [])
         output.error = NO_NUMBERS

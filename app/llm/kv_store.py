@@ -40,7 +40,7 @@ class PagedStore:
         return (numbers + self._offsets).flatten()[start - first * size : end - first * size]
 
     def cleanse(self, blocks: Sequence[int]) -> None:
-        """Numbers that are none become 0: hidden behind a mask they would still spoil sums of others."""
+        """Numbers that are none become 0."""
         slots = self.slots(blocks, 0, len(blocks) * self.block_size).to(self.layers[0].device)
         for layer in self.layers:
             layer[slots] = torch.nan_to_num(layer[slots], nan=0.0, posinf=0.0, neginf=0.0)
@@ -86,6 +86,10 @@ class DecodeWorkspace:
                 self._rows.append(row.key)
         return [wanted[key] for key in self._rows]
 
+    def forget(self) -> None:
+        """Give all memory back."""
+        self._rows, self._room, self.keys, self.values = [], (0, 0), [], []
+
     def _drop(self, wanted: Iterable[object]) -> None:
         """Forget rows that are not wanted; those behind them move up."""
         kept = set(wanted)
@@ -119,11 +123,10 @@ class DecodeWorkspace:
         layer = self._store.layers[0]
         shape = rows, layer.shape[2], length, layer.shape[3]
         needed = 2 * len(self._store.layers) * rows * length * layer[0, 0].nbytes
-        self._rows = []
+        self.forget()
         if needed > self._limit_bytes:
-            self._room, self.keys, self.values = (0, 0), [], []
             return False
-        self._room, self.keys, self.values = (rows, length), [], []
+        self._room = rows, length
         self.keys = [layer.new_zeros(shape) for layer in self._store.layers]
         self.values = [layer.new_zeros(shape) for layer in self._store.layers]
         return True

@@ -74,6 +74,11 @@ class ModelRunner:
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
+    @property
+    def num_parameters(self) -> int:
+        """Without norms and biases, which are few."""
+        return self.model.num_parameters
+
     def run(self, decodes: Sequence[DecodeRow], chunks: Sequence[Chunk]) -> StepLogits:
         """One step. Keys of `decodes` and `chunks` say whose logits are whose."""
         with torch.inference_mode():
@@ -85,6 +90,12 @@ class ModelRunner:
             tokens, positions = self._tokens(rows, chunks)
             hidden = self.model(tokens, positions, attention)
             return self._logits(hidden, rows, chunks)
+
+    def cleanse(self, blocks: Sequence[int]) -> None:
+        """Numbers that are none become 0: masked, they would still spoil the sums of others."""
+        self.workspace.forget()
+        with torch.inference_mode():
+            self.store.cleanse(blocks)
 
     def _tokens(
         self, rows: Sequence[DecodeRow], chunks: Sequence[Chunk]

@@ -47,12 +47,12 @@ class Shape:
         return f"{self.kind}-{self.heads}-{self.kv_heads}-{self.head_dim}-{tied}"
 
 
-def make_model(folder: Path, shape: Shape = Shape()) -> PreTrainedModel:
+def make_model(folder: Path, shape: Shape = Shape(), vocabulary: int = VOCABULARY) -> PreTrainedModel:
     """Save a random model in `folder`; the same one each time."""
     torch.manual_seed(7)
     config_class, model_class = KINDS[shape.kind]
     config = config_class(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
