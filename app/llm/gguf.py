@@ -107,7 +107,7 @@ def read_gguf(path: Path) -> Checkpoint:
     # What converts to GGUF reorders queries and keys of Llama alone.
     weights = GGUFWeights(file, interleaved=kind == "llama")
     ends = {file.field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")}
-    return Checkpoint(_config(file, kind), weights, frozenset(it for it in ends if isinstance(it, int)))
+    return Checkpoint(_config(file, kind), weights, frozenset(it for it in ends if isinstance(it, int)), file)
 
 
 def _config(file: GGUFFile, kind: str) -> ModelConfig:

@@ -44,7 +44,7 @@ def make_engine(
     checkpoint = load_checkpoint(path)
     manager = DeviceManager(device, dtype)
     runner = ModelRunner(checkpoint, manager, options.num_blocks, options.block_size, options.max_seq_length)
-    return LLMEngine(runner, load_tokenizer(path), options, checkpoint.eos_token_ids)
+    return LLMEngine(runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids)
 
 
 class LLM:

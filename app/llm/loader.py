@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from app.llm.config import ModelConfig, read_config
 from app.llm.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from app.llm.gguf import GGUFFile
 
 INDEX = "model.safetensors.index.json"
 
@@ -31,11 +34,12 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model as it was found: `tokenizer` is the folder or file to read that from."""
+    """A model as it was found; `file` is the GGUF file, whose head takes seconds to read."""
 
     config: ModelConfig
     weights: Weights
     eos_token_ids: frozenset[int] = frozenset()
+    file: GGUFFile | None = None
 
 
 class SafetensorsWeights:

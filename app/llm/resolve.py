@@ -71,10 +71,10 @@ def _in_cache(name: str) -> Path | None:
     return folder if whole else next(iter(sorted(folder.glob("*.gguf"))), None)
 
 
-def load_tokenizer(path: Path) -> LocalTokenizer | None:
+def load_tokenizer(path: Path, file: GGUFFile | None = None) -> LocalTokenizer | None:
     """The tokenizer that stands beside the weights or in their file; None when there is none."""
     if path.is_file():
-        return _of_gguf(GGUFFile(path))
+        return _of_gguf(file or GGUFFile(path))
     if not (path / "tokenizer.json").is_file():
         return None
     try:
