@@ -11,6 +11,8 @@
 # make image      build the container image
 # make fleet      start several servers and show what routing does (docs/fleet.md); FLEET="--pods 8" for its flags
 # make clients    prepare .venv-clients and, with npm, .node-clients, with which make test also checks litellm, openai-js and others
+# make engine     prepare .venv-engine, with which the real engine runs and make test-engine tests it
+# make test-engine  run the tests of the real engine (tests/llm)
 # make venv       only prepare .venv
 # make clean      remove all environments and caches
 #
@@ -21,6 +23,7 @@ CLIENTS := .venv-clients
 NODE_CLIENTS := .node-clients
 MUTANTS := .venv-mutants
 IMAGE_VENV := .venv-image
+ENGINE := .venv-engine
 BIN := $(VENV)/bin
 IMAGE := understudy
 NODE_LOCK := tests/conformance/node/package-lock.json
@@ -37,8 +40,8 @@ IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerf
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test test-fast test-shared test-general test-steps test-image image-python lint bench mutants fleet image venv \
-	clients node-clients clean
+.PHONY: run test test-fast test-shared test-general test-steps test-image image-python test-engine lint bench mutants fleet image venv \
+	clients node-clients engine clean
 
 run: $(VENV)/.run
 	$(BIN)/gunicorn wsgi:app
@@ -102,8 +105,14 @@ node-clients:
 		touch $(NODE_CLIENTS)/.installed || echo "The JavaScript clients could not be installed" >&2; \
 	fi
 
+engine: $(ENGINE)/.installed
+
+# Two threads of torch that wait for each other are slow beside anything else, and the models are tiny.
+test-engine: $(ENGINE)/.installed
+	OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest tests/llm
+
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
@@ -125,6 +134,11 @@ $(VENV)/.fleet: requirements-fleet.txt requirements.txt | $(BIN)/python
 $(CLIENTS)/.installed: tests/conformance/requirements-clients.txt | $(BIN)/python
 	@$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+$(ENGINE)/.installed: tests/llm/requirements-engine.txt requirements-engine.txt requirements-dev.txt | $(BIN)/python
+	@$(PYTHON) -m venv $(ENGINE)
+	$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
 $(MUTANTS)/.installed: requirements-mutants.txt | $(BIN)/python

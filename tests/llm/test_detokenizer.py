@@ -1,0 +1,61 @@
+"""Text as it comes: whole characters, and nothing of a stop string."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.llm.detokenizer import Detokenizer
+from app.tokenization import default_tokenizer
+
+pytestmark = pytest.mark.engine
+
+BACKEND = default_tokenizer().backend
+
+
+def shown(ids: list[int], *stops: str, include: bool = False) -> tuple[list[str], str | None]:
+    detokenizer, pieces = Detokenizer(BACKEND, stops, include_stop=include), []
+    for token_id in ids:
+        pieces.append(detokenizer.add(token_id))
+        if detokenizer.stopped is not None:
+            break
+    return [*pieces, detokenizer.finish()], detokenizer.stopped
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_all_of_a_text_and_no_half_characters(text: str) -> None:
+    ids = BACKEND.encode(text, add_special_tokens=False).ids
+    pieces, _ = shown(ids)
+    assert "".join(pieces) == BACKEND.decode(ids)
+    assert ("\ufffd" in text) or not any("\ufffd" in piece for piece in pieces)
+
+
+@settings(deadline=None)
+@given(st.text("abc "), st.lists(st.text("abc ", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_stop_strings_never_leak(text: str, stops: list[str]) -> None:
+    ids = [token_id for character in text for token_id in BACKEND.encode(character).ids]
+    places = [text.find(stop) for stop in stops if stop in text]
+    pieces, stopped = shown(ids, *stops)
+    if not places:
+        assert ("".join(pieces), stopped) == (text, None)
+        return
+    # Of stops that overlap, the one that is complete first.
+    end = min(text.find(stop) + len(stop) for stop in stops if stop in text)
+    assert stopped is not None
+    assert text[:end].endswith(stopped)
+    assert "".join(pieces) == text[: end - len(stopped)]
+
+
+def test_the_stop_string_on_request() -> None:
+    ids = BACKEND.encode("one. two. three").ids
+    pieces, stopped = shown(ids, ". tw", include=True)
+    assert ("".join(pieces), stopped) == ("one. tw", ". tw")
+
+
+def test_a_character_that_is_never_finished_comes_at_the_end() -> None:
+    ids = BACKEND.encode("a🦙", add_special_tokens=False).ids[:-1]
+    pieces, _ = shown(ids)
+    assert pieces[:-1] == ["a", *[""] * (len(ids) - 1)]
+    assert set(pieces[-1]) == {"\ufffd"}

@@ -1,0 +1,228 @@
+"""The engine's behaviour: ends, aborts, priorities, limits, and replies that do not depend on others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.llm.engine import LLMEngine
+from app.llm.errors import QueueFull, RequestError
+from app.llm.requests import EngineOutput, Priority
+from app.llm.sampling_params import SamplingParams
+from tests.llm.tiny import GREEDY, VOCABULARY, generate, make_engine, prompts, run_all
+
+pytestmark = pytest.mark.engine
+
+WANTED = prompts(8, seed=11, shared=17)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, seed=5, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> list[list[int]]:
+    """What each of `WANTED` is answered when nothing else runs; the odd ones are sampled."""
+    return [generate(make_engine(folder), [prompt], params_of(i))[0] for i, prompt in enumerate(WANTED)]
+
+
+def params_of(number: int) -> SamplingParams:
+    return SAMPLED if number % 2 else SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    order=st.permutations(range(len(WANTED))),
+    budget=st.integers(12, 200),
+    size=st.sampled_from([4, 8, 16]),
+    seats=st.integers(1, 8),
+    caching=st.booleans(),
+    gaps=st.lists(st.integers(0, 9), min_size=len(WANTED), max_size=len(WANTED)),
+    scarce=st.booleans(),
+)
+def test_replies_do_not_depend_on_batch_mates(
+    folder: Path,
+    alone: list[list[int]],
+    order: list[int],
+    budget: int,
+    size: int,
+    seats: int,
+    caching: bool,
+    gaps: list[int],
+    scarce: bool,
+) -> None:
+    engine = make_engine(
+        folder,
+        num_blocks=1 + (180 if scarce else 1000) // size,
+        block_size=size,
+        max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=caching,
+    )
+    tokens: dict[str, list[int]] = {}
+    for number, gap in zip(order, gaps, strict=True):
+        engine.add_request(str(number), WANTED[number], params_of(number))
+        for _ in range(gap):
+            note(engine.step(), tokens)
+    while engine.has_work:
+        note(engine.step(), tokens)
+    assert [tokens[str(number)] for number in range(len(WANTED))] == alone
+    assert engine.cache.free == engine.cache.capacity
+    engine.cache.check_integrity()
+
+
+def note(outputs: list[EngineOutput], tokens: dict[str, list[int]]) -> None:
+    for output in outputs:
+        tokens.setdefault(output.request_id, []).extend(output.token_ids)
+
+
+def test_seeds_repeat_and_choices_differ(folder: Path) -> None:
+    engine = make_engine(folder)
+    first, again = (generate(engine, WANTED[:1], SAMPLED)[0] for _ in range(2))
+    assert first == again
+    assert first != generate(engine, WANTED[:1], SAMPLED.with_seed(6))[0]
+    outputs: dict[str, list[EngineOutput]] = {}
+    engine.add_request(
+        "n", WANTED[0], SamplingParams(n=3, seed=5, max_tokens=24, top_p=0.95, ignore_eos=True)
+    )
+    run_all(engine, outputs)
+    choices = [
+        [it for out in outputs["n"] if out.index == index for it in out.token_ids] for index in range(3)
+    ]
+    assert choices[0] == first
+    assert len({tuple(choice) for choice in choices}) == 3
+
+
+def test_ends(folder: Path) -> None:
+    engine, prompt = make_engine(folder), WANTED[0]
+    [free] = generate(engine, [prompt])
+    end = free[10]
+    place = free.index(end)
+    engine.eos_token_ids = frozenset([end])
+    cases = [
+        (SamplingParams(temperature=0.0), place + 1, "stop", None),
+        (SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=30), 30, "length", None),
+        (SamplingParams(temperature=0.0, ignore_eos=True, stop_token_ids=[end]), place + 1, "stop", end),
+        (SamplingParams(temperature=0.0, max_tokens=place), place, "length", None),
+        (
+            SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True),
+            512 - len(prompt),
+            "length",
+            None,
+        ),
+    ]
+    for params, count, reason, stop in cases:
+        engine.add_request("one", prompt, params)
+        outputs: dict[str, list[EngineOutput]] = {}
+        tokens = run_all(engine, outputs)["one"]
+        last = outputs["one"][-1]
+        assert (len(tokens), last.finish_reason, last.stop_reason) == (count, reason, stop)
+    [later] = generate(engine, [prompt], SamplingParams(temperature=0.0, min_tokens=place + 5, max_tokens=40))
+    assert end not in later[: place + 5]
+
+
+def test_aborts(folder: Path) -> None:
+    engine = make_engine(folder, max_num_seqs=4)
+    for number, prompt in enumerate(WANTED):
+        engine.add_request(str(number), prompt, GREEDY)
+    for _ in range(3):
+        engine.step()
+    assert all(engine.abort(str(number)) for number in range(1, 8))
+    assert not engine.abort("1")
+    assert list(run_all(engine)) == ["0"]
+    assert engine.cache.free == engine.cache.capacity
+
+
+def test_priorities(folder: Path) -> None:
+    engine = make_engine(folder, max_num_seqs=1)
+    short = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    for priority in (Priority.LOW, Priority.NORMAL, Priority.URGENT, Priority.HIGH):
+        engine.add_request(priority.name, WANTED[0], short, priority)
+    assert list(run_all(engine)) == ["URGENT", "HIGH", "NORMAL", "LOW"]
+
+
+def test_queue_limit_and_time_limit(folder: Path) -> None:
+    now = [0.0]
+    limited = make_engine(folder, max_num_seqs=1, max_queue_size=2)
+    engine = LLMEngine(limited.runner, None, limited.options, now=lambda: now[0])
+    engine.add_request("runs", WANTED[0], GREEDY, max_wait_s=1.0)
+    engine.step()
+    engine.add_request("waits", WANTED[1], GREEDY, max_wait_s=1.0)
+    engine.add_request("waits long", WANTED[2], GREEDY)
+    with pytest.raises(QueueFull):
+        engine.add_request("too many", WANTED[3], GREEDY)
+    now[0] = 1.5
+    ended = [output for output in engine.step() if output.finish_reason]
+    assert [(output.request_id, output.finish_reason) for output in ended] == [("waits", "timeout")]
+    assert {name: len(tokens) for name, tokens in run_all(engine).items()} == {"runs": 62, "waits long": 64}
+
+
+def test_refusals(folder: Path) -> None:
+    engine = make_engine(folder, num_blocks=9)
+    for prompt in ([], [VOCABULARY], [-1], [1] * 128):
+        with pytest.raises(RequestError):
+            engine.add_request("wrong", prompt, GREEDY)
+    for params in (SamplingParams(stop="x"), SamplingParams(logit_bias={VOCABULARY: 1.0})):
+        with pytest.raises(RequestError):
+            engine.add_request("wrong", [1], params)
+    with pytest.raises(RequestError):
+        engine.add_request("text", "no tokenizer", GREEDY)
+    engine.add_request("twice", [1], GREEDY)
+    with pytest.raises(RequestError):
+        engine.add_request("twice", [1], GREEDY)
+    run_all(engine)
+    # 8 blocks hold 128 tokens: the longest prompt has room for one more.
+    assert [len(tokens) for tokens in generate(engine, [[1] * 127])] == [1]
+
+
+def test_logits_that_are_no_numbers_end_one_request(folder: Path) -> None:
+    engine = make_engine(folder)
+    expected = generate(engine, WANTED[:4])
+    assert engine.reset_prefix_cache()
+    poison = next(
+        it
+        for it in range(VOCABULARY)
+        if not any(it in [*a, *b] for a, b in zip(WANTED[:4], expected, strict=True))
+    )
+    with torch.inference_mode():
+        engine.runner.model.embedding[poison] = float("nan")
+    outputs: dict[str, list[EngineOutput]] = {}
+    engine.add_request("spoiled", [poison, *WANTED[0]], GREEDY)
+    for number, prompt in enumerate(WANTED[:4]):
+        engine.add_request(str(number), prompt, GREEDY)
+    tokens = run_all(engine, outputs)
+    [failed] = outputs["spoiled"]
+    assert failed.finish_reason == "error" and failed.error
+    assert [tokens[str(number)] for number in range(4)] == expected
+    assert generate(engine, WANTED[:4]) == expected
+
+
+def test_logprobs_of_prompts_and_replies(folder: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    engine, prompt = make_engine(folder, max_num_batched_tokens=20), WANTED[3]
+    generate(engine, [prompt])
+    outputs: dict[str, list[EngineOutput]] = {}
+    params = SamplingParams(temperature=0.0, max_tokens=5, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    engine.add_request("one", prompt, params)
+    tokens = run_all(engine, outputs)["one"]
+    told = [it for output in outputs["one"] for it in output.logprobs]
+    before = outputs["one"][0].prompt_logprobs
+    assert before is not None and before[0] is None and len(before) == len(prompt)
+    with torch.no_grad():
+        model = LlamaForCausalLM.from_pretrained(folder)
+        own = model(torch.tensor([[*prompt, *tokens]])).logits[0].log_softmax(-1)
+    for place, logprob in enumerate([*before[1:], *told], 1):
+        assert logprob is not None
+        assert logprob.token_id == [*prompt, *tokens][place]
+        assert logprob.logprob == pytest.approx(float(own[place - 1, logprob.token_id]), abs=1e-3)
+    assert [len(it.top) for it in told] == [3] * 5
+
+
+def test_events_tell_of_blocks(folder: Path) -> None:
+    engine = make_engine(folder)
+    generate(engine, [[Random(1).randrange(VOCABULARY) for _ in range(40)]], GREEDY)
+    stored = sum(len(event.block_hashes) for event in engine.take_events())  # type: ignore[union-attr]
+    assert stored == (40 + 64 - 1) // 16

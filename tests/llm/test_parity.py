@@ -1,0 +1,122 @@
+"""Greedy tokens in float32 are those of transformers, whatever else happens in the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from transformers import PreTrainedModel
+
+from tests.llm.tiny import (
+    GREEDY,
+    Shape,
+    edit_config,
+    generate,
+    greedy_tokens,
+    make_engine,
+    make_model,
+    prompts,
+)
+
+pytestmark = pytest.mark.engine
+
+SHAPES = [
+    Shape("llama", 4, 4),
+    Shape("llama", 4, 2, tied=True),
+    Shape("llama", 4, 1, head_dim=24),
+    Shape("qwen2", 4, 2, tied=True),
+    Shape("qwen2", 4, 1),
+    Shape("qwen3", 4, 2, head_dim=32),
+    Shape("qwen3", 4, 4, head_dim=8, tied=True),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_tokens_of_transformers(shape: Shape, tmp_path: Path) -> None:
+    model, wanted = make_model(tmp_path, shape), prompts()
+    tokens = generate(make_engine(tmp_path), wanted)
+    assert tokens == [greedy_tokens(model, prompt) for prompt in wanted]
+
+
+@pytest.fixture(scope="module")
+def truth(model_of: PreTrainedModel) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts that share their first 40 tokens, and what follows them."""
+    wanted = prompts(shared=40)
+    return wanted, [greedy_tokens(model_of, prompt) for prompt in wanted]
+
+
+Truth = tuple[list[list[int]], list[list[int]]]
+
+
+def test_random_arrivals(folder: Path, truth: Truth) -> None:
+    wanted, expected = truth
+    engine, random = make_engine(folder, max_num_seqs=5), Random(5)
+    tokens: dict[str, list[int]] = {str(number): [] for number in range(len(wanted))}
+    waiting = list(enumerate(wanted))
+    while waiting or engine.has_work:
+        while waiting and random.random() < 0.3:
+            number, prompt = waiting.pop(0)
+            engine.add_request(str(number), prompt, GREEDY)
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+    assert list(tokens.values()) == expected
+    engine.cache.check_integrity()
+
+
+def test_chunked_prefill(folder: Path, truth: Truth) -> None:
+    engine = make_engine(folder, max_num_batched_tokens=19)
+    assert generate(engine, truth[0]) == truth[1]
+
+
+def test_preemption(folder: Path, truth: Truth) -> None:
+    engine = make_engine(folder, num_blocks=24)
+    assert generate(engine, truth[0]) == truth[1]
+    assert engine.scheduler.preemptions > 0
+    engine.cache.check_integrity()
+
+
+def test_prefix_hits(folder: Path, truth: Truth) -> None:
+    engine = make_engine(folder)
+    assert generate(engine, truth[0]) == truth[1]
+    # All come at once: 15 begin with two blocks of the first, which computes them in the same step.
+    assert engine.stats.cached_tokens == 15 * 32
+    assert generate(engine, truth[0]) == truth[1]
+    assert engine.stats.cached_tokens > 15 * 32 + 16 * 40
+
+
+def test_without_prefix_caching(folder: Path, truth: Truth) -> None:
+    engine = make_engine(folder, enable_prefix_caching=False)
+    assert generate(engine, truth[0]) == truth[1]
+    assert engine.stats.cached_tokens == 0
+
+
+def test_rows_without_room_in_the_dense_copy(folder: Path, truth: Truth) -> None:
+    engine = make_engine(folder)
+    engine.runner.workspace._limit_bytes = 0
+    assert generate(engine, truth[0]) == truth[1]
+
+
+def test_older_spelling_of_the_configuration(tmp_path: Path) -> None:
+    model, wanted = make_model(tmp_path, Shape("llama")), prompts(4)
+    edit_config(
+        tmp_path, rope_parameters=None, rope_theta=10_000.0, dtype=None, torch_dtype="float32", head_dim=None
+    )
+    assert generate(make_engine(tmp_path), wanted) == [greedy_tokens(model, prompt) for prompt in wanted]
+
+
+def test_scaled_rotations(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    edit_config(tmp_path, rope_parameters=scaling)
+    from transformers import LlamaForCausalLM
+
+    model, wanted = LlamaForCausalLM.from_pretrained(tmp_path).eval(), prompts(4)
+    assert generate(make_engine(tmp_path), wanted) == [greedy_tokens(model, prompt) for prompt in wanted]

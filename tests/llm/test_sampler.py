@@ -1,0 +1,146 @@
+"""What is likely, beside a plain computation in numpy; and random numbers that are a sequence's own."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.llm.errors import RequestError
+from app.llm.sampler import SamplingState, adjusted, candidates, logprobs_of, sample
+from app.llm.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.engine
+
+Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+def state(
+    params: SamplingParams, prompt: list[int] | None = None, output: list[int] | None = None
+) -> SamplingState:
+    return SamplingState(params, prompt or [], output or [], Random(params.seed or 0))
+
+
+def oracle(logits: Numbers, params: SamplingParams) -> Numbers:
+    """Probabilities after temperature, min_p, top_k and top_p, one after the other over all tokens."""
+    logits = logits / params.temperature
+    shares = softmax(logits)
+    shares[shares < shares.max() * params.min_p] = 0
+    order = np.argsort(-shares, kind="stable")
+    if params.top_k > 0:
+        shares[order[params.top_k :]] = 0
+    shares /= shares.sum()
+    before = np.cumsum(shares[order]) - shares[order]
+    shares[order[before >= params.top_p]] = 0
+    return shares / shares.sum()
+
+
+def softmax(logits: Numbers) -> Numbers:
+    shares = np.exp(logits - logits.max())
+    return shares / shares.sum()
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([5, 100, 700]),
+    st.floats(0.2, 2),
+    st.sampled_from([-1, 0, 1, 3, 50]),
+    st.sampled_from([0.05, 0.5, 0.9, 0.999, 1.0]),
+    st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+)
+def test_candidates_are_those_of_the_oracle(
+    seed: int, size: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    logits = np.random.default_rng(seed).normal(0, 3, size)
+    values, ids = candidates(torch.from_numpy(logits) / temperature, params)
+    shares = np.zeros(size)
+    places = np.arange(size) if ids is None else ids.numpy()
+    shares[places] = softmax(values.numpy())
+    np.testing.assert_allclose(shares, oracle(logits, params), atol=1e-9)
+
+
+def test_frequencies_are_those_of_the_oracle() -> None:
+    params = SamplingParams(temperature=0.8, top_k=6, top_p=0.95)
+    logits = np.random.default_rng(1).normal(0, 1.5, 20)
+    drawing, row, count = state(params), torch.from_numpy(logits)[None], 20_000
+    tokens = [sample(row, [drawing])[0].token_id for _ in range(count)]
+    expected = oracle(logits, params) * count
+    seen = np.bincount([it for it in tokens if it is not None], minlength=20)
+    assert not seen[expected == 0].any()
+    here = expected > 0
+    assert ((seen[here] - expected[here]) ** 2 / expected[here]).sum() < 20.5  # chi square, 5 degrees, 0.1 %
+
+
+def test_penalties_and_bias() -> None:
+    params = SamplingParams(
+        repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, logit_bias={3: -1.5, 4: 100}
+    )
+    row = torch.tensor([1.0, -1.0, 2.0, 3.0, 0.0, 5.0])
+    changed = adjusted(row, state(params, [0, 1], [2, 2, 1]))
+    expected = [0.5, -2.0 - 0.25 - 0.5, 1.0 - 0.5 - 0.5, 1.5, 100.0, 5.0]
+    assert changed.tolist() == pytest.approx(expected)
+    assert row.tolist() == [1.0, -1.0, 2.0, 3.0, 0.0, 5.0]
+
+
+def test_logprobs_are_of_the_models_own_logits() -> None:
+    row = torch.tensor([1.0, 3.0, 2.0, 0.0])
+    told = logprobs_of(row, 2, 2)
+    own = np.log(softmax(np.array([1.0, 3.0, 2.0, 0.0])))
+    assert (told.token_id, told.rank, [token for token, _ in told.top]) == (2, 2, [1, 2])
+    assert told.logprob == pytest.approx(own[2], abs=1e-6)
+    params = SamplingParams(temperature=0.0, logit_bias={3: 100.0}, logprobs=0)
+    [sampled] = sample(row[None], [state(params)])
+    assert sampled.logprobs is not None
+    assert (sampled.token_id, sampled.logprobs.rank, sampled.logprobs.top) == (3, 4, [])
+    assert sampled.logprobs.logprob == pytest.approx(own[3], abs=1e-6)
+
+
+def test_ends_are_banned_before_min_tokens() -> None:
+    params = SamplingParams(temperature=0.0, min_tokens=2)
+    row = torch.tensor([[1.0, 9.0, 2.0]])
+    for output, expected in (([], 2), ([2], 2), ([2, 2], 1)):
+        banning = SamplingState(params, [], output, Random(0), frozenset([1]))
+        assert sample(row, [banning])[0].token_id == expected
+
+
+@pytest.mark.parametrize("broken", [[float("nan"), 1.0], [float("inf"), 1.0], [-float("inf")] * 2])
+def test_logits_that_are_no_numbers_spoil_their_row_alone(broken: list[float]) -> None:
+    rows = torch.tensor([[0.0, 1.0], broken, [1.0, 0.0]])
+    for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_p=0.1)):
+        assert [it.token_id for it in sample(rows, [state(params) for _ in range(3)])] == [1, None, 0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_k": -2},
+        {"min_p": 1.5},
+        {"max_tokens": 0},
+        {"min_tokens": 5, "max_tokens": 4},
+        {"n": 0},
+        {"stop": ""},
+        {"stop": ["a", ""]},
+        {"logprobs": 21},
+        {"presence_penalty": 3},
+        {"repetition_penalty": 0},
+        {"logit_bias": {1: float("nan")}},
+        {"use_beam_search": True},
+        {"num_beams": 4},
+        {"length_penalty": 0.5},
+        {"use_cache": False},
+        {"cache_precision": "float16"},
+    ],
+    ids=str,
+)
+def test_what_is_not_honoured_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(RequestError):
+        SamplingParams(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,130 @@
+"""Weights and configurations that cannot be used are one clear line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from app.llm.device_manager import DeviceManager
+from app.llm.errors import ModelLoadError
+from app.llm.layers import packing_works
+from app.llm.resolve import find_model
+from tests.llm.tiny import edit_config, generate, make_engine, make_model, prompts
+
+pytestmark = pytest.mark.engine
+
+WEIGHTS = "model.safetensors"
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    make_model(tmp_path)
+    return tmp_path
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        make_engine(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_cut_off(broken: Path) -> None:
+    content = (broken / WEIGHTS).read_bytes()
+    for size in (0, 5, 200, len(content) - 1):
+        (broken / WEIGHTS).write_bytes(content[:size])
+        assert "cut off" in refusal(broken)
+
+
+def test_tensor_that_is_missing(broken: Path) -> None:
+    tensors = load_file(broken / WEIGHTS)
+    del tensors[UP]
+    save_file(tensors, broken / WEIGHTS)
+    assert refusal(broken) == f"The weights lack the tensor {UP}."
+
+
+def test_shape_that_does_not_fit(broken: Path) -> None:
+    tensors = load_file(broken / WEIGHTS)
+    tensors[UP] = torch.zeros(96, 63)
+    save_file(tensors, broken / WEIGHTS)
+    assert refusal(broken) == f"The tensor {UP} is [96, 63], the configuration says [96, 64]."
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "The architecture GPT2LMHeadModel is not supported"),
+        ({"hidden_size": None}, "no number hidden_size"),
+        ({"hidden_size": "large"}, "no number hidden_size"),
+        ({"num_attention_heads": 0}, "num_heads 0"),
+        ({"num_key_value_heads": 3}, "do not share"),
+        ({"hidden_act": "gelu"}, "The activation gelu"),
+        ({"use_sliding_window": True}, "Sliding window"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "Rope of type yarn"),
+    ],
+    ids=str,
+)
+def test_configuration(broken: Path, changes: dict[str, object], said: str) -> None:
+    edit_config(broken, **changes)
+    assert said in refusal(broken)
+
+
+def test_files_that_are_missing_or_no_json(broken: Path) -> None:
+    (broken / WEIGHTS).rename(broken / "weights")
+    assert "holds no .safetensors file" in refusal(broken)
+    (broken / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
+    assert "is not there" in refusal(broken)
+    (broken / "config.json").write_text("{")
+    assert "not readable JSON" in refusal(broken)
+    (broken / "config.json").unlink()
+    assert "holds no config.json" in refusal(broken)
+
+
+def test_gguf_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    for content in (b"", b"GGUF", b"GGUF" + bytes(200), b"no such file" * 50):
+        file.write_bytes(content)
+        assert refusal(file)
+
+
+def test_models_that_are_nowhere(tmp_path: Path) -> None:
+    for name in (str(tmp_path / "nothing"), "no-such-model", "no-such/model", __file__):
+        with pytest.raises(ModelLoadError):
+            find_model(name)
+
+
+def test_cache_that_is_larger_than_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceManager, "free_bytes", lambda self: 80 << 20)
+    with pytest.raises(ModelLoadError, match=r"8 MiB.* 80 MiB are free: num_blocks=\d+ fits"):
+        make_engine(folder, num_blocks=10_000)
+
+
+def test_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("cuda:7", "tpu", "mps"):
+        assert DeviceManager(name).device.type == "cpu"
+        assert name in caplog.text
+    with pytest.raises(ModelLoadError, match="float16 is not supported on a CPU"):
+        DeviceManager("cpu", "float16")
+    with pytest.raises(ModelLoadError, match="dtype int3"):
+        DeviceManager("cpu", "int3")
+    assert DeviceManager("cpu", "bfloat16").info()["dtype"] == "bfloat16"
+
+
+def test_without_packed_layers_the_tokens_are_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = prompts(6)
+    packed = generate(make_engine(folder), wanted)
+    monkeypatch.setattr("app.llm.device_manager.packing_works", lambda dtype: False)
+    engine = make_engine(folder)
+    assert not engine.runner.device.packs
+    assert generate(engine, wanted) == packed
+
+
+def test_packing_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packing_works(torch.float32)
+    monkeypatch.setattr("app.llm.layers.Linear._with", lambda self, x, other, operation: other)
+    assert not packing_works(torch.float32)
