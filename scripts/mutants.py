@@ -61,6 +61,7 @@ OPERATORS = re.compile(
     r"|ReplaceComparisonOperator_(Eq_NotEq|NotEq_Eq|Is_IsNot|IsNot_Is|LtE?_(Lt|LtE|GtE?)|GtE?_(Gt|GtE|LtE?)))"
 )
 """The changes that are made, by their names in cosmic-ray."""
+STARRED = ("parameters", "param", "argument", "star_expr")
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".hypothesis", ".*_cache", "__pycache__")
 STAGES = (("--fast",), ("-m", "server or slow or redis"))
 """Options of pytest: which tests of a room run first, and which only when those are content."""
@@ -108,7 +109,12 @@ def mutants_of(room: str) -> Iterator[Mutant]:
 
 
 def _is_declared(node: object) -> bool:
-    """Whether it is in a decorator or beside a class's name: frozen=True is the type checker's business."""
+    """Whether it is in a decorator or beside a class's name: frozen=True is the type checker's business.
+
+    The stars of parameters and arguments multiply nothing.
+    """
+    if getattr(node, "type", "") == "operator" and node.parent.type in STARRED:  # type: ignore[attr-defined]
+        return True
     while (parent := getattr(node, "parent", None)) is not None:
         if parent.type == "decorator" or (parent.type == "classdef" and node is not parent.children[-1]):
             return True
