@@ -92,7 +92,7 @@ def warnings(problem: Problem, played: Sequence[Replayed], known: Sequence[Certa
     by_name = {it.name: it for it in known}
     whole = by_name.get("base + weights")
     parts = [by_name[name] for name in ("base", "weights") if name in by_name]
-    if whole is not None and whole.identified and not all(it.identified for it in parts):
+    if whole is not None and whole.identified and not any(it.identified for it in parts):
         told.append("base and weights are identified as a sum only")
     return told
 

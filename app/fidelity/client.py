@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import TypeVar
 
-from app.engine.batch import SequenceState
+from app.engine.batch import Batch, SequenceState
 from config.profile import FrontCosts
 
 
@@ -22,6 +23,21 @@ class OfflineRequest(SequenceState):
         self.send_s = arrival_s
         self.first_s = -1.0
         self.last_s = -1.0
+
+
+R = TypeVar("R", bound=OfflineRequest)
+
+
+def note_moments(batch: Batch[R], first_s: float, gap_s: float) -> None:
+    """Write the first and the last moments of a step that is over into its requests."""
+    decodes, prefilled = batch.decodes, batch.prefilled
+    for place, request in enumerate(prefilled, len(decodes)):
+        if request.first_s < 0:
+            request.first_s = first_s + place * gap_s
+    for request in batch.ends:
+        late = request in prefilled
+        place = len(decodes) + prefilled.index(request) if late else decodes.index(request)
+        request.last_s = first_s + place * gap_s
 
 
 class Client:

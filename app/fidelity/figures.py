@@ -1,4 +1,4 @@
-"""The figures by which a simulation is compared with a recording: mean, p50, p90 and p99 of three times."""
+"""The figures of times: mean, p50, p90 and p99, by which a simulation is compared with a recording, too."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ NAMES = tuple(f"{time} {figure}" for time in TIMES for figure in ("mean", "p50",
 def four(values: Iterable[float]) -> list[float]:
     """Mean, p50, p90 and p99; a quantile is one of the values."""
     ascending = sorted(values)
-    count = len(ascending)
-    return [sum(ascending) / count] + [ascending[int(count * share)] for share in QUANTILES]
+    return [sum(ascending) / len(ascending), *(quantile(ascending, share) for share in QUANTILES)]
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The value below which that share of them lies."""
+    return ascending[int(len(ascending) * share)]
 
 
 def twelve(

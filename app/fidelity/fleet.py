@@ -41,7 +41,7 @@ def simulate(load: Load, plan: Plan, processes: int, told: Told) -> Outcome:
 
 def _by_pod(load: Load, plan: Plan) -> list[array[int]]:
     """The numbers of the requests that each pod gets."""
-    policy = policy_of(plan.policy, plan.seed, lambda pod, request: 0)
+    policy = policy_of(plan.policy, plan.seed, lambda request: ())
     numbers: list[array[int]] = [array("i") for _ in range(plan.pods)]
     nobody, request = [0] * plan.pods, GroupedRequest(0, 0.0, 1, 1)
     for request.number in range(len(load)):

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from app.fidelity.figures import quantile
 from app.fidelity.simulation import Outcome, Plan
-from app.fidelity.summary import LATENCIES, quantile
+from app.fidelity.summary import LATENCIES
 from app.fidelity.sweep import Point
 from app.load.trace import Load
 from config import ConfigError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from app.engine.batch import Batch, Blocks, SchedulerLimits
@@ -11,6 +11,7 @@ from app.engine.scheduler import Scheduler
 from app.engine.speculation import Drafts
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
+from app.fidelity.client import note_moments
 from app.fidelity.prefix_blocks import GroupedRequest, PrefixBlocks
 from app.kvcache.counted import CountedBlocks
 from config.profile import EngineLimits, Profile
@@ -127,10 +128,14 @@ class Pod:
         blocks = self.blocks
         return blocks.hits * blocks.block_size if isinstance(blocks, PrefixBlocks) else 0
 
-    def cached_blocks(self, request: GroupedRequest) -> int:
-        """Blocks of its prompt that are here."""
+    def cached_blocks(self, keys: Sequence[bytes]) -> int:
+        """How many of these blocks, from the first on, are here."""
         blocks = self.blocks
-        return blocks.cached(request) if isinstance(blocks, PrefixBlocks) else 0
+        if not keys or not isinstance(blocks, PrefixBlocks):
+            return 0
+        find = blocks.pool.longest_prefix
+        # Tails are taken first, so who has the last block has those before it.
+        return len(keys) if find(keys[-1:]) else len(find(keys))
 
     # The arrivals of the loop.
 
@@ -151,16 +156,8 @@ class Pod:
         self._timeline.add(start_s, end_s, batch.sequences, blocks.capacity - blocks.free)
 
     def step_over(self, batch: Batch[GroupedRequest], first_s: float, gap_s: float) -> None:
-        decodes = batch.decodes
-        for place, request in enumerate(batch.prefilled, len(decodes)):
-            if request.first_s < 0:
-                request.first_s = first_s + place * gap_s
+        note_moments(batch, first_s, gap_s)
         for request in batch.ends:
-            if request in batch.prefilled:
-                place = len(decodes) + batch.prefilled.index(request)
-            else:
-                place = decodes.index(request)
-            request.last_s = first_s + place * gap_s
             self._ended(request)
 
 

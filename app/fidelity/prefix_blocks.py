@@ -40,10 +40,6 @@ class PrefixBlocks:
     def free(self) -> int:
         return self.pool.free
 
-    def cached(self, request: GroupedRequest) -> int:
-        """Whole blocks of what it shares that can be found."""
-        return len(self._found(request, self._shared(request)))
-
     def find(self, sequence: GroupedRequest, tokens: int) -> int:
         return len(self._found(sequence, (tokens - 1) // self.block_size))
 
@@ -91,6 +87,11 @@ class PrefixBlocks:
             _group_key(group, place) if place < shared else _own_key(sequence, place)
             for place in range(min(most, max(shared, self._kept.get(sequence, 0))))
         )
+
+
+def shared_keys(request: GroupedRequest, block_size: int) -> list[bytes]:
+    """Those of the whole blocks that it shares."""
+    return [_group_key(request.group, place) for place in range(request.prefix_tokens // block_size)]
 
 
 def _group_key(group: int, place: int) -> bytes:

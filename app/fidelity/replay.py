@@ -6,12 +6,13 @@ from math import inf
 
 from msgspec import Struct
 
-from app.engine.batch import Batch, SchedulerLimits
+from app.engine.batch import Batch
 from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
-from app.fidelity.client import Client, OfflineRequest
+from app.fidelity.client import Client, OfflineRequest, note_moments
 from app.fidelity.figures import twelve
+from app.fidelity.pod import scheduler_limits
 from app.kvcache.counted import CountedBlocks
 from config.profile import CostConstants, EngineLimits, FrontCosts
 
@@ -65,16 +66,8 @@ class _Client(Client):
             self.most_running = batch.sequences
 
     def step_over(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
-        decodes = len(batch.decodes)
-        for place, request in enumerate(batch.prefilled, decodes):
-            if request.first_s < 0:
-                request.first_s = first_s + place * gap_s
+        note_moments(batch, first_s, gap_s)
         for request in batch.ends:
-            if request in batch.prefilled:
-                place = decodes + batch.prefilled.index(request)
-            else:
-                place = batch.decodes.index(request)
-            request.last_s = first_s + place * gap_s
             self.left(request.last_s)
 
 
@@ -95,12 +88,7 @@ def replay(
     ]
     client = _Client(load, front, in_flight, turnaround_s)
     scheduler: Scheduler[OfflineRequest] = Scheduler(
-        SchedulerLimits(
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            long_prefill_token_threshold=limits.long_prefill_token_threshold,
-            enable_chunked_prefill=limits.enable_chunked_prefill,
-        ),
+        scheduler_limits(limits),
         CountedBlocks(limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching),
     )
     depth = 2 if limits.async_scheduling else 1

@@ -15,8 +15,8 @@ BLIND = frozenset({RANDOM, ROUND_ROBIN})
 BLOCKS_PER_REQUEST = 25
 """What a request in flight counts against a pod, as in `python -m app fleet`."""
 
-Cached = Callable[[int, GroupedRequest], int]
-"""How many blocks of a request's prompt the pod of that number has."""
+Cached = Callable[[GroupedRequest], Sequence[int]]
+"""How many blocks of a request's prompt each pod has."""
 
 
 class Policy(Protocol):
@@ -58,8 +58,8 @@ class PrefixAware:
 
     def choose(self, request: GroupedRequest, in_flight: Sequence[int]) -> int:
         worth = [
-            self._cached(pod, request) - BLOCKS_PER_REQUEST * requests
-            for pod, requests in enumerate(in_flight)
+            blocks - BLOCKS_PER_REQUEST * requests
+            for blocks, requests in zip(self._cached(request), in_flight, strict=True)
         ]
         most = max(worth)
         best = [pod for pod, value in enumerate(worth) if value == most]

@@ -14,6 +14,7 @@ from app.fidelity.routing import POLICIES, RANDOM
 from app.fidelity.sweep import MOST, read_objectives, read_sweep
 from app.load.synthetic import ARRIVALS, read_lengths
 from app.load.trace import MOST_TOKENS
+from config.devices import DEVICES
 from config.durations import parse_duration
 from config.flags import Parser, whole_number
 from config.profile import DEFAULT_PROFILE
@@ -35,13 +36,22 @@ def parser() -> argparse.ArgumentParser:
     """What is not given is None, where nothing else is said."""
     flags = Parser(prog="python -m app simulate", description=ABOUT, allow_abbrev=False)
     told = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
-    flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE", help=told)
+    flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=told)
+    _add_data_sheet(flags.add_argument_group("What profile auto is made of"))
     _add_load(flags.add_argument_group("A load from a file"))
     _add_drawn(flags.add_argument_group("A load that is drawn"))
     _add_client(flags.add_argument_group("Client and fleet"))
     _add_engine(flags.add_argument_group("Limits of the engine, vLLM's: the profile says what is not given"))
     _add_results(flags.add_argument_group("Results"))
     return flags
+
+
+def _add_data_sheet(group: Group) -> None:
+    group.add_argument("--device", help=f"one of {', '.join(DEVICES)}")
+    group.add_argument("--model-config", metavar="PATH", help="the model's config.json, or its folder")
+    group.add_argument(
+        "--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="devices [1]"
+    )
 
 
 def _add_load(group: Group) -> None:

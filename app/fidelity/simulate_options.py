@@ -15,7 +15,8 @@ from app.fidelity.simulation import Plan
 from app.fidelity.sweep import Objective, Sweep
 from app.load.synthetic import BURSTINESS, BURSTY, POISSON, RAMP, Between, Recipe
 from config import ConfigError
-from config.profile import EngineLimits, read_profile
+from config.datasheet import profile_of
+from config.profile import EngineLimits
 
 STDOUT = Path("-")
 INPUT_TOKENS, OUTPUT_TOKENS = Between(1000, 1000), Between(128, 128)
@@ -53,7 +54,7 @@ class Options:
 def read(argv: Sequence[str]) -> Options:
     """The options. ConfigError, in one line, for wrong values and for those that do not go together."""
     given = parser().parse_args(list(argv))
-    profile = read_profile(given.profile)
+    profile = profile_of(given.profile, given.device, given.tensor_parallel_size, given.model_config)
     limits = _engine(profile.engine, given)
     check_engine(limits, f"profile {given.profile} with the flags")
     swept = "" if given.sweep is None else given.sweep.name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from app.fidelity.pod import Pod, Timeline
-from app.fidelity.prefix_blocks import GroupedRequest
+from app.fidelity.prefix_blocks import GroupedRequest, shared_keys
 from app.fidelity.routing import BLIND, RANDOM, policy_of
 from app.load.trace import Load
 from config.profile import Profile
@@ -89,9 +89,7 @@ class Simulation:
             Pod(plan.profile, bool(load.group), f"{plan.seed}/{number}", out.timeline, self._ended)
             for number in range(first_pod, first_pod + plan.pods)
         ]
-        self._policy = policy_of(
-            plan.policy, plan.seed, lambda pod, request: self.pods[pod].cached_blocks(request)
-        )
+        self._policy = policy_of(plan.policy, plan.seed, self._cached)
         self._due: list[tuple[float, int]] = []
         """When pods have something to do; what is not the `due_s` of its pod is out of date."""
         self._places = None if plan.in_flight is None else [-math.inf] * plan.in_flight
@@ -127,6 +125,11 @@ class Simulation:
         if load.group:
             request.group, request.prefix_tokens = load.group[number], load.prefix_tokens[number]
         return request
+
+    def _cached(self, request: GroupedRequest) -> list[int]:
+        """Blocks that each pod has of what a request shares."""
+        keys = shared_keys(request, self._plan.profile.engine.block_size)
+        return [pod.cached_blocks(keys) for pod in self.pods]
 
     def _send_s(self, arrival_s: float) -> float:
         """When a request is sent that the load wants to send at `arrival_s`: it may wait for a place."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec import Struct
 
+from app.fidelity.figures import four
 from app.fidelity.simulation import Outcome, Plan
 from app.load.trace import Load
 
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-STATISTICS = ("mean", *QUANTILES)
+STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")
 
 
@@ -106,12 +104,7 @@ def summarize(load: Load, plan: Plan, outcome: Outcome, profile: str) -> Summary
 
 
 def spread(values: list[float]) -> Spread:
-    """Of `values`, which it sorts."""
+    """Of `values`."""
     if not values:
         return Spread(None, None, None, None)
-    values.sort()
-    return Spread(sum(values) / len(values), *(quantile(values, share) for share in QUANTILES.values()))
-
-
-def quantile(ascending: Sequence[float], share: float) -> float:
-    return ascending[int(len(ascending) * share)]
+    return Spread(*four(values))

@@ -25,7 +25,7 @@ from config.profile import Profile, read_profile
 from config.settings import LatencySettings, Settings
 from tests.engine.harness import engine_request
 from tests.kvcache.make_facts import BLOCK_SIZE
-from tests.kvcache.test_recording import BLOCKS, RECORDING
+from tests.kvcache.test_recording import BLOCKS, RECORDING, recorded_batches
 
 
 class Recorded:
@@ -59,18 +59,5 @@ def test_every_step_has_the_recorded_events(profile: Profile | None) -> None:
         clock.advance(20)
         [started] = [output for output in outputs if isinstance(output, Started)]
         assert started.cached_tokens == request["cached_tokens"]
-        assert [msgspec.to_builtins(batch) for batch in batches] == _expected(request)
+        assert [msgspec.to_builtins(batch) for batch in batches] == recorded_batches(request)
     cache.check_integrity()
-
-
-def _expected(request: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    ids = request["prompt"] + request["reply"]
-    expected = []
-    for batch in request["batches"]:
-        events = []
-        for fact in batch:
-            event = dict(fact)
-            start = event.pop("first_block") * BLOCK_SIZE
-            events.append(event | {"token_ids": ids[start : start + len(event["block_hashes"]) * BLOCK_SIZE]})
-        expected.append(events)
-    return expected

@@ -75,6 +75,21 @@ def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
     assert harness.is_idle()
 
 
+@settings(deadline=None)
+@given(REQUESTS)
+def test_what_is_said_does_not_depend_on_when(requests: Sequence[tuple[float, int, int]]) -> None:
+    """Nor on the cache, on who else runs, or on being preempted."""
+    alone, shared = Harness(slots=100), stepped(blocks=12)
+    for harness in (alone, shared):
+        for number, (gap_s, prompt, reply) in enumerate(requests):
+            harness.clock.advance(gap_s)
+            harness.ask(str(number), prompt_ids=[number] * prompt, max_tokens=reply, seed=number)
+        harness.clock.advance(30)
+    for number in range(len(requests)):
+        assert alone.said(str(number)) == shared.said(str(number))
+        assert shared.finish(str(number)) == "length"
+
+
 def test_requests_share_steps_and_metrics_tell_them() -> None:
     harness = stepped()
     for name in "ab":

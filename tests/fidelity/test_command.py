@@ -21,6 +21,17 @@ from tests.running_server import ROOT
 
 HEADER = "arrival_s,input_tokens,output_tokens\n"
 DRAWN = ["--rate", "5", "--seconds", "4", "--input-tokens", "300:lognormal", "--output-tokens", "1-40"]
+SHAPE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 2560,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 9728,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
 FEW = ["--max-model-len", "2000"]
 
 
@@ -91,6 +102,15 @@ def test_the_limits_of_the_engine_are_flags(capsys: pytest.CaptureFixture[str]) 
     slow = figures(capsys, *closed, "--no-async-scheduling")
     assert slow["duration_s"] != free["duration_s"]
     assert figures(capsys, *closed, "--in-flight", "3", "--turnaround", "1s")["running"]["peak"] == 3
+
+
+def test_a_data_sheet_is_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_bytes(msgspec.json.encode(SHAPE))
+    auto = ["--num-requests", "20", "--profile", "auto", "--model-config", str(config), "--device"]
+    fast, slow = (figures(capsys, *auto, device)["duration_s"] for device in ("b200", "l40s"))
+    assert fast < slow
+    assert "device must be given, too" in refusal(capsys, "--num-requests", "1", "--profile", "auto")
 
 
 def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,21 @@ def replayed() -> list[dict[str, Any]]:
     return done
 
 
+def recorded_batches(request: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """What vLLM said of a request, with the token ids, which facts.json has in prompt and reply only."""
+    token_ids = request["prompt"] + request["reply"]
+    batches = []
+    for batch in request["batches"]:
+        events = []
+        for fact in batch:
+            event = dict(fact)
+            start = event.pop("first_block") * BLOCK_SIZE
+            end = start + len(event["block_hashes"]) * BLOCK_SIZE
+            events.append(event | {"token_ids": token_ids[start:end]})
+        batches.append(events)
+    return batches
+
+
 @pytest.fixture(scope="module")
 def ours() -> list[dict[str, Any]]:
     return replayed()
@@ -57,18 +72,7 @@ def test_as_many_tokens_are_found_in_the_cache(ours: list[dict[str, Any]], numbe
 
 @requests
 def test_every_step_has_the_same_events(ours: list[dict[str, Any]], number: int) -> None:
-    request = RECORDING[number]
-    token_ids = request["prompt"] + request["reply"]
-    expected = []
-    for batch in request["batches"]:
-        events = []
-        for fact in batch:
-            event = dict(fact)
-            start = event.pop("first_block") * BLOCK_SIZE
-            end = start + len(event["block_hashes"]) * BLOCK_SIZE
-            events.append(event | {"token_ids": token_ids[start:end]})
-        expected.append(events)
-    assert msgspec.to_builtins(ours[number]["batches"]) == expected
+    assert msgspec.to_builtins(ours[number]["batches"]) == recorded_batches(RECORDING[number])
 
 
 @requests

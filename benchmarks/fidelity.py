@@ -1,0 +1,150 @@
+"""How near a live server on a profile comes to a recorded run of the real one, and to its own simulation.
+
+The recorded load is sent over HTTP, by a client that has at most so many requests in flight. Compared are the
+requests that arrive in the first seconds; the load goes on a while after them, as the recorded one did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+
+from app.engine.batch import Batch
+from app.engine.scheduler import Scheduler
+from app.engine.step_cost import StepCost
+from app.engine.step_loop import StepLoop
+from app.fidelity.benchmark_files import read_recordings
+from app.fidelity.client import Client, OfflineRequest, note_moments
+from app.fidelity.figures import NAMES, quantile, twelve
+from app.fidelity.pod import scheduler_limits
+from app.fidelity.record import Prompts
+from app.fidelity.replay import Recording
+from app.kvcache.counted import CountedBlocks
+from app.load.recording_client import Measured, RecordingClient, read_target
+from app.load.trace import Load
+from benchmarks import cores, servers
+from benchmarks.connections import HOST
+from benchmarks.processes import used_by
+from benchmarks.report import number, share, show, show_machine
+from config.profile import DEFAULT_PROFILE, Profile, read_profile
+
+AFTER_S = 30.0
+"""The load goes on for so long after the requests that are compared."""
+MODEL = "m"
+TOKEN_IDS = range(100, 900)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status."""
+    options = _options(argv)
+    cores.pin_client()
+    show_machine()
+    profile = read_profile(options.profile)
+    load = servers.Load(streams=options.in_flight)
+    more = {"SIM_PROFILE": options.profile, "SIM_ZMQ_ENDPOINT": '""', "SIM_MODEL": MODEL}
+    for path in options.recorded:
+        [recording] = read_recordings(path)
+        with servers.ours(load, more=more) as server, used_by(server.worker) as use:
+            lived = _live(server.port, recording, options)
+        _show(recording, lived, profile, options.seconds)
+        print(f"CPU of the server: {share(use.cpu_s / lived[-1].last_s)} of a core\n")
+    return 0
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    flags = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__)
+    flags.add_argument("recorded", nargs="+", help="files as `python -m app record` writes them")
+    flags.add_argument("--profile", default=DEFAULT_PROFILE)
+    flags.add_argument("--seconds", type=float, default=120.0, help="how soon those arrive that are compared")
+    flags.add_argument("--in-flight", type=int, default=256, help="requests under way at the most")
+    return flags.parse_args(argv)
+
+
+def _live(port: int, recording: Recording, options: argparse.Namespace) -> list[Measured]:
+    """What the server did with the beginning of the load."""
+    count = sum(arrival_s < options.seconds + AFTER_S for arrival_s in recording.arrival_s)
+    load = Load(
+        recording.name,
+        array("d", recording.arrival_s[:count]),
+        array("i", recording.input_tokens[:count]),
+        array("i", recording.output_tokens[:count]),
+    )
+    target = read_target(f"http://{HOST}:{port}")
+    client = RecordingClient(target, {}, options.in_flight, time.perf_counter, lambda *counts: None)
+    gc.collect()
+    gc.disable()  # a collection would make moments late
+    try:
+        return client.run(Prompts(load, MODEL, TOKEN_IDS, seed=1))
+    finally:
+        gc.enable()
+
+
+class _Moments(Client):
+    """Sends what the live client sent, at the same moments."""
+
+    def step_made(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
+        """Nothing is counted."""
+
+    def step_over(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
+        note_moments(batch, first_s, gap_s)
+
+
+def _simulated(lived: Sequence[Measured], profile: Profile) -> list[OfflineRequest]:
+    at, front = profile.engine, profile.front
+    load = [
+        OfflineRequest(it.send_s, it.input_tokens, it.output_tokens)
+        for it in sorted(lived, key=lambda it: it.send_s)
+    ]
+    client = _Moments(load, front)
+    scheduler: Scheduler[OfflineRequest] = Scheduler(
+        scheduler_limits(at), CountedBlocks(at.num_gpu_blocks, at.block_size)
+    )
+    depth = 2 if at.async_scheduling else 1
+    loop = StepLoop(scheduler, StepCost(profile.cost), client, client, front.out_per_stream, depth)
+    loop.advance(float("inf"))
+    return load
+
+
+def _show(recording: Recording, lived: Sequence[Measured], profile: Profile, seconds: float) -> None:
+    count = sum(arrival_s < seconds for arrival_s in recording.arrival_s)
+    recorded = twelve(
+        recording.send_s[:count],
+        recording.first_s[:count],
+        recording.last_s[:count],
+        recording.output_tokens[:count],
+    )
+    ours = lived[:count]
+    live = twelve(
+        [it.send_s for it in ours],
+        [it.first_s for it in ours],
+        [it.last_s for it in ours],
+        [it.output_tokens for it in ours],
+    )
+    errors = [100 * (mine / its - 1) for mine, its in zip(live, recorded, strict=True)]
+    rows = [
+        (name, number(1e3 * its, 1), number(1e3 * mine, 1), f"{error:+.1f} %")
+        for name, its, mine, error in zip(NAMES, recorded, live, errors, strict=True)
+    ]
+    show(f"{recording.name}, the first {seconds:g} s", ("", "recorded, ms", "live, ms", "error"), rows)
+    sizes = sorted(map(abs, errors))
+    print(f"Errors: median {quantile(sizes, 0.5):.2f} %, p90 {quantile(sizes, 0.9):.2f} %.")
+    _show_simulated(lived, profile, seconds)
+
+
+def _show_simulated(lived: Sequence[Measured], profile: Profile, seconds: float) -> None:
+    ours = [it for it in sorted(lived, key=lambda it: it.send_s) if it.arrival_s < seconds]
+    simulated = _simulated(lived, profile)[: len(ours)]
+    apart = sorted(
+        1e3 * ((mine.first_s - mine.send_s) - (its.first_s - its.send_s))
+        for mine, its in zip(ours, simulated, strict=True)
+    )
+    middle, low, high = (quantile(apart, share) for share in (0.5, 0.05, 0.95))
+    print(f"TTFT live less simulated: median {middle:.2f} ms, p5 {low:.2f}, p95 {high:.2f}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
