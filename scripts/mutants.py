@@ -32,13 +32,15 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).parents[1]
+OFFLINE = tuple(f"tests/fidelity/test_{name}.py" for name in ("simulation", "truth", "calibrate"))
+"""What the steps of an engine say off line: against recordings, and with costs that are known."""
 WIRE = tuple(
     f"tests/conformance/test_{name}.py"
     for name in ("wire_bodies", "wire_errors", "wire_limits", "messages", "responses", "tool_calls")
 )
 """What real servers answer to bodies of all kinds."""
 ROOMS = {
-    "engine": ("app/engine", "tests/engine", "tests/fidelity", "tests/surface/test_lifecycle.py"),
+    "engine": ("app/engine", "tests/engine", *OFFLINE, "tests/surface/test_lifecycle.py"),
     "clock": ("app/clock", "tests/clock"),
     "protocol": ("app/protocol", "tests/protocol", "tests/api", *WIRE),
     "api": ("app/api", "tests/api", "tests/conformance", "tests/surface"),
@@ -50,7 +52,7 @@ ROOMS = {
 }
 """The code of a room, and its tests: its own folder, and what else is there to test it.
 
-The steps of `engine` are what `fidelity` plays off line; what fields of `protocol` mean only an answer tells.
+What fields of `protocol` mean only an answer tells.
 """
 SIZE = 100
 """Constants of a module from here on are sizes: how long a slice is, how much a cache holds."""
