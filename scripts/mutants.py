@@ -43,7 +43,7 @@ ROOMS = {
     "engine": ("app/engine", "tests/engine", *OFFLINE, "tests/surface/test_lifecycle.py"),
     "clock": ("app/clock", "tests/clock"),
     "protocol": ("app/protocol", "tests/protocol", "tests/api", *WIRE),
-    "api": ("app/api", "tests/api", "tests/conformance", "tests/surface"),
+    "api": ("app/api", "tests/api", "tests/pooling", "tests/conformance", "tests/surface"),
     "kvcache": ("app/kvcache", "tests/kvcache"),
     "kvindex": ("app/kvindex", "tests/kvindex"),
     "schema": ("app/schema", "tests/schema"),
