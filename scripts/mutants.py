@@ -63,6 +63,7 @@ OPERATORS = re.compile(
     r"|ReplaceComparisonOperator_(Eq_NotEq|NotEq_Eq|Is_IsNot|IsNot_Is|LtE?_(Lt|LtE|GtE?)|GtE?_(Gt|GtE|LtE?)))"
 )
 """The changes that are made, by their names in cosmic-ray."""
+UNSEEN_CALLS = ("log.", "logger.", "TypeVar(")
 STARRED = ("parameters", "param", "argument", "star_expr")
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".hypothesis", ".*_cache", "__pycache__")
 STAGES = (("--fast",), ("-m", "server or slow or redis"))
@@ -106,7 +107,7 @@ def mutants_of(room: str) -> Iterator[Mutant]:
             operator = get_operator(name)()
             places = [(node, start) for node in nodes for start, _ in operator.mutation_positions(node)]
             for occurrence, (node, (line, _)) in enumerate(places):
-                if not (_is_declared(node) or _is_size(node) or _is_logged(node)):
+                if not (_is_declared(node) or _is_size(node) or _is_unseen(node)):
                     yield Mutant(room, path.relative_to(ROOT).as_posix(), line, name, occurrence)
 
 
@@ -138,10 +139,10 @@ def _is_size(node: object) -> bool:
     return whole is not node or (whole.value.replace("_", "").isdigit() and int(whole.value) >= SIZE)
 
 
-def _is_logged(node: object) -> bool:
-    """Whether it is in what is written to the log."""
+def _is_unseen(node: object) -> bool:
+    """Whether it is in what is written to the log, or in a type variable."""
     while (parent := getattr(node, "parent", None)) is not None:
-        if parent.type == "atom_expr" and parent.get_code().strip().startswith(("log.", "logger.")):
+        if parent.type == "atom_expr" and parent.get_code().lstrip().startswith(UNSEEN_CALLS):
             return True
         node = parent
     return False
@@ -195,7 +196,8 @@ class Copy:
     def _run(self, room: str, stage: int, limit_s: float, compiles: bool = False) -> tuple[int, str]:
         """The exit status of pytest and the end of its output; -1 when it took longer than `limit_s`.
 
-        Only a run without mutant `compiles`, for all others. Hypothesis tries the same on every mutant, and is patient.
+        Only a run without mutant `compiles`, for all others. Hypothesis tries the same on every mutant,
+        and is patient.
         """
         tests = ROOMS[room][1:]
         options = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci", *STAGES[stage])
