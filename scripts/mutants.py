@@ -32,18 +32,30 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).parents[1]
+OFFLINE = tuple(f"tests/fidelity/test_{name}.py" for name in ("simulation", "truth", "calibrate"))
+"""What the steps of an engine say off line: against recordings, and with costs that are known."""
+WIRE = tuple(
+    f"tests/conformance/test_{name}.py"
+    for name in ("wire_bodies", "wire_errors", "wire_limits", "messages", "responses", "tool_calls")
+)
+"""What real servers answer to bodies of all kinds."""
 ROOMS = {
-    "engine": ("app/engine", "tests/engine"),
+    "engine": ("app/engine", "tests/engine", *OFFLINE, "tests/surface/test_lifecycle.py"),
     "clock": ("app/clock", "tests/clock"),
-    "protocol": ("app/protocol", "tests/protocol"),
-    "api": ("app/api", "tests/api", "tests/conformance", "tests/surface"),
+    "protocol": ("app/protocol", "tests/protocol", "tests/api", *WIRE),
+    "api": ("app/api", "tests/api", "tests/pooling", "tests/conformance", "tests/surface"),
     "kvcache": ("app/kvcache", "tests/kvcache"),
     "kvindex": ("app/kvindex", "tests/kvindex"),
     "schema": ("app/schema", "tests/schema"),
     "grammar": ("app/grammar", "tests/grammar"),
     "simulated": ("app/simulated", "tests/simulated"),
 }
-"""The code of a room, and the folders of its tests."""
+"""The code of a room, and its tests: its own folder, and what else is there to test it.
+
+What fields of `protocol` mean only an answer tells.
+"""
+SIZE = 100
+"""Constants of a module from here on are sizes: how long a slice is, how much a cache holds."""
 OPERATORS = re.compile(
     r"core/(AddNot|NumberReplacer|Replace(True|False|And|Or|Break|Continue)With\w+"
     r"|ReplaceUnaryOperator_(USub_UAdd|Delete_Not|Delete_USub)"
@@ -51,6 +63,8 @@ OPERATORS = re.compile(
     r"|ReplaceComparisonOperator_(Eq_NotEq|NotEq_Eq|Is_IsNot|IsNot_Is|LtE?_(Lt|LtE|GtE?)|GtE?_(Gt|GtE|LtE?)))"
 )
 """The changes that are made, by their names in cosmic-ray."""
+UNSEEN_CALLS = ("log.", "logger.", "TypeVar(")
+STARRED = ("parameters", "param", "argument", "star_expr")
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".hypothesis", ".*_cache", "__pycache__")
 STAGES = (("--fast",), ("-m", "server or slow or redis"))
 """Options of pytest: which tests of a room run first, and which only when those are content."""
@@ -93,14 +107,42 @@ def mutants_of(room: str) -> Iterator[Mutant]:
             operator = get_operator(name)()
             places = [(node, start) for node in nodes for start, _ in operator.mutation_positions(node)]
             for occurrence, (node, (line, _)) in enumerate(places):
-                if not _is_declared(node):
+                if not (_is_declared(node) or _is_size(node) or _is_unseen(node)):
                     yield Mutant(room, path.relative_to(ROOT).as_posix(), line, name, occurrence)
 
 
 def _is_declared(node: object) -> bool:
-    """Whether it is in a decorator or beside a class's name: frozen=True is the type checker's business."""
+    """Whether it is in a decorator or beside a class's name: frozen=True is the type checker's business.
+
+    The stars of parameters and arguments multiply nothing.
+    """
+    if getattr(node, "type", "") == "operator" and node.parent.type in STARRED:  # type: ignore[attr-defined]
+        return True
     while (parent := getattr(node, "parent", None)) is not None:
         if parent.type == "decorator" or (parent.type == "classdef" and node is not parent.children[-1]):
+            return True
+        node = parent
+    return False
+
+
+def _is_size(node: object) -> bool:
+    """Whether it is the number of a constant like `SLICE = 12_000`, or of one like `KEPT_BYTES = 1 << 20`.
+
+    One more or less of those, or twice as much, changes no answer. Limits of the protocol are smaller.
+    """
+    if getattr(node, "type", "") != "number":
+        return False
+    whole = node.parent if node.parent.type == "shift_expr" else node  # type: ignore[attr-defined]
+    statement = whole.parent
+    if statement.type != "expr_stmt" or statement.parent.parent.type != "file_input":
+        return False
+    return whole is not node or (whole.value.replace("_", "").isdigit() and int(whole.value) >= SIZE)
+
+
+def _is_unseen(node: object) -> bool:
+    """Whether it is in what is written to the log, or in a type variable."""
+    while (parent := getattr(node, "parent", None)) is not None:
+        if parent.type == "atom_expr" and parent.get_code().lstrip().startswith(UNSEEN_CALLS):
             return True
         node = parent
     return False
@@ -132,7 +174,7 @@ class Copy:
         """Run the tests of a room without a mutant, which sets their time limits. Empty when they pass."""
         for stage in range(len(STAGES)):
             begun = time.monotonic()
-            status, output = self._run(room, stage, 3600.0)
+            status, output = self._run(room, stage, 3600.0, compiles=True)
             if status not in (0, NO_TESTS):
                 return output
             self._limits[room, stage] = max(LEAST_LIMIT_S, PATIENCE * (time.monotonic() - begun))
@@ -151,14 +193,18 @@ class Copy:
     def _notice(self, room: str, stage: int) -> bool:
         return self._run(room, stage, self._limits[room, stage])[0] not in (0, NO_TESTS)
 
-    def _run(self, room: str, stage: int, limit_s: float) -> tuple[int, str]:
-        """The exit status of pytest and the end of its output; -1 when it took longer than `limit_s`."""
+    def _run(self, room: str, stage: int, limit_s: float, compiles: bool = False) -> tuple[int, str]:
+        """The exit status of pytest and the end of its output; -1 when it took longer than `limit_s`.
+
+        Only a run without mutant `compiles`, for all others. Hypothesis tries the same on every mutant,
+        and is patient.
+        """
         tests = ROOMS[room][1:]
-        options = ("-x", "-q", "-p", "no:cacheprovider", *STAGES[stage])
+        options = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci", *STAGES[stage])
         process = subprocess.Popen(
             [self._python, "-m", "pytest", *options, *tests],
             cwd=self.folder,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "" if compiles else "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -250,6 +250,17 @@ def test_the_more_important_is_first() -> None:
     assert moments(harness, "sooner")[-1] < moments(harness, "later")[0]
 
 
+def test_a_call_is_as_important_as_a_request_of_which_nothing_is_said() -> None:
+    harness = stepped(slots=1, by_priority=True)
+    harness.ask("now", max_tokens=2)
+    harness.clock.advance(0.01)
+    came: list[str] = []
+    harness.engine.executor.submit(came.append, "call")
+    harness.engine.submit([engine_request(max_tokens=1)], lambda event: came.append(type(event).__name__))
+    harness.clock.advance(1)
+    assert came == ["call", "Started", "Tokens"]
+
+
 def test_speculation_brings_several_tokens_a_step() -> None:
     rates = SpeculationRates(acceptance=(1.0, 1.0))
     one, three = stepped(), stepped(profile=replace(PROFILE, speculation=rates))

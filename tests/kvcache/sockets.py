@@ -106,6 +106,7 @@ def meet(publisher: Publisher, subscriber: Any) -> int:
     with patience():
         while not subscriber.poll(20):
             publisher.put(removed(0))
+    until(lambda: not publisher.queue)  # or both would go in one batch
     publisher.put(removed(99))
     while True:
         _, sequence, batch = received(subscriber)

@@ -22,6 +22,7 @@ from app.kvcache.events import (
 )
 from app.kvindex.batches import Batch, Unreadable, decode
 from app.kvindex.decoding import engine_keys, field_losses
+from app.kvindex.scanning import Malformed, array_at, array_of, bytes_at, map_at, skip
 from tests.kvcache.test_wire import MAP, ONE_BLOCK
 
 pack = msgspec.msgpack.encode
@@ -221,3 +222,45 @@ def test_hashes_are_their_low_64_bits() -> None:
     for bad in (b"", bytes(65)):
         with pytest.raises(ValueError):
             engine_keys([bad])
+
+
+def test_an_event_is_packed_by_itself_once_and_not_again_and_again() -> None:
+    packed = pack(GOOD)
+    for _ in range(3):
+        packed = pack(packed)
+        batch = decode(pack([1.0, [packed, GOOD], 0]))
+        assert batch.events == [BlockRemoved([1], None)] and batch.losses == ["malformed_event"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 255, 256, 65_535, 65_536])
+def test_bounds_are_found_whatever_the_head(count: int) -> None:
+    array, mapping = pack(list(range(count))), pack(dict.fromkeys(range(count)))
+    one = len(array) - sum(len(pack(number)) for number in range(count))
+    for head, find, other in ((array, array_at, map_at), (mapping, map_at, array_at)):
+        assert find(b"\0" + head, 1) == (1 + one, count)
+        assert other(head, 0) is None
+        assert whole(head) == len(head)
+    for raw in (bytes(count), "x" * count, msgspec.msgpack.Ext(5, bytes(count)), -count, count / 3):
+        packed = pack(raw)
+        assert whole(packed) == len(packed)
+        assert array_at(packed, 0) is None and map_at(packed, 0) is None
+        assert bytes_at(packed, 0) == (len(packed) - count if isinstance(raw, bytes) else None)
+        with pytest.raises(Malformed):
+            whole(packed[:-1])
+    with pytest.raises(Malformed):
+        array_at(array, len(array))
+
+
+def whole(data: bytes) -> int:
+    """Where the first value ends, looked for a few values at a time."""
+    at, left = skip(data, 0, 1, steps=7)
+    while left:
+        at, left = skip(data, at, left, steps=7)
+    return at
+
+
+def test_an_array_of_items_that_are_packed_already_is_one() -> None:
+    for count in (0, 1, 300):
+        assert msgspec.msgpack.decode(array_of(count, b"".join(map(pack, range(count))))) == list(
+            range(count)
+        )

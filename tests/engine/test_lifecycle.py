@@ -1,0 +1,175 @@
+"""What an operator does to an engine, and what its metrics say of it.
+
+By HTTP it is tested in `tests/surface/test_lifecycle.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from app.engine.errors import (
+    CallerLeft,
+    InvalidSleepLevel,
+    MemoryNotResident,
+    PauseNotComplete,
+    UnknownWakeTags,
+)
+from app.engine.lifecycle import Lifecycle, PauseMode
+from tests.engine.harness import Harness
+
+STATES = ("awake", "weights_offloaded", "discard_all")
+
+
+class Operated(Harness):
+    """An engine that runs one request for a second, and who operates it."""
+
+    def __init__(self, blocks: int | None = None) -> None:
+        super().__init__(slots=1, blocks=blocks, inter_token_latency=0.25)
+        self.life = Lifecycle(self.engine, self.recorder, self.cache)
+        self.left = Event()
+
+    @property
+    def state(self) -> tuple[float, ...]:
+        return tuple(self.metric("engine_sleep_state", sleep_state=state) for state in STATES)
+
+    def waits(self, act: Callable[[], None], until: Callable[[], None]) -> Exception | None:
+        """Let `act` wait, which `until` puts an end to; the error that it was told."""
+        errors: list[Exception] = []
+
+        def acts() -> None:
+            try:
+                act()
+            except Exception as error:
+                errors.append(error)
+
+        acting = gevent.spawn(acts)
+        gevent.sleep(0.02)
+        assert not acting.dead
+        until()
+        acting.join(5)
+        assert acting.dead
+        return errors[0] if errors else None
+
+
+def test_a_pause_aborts_what_runs_or_lets_it_go_on() -> None:
+    modes: list[tuple[PauseMode, str | None]] = [("abort", "abort"), ("keep", None)]
+    for mode, finish in modes:
+        harness = Operated()
+        harness.ask("a")
+        harness.life.pause(mode, harness.left)
+        assert (harness.finish("a"), harness.life.paused) == (finish, True)
+        harness.clock.advance(5)
+        assert harness.finish("a") == (finish or "length")
+
+
+def test_a_pause_may_await_what_runs_and_nothing_begins_until_the_end_of_it() -> None:
+    harness = Operated()
+    harness.ask("a")
+    assert (
+        harness.waits(lambda: harness.life.pause("wait", harness.left), lambda: harness.clock.advance(5))
+        is None
+    )
+    assert harness.finish("a") == "length"
+    harness.ask("b")
+    harness.clock.advance(5)
+    assert harness.gauges() == (0, 1)
+    harness.life.resume()
+    assert (harness.life.paused, harness.gauges()) == (False, (1, 0))
+
+
+def test_a_caller_who_leaves_awaits_nothing() -> None:
+    harness = Operated()
+    harness.ask("a")
+
+    def sleep() -> None:
+        harness.life.sleep(1, "wait", harness.left)
+
+    assert isinstance(harness.waits(sleep, harness.left.set), CallerLeft)
+    assert (harness.life.is_sleeping, harness.life.paused) == (False, False)
+    assert harness.gauges() == (1, 0)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_levels_of_sleep_are_told_and_end(level: int) -> None:
+    harness = Operated(blocks=40)
+    assert harness.cache is not None
+    harness.life.sleep(level, "abort", harness.left)
+    assert harness.life.is_sleeping and harness.life.paused is (level == 0)
+    assert harness.cache.cache.caching is (level == 0)
+    assert harness.state == tuple(float(it == level) for it in range(3))
+    harness.life.wake_up(None)
+    assert (harness.life.is_sleeping, harness.life.paused, harness.state) == (False, False, (1, 0, 0))
+    assert harness.cache.cache.caching
+    for operation in ("sleep", "wake"):
+        duration = "sleep_mode_operation_duration_seconds"
+        assert harness.metric(f"{duration}_count", operation=operation) == 1
+        assert harness.metric(f"{duration}_sum", operation=operation) == 0
+
+
+@pytest.mark.parametrize("level", [-1, 3])
+def test_there_are_no_other_levels(level: int) -> None:
+    harness = Operated()
+    with pytest.raises(InvalidSleepLevel):
+        harness.life.sleep(level, "abort", harness.left)
+    assert (harness.life.is_sleeping, harness.life.paused) == (False, False)
+
+
+def test_parts_wake_one_by_one_and_requests_begin_with_the_last() -> None:
+    harness = Operated(blocks=40)
+    assert harness.cache is not None
+    harness.life.sleep(1, "abort", harness.left)
+    harness.life.pause("abort", harness.left)
+    harness.life.wake_up(["weights"])
+    assert harness.life.is_sleeping and not harness.cache.cache.caching
+    with pytest.raises(UnknownWakeTags):
+        harness.life.wake_up(["kv_cache", "everything"])
+    harness.life.wake_up(["kv_cache"])
+    assert (harness.life.is_sleeping, harness.life.paused, harness.cache.cache.caching) == (
+        False,
+        False,
+        True,
+    )
+
+
+def test_asleep_at_level_0_only_its_own_tag_wakes_it() -> None:
+    harness = Operated()
+    harness.life.sleep(0, "abort", harness.left)
+    harness.life.wake_up(["weights", "kv_cache"])
+    assert harness.life.is_sleeping and harness.life.paused
+    harness.life.wake_up(["scheduling"])
+    assert not harness.life.is_sleeping and not harness.life.paused
+
+
+def test_the_memory_of_the_cache_is_released_once_and_only_in_a_pause_that_is_complete() -> None:
+    harness = Operated(blocks=40)
+    assert harness.cache is not None
+    with pytest.raises(PauseNotComplete):
+        harness.life.release_cache()
+    harness.ask("a")
+    harness.life.pause("keep", harness.left)
+    with pytest.raises(PauseNotComplete):
+        harness.life.release_cache()
+    harness.clock.advance(5)
+    harness.life.release_cache()
+    assert harness.life.is_sleeping and not harness.cache.cache.caching
+    assert harness.state == (1, 0, 0)
+    duration = "sleep_mode_operation_duration_seconds"
+    assert harness.metric(f"{duration}_count", operation="release_kv_cache_memory") == 1
+    assert harness.metric(f"{duration}_sum", operation="release_kv_cache_memory") == 0
+    with pytest.raises(MemoryNotResident):
+        harness.life.release_cache()
+    harness.life.wake_up(["kv_cache"])
+    assert not harness.life.is_sleeping and harness.cache.cache.caching
+
+
+def test_the_prefix_cache_is_not_reset_under_those_who_run() -> None:
+    harness = Operated(blocks=40)
+    assert Operated().life.reset_prefix_cache()
+    harness.ask("a")
+    assert not harness.life.reset_prefix_cache()
+    harness.clock.advance(5)
+    assert harness.life.reset_prefix_cache()

@@ -1,0 +1,126 @@
+"""What a step costs, part by part, reckoned by hand; and how hot the device is, reckoned by small steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engine.batch import Batch, SequenceState
+from app.engine.step_cost import StepCost
+from config.profile import CostConstants
+
+
+def step(**holds: float) -> Batch[SequenceState]:
+    batch: Batch[SequenceState] = Batch()
+    for name, value in {"tokens": 1, "sequences": 1, **holds}.items():
+        setattr(batch, name, value)
+    return batch
+
+
+def cost(batch: Batch[SequenceState], idle: bool = False, **constants: float) -> float:
+    return StepCost(CostConstants(**constants)).seconds(batch, 5.0, idle)
+
+
+MIXED = {"tokens": 12, "sequences": 4, "context": 300, "prefills": 2, "attention": 70.0}
+
+
+@pytest.mark.parametrize(
+    ("constants", "decodes_s", "mixed_s"),
+    [
+        ({"base": 0.25}, 0.25, 0.25),
+        ({"per_context": 0.01}, 3.0, 3.0),
+        ({"per_sequence": 0.5}, 2.0, 2.0),
+        ({"per_attention": 0.1}, 0.0, 7.0),
+        ({"mixed_context": 0.01}, 0.0, 3.0),
+        ({"weights": 0.125}, 0.125, 0.125),
+        ({"per_token": 0.5}, 6.0, 6.0),
+        ({"per_token": 0.5, "tile": 1.0}, 64.0, 64.0),
+        ({"per_token": 0.5, "tile": 0.25}, 20.5, 20.5),
+        ({"weights": 3.0, "per_token": 0.5, "p": 1.0}, 9.0, 9.0),
+        ({"weights": 3.0, "per_token": 1 / 3, "p": 2.0}, 5.0, 5.0),
+        ({"weights": 4.0, "expert_weights": 2.0, "expert_share": 1.0}, 6.0, 6.0),
+        ({"wake": 9.0}, 0.0, 0.0),
+        ({}, 0.0, 0.0),
+    ],
+)
+def test_each_part_counts_what_it_is_of(constants: Any, decodes_s: float, mixed_s: float) -> None:
+    assert cost(step(**{**MIXED, "prefills": 0}), **constants) == pytest.approx(decodes_s)
+    assert cost(step(**MIXED), **constants) == pytest.approx(mixed_s)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_need() -> None:
+    costs = [cost(step(tokens=tokens), expert_weights=8.0, expert_share=0.5) for tokens in (1, 2, 3)]
+    assert costs == pytest.approx([4.0, 6.0, 7.0])
+
+
+def test_a_tile_that_is_full_has_no_rows_to_spare() -> None:
+    rows = [cost(step(tokens=tokens), per_token=1.0, tile=0.5) for tokens in (127, 128, 129, 256)]
+    assert rows == pytest.approx([127.5, 128.0, 192.5, 256.0])
+
+
+def test_an_idle_device_wakes_up_and_is_no_hotter_for_it() -> None:
+    constants = {"base": 0.5, "wake": 0.25}
+    assert (cost(step(), **constants), cost(step(), idle=True, **constants)) == (0.5, 0.75)
+
+
+def test_steps_of_one_size_cost_the_same_however_often_they_come() -> None:
+    costs = StepCost(CostConstants(weights=0.5, per_token=0.01))
+    batches = [step(tokens=tokens) for tokens in (1, 200, 1, 200)]
+    told = [costs.seconds(batch, float(number), idle=False) for number, batch in enumerate(batches)]
+    assert told[:2] == told[2:] and told[0] < told[1]
+
+
+class Device:
+    """Heat as docs/fidelity.md tells it, in steps so small that they are as good as none."""
+
+    PARTS = 4000
+
+    def __init__(self, tau: float, slowdown: float) -> None:
+        self.tau, self.slowdown, self.heat, self.now_s = tau, slowdown, 0.0, 0.0
+
+    def cool(self, until_s: float) -> None:
+        self._pass(until_s - self.now_s, 0.0)
+        self.now_s = until_s
+
+    def prefill(self, cold_s: float, computing_s: float) -> float:
+        heat = self.heat
+        hot = self._pass(cold_s, 1.0)
+        self.heat = heat
+        seconds = cold_s + self.slowdown * computing_s * hot
+        self._pass(seconds, 1.0)
+        self.now_s += seconds
+        return seconds
+
+    def _pass(self, seconds: float, towards: float) -> float:
+        """The mean heat meanwhile."""
+        mean = 0.0
+        for _ in range(self.PARTS):
+            mean += self.heat / self.PARTS
+            self.heat += (towards - self.heat) * seconds / self.PARTS / self.tau
+        return mean
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.0, 0.1), st.integers(1, 40), st.booleans()),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from([0.02, 0.04, 0.3]),
+)
+def test_prefill_soon_after_prefill_is_slower(steps: list[tuple[float, int, bool]], tau: float) -> None:
+    costs = StepCost(CostConstants(base=0.004, per_token=0.001, per_attention=0.0001, slowdown=0.5, tau=tau))
+    device, now_s = Device(tau, 0.5), 0.0
+    for pause_s, tokens, prefills in steps:
+        now_s += pause_s
+        batch = step(tokens=tokens, prefills=int(prefills), attention=10.0 * tokens * prefills)
+        seconds = costs.seconds(batch, now_s, idle=False)
+        expected = 0.004 + 0.001 * tokens
+        if prefills:
+            device.cool(now_s)
+            expected = device.prefill(expected + 0.001 * tokens, 0.002 * tokens)
+        assert seconds == pytest.approx(expected, rel=2e-3)
+        now_s += seconds

@@ -1,0 +1,144 @@
+"""When the tokens of a sequence with latencies of its own are due, part by part."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec.structs import asdict
+
+from app.engine.outputs import Part, Started, Tokens
+from app.engine.request import EngineRequest, ToolCalls
+from app.engine.timing import PerRequestTiming
+from config.settings import LatencySettings
+from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
+
+GAP = {"inter_token_latency": 0.5, "time_to_first_token": 2.0}
+
+
+def told(harness: Harness, **fields: Any) -> list[tuple[str, float]]:
+    """What each token belongs to, and its moment."""
+    harness.ask("a", **fields)
+    harness.clock.advance(100)
+    assert harness.is_idle()
+    return [
+        (it.part.kind if it.part else "text", it.at_s - START_S)
+        for it in harness.tokens("a")
+        for _ in it.texts
+    ]
+
+
+def test_an_image_takes_a_time_of_its_own() -> None:
+    moments = told(Harness(**GAP, time_to_generate_image=7.0), image=True, max_tokens=3)
+    assert moments == [("text", 2.0), ("text", 2.5), ("text", 3.0), ("image", 10.0)]
+
+
+def test_a_thought_and_what_is_said_are_a_gap_apart() -> None:
+    moments = told(Harness(**GAP), reasoning=True, max_tokens=30)
+    assert {kind for kind, _ in moments} == {"reasoning", "text"}
+    assert [at_s for _, at_s in moments] == [2.0 + 0.5 * number for number in range(30)]
+
+
+def test_delays_come_before_the_tokens_that_they_name() -> None:
+    moments = told(Harness(**GAP), delays=((0, 1.0), (2, 4.0)), max_tokens=4)
+    assert [at_s for _, at_s in moments] == [3.0, 3.5, 8.0, 8.5]
+
+
+def test_delays_alone_part_what_would_come_together() -> None:
+    moments = told(Harness(), delays=((1, 1.0), (3, 4.0)), max_tokens=5)
+    assert [at_s for _, at_s in moments] == [0.0, 1.0, 1.0, 5.0, 5.0]
+
+
+def test_cached_tokens_cost_no_prefill() -> None:
+    harness = Harness(blocks=100, prefill_time_per_token=0.5)
+    ids = list(range(3 * BLOCK_TOKENS))
+    for name in "ab":
+        harness.ask(name, prompt_ids=ids, max_tokens=1)
+        harness.clock.advance(50)
+    first, second = (harness.tokens(name)[0].at_s for name in "ab")
+    assert (first, second) == (START_S + 12, START_S + 50 + 4)
+    assert [it.cached_tokens for it in harness.of("b") if isinstance(it, Started)] == [2 * BLOCK_TOKENS]
+
+
+@pytest.mark.parametrize(("least", "finish"), [(0.6, "length"), (0.7, "cache_threshold")])
+def test_too_little_cached_ends_at_once(least: float, finish: str) -> None:
+    harness = Harness(blocks=100, **GAP)
+    ids = list(range(3 * BLOCK_TOKENS))
+    harness.ask("a", prompt_ids=ids)
+    harness.clock.advance(50)
+    harness.ask("b", prompt_ids=ids, least_hit_rate=least)
+    harness.clock.advance(0.1 if finish == "cache_threshold" else 50)
+    assert harness.finish("b") == finish and harness.is_idle()
+    assert len(harness.said("b")) == 0 or finish == "length"
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({}, 0.0),
+        ({"kv_cache_transfer_latency": 0.25, "kv_cache_transfer_time_per_token": 9.0}, 0.25),
+        ({"kv_cache_transfer_time_per_token": 0.25}, 25.0),
+        ({"kv_cache_transfer_latency": 1.0, "latency_calculator": "per-token"}, 0.0),
+        ({"kv_cache_transfer_time_per_token": 1.0, "latency_calculator": "constant"}, 0.0),
+    ],
+)
+def test_a_remote_prefill_costs_its_transfer_alone(settings: Any, seconds: float) -> None:
+    latency = LatencySettings(time_to_first_token=5.0, time_factor_under_load=3.0, **settings)
+    timing = PerRequestTiming(latency, 4, lambda: 4, Random(1))
+    assert timing.time_to_first_token(100, 20, remote=True) == seconds
+
+
+@pytest.mark.parametrize(
+    ("settings", "constant", "instant"),
+    [
+        ({}, 0.0, True),
+        ({"inter_token_latency": 0.5}, 0.5, False),
+        ({"inter_token_latency": 0.5, "inter_token_latency_std_dev": 0.1}, None, False),
+        ({"inter_token_latency": 0.5, "time_factor_under_load": 2.0}, None, False),
+        ({"inter_token_latency_std_dev": 0.1, "time_factor_under_load": 2.0}, 0.0, True),
+        ({"time_to_first_token": 0.5}, 0.0, False),
+        ({"prefill_overhead": 0.5}, 0.0, False),
+        ({"prefill_time_per_token": 0.5}, 0.0, False),
+        ({"prefill_time_per_token": 0.5, "latency_calculator": "constant"}, 0.0, True),
+        ({"prefill_time_per_token": 0.5, "time_to_first_token_std_dev": 0.1}, 0.0, True),
+    ],
+)
+def test_what_is_always_the_same_is_known_to_be(settings: Any, constant: float | None, instant: bool) -> None:
+    timing = PerRequestTiming(LatencySettings(**settings), 4, lambda: 4, Random(1))
+    assert (timing.constant_gap_s, timing.instant) == (constant, instant)
+
+
+def test_what_is_not_asked_for_is_not_done() -> None:
+    request = EngineRequest(
+        request_id="a",
+        index=0,
+        model="m",
+        prompt_ids=[1],
+        echo_text="",
+        max_tokens=1,
+        limited=False,
+        arrival_s=0.0,
+    )
+    rest = {name: value for name, value in asdict(request).items() if value}
+    assert rest == {
+        "request_id": "a",
+        "model": "m",
+        "prompt_ids": [1],
+        "max_tokens": 1,
+        "n": 1,
+        "together": 1,
+    }
+    calls = ToolCalls(tools=())
+    assert (calls.least, calls.most, calls.named, calls.lenient) == (0, 1, False, False)
+    assert (Started(0, 0.0).cached_tokens, Part("call").number) == (0, 0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_outputs_can_be_split(count: int) -> None:
+    part = Part("reasoning")
+    whole = Tokens(3, ("a", "b", "c"), (7, 8, 9), 5.0, None, None, part)
+    first, rest = whole.split(count)
+    assert [*first.texts, *rest.texts] == ["a", "b", "c"] and [*first.ids, *rest.ids] == [7, 8, 9]
+    assert len(first.texts) == len(first.ids) == count
+    assert {(it.index, it.at_s, it.part) for it in (first, rest)} == {(3, 5.0, part)}

@@ -1,0 +1,107 @@
+"""The line before the slots against a plain list, with adapters that come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from app.engine.waiting import SLACK, WaitingQueue
+from app.lora.adapters import LoRASlots
+
+ADAPTERS = [None, "a", "b", "c"]
+
+
+@dataclass(eq=False)
+class Ticket:
+    adapter: str | None
+    priority: int
+
+
+class Line(RuleBasedStateMachine):
+    """Everybody in order of arrival, and what is said of who is next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lora = LoRASlots(2, lambda adapter: True)
+        self.by_priority = True
+        self.begin()
+
+    def begin(self) -> None:
+        self.queue: WaitingQueue[Ticket] = WaitingQueue(self.lora, self.by_priority)
+        self.line: list[tuple[int, int, Ticket]] = []
+        self.arrivals = 0
+        self.running: list[Ticket] = []
+        self.places: dict[Ticket, int] = {}
+
+    @precondition(lambda self: not self.line and not self.running)
+    @rule()
+    def is_by_the_other_policy(self) -> None:
+        self.by_priority = not self.by_priority
+        self.begin()
+
+    @rule(adapter=st.sampled_from(ADAPTERS), priority=st.integers(0, 2))
+    def comes(self, adapter: str | None, priority: int) -> None:
+        ticket = Ticket(adapter, priority)
+        self.arrivals += 1
+        self.queue.add(ticket)
+        self.stands(ticket, self.arrivals)
+
+    def stands(self, ticket: Ticket, number: int) -> None:
+        self.places[ticket] = number
+        self.line.append((ticket.priority if self.by_priority else 0, number, ticket))
+
+    def next(self) -> Ticket | None:
+        resident = set(self.lora)
+        ready = [it for it in self.line if it[2].adapter is None or it[2].adapter in resident]
+        if not ready and self.lora.has_room():
+            ready = self.line
+        return min(ready)[2] if ready else None
+
+    @precondition(lambda self: self.next() is not None)
+    @rule()
+    def goes_in(self) -> None:
+        ticket = self.next()
+        assert ticket is not None and self.queue.head() is ticket
+        self.queue.take(ticket)
+        self.lora.enter(ticket.adapter)
+        self.line = [it for it in self.line if it[2] is not ticket]
+        self.running.append(ticket)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 9), again=st.booleans())
+    def leaves_its_place(self, which: int, again: bool) -> None:
+        ticket = self.running.pop(which % len(self.running))
+        if ticket.adapter is not None:
+            self.lora.leave(ticket.adapter)
+        if again:
+            self.queue.add(ticket, self.places[ticket])
+            self.stands(ticket, self.places[ticket])
+
+    @precondition(lambda self: self.line)
+    @rule(which=st.integers(0, 9))
+    def gives_up(self, which: int) -> None:
+        ticket = self.line.pop(which % len(self.line))[2]
+        assert self.queue.remove(ticket) and not self.queue.remove(ticket)
+
+    @rule(adapter=st.sampled_from(ADAPTERS))
+    def many_come_and_give_up(self, adapter: str | None) -> None:
+        for _ in range(2 * SLACK):
+            ticket = Ticket(adapter, 1)
+            self.arrivals += 1
+            self.queue.add(ticket)
+            assert self.queue.remove(ticket)
+
+    @invariant()
+    def the_same_one_is_next(self) -> None:
+        assert self.queue.head() is self.next()
+        assert len(self.queue) == len(self.line)
+        assert self.queue.tasks == {it[2] for it in self.line}
+        kept = sum(map(len, self.queue._heaps.values()))
+        assert len(self.line) <= kept <= 2 * len(self.line) + SLACK
+
+
+TestLine = Line.TestCase
+TestLine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
