@@ -31,7 +31,9 @@ LIMITS = st.builds(
     by_priority=st.booleans(),
 )
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["add", "step", "step", "step", "abort"]), st.integers(0, 13)), max_size=120
+    st.tuples(st.sampled_from(["add", "step", "step", "step", "abort"]), st.integers(0, 13)),
+    min_size=40,
+    max_size=120,
 )
 
 
@@ -246,6 +248,7 @@ class Pair:
             st.sampled_from(["add", "add", "step", "step", "step", "step", "abort", "fetched", "pause"]),
             st.integers(0, 8),
         ),
+        min_size=40,
         max_size=120,
     ),
     st.booleans(),
