@@ -167,7 +167,7 @@ class Waiting(Protocol[S]):
     def __len__(self) -> int: ...
 
     def add(self, sequence: S) -> None:
-        """At its place in the order: at the end, or by priority; who was there before goes to the front."""
+        """At the end, or by priority; who was there before, or has blocks, goes to the front."""
 
     def head(self) -> S | None:
         """Who is next; None when none may start."""
@@ -193,7 +193,7 @@ class Speculation(Protocol):
 
 
 class FirstCome(Generic[S]):
-    """First come, first served; who was preempted comes first."""
+    """First come, first served; who was preempted, or has blocks, comes first."""
 
     def __init__(self) -> None:
         self._queue: deque[S] = deque()
@@ -202,7 +202,7 @@ class FirstCome(Generic[S]):
         return len(self._queue)
 
     def add(self, sequence: S) -> None:
-        if sequence.preemptions:
+        if sequence.preemptions or sequence.held:
             self._queue.appendleft(sequence)
         else:
             self._queue.append(sequence)

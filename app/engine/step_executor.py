@@ -194,14 +194,22 @@ class StepExecutor(Executor):
         taken = []
         while self._line and self._line[0][0] <= until_s:
             state = self._line.popleft()[1]
-            if state.owner is not None and self._is_seen(state, state.owner):
+            if state.owner is not None and self._is_seen(state.owner):
                 taken.append(state)
+        # What one of them says may have ended others: those have withdrawn by themselves.
+        taken = [state for state in taken if state.owner is not None]
+        self._in_line -= len(taken)
         return taken
 
-    def _is_seen(self, state: StepState, owner: StepOwner) -> bool:
+    def _is_seen(self, owner: StepOwner) -> bool:
         """Whether the scheduler is to have it. A sequence that is over withdraws by itself."""
-        seen = owner.seen()
-        if seen or isinstance(owner, StepCall):
+        try:
+            seen = owner.seen()
+        except Exception as error:
+            log.exception("what ends a sequence at once could not be handed out")
+            owner.fail(error)
+            return False
+        if not seen and isinstance(owner, StepCall):
             self._in_line -= 1
         return seen
 

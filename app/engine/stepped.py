@@ -316,7 +316,8 @@ class StepQueue:
         return len(self._queue)
 
     def add(self, sequence: StepState) -> None:
-        self._queue.add(sequence, sequence.arrived)
+        # Who has blocks already, of a remote prefill, goes first: those before it may want these very blocks.
+        self._queue.add(sequence, sequence.arrived, first=sequence.held > 0)
         if sequence.preemptions and sequence.owner is not None:
             sequence.owner.waits_again()
 

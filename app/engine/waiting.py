@@ -7,6 +7,8 @@ from typing import Generic, Protocol, TypeVar
 
 from app.lora.adapters import LoRASlots
 
+FIRST = float("-inf")
+"""Before all priorities."""
 SLACK = 64
 """Those that have left the queue, and are still in its heaps, before they are looked for."""
 
@@ -36,7 +38,7 @@ class WaitingQueue(Generic[W]):
     def __init__(self, lora: LoRASlots, by_priority: bool = False) -> None:
         self._lora = lora
         self._by_priority = by_priority
-        self._heaps: dict[str | None, list[tuple[int, int, W]]] = {}
+        self._heaps: dict[str | None, list[tuple[float, int, W]]] = {}
         """By adapter: priority, number in order of arrival, and the task."""
         self.tasks: set[W] = set()
         """All that wait."""
@@ -47,12 +49,12 @@ class WaitingQueue(Generic[W]):
     def __len__(self) -> int:
         return len(self.tasks)
 
-    def add(self, task: W, number: int | None = None) -> None:
-        """Wait from now on; with the `number` that it had, at the place that it had."""
+    def add(self, task: W, number: int | None = None, first: bool = False) -> None:
+        """Wait from now on; with the `number` that it had, at the place that it had; or before all others."""
         if number is None:
             self._arrivals += 1
             number = self._arrivals
-        priority = task.priority if self._by_priority else 0
+        priority = FIRST if first else task.priority if self._by_priority else 0
         self.tasks.add(task)
         heapq.heappush(self._heaps.setdefault(task.adapter, []), (priority, number, task))
 
@@ -71,8 +73,9 @@ class WaitingQueue(Generic[W]):
         heads = [heap[0] for adapter in list(self._heaps) if (heap := self._live(adapter))]
         if not heads:
             return None
-        ready = [head for head in heads if self._lora.is_ready(head[2].adapter)]
-        if not ready and self._lora.has_room():
+        room = self._lora.has_room()
+        ready = [it for it in heads if self._lora.is_ready(it[2].adapter) or room and it[0] == FIRST]
+        if not ready and room:
             ready = heads
         return min(ready)[2] if ready else None
 
@@ -88,7 +91,7 @@ class WaitingQueue(Generic[W]):
             heapq.heapify(kept)
         self._removed = 0
 
-    def _live(self, adapter: str | None) -> list[tuple[int, int, W]]:
+    def _live(self, adapter: str | None) -> list[tuple[float, int, W]]:
         """The heap of `adapter` without those at its head that wait no more."""
         heap = self._heaps[adapter]
         while heap and heap[0][2] not in self.tasks:

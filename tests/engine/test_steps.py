@@ -204,6 +204,20 @@ def test_a_remote_prefill_comes_over_the_net() -> None:
     assert harness.is_idle()
 
 
+@pytest.mark.parametrize("by_priority", [False, True])
+def test_blocks_of_a_remote_prefill_never_block_who_is_before_it(by_priority: bool) -> None:
+    """Whether that one was preempted, or is more important."""
+    harness = stepped(blocks=11, slots=4, by_priority=by_priority, kv_cache_transfer_latency=0.5)
+    near = {"request_id": "near", "prompt_ids": [2] * 30, "max_tokens": 45}
+    far = {"request_id": "far", "prompt_ids": [1] * 40, "remote_prefill": True, "priority": 1}
+    for fields in (far, near) if by_priority else (near, far):
+        harness.ask(**fields)
+        harness.clock.advance(0.05)
+    harness.clock.advance(5)
+    assert harness.finish("far") == harness.finish("near") == "length"
+    assert harness.is_idle()
+
+
 def test_paused_nobody_begins_and_all_go_on_afterwards() -> None:
     harness = stepped()
     harness.ask("a", max_tokens=20)
@@ -307,5 +321,24 @@ def test_a_sequence_that_breaks_takes_no_other_with_it() -> None:
     harness.engine.submit([engine_request(request_id="bad", max_tokens=20)], breaks)
     harness.clock.advance(2)
     assert harness.finish("good") == "length"
+    assert harness.metric("request_success_total", finished_reason="error") == 1
+    assert harness.is_idle()
+
+
+def test_one_that_ends_at_once_may_end_others_or_break() -> None:
+    harness = stepped()
+    doomed = harness.ask("doomed", max_tokens=20)
+
+    def ends_the_other(event: object) -> None:
+        doomed.abort()
+
+    def breaks(event: object) -> None:
+        raise RuntimeError("nobody takes it")
+
+    for name, emit in (("ends", ends_the_other), ("breaks", breaks)):
+        harness.engine.submit([engine_request(request_id=name, least_hit_rate=0.5)], emit)
+    harness.ask("good", max_tokens=6)
+    harness.clock.advance(2)
+    assert harness.finish("good") == "length" and not harness.of("doomed")
     assert harness.metric("request_success_total", finished_reason="error") == 1
     assert harness.is_idle()
