@@ -81,7 +81,7 @@ class PlainScheduler:
     def fetched(self, it: Plain) -> None:
         self.fetching.remove(it)
         it.computed, it.remote = it.prompt - 1, False
-        self.waiting.append(it)
+        self.waiting.insert(0, it)  # those before it may want the very blocks that it has
 
     def complete(self) -> None:
         for it in self.under_way.pop(0):
