@@ -190,6 +190,17 @@ def test_too_little_cached_ends_at_once() -> None:
     assert harness.is_idle()
 
 
+@pytest.mark.parametrize(("least", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
+def test_enough_cached_is_a_share_of_the_prompt(least: float, finish: str) -> None:
+    harness = stepped(blocks=BLOCKS)
+    ids = list(range(10 * BLOCK_TOKENS))  # all but its last block is found again
+    harness.ask("before", prompt_ids=ids)
+    harness.clock.advance(1)
+    harness.ask("a", prompt_ids=ids, least_hit_rate=least)
+    harness.clock.advance(1)
+    assert harness.finish("a") == finish and harness.is_idle()
+
+
 def test_a_remote_prefill_comes_over_the_net() -> None:
     harness = stepped(slots=1, kv_cache_transfer_latency=0.5)
     harness.ask("a", remote_prefill=True, prompt_ids=[1] * 1000)

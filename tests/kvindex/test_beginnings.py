@@ -45,6 +45,13 @@ def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[
         assert beginnings.parts.size_bytes <= beginnings.parts.limit_bytes
 
 
+@pytest.mark.parametrize(("blocks", "parts"), [(PART_BLOCKS - 1, 0), (PART_BLOCKS, 1), (2 * PART_BLOCKS, 2)])
+def test_a_part_is_remembered_as_soon_as_it_is_whole(blocks: int, parts: int) -> None:
+    beginnings = Beginnings(request_keys("E", SIZE))
+    beginnings.keys(1, list(range(blocks * SIZE)))
+    assert len(beginnings.parts) == parts
+
+
 def test_only_what_is_new_is_hashed() -> None:
     counting = Counting(request_keys("E", SIZE))
     beginnings = Beginnings(counting)
