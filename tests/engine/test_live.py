@@ -28,7 +28,7 @@ from tests.engine.loops import Moments
 from tests.running_server import RunningServer, running_server
 from tests.tracing.collector import SERVER, Collector, Received, running_collector
 
-FRONT_S = 0.3
+FRONT_S = 1.0
 """So long that no machine is too slow to read a request before the scheduler is to see it."""
 PLACES = 4
 ARRIVALS: Sequence[tuple[float, int, int]] = [
