@@ -13,17 +13,11 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from app.engine.batch import Batch
-from app.engine.scheduler import Scheduler
-from app.engine.step_cost import StepCost
-from app.engine.step_loop import StepLoop
 from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.client import Client, OfflineRequest, note_moments
+from app.fidelity.client import OfflineRequest
 from app.fidelity.figures import NAMES, quantile, twelve
-from app.fidelity.pod import scheduler_limits
 from app.fidelity.record import Prompts
-from app.fidelity.replay import Recording
-from app.kvcache.counted import CountedBlocks
+from app.fidelity.replay import Recording, play
 from app.load.recording_client import Measured, RecordingClient, read_target
 from app.load.trace import Load
 from benchmarks import cores, servers
@@ -83,29 +77,12 @@ def _live(port: int, recording: Recording, options: argparse.Namespace) -> list[
         gc.enable()
 
 
-class _Moments(Client):
-    """Sends what the live client sent, at the same moments."""
-
-    def step_made(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
-        """Nothing is counted."""
-
-    def step_over(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
-        note_moments(batch, first_s, gap_s)
-
-
 def _simulated(lived: Sequence[Measured], profile: Profile) -> list[OfflineRequest]:
-    at, front = profile.engine, profile.front
     load = [
         OfflineRequest(it.send_s, it.input_tokens, it.output_tokens)
         for it in sorted(lived, key=lambda it: it.send_s)
     ]
-    client = _Moments(load, front)
-    scheduler: Scheduler[OfflineRequest] = Scheduler(
-        scheduler_limits(at), CountedBlocks(at.num_gpu_blocks, at.block_size)
-    )
-    depth = 2 if at.async_scheduling else 1
-    loop = StepLoop(scheduler, StepCost(profile.cost), client, client, front.out_per_stream, depth)
-    loop.advance(float("inf"))
+    play(load, profile.engine, profile.cost, profile.front)
     return load
 
 

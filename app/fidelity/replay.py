@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from msgspec import Struct
@@ -51,7 +52,7 @@ class Replayed(Struct):
     """Requests that the client sent later than the load wanted."""
 
 
-class _Client(Client):
+class CountingClient(Client):
     """Writes down the moments of each request, too."""
 
     steps = idle_steps = most_running = 0
@@ -71,6 +72,25 @@ class _Client(Client):
             self.left(request.last_s)
 
 
+def play(
+    load: Sequence[OfflineRequest],
+    limits: EngineLimits,
+    cost: CostConstants,
+    front: FrontCosts,
+    in_flight: int | None = None,
+    turnaround_s: float = 0.0,
+) -> tuple[CountingClient, Scheduler[OfflineRequest]]:
+    """Write the moments of a load on the virtual clock into its requests; who sent it, and who served it."""
+    client = CountingClient(load, front, in_flight, turnaround_s)
+    scheduler: Scheduler[OfflineRequest] = Scheduler(
+        scheduler_limits(limits),
+        CountedBlocks(limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching),
+    )
+    depth = 2 if limits.async_scheduling else 1
+    StepLoop(scheduler, StepCost(cost), client, client, front.out_per_stream, depth).advance(inf)
+    return client, scheduler
+
+
 def replay(
     recording: Recording,
     limits: EngineLimits,
@@ -86,13 +106,7 @@ def replay(
             recording.arrival_s, recording.input_tokens, recording.output_tokens, strict=True
         )
     ]
-    client = _Client(load, front, in_flight, turnaround_s)
-    scheduler: Scheduler[OfflineRequest] = Scheduler(
-        scheduler_limits(limits),
-        CountedBlocks(limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching),
-    )
-    depth = 2 if limits.async_scheduling else 1
-    StepLoop(scheduler, StepCost(cost), client, client, front.out_per_stream, depth).advance(inf)
+    client, scheduler = play(load, limits, cost, front, in_flight, turnaround_s)
     return Replayed(
         figures=twelve(
             [it.send_s for it in load],
