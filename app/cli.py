@@ -4,7 +4,9 @@
 dataset [flags]` makes a dataset instead (docs/datasets.md); `python -m app fleet [flags]` starts several
 servers and shows what routing does (docs/fleet.md); `python -m app simulate [flags]` says what an engine
 would do with a load; `record` and `calibrate` make a profile of a real one (docs/fidelity.md);
-`python -m app generate` runs a real model (docs/llm.md).
+`record --proxy` keeps whole exchanges, `drift` compares them with a live server (docs/recording.md);
+`python -m app script` checks and tries scripted replies (docs/scripts.md); `python -m app generate` runs a
+real model (docs/llm.md), and `rehearse` shows it beside its simulation.
 """
 
 import os
@@ -84,15 +86,42 @@ def _calibrate(argv: Sequence[str]) -> int:
 
 
 def _record(argv: Sequence[str]) -> int:
+    if "--proxy" in argv:
+        from app.recording import command
+
+        return command.run(argv)
     from app.fidelity import record
 
     return record.run(argv)
+
+
+def _drift(argv: Sequence[str]) -> int:
+    from app.recording import drift
+
+    return drift.run(argv)
+
+
+def _rehearse(argv: Sequence[str]) -> int:
+    from app.fidelity import rehearse
+
+    return rehearse.run(argv)
 
 
 def _simulate(argv: Sequence[str]) -> int:
     from app.fidelity import simulate
 
     return simulate.run(argv)
+
+
+def _script(argv: Sequence[str]) -> int:
+    if argv[:1] == ["from-recording"]:
+        from app.recording import to_script
+
+        return to_script.run(argv[1:])
+    from app.api.script import messages_of
+    from app.script import command
+
+    return command.run(argv, messages_of)
 
 
 def _generate(argv: Sequence[str]) -> int:
@@ -110,7 +139,10 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "fleet": _start_fleet,
     "simulate": _simulate,
     "record": _record,
+    "drift": _drift,
     "calibrate": _calibrate,
+    "rehearse": _rehearse,
+    "script": _script,
     "generate": _generate,
 }
 """First word of the command line to what it runs with the words after it; any other line starts a server."""

@@ -83,5 +83,5 @@ def _recorder(settings: Settings, rank: int) -> Recorder:
         max_loras=most,
         block_times=settings.kvcache.kv_cache_metrics,
         transfers=bool(fetching or connector),
-        steps=settings.steps.shared,
+        steps=settings.steps.shared or settings.engine.is_real,
     )

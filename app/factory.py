@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from app.api import models, tokens
 from app.api.admin import config as admin
@@ -24,14 +26,30 @@ from app.api.pooling import routes as pooling
 from app.api.responder import ServerLoad
 from app.api.responses import routes as responses
 from app.api.responses.store import ResponseStore
-from app.assembly import cache_of, caches_of, fakes_of, frontend_of, publisher_of, publishing, service_of
+from app.api.sampling import SamplingDefaults
+from app.assembly import (
+    book_of,
+    cache_of,
+    caches_of,
+    check_replay,
+    fakes_of,
+    frontend_of,
+    publisher_of,
+    publishing,
+    replay_of,
+    service_of,
+)
 from app.clock.clock import Clock
 from app.components import Components, dataset_settings
 from app.dataset import DatasetError
 from app.dataset import prepare as prepare_datasets
-from app.engine.lifecycle import Lifecycle
+from app.engine.cache_manager import KVCacheManager
+from app.engine.engine import Engine
+from app.engine.lifecycle import Lifecycle, Operations
 from app.faults.audit_trail import AuditTrail
 from app.faults.injector import FaultInjector
+from app.http.response import json_response
+from app.http.route import get
 from app.metrics.exposition import Exposition, engine_families
 from app.middleware.api_keys import ApiKeys
 from app.middleware.cors import Cors
@@ -48,6 +66,11 @@ from app.web.application import StartedLater, Understudy
 from config import ConfigError, Settings
 from config.live import LiveSettings
 from config.loader import load
+
+if TYPE_CHECKING:
+    from app.engine.remote import RemoteEngine
+    from app.engine.wire import EngineProcessOptions
+    from app.script.book import ScriptBook
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
@@ -70,9 +93,20 @@ def create_app(settings: Settings | None = None) -> Understudy:
         sys.exit(f"error: {error}")
 
 
+def engine_options(settings: Settings) -> EngineProcessOptions:
+    """What a real engine is started with. ConfigError when it could not run here."""
+    from app.real_engine import engine_options as options_of
+
+    return options_of(settings)
+
+
 def tokenizer_of(settings: Settings) -> Tokenizer:
     """The tokenizer that the settings ask for. TokenizerError when an explicit one cannot be loaded."""
     at = settings.tokenizer
+    if settings.engine.is_real and at.tokenizer is None:
+        from app.real_engine import model_tokenizer
+
+        return model_tokenizer(settings)
     return load_tokenizer(
         model=settings.model.model,
         tokenizer=at.tokenizer,
@@ -89,35 +123,48 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
 def prepare(settings: Settings) -> None:
     """Fetch and look at what the settings name, before workers start.
 
-    TokenizerError when a tokenizer that was asked for by name cannot be used, DatasetError for a dataset.
+    TokenizerError when a tokenizer that was asked for by name cannot be used, DatasetError for a dataset,
+    ConfigError for a script.
     """
     named = settings.tokenizer
-    if named.tokenizer or named.render_url or named.chat_template:
+    if named.tokenizer or named.render_url or named.chat_template or settings.engine.is_real:
         tokenizer_of(settings).encode("Ready?")
     prepare_datasets(dataset_settings(settings))
+    if settings.scripts.script:
+        from app.script.opening import check_scripts
+
+        check_scripts(settings.scripts)
+    check_replay(settings.replay)
 
 
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
     """Build the components, hand each what it needs, and add the routes. ConfigError as `Components.of`."""
     components = Components.of(settings, tokenizer, rank)
     live, clock, server = components.live, components.clock, components.server
-    publishes = publishing(components)
+    publishes = publishing(settings, server, rank)
     publisher = publisher_of(components, publishes)
     cache = cache_of(components, publisher)
-    engine = service_of(components, cache)
+    engine, lifecycle, sampling = engine_of(components, cache)
     channel = settings.kvcache
     host = channel.kv_side_channel_host or server.pod_ip or socket.gethostname()
     identity = Identity(settings.model, host, components.streams("ids"), port=channel.kv_side_channel_port)
     load = ServerLoad(settings.api.enable_server_load_tracking)
     injector = FaultInjector(components.streams("faults"), clock.now)
     live.subscribe(injector.on_settings)
-    frontend = frontend_of(components, engine, identity, load, injector)
-    lifecycle = Lifecycle(engine, components.recorder, cache)
+    book = book_of(components)
+    frontend = frontend_of(components, engine, identity, load, injector, book, sampling)
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
+    replay = replay_of(components, injector)
     audit = FaultAudit(injector, AuditTrail(), clock.now)
     limits = RateLimits(clock)
-    middleware = middleware_of(settings, live, clock, http_metrics, limits, audit)
+    console = None
+    if settings.api.console:
+        from app.web.console import Console  # which other servers do without
+
+        console = Console(live, server, engine, lifecycle, clock, cache, publisher)
+    innermost = [audit, *([] if replay is None else [replay]), *([] if console is None else [console.watch])]
+    middleware = middleware_of(settings, live, clock, http_metrics, limits, innermost)
     app = Understudy(engine, middleware, components.streams("request ids"))
     app.root_path = server.root_path.rstrip("/")
 
@@ -127,6 +174,9 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
     families = [engine_families(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
+    app.services += [engine] if not isinstance(engine, Engine) else []
+    if book is not None:
+        add_scripts(app, book)
     if settings.kvindex.kv_index:
         from app.web.indexer import add_index
 
@@ -154,7 +204,9 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes("models", models.routes(frontend.models, identity))
     app.add_routes("tokens", tokens.routes(frontend.body, frontend.models, tokenizer))
     ready = reports.readiness(engine, clock, settings.server.startup_duration)
-    app.add_routes("health", reports.health_routes(ready, load, settings.model.vllm_version))
+    app.add_routes(
+        "health", reports.health_routes(lambda: engine.healthy, ready, load, settings.model.vllm_version)
+    )
     app.add_routes("metrics", reports.metrics_routes(Exposition(families, http_metrics)))
     app.add_routes("kv_events", event_sources.routes(publishes, publisher is not None, server.ranks))
     first = f"http://{server.pod_ip or socket.gethostname()}:{settings.server.port}"
@@ -162,9 +214,14 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes("admin", admin.routes(live, lifecycle, engine, frontend.body, peers))
     app.add_routes("memory", reports.memory_routes(app.caches))
     app.add_routes("verdict", reports.verdict_routes(audit.report, audit.restart))
+    if replay is not None:
+        app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
     app.add_routes("fake_metrics", admin.fake_metrics_routes(frontend.body, live))
     if settings.lora.allow_runtime_lora_updating:
         app.add_routes("lora", models.adapter_routes(frontend.body, frontend.models))
+    if console is not None:
+        ranks_here, streams = list(server.ranks), components.streams
+        console.add_to(app, middleware, tokenizer, peers, ranks_here, frontend.body, streams)
     if settings.server.server_dev_mode:
         sleeps = settings.api.enable_sleep_mode
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
@@ -180,13 +237,37 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     return app
 
 
+def engine_of(
+    components: Components, cache: KVCacheManager | None
+) -> tuple[Engine | RemoteEngine, Operations, SamplingDefaults | None]:
+    """The engine that the settings ask for, who operates it, and how a real one samples by default."""
+    if not components.settings.engine.is_real:
+        simulated = service_of(components, cache)
+        return simulated, Lifecycle(simulated, components.recorder, cache), None
+    from app.engine.remote_lifecycle import RemoteLifecycle
+    from app.real_engine import remote_engine, sampling_defaults  # and ZMQ
+
+    engine = remote_engine(components)
+    return engine, RemoteLifecycle(engine), sampling_defaults(components.settings)
+
+
+def add_scripts(app: Understudy, book: ScriptBook) -> None:
+    """What a server with scripts has besides: their counters, what reads them again, and their report."""
+    from app.api.admin.script import routes
+    from app.script.opening import ScriptWatch
+
+    app.caches.append(lambda: {"script counters": book.counters})
+    app.services.append(ScriptWatch(book))
+    app.add_routes("script", routes(book))
+
+
 def middleware_of(
     settings: Settings,
     live: LiveSettings,
     clock: Clock,
     http_metrics: HttpMetrics,
     limits: RateLimits,
-    audit: FaultAudit,
+    innermost: Sequence[Middleware],
 ) -> MiddlewareStack:
     """All middleware, the outermost first."""
     http_log, keys = HttpLog(), ApiKeys()
@@ -194,7 +275,7 @@ def middleware_of(
         live.subscribe(one.on_settings)
     cors = Cors(settings.access)
     request_ids = RequestIds(settings.api.enable_request_id_headers)
-    stack = [http_metrics, http_log, request_ids, *_traces(settings, clock), cors, keys, limits, audit]
+    stack = [http_metrics, http_log, request_ids, *_traces(settings, clock), cors, keys, limits, *innermost]
     middleware = MiddlewareStack(stack)
     live.subscribe(middleware.on_settings)
     return middleware

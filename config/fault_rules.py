@@ -145,7 +145,7 @@ def parse_fault(text: str) -> FaultRule:
     """The one rule of a header: a JSON object, or in short ``disconnect; after=3``. ValueError: why not."""
     if text.lstrip().startswith("{"):
         try:
-            return _rule(json.loads(text))
+            return read_fault_rule(json.loads(text))
         except (json.JSONDecodeError, RecursionError):
             raise ValueError("it is not JSON") from None
     action, *pairs = (part.strip() for part in text.split(";"))
@@ -155,18 +155,18 @@ def parse_fault(text: str) -> FaultRule:
         if not equals or key.strip() in fields:
             raise ValueError(f"{pair[:40]!r} is not a field and its value, each once")
         fields[key.strip()] = value.strip()
-    return _rule(fields, strict=False)
+    return read_fault_rule(fields, strict=False)
 
 
 def _numbered(number: int, item: object) -> FaultRule:
     try:
-        return _rule(item)
+        return read_fault_rule(item)
     except ValueError as error:
         raise ValueError(f"rule {number}: {error}") from None
 
 
-def _rule(item: object, strict: bool = True) -> FaultRule:
-    """The rule that `item` describes; values may be texts unless `strict`."""
+def read_fault_rule(item: object, strict: bool = True) -> FaultRule:
+    """The rule that `item` describes; values may be texts unless `strict`. ValueError: why it is none."""
     if not isinstance(item, Mapping):
         raise ValueError("a rule is an object")
     action = item.get("action")

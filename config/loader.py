@@ -6,6 +6,7 @@ What only some starts need is imported only by them: argparse for flags, yaml fo
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from config.real_engine import check_real, real_defaults
 from config.settings import BY_NAME, Setting, Settings
 from config.sources import Flags, config_path, found, strangers
 from config.validation import ORDER, check, read, wrong
@@ -53,8 +54,10 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
             values[row.name] = read(row, raw, sources[row.name])
     _take_other_names(values, sources)
     _take_profile(values, sources)
+    _take_real_defaults(values, sources)
     settings = Settings().changed(values)
     check(settings, sources)
+    check_real(settings, sources)
     return settings
 
 
@@ -103,6 +106,13 @@ def _take_profile(values: dict[str, object], sources: dict[str, str]) -> None:
     for setting, value in chosen.settings().items():
         if sources.get(setting, DEFAULT) == DEFAULT:
             values[setting], sources[setting] = value, f"profile {name}"
+
+
+def _take_real_defaults(values: dict[str, object], sources: dict[str, str]) -> None:
+    """A real engine has other limits than a simulated one, where nothing else is said."""
+    for name, value in real_defaults(str(values.get("engine", ""))).items():
+        if sources.get(name, DEFAULT) == DEFAULT:
+            values[name] = value
 
 
 def _parsed(argv: Sequence[str]) -> Flags:

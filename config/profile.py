@@ -53,6 +53,8 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
     """How sharply reading gives way to computing: the norm of both."""
     tile: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """The share of an unfinished tile of 128 rows that is paid for."""
+    spill: Seconds = 0.0
+    """For each pair of rows: a step of many takes longer for each, as they fall out of a CPU's caches."""
     per_context: Seconds = 0.0
     """For each token that a decode looks back at."""
     per_attention: Seconds = 0.0

@@ -16,11 +16,23 @@ from config.declaration import DURATION, JSON, About, Rule, Section
 from config.durations import format_duration
 from config.kinds import Kind, checked, kind_of, limits, written
 from config.sections.api import ApiSettings, FailureSettings
-from config.sections.engine import KVCacheSettings, LatencySettings, SchedulingSettings, StepSettings
+from config.sections.engine import (
+    EngineSettings,
+    KVCacheSettings,
+    LatencySettings,
+    SchedulingSettings,
+    StepSettings,
+)
 from config.sections.kvindex import KVIndexSettings
 from config.sections.model import LoraSettings, ModelSettings, TokenizerSettings
 from config.sections.observability import LogSettings, MetricsSettings, TracingSettings
-from config.sections.reply import DatasetSettings, ReplySettings, ToolSettings
+from config.sections.reply import (
+    DatasetSettings,
+    ReplaySettings,
+    ReplySettings,
+    ScriptSettings,
+    ToolSettings,
+)
 from config.sections.server import AccessSettings, ServerSettings, TlsSettings
 
 __all__ = [
@@ -30,6 +42,7 @@ __all__ = [
     "AccessSettings",
     "ApiSettings",
     "DatasetSettings",
+    "EngineSettings",
     "FailureSettings",
     "KVCacheSettings",
     "KVIndexSettings",
@@ -38,8 +51,10 @@ __all__ = [
     "LoraSettings",
     "MetricsSettings",
     "ModelSettings",
+    "ReplaySettings",
     "ReplySettings",
     "SchedulingSettings",
+    "ScriptSettings",
     "ServerSettings",
     "Setting",
     "Settings",
@@ -59,13 +74,16 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     server: ServerSettings = ServerSettings()
     tls: TlsSettings = TlsSettings()
     access: AccessSettings = AccessSettings()
+    engine: EngineSettings = EngineSettings()
     model: ModelSettings = ModelSettings()
     lora: LoraSettings = LoraSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     reply: ReplySettings = ReplySettings()
+    replay: ReplaySettings = ReplaySettings()
     tools: ToolSettings = ToolSettings()
     dataset: DatasetSettings = DatasetSettings()
+    scripts: ScriptSettings = ScriptSettings()
     kvcache: KVCacheSettings = KVCacheSettings()
     kvindex: KVIndexSettings = KVIndexSettings()
     steps: StepSettings = StepSettings()

@@ -18,7 +18,7 @@ IGNORED_SWITCHES = frozenset(
     | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
 )
 IGNORED = IGNORED_SWITCHES | frozenset(
-    {"mm-processor-kwargs", "ec-transfer-config", "tool-call-parser"}
+    {"mm-processor-kwargs", "ec-transfer-config"}
     | {"vmodule", "log-backtrace-at", "log-dir", "log-file", "log-file-max-size", "stderrthreshold"}
 )
 """Flags of vLLM and of klog (specification, sections 1.3 and 1.4) that are accepted and change nothing."""

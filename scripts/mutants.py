@@ -32,21 +32,27 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).parents[1]
-OFFLINE = tuple(f"tests/fidelity/test_{name}.py" for name in ("simulation", "truth", "calibrate"))
-"""What the steps of an engine say off line: against recordings, and with costs that are known."""
+ENGINE = (
+    *(f"tests/fidelity/test_{name}.py" for name in ("simulation", "truth", "calibrate")),
+    "tests/simulated/test_scripted.py",
+    "tests/surface/test_lifecycle.py",
+    "tests/remote",
+)
+"""What steps say off line; scripted replies; an engine's life in a server, and in a process of its own."""
 WIRE = tuple(
     f"tests/conformance/test_{name}.py"
     for name in ("wire_bodies", "wire_errors", "wire_limits", "messages", "responses", "tool_calls")
 )
 """What real servers answer to bodies of all kinds."""
 ROOMS = {
-    "engine": ("app/engine", "tests/engine", *OFFLINE, "tests/surface/test_lifecycle.py"),
+    "engine": ("app/engine", "tests/engine", *ENGINE),
     "clock": ("app/clock", "tests/clock"),
     "protocol": ("app/protocol", "tests/protocol", "tests/api", *WIRE),
-    "api": ("app/api", "tests/api", "tests/pooling", "tests/conformance", "tests/surface"),
+    "api": ("app/api", "tests/api", "tests/pooling", "tests/script", "tests/conformance", "tests/surface"),
     "kvcache": ("app/kvcache", "tests/kvcache"),
     "kvindex": ("app/kvindex", "tests/kvindex"),
     "schema": ("app/schema", "tests/schema"),
+    "script": ("app/script", "tests/script"),
     "grammar": ("app/grammar", "tests/grammar"),
     "simulated": ("app/simulated", "tests/simulated"),
 }

@@ -23,6 +23,11 @@ NODE_CLIENTS = Path(os.environ.get("NODE_CLIENTS", ROOT / ".node-clients"))
 NODE = shutil.which("node")
 AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
 PROMETHEUS = shutil.which("prometheus")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
+"""A browser of the system; without it, the one that Playwright has installed is used."""
+PLAYWRIGHT_BROWSERS = Path(
+    os.environ.get("PLAYWRIGHT_BROWSERS_PATH", Path.home() / ".cache" / "ms-playwright")
+)
 REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
@@ -62,6 +67,13 @@ NEEDS = (
         "torch and transformers",
         "make engine, then make test-engine",
         all(find_spec(name) is not None for name in ("torch", "safetensors", "gguf", "transformers")),
+    ),
+    Need(
+        "browser",
+        "Playwright and Chromium",
+        "make browser",
+        find_spec("playwright") is not None
+        and (CHROMIUM is not None or any(PLAYWRIGHT_BROWSERS.glob("chromium*"))),
     ),
     Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None),
 )

@@ -57,6 +57,7 @@ class Server:
         self._tls = tls
         self._before: dict[str, Json] = {}
         """What `reset` restores: settings that were changed, as they were at first."""
+        self._has_scripts: bool | None = None
 
     @property
     def url(self) -> str:
@@ -106,11 +107,18 @@ class Server:
         return Verdict(report["clean"] is True, {name: of for name, of in told if isinstance(of, dict)})
 
     def reset(self) -> None:
-        """Live settings and rules as they were at the start; rules count from one; clients are forgotten."""
+        """Live settings and rules as they were at the start; rules count from one; clients are forgotten.
+
+        So do the rules of scripts.
+        """
         if self._before:
             self.ask("POST", "/admin/config?ranks=all", self._before)
             self._before = {}
         self.ask("DELETE", "/admin/verdict")
+        if self._has_scripts is None:
+            self._has_scripts = bool(self.settings["script"])
+        if self._has_scripts:
+            self.ask("DELETE", "/admin/script")
 
     def ask(self, method: str, path: str, body: Mapping[str, Json] | None = None) -> dict[str, Json]:
         """An operator's request, with the admin key; the JSON object that is answered, if any."""

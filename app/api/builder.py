@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from app.api.chat.media import Features, placeholders
 from app.api.chat.tools import constraint_of, tool_calls_of
+from app.api.forms import text_form
 from app.api.identity import ResponseMeta
+from app.api.sampling import SamplingDefaults, check_real
 from app.clock.pause import Slices
 from app.engine.request import EngineRequest
 from app.faults.injector import fault_of
@@ -52,6 +54,8 @@ class RequestBuilder:
     adapters: LoRARegistry
     schemas: Schemas
     rng: Random
+    sampling: SamplingDefaults | None = None
+    """Where a model computes."""
 
     def on_settings(self, settings: Settings) -> None:
         """Live settings have changed."""
@@ -89,6 +93,8 @@ class RequestBuilder:
         """The first choice of the first prompt."""
         request, prompt, fault = asked.request, prompts[0], fault_of(context)
         transfer = request.kv_transfer_params or NOTHING
+        if self.sampling is not None:
+            check_real(request, prompt.features is not None)
         priority = priority_of(context, request.priority)
         least_hit_rate = self._least_hit_rate(request, context)
         constraint = constraint_of(asked.structured_outputs, self.schemas)
@@ -117,6 +123,8 @@ class RequestBuilder:
             prompt_logprobs=asked.prompt_logprobs,
             tool_calls=tool_calls,
             constraint=constraint,
+            sampling=None if self.sampling is None else self.sampling.of(request),
+            form=None if self.sampling is None else text_form(asked.structured_outputs, tool_calls),
             reasoning=reasoning,
             thinking_budget=thinking_budget,
             adapter=asked.model if asked.model in self.adapters else None,

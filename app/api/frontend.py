@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from app.api.builder import SEND_IMAGE, Prompt, RequestBuilder, check_rank, truth
 from app.api.chat.media import encoded
@@ -26,6 +26,9 @@ from app.protocol.validation.generation import ValidatedRequest, check_prompt_te
 from app.protocol.validation.model import ModelLimits
 from app.protocol.validation.sampling import GenerationRequest
 from app.tokenization import Tokenizer
+
+if TYPE_CHECKING:
+    from app.api.script import ScriptDesk  # and templates, which servers without scripts do without
 
 CHARS = 2
 """Characters that count as one value looked at when they are made tokens."""
@@ -66,6 +69,8 @@ class Frontend:
     """Prompts of up to so many tokens are taken by the engine without a pause."""
     keeps_turns: bool = False
     """Prompts tell the texts of their messages, which datasets look for."""
+    scripts: ScriptDesk | None = None
+    """Decides what is replied, where scripts are set."""
     slices: Slices = field(default_factory=slices)
     """Counts the work on all requests, and pauses now and then."""
 
@@ -148,4 +153,6 @@ class Frontend:
         # Before as many engine requests are made as a hostile request asks for.
         responder.engine.check_admission(together)
         requests = self.builder.build(asked, meta, prompts, context, image)
+        if self.scripts is not None:
+            requests = self.scripts.direct(asked.request, prompts, requests, writer, context)
         return responder.respond(requests, writer, stream, context)

@@ -153,10 +153,10 @@ def token_id_entries(entries: Entries) -> list[wire.TokenIdLogprob]:
         wire.TokenIdLogprob(
             entry.token_id,
             entry.logprob,
-            1,
+            entry.rank,
             [
                 wire.TokenCandidate(token_id, logprob, rank)
-                for rank, (token_id, _, logprob) in enumerate(entry.top, 1)
+                for rank, (token_id, _, logprob) in zip(entry.ranks, entry.top, strict=False)
             ],
         )
         for entry in entries
@@ -179,7 +179,7 @@ def _by_id(entries: SomeEntries) -> wire.PromptLogprobs:
         if entry is None
         else {
             str(token_id): wire.PromptLogprob(logprob, rank, text)
-            for rank, (token_id, text, logprob) in enumerate(entry.top, 1)
+            for rank, (token_id, text, logprob) in zip(entry.ranks, entry.top, strict=False)
         }
         for entry in entries
     ]

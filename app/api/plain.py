@@ -49,10 +49,12 @@ class PlainHandler(Generic[P]):
         frontend = self._frontend
         special = (
             settings.reply.mode == "echo"
+            or settings.replay.replay != ""
             or frontend.limits.reasons
             or frontend.omni
             or frontend.encoder_only
             or frontend.keeps_turns
+            or frontend.scripts is not None
             or frontend.tokenizer.vocab_size is None  # a remote one, which has to be waited for
             or not frontend.faults.is_quiet
         )
@@ -71,7 +73,7 @@ class PlainHandler(Generic[P]):
         frontend, request = self._frontend, recognised.request
         context.is_generation = True
         head = frontend.identity.head(self.id_prefix, context, "", self._model)
-        temperature = request.temperature
+        temperature, sampling = request.temperature, frontend.builder.sampling
         wanted = EngineRequest(
             request_id=head.id,
             index=0,
@@ -85,6 +87,7 @@ class PlainHandler(Generic[P]):
             ignore_eos=request.ignore_eos,
             seed=None if request.seed == -1 else request.seed,
             greedy=temperature is not None and temperature < GREEDY_BELOW,
+            sampling=None if sampling is None else sampling.of_plain(request),
             least_hit_rate=self._least_hit_rate,
             observers=context.observers,
         )

@@ -75,6 +75,7 @@ class ChoiceState(Struct):
             self.texts += output.texts
         elif part.raw:
             self.texts = [part.raw]
+            self._keep("reasoning", "image")
         elif part.name or part.kind != "call":
             segment = self.current(part) or self.begin(part)
             segment.texts += output.texts
@@ -103,9 +104,16 @@ class ChoiceState(Struct):
         if part is None or not part.raw:
             return False
         self.count(output)
-        if self.current(None) is None:
+        segment = self.current(None)
+        if segment is None or segment.texts != [part.raw]:
+            self._keep("reasoning")
             self.begin(None, new_id(None)).texts.append(part.raw)
         return True
+
+    def _keep(self, *kinds: str) -> None:
+        """Tell no other segments: a whole answer has all of a reply whose last call was cut off as text."""
+        self.called = False
+        self.segments = [segment for segment in self.segments if segment.kind in kinds]
 
     def current(self, part: Part | None) -> Segment | None:
         """The segment that tokens of `part` go on with; None when they begin another one."""
@@ -155,6 +163,22 @@ TAKEN = 4096
 """Outputs that are taken in at once."""
 
 
+class UsageOverrides(Struct, frozen=True):
+    """What an answer says of its tokens instead of how many they are; None where it tells the truth."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def told(self, prompt_tokens: int, tokens: int) -> tuple[int, int]:
+        """The tokens of prompt and completion as they are told."""
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        return (
+            prompt_tokens if prompt is None else prompt,
+            tokens if completion is None else completion,
+        )
+
+
 class ResponseWriter(ABC):
     """One answer to one request, as a stream or whole. No other code knows a family's wire format.
 
@@ -165,6 +189,7 @@ class ResponseWriter(ABC):
     cached_tokens = 0
     prompt_logprobs: SomeEntries | None = None
     has_failed = False
+    usage = UsageOverrides()
 
     def __init__(self, choices: int) -> None:
         self.choices = [ChoiceState()] if choices == 1 else [ChoiceState() for _ in range(choices)]
@@ -191,6 +216,12 @@ class ResponseWriter(ABC):
         None when events of tokens are not that simple, or when nothing was written yet.
         """
         return None
+
+    @property
+    def told_cached(self) -> int:
+        """Cached tokens of the prompt, as they are told."""
+        told = self.usage.cached_tokens
+        return self.cached_tokens if told is None else told
 
     @abstractmethod
     def closing(self) -> bytes:

@@ -99,6 +99,13 @@ class SequenceBlocks:
         self._tokens = prompt.token_ids
         self._hits: list[Block] = []
 
+    def numbers(self, first: int) -> list[int]:
+        """The numbers of its blocks, from its `first`-th one on; none while it has none."""
+        try:
+            return self._manager.cache.block_numbers(self._key, first)
+        except KeyError:
+            return []
+
     def fits(self) -> bool:
         """Whether the prompt's blocks could be had now."""
         return self._manager.cache.can_allocate(self._prompt)

@@ -43,6 +43,10 @@ class EngineClient(Protocol):
         """True when nothing more is admitted."""
 
     @property
+    def healthy(self) -> bool:
+        """False while there is nobody who could compute."""
+
+    @property
     def running(self) -> int:
         """Sequences that hold a slot."""
 

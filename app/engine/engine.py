@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as Listed
 from concurrent.futures import Future
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
 from app.clock.clock import Clock
-from app.clock.pause import pause_if_possible
+from app.clock.pause import Slices, pause_if_possible
 from app.clock.streams import Streams
 from app.clock.timer_wheel import TimerWheel
 from app.engine.cache_manager import KVCacheManager
@@ -20,7 +20,7 @@ from app.engine.client import Emit
 from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
 from app.engine.executor import SlotExecutor
 from app.engine.reply import Model, Reply
-from app.engine.request import EngineRequest
+from app.engine.request import EngineRequest, watches_of
 from app.engine.sequence import MOST_AT_ONCE, Runtime, Sequence, emit_at_once
 from app.engine.timeline import TimedSequence
 from app.engine.timing import PerRequestTiming
@@ -40,10 +40,12 @@ FORM_TOKENS = 1000
 """What making a tool call or JSON counts for, in tokens of text."""
 STOP_TOKENS = 100
 """The same for the search for a stop string."""
-STARTED_AT_ONCE = 128
-"""Choices of a request that may start in the turn in which it came."""
 LONGEST_WORK_S = 0.005
 """After so long others have their turn."""
+INTERRUPT_STEPS = 4
+"""What ending one choice costs, in steps of `Slices`."""
+STARTED_AT_ONCE = 128
+"""Choices of a request that may start in the turn in which it came."""
 SEEDS = 2**48
 """The seeds of large requests are below this."""
 
@@ -66,8 +68,9 @@ class Engine:
         limits = settings.scheduling
         self.recorder = recorder
         self.draining = False
+        self.healthy = True
         self.wheel = TimerWheel(clock)
-        lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
+        self.lora = lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
         by_priority = limits.scheduling_policy == "priority"
         self.timing = PerRequestTiming(
             settings.latency, limits.max_num_seqs, lambda: self.executor.running, streams("latency")
@@ -105,6 +108,13 @@ class Engine:
     def waiting(self) -> int:
         """Sequences that have none yet."""
         return self.executor.waiting
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All choices that are not over, in order of arrival. Others may come and go at every pause."""
+        for submission in list(self._active):
+            for choice in submission.choices:
+                if isinstance(choice, Sequence):
+                    yield choice
 
     def on_settings(self, settings: Settings) -> None:
         """Live settings have changed: latencies are sampled from these."""
@@ -161,11 +171,8 @@ class Engine:
         return submission
 
     def interrupt(self, request_ids: Container[str] | None = None) -> int:
-        """End the requests of these ids, or all; each choice finishes with `abort`. How many there were."""
-        found = [it for it in self._active if request_ids is None or it.request_id in request_ids]
-        for submission in found:
-            submission.interrupt()
-        return len(found)
+        """See `EngineClient.interrupt`. Pauses where there are many."""
+        return interrupt(self._active, request_ids)
 
     def drain(self) -> None:
         """Admit nothing more; what was admitted goes on to its end."""
@@ -193,6 +200,7 @@ class Engine:
             or request.least_hit_rate
             or request.logprobs is not None
             or reply.spans
+            or reply.delays
             or len(reply.texts) > MOST_AT_ONCE
             or slots.waiting
             or slots.free() <= 0
@@ -215,6 +223,24 @@ class Engine:
         return replies
 
 
+class Choice(Protocol):
+    """One choice in an engine, wherever that computes."""
+
+    request: EngineRequest
+    tokens: int
+    """Emitted so far."""
+    over: bool
+
+    def enter(self, soon: bool = False) -> None:
+        """Ask to run, or do so in a later turn of the event loop."""
+
+    def abort(self) -> None:
+        """Emit nothing more."""
+
+    def interrupt(self) -> None:
+        """As `abort`, but whoever takes the outputs is told that it ended so."""
+
+
 class Submission:
     """The `Handle` of what was submitted together: admitted together, and aborted together.
 
@@ -227,11 +253,16 @@ class Submission:
         """`active`: what was submitted to the engine and is not over."""
         self.request_id = request_id
         self._active = active
-        self._sequences: Listed[Sequence] = ()
+        self._sequences: Listed[Choice] = ()
         self._unfinished = 0
         self._lengths: dict[int, list[int]] | None = None
         """By prompt: how many tokens its choices had that are over."""
         self._future: Future[None] | None = None
+
+    @property
+    def choices(self) -> list[Choice]:
+        """Those that are not over."""
+        return [choice for choice in self._sequences if not choice.over]
 
     @property
     def future(self) -> Future[None]:
@@ -243,7 +274,7 @@ class Submission:
                 self._future.set_result(None)
         return self._future
 
-    def begin(self, sequences: Listed[Sequence]) -> None:
+    def begin(self, sequences: Listed[Choice]) -> None:
         """Let every sequence ask for a slot, in order; when they are many, most of them in a while."""
         self._sequences = sequences
         self._unfinished = len(sequences)
@@ -257,12 +288,13 @@ class Submission:
         for sequence in reversed(self._sequences):
             sequence.abort()
 
-    def interrupt(self) -> None:
+    def interrupt(self, slices: Slices) -> None:
         """As `abort`, but each choice finishes with `abort`."""
         for sequence in reversed(self._sequences):
             sequence.interrupt()
+            slices.spend(INTERRUPT_STEPS)
 
-    def ended(self, sequence: Sequence) -> tuple[int, int]:
+    def ended(self, sequence: Choice) -> tuple[int, int]:
         """One sequence is over. The last of a prompt gets its choices and the tokens of the longest."""
         n, tokens = sequence.request.n, sequence.tokens
         self._unfinished -= 1
@@ -280,10 +312,18 @@ class Submission:
         return (n, max(lengths)) if len(lengths) == n else (0, 0)
 
 
+def interrupt(active: Iterable[Submission], request_ids: Container[str] | None) -> int:
+    """Interrupt those of `active` that have these ids, or all; how many. Pauses where there are many."""
+    found = [it for it in active if request_ids is None or it.request_id in request_ids]
+    slices = Slices()
+    for submission in found:
+        submission.interrupt(slices)
+    return len(found)
+
+
 def _observe(sequences: Listed[Sequence]) -> None:
     for sequence in sequences:
-        watches = (observer(sequence.request) for observer in sequence.request.observers)
-        sequence.watches = [watch for watch in watches if watch is not None]
+        sequence.watches = watches_of(sequence.request)
 
 
 def _work(request: EngineRequest) -> int:

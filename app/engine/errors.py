@@ -54,6 +54,25 @@ class Aborted(EngineError):
         super().__init__("The request was aborted by the server.")
 
 
+class EngineDead(EngineError):
+    """The process of the engine has ended, and no other one is ready yet."""
+
+    def __init__(self) -> None:
+        super().__init__("The engine has stopped and is being started again; retry later.")
+
+
+class CommandFailed(EngineError):
+    """The engine does not do what an operator wants; it says why."""
+
+
+class EngineFailed(EngineError):
+    """The engine could not finish a request; it says why."""
+
+
+class RequestRefused(EngineError):
+    """The engine cannot serve such a request; it says why."""
+
+
 class SchemaUnsatisfiable(EngineError):
     """No reply has the form that the request wants."""
 

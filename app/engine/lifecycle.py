@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Protocol
 
 from gevent.event import Event
 
@@ -16,13 +16,49 @@ from app.engine.errors import (
     PauseNotComplete,
     UnknownWakeTags,
 )
+from app.engine.wire import PauseMode
 from app.metrics.recorder import Recorder
 
-PauseMode = Literal["abort", "wait", "keep"]
 DEEPEST = 2
 LOOK_AGAIN_S = 0.01
 """How often a pause looks whether all that ran is over."""
 TAGS = frozenset(("weights", "kv_cache", "scheduling"))
+
+
+class Operations(Protocol):
+    """What an operator does to a server, whichever engine it has."""
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True until everything that sleep put away is back."""
+
+    @property
+    def paused(self) -> bool:
+        """True while no request begins to run."""
+
+    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
+        """Fall asleep; running requests are treated as by `pause`."""
+
+    def release_cache(self) -> None:
+        """Free the memory of the KV cache of a paused engine."""
+
+    def wake_up(self, tags: Collection[str] | None) -> None:
+        """Wake up, or bring back only what `tags` name."""
+
+    def pause(self, mode: PauseMode, caller_left: Event) -> None:
+        """Begin no more requests. Running ones are aborted, or (`wait`) awaited, or (`keep`) go on.
+
+        CallerLeft when `caller_left` is set before they are over.
+        """
+
+    def resume(self) -> None:
+        """Begin requests again."""
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all that is cached; False while requests run."""
+
+    def drain(self) -> None:
+        """Admit nothing more."""
 
 
 class Lifecycle:

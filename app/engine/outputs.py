@@ -6,22 +6,32 @@ carries a `Finish`; or `Failed` at any point, and nothing after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from itertools import chain, count
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
-StopCause = Literal["stop", "length", "abort", "cache_threshold"]
+StopCause = Literal["stop", "length", "abort", "cache_threshold", "content_filter"]
 
 
 class TokenLogprob(Struct, gc=False, frozen=True):
-    """A token with its natural-log probability and the alternatives, itself first."""
+    """A token with its natural-log probability and the alternatives, itself first.
+
+    `rank` is its own, from 1; the alternatives behind it are those of the other ranks, best first.
+    """
 
     token_id: int
     token: str
     logprob: float
     top: Sequence[tuple[int, str, float]]
     """(token id, text, log probability) of each alternative, best first."""
+    rank: int = 1
+
+    @property
+    def ranks(self) -> Iterator[int]:
+        """Those of `top`, one after another."""
+        return chain((self.rank,), (rank for rank in count(1) if rank != self.rank))
 
 
 class Finish(Struct, gc=False, frozen=True):
@@ -95,6 +105,23 @@ class Tokens(Struct, gc=False):
             self.part,
         )
         return first, rest
+
+
+Piece = tuple[Part | None, str]
+"""Some text, and what it belongs to."""
+
+
+class PartReader(Protocol):
+    """Finds out, of a text that comes bit by bit, what belongs to what.
+
+    The pieces of a text are the same, joined where they are of one part, however it was cut.
+    """
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """The pieces that are certain now; what may yet become something else is kept for later."""
+
+    def finish(self) -> Sequence[Piece]:
+        """The text is over: what was kept."""
 
 
 class Failed(Struct, gc=False):

@@ -32,6 +32,8 @@ class Reply(Struct, gc=False):
     """One entry per token, if they are wanted. A slice costs nothing until it is read."""
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
     """The same for the prompt; its first entry is None."""
+    delays: Sequence[tuple[int, float]] = ()
+    """Extra waits on purpose: (before token n, seconds)."""
 
     def all_spans(self) -> Sequence[Span]:
         """The spans, also of a reply that is all text."""

@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from app.engine.outputs import StopCause
+from app.engine.wire import Sampling, TextForm
 from app.grammar.nodes import Grammar
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,25 @@ class Constraint(Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
 
 
+class ScriptedReply(Struct, frozen=True, kw_only=True):
+    """What a script has decided about a reply; waits are in seconds, on top of the engine's own."""
+
+    passes: bool = False
+    """The model decides what is said; only the waits are the script's."""
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    """Name and arguments, as JSON, of each tool call."""
+    in_parts: bool = True
+    """Thoughts and calls are told apart from the text; else they are in it, marked up."""
+    finish: StopCause | None = None
+    """How it ends where no limit ends it."""
+    first_token_s: float = 0.0
+    per_token_s: float = 0.0
+    before: Mapping[int, float] = {}
+    """Token, counted from 0, to the wait before it."""
+
+
 class EngineRequest(Struct, frozen=True, kw_only=True):
     """One choice of one request. Every API family translates into this once.
 
@@ -79,6 +100,10 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     tool_calls: ToolCalls | None = None
     constraint: Constraint | None = None
+    sampling: Sampling | None = None
+    """How a model chooses tokens; None where none computes."""
+    form: TextForm | None = None
+    """`constraint` and forced `tool_calls` as they were written, for a model that computes."""
     reasoning: bool = False
     """The model thinks aloud before it replies."""
     thinking_budget: int | None = None
@@ -99,6 +124,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """The prefill was done elsewhere: its cache is fetched instead of computed."""
     delays: tuple[tuple[int, float], ...] = ()
     """Extra waits on purpose: (before token n of the reply, seconds)."""
+    script: ScriptedReply | None = None
     remote_decode: bool = False
     """The decode will be done elsewhere: the answer says where this cache is."""
     n: int = 1
@@ -132,6 +158,12 @@ Watch = Callable[[Outcome], None]
 
 Observer: TypeAlias = Callable[[EngineRequest], Watch | None]
 """Called in the request's greenlet for each sequence that is submitted; None when it is of no interest."""
+
+
+def watches_of(request: EngineRequest) -> list[Watch]:
+    """Who wants to be told how this sequence went."""
+    watches = (observer(request) for observer in request.observers)
+    return [watch for watch in watches if watch is not None]
 
 
 def notify(watches: Iterable[Watch], outcome: Outcome) -> None:

@@ -49,7 +49,7 @@ class Scheduler(Generic[S]):
         """The number of the step that is made next."""
         self._under_way = 0
         """Steps made whose tokens are not there."""
-        self._prefilling: list[S] = []
+        self.prefilling: list[S] = []
         """Running, with a part of the prompt left; in order of admission."""
         self._decoding: list[S] = []
         """In order of admission; another list after each change, so that batches can keep it."""
@@ -78,8 +78,8 @@ class Scheduler(Generic[S]):
         if sequence.running:
             if sequence.decodes:
                 self._part(sequence)
-            elif sequence in self._prefilling:
-                self._prefilling.remove(sequence)
+            elif sequence in self.prefilling:
+                self.prefilling.remove(sequence)
             self._leave(sequence)
             return
         if sequence in self.fetching:
@@ -144,7 +144,7 @@ class Scheduler(Generic[S]):
         needs = self._needs.get(self._step, ())
         budget, blocks = self.limits.max_num_batched_tokens - len(self._decoding), len(needs)
         allotted: list[tuple[S, int]] = []
-        if self._prefilling:
+        if self.prefilling:
             allotted = self._allotted(budget)
             blocks += sum(self._lacks(it, it.computed + tokens) for it, tokens in allotted)
         if not self._in_bulk or budget < 0 or blocks > self.blocks.free or not self._prefills_last():
@@ -156,13 +156,13 @@ class Scheduler(Generic[S]):
 
     def _prefills_last(self) -> bool:
         """Whether those with a part of the prompt left were admitted after all others."""
-        prefilling = self._prefilling
+        prefilling = self.prefilling
         return not prefilling or self.running[-len(prefilling) :] == prefilling
 
     def _allotted(self, budget: int) -> list[tuple[S, int]]:
         """How many tokens each prompt goes on by."""
         allotted = []
-        for sequence in self._prefilling:
+        for sequence in self.prefilling:
             tokens = min(sequence.known - sequence.computed, budget, self._limit)
             if tokens > 0:
                 budget -= tokens
@@ -268,8 +268,8 @@ class Scheduler(Generic[S]):
             sequence.decodes and self._under_way
         ):  # the newest token is not known yet, so its block has no hash
             computed = max(computed - 1, min(computed, sequence.prompt_tokens))
-        elif sequence in self._prefilling:
-            self._prefilling.remove(sequence)
+        elif sequence in self.prefilling:
+            self.prefilling.remove(sequence)
         self._leave(sequence, computed // self.blocks.block_size)
         sequence.computed = 0
         sequence.decodes = False
@@ -306,7 +306,7 @@ class Scheduler(Generic[S]):
             self._admissions += 1
             sequence.running, sequence.place = True, self._admissions
             self.running.append(sequence)
-            self._prefilling.append(sequence)
+            self.prefilling.append(sequence)
             batch.admitted.append(sequence)
             self._prefill(sequence, tokens, batch)
 
@@ -328,7 +328,7 @@ class Scheduler(Generic[S]):
         sequence.computed += tokens
         self.blocks.filled(sequence)
         if sequence.computed == sequence.known:
-            self._prefilling.remove(sequence)
+            self.prefilling.remove(sequence)
             batch.prefilled.append(sequence)
 
     def _sample(self, batch: Batch[S]) -> None:

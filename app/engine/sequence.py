@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from app.clock.clock import Clock
 from app.clock.timer_wheel import TimerWheel
@@ -17,6 +18,7 @@ from app.engine.client import Emit, TakeToken
 from app.engine.outputs import Failed, Finish, Part, Started, Tokens
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest, Outcome, Watch, notify
+from app.engine.standing import Phase, Standing
 from app.engine.timing import PerRequestTiming
 from app.metrics.recorder import Recorder
 from app.metrics.sequences import FinishedSequence, FinishReason
@@ -28,6 +30,7 @@ COUNTED_AS: dict[str, FinishReason] = {
     "length": "length",
     "abort": "abort",
     "cache_threshold": "stop",
+    "content_filter": "stop",
 }
 """What vLLM's metrics call the reasons to finish."""
 MOST_AT_ONCE = 1024
@@ -103,7 +106,9 @@ class Sequence:
         self._take_token: TakeToken | None = None
         self._ended = ended
         self._begun = False
-        self._delays: dict[int, float] | None = dict(request.delays) if request.delays else None
+        self._delays: dict[int, float] | None = None
+        if request.delays or reply.delays:
+            self._delays = summed(request.delays, reply.delays)
         self._position = self._cached_tokens = self._fetched_tokens = self._parts_done = 0
         self._part: Part | None
         self._part_end, self._part = reply.spans[0] if reply.spans else (len(self._texts), None)
@@ -136,6 +141,24 @@ class Sequence:
     def preemptions(self) -> int:
         """How often it lost its blocks."""
         return 0
+
+    def standing(self) -> Standing:
+        """How it stands now."""
+        running_s, first_s = self._scheduled_s, self._first_s
+        if running_s is None:
+            return Standing(Phase.QUEUED, 0, 0, None, None)
+        before = Phase.TRANSFER if self.request.remote_prefill else Phase.PREFILL
+        phase = before if first_s is None else Phase.DECODE
+        return Standing(phase, len(self.request.prompt_ids), 0, running_s, first_s)
+
+    def blocks_from(self, first: int) -> list[int]:
+        """The numbers of its KV blocks, from its `first`-th one on; none where blocks have no numbers."""
+        return [] if self._blocks is None else self._blocks.numbers(first)
+
+    @property
+    def text(self) -> str:
+        """What it has said so far, without its markup."""
+        return "".join(self._texts[: self._position])
 
     def _begin(self, at_s: float) -> None:
         self._begun = True
@@ -258,6 +281,14 @@ class Sequence:
             cached_tokens=self._cached_tokens,
             tokens=self.tokens,
         )
+
+
+def summed(*delays: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Token to the seconds before it, of several lists together."""
+    waits: dict[int, float] = {}
+    for token, seconds in chain.from_iterable(delays):
+        waits[token] = waits.get(token, 0.0) + seconds
+    return waits
 
 
 def emit_at_once(request: EngineRequest, reply: Reply, emit: Emit, runtime: Runtime) -> None:

@@ -35,7 +35,7 @@ class StepCost:
         return cost + its.wake if idle else cost
 
     def _products(self, tokens: int) -> float:
-        """The matrix products of that many tokens: the norm of reading the weights and of computing."""
+        """The matrix products of so many tokens: the norm of reading weights and of computing, and spill."""
         its = self._constants
         rows = tokens + its.tile * (-tokens % TILE_ROWS)
         reading, computing = its.weights, its.per_token * rows
@@ -43,8 +43,9 @@ class StepCost:
             reading += its.expert_weights * (1 - (1 - its.expert_share) ** tokens)
         most = max(reading, computing)
         if not most:
-            return 0.0
-        return float(most * ((reading / most) ** its.p + (computing / most) ** its.p) ** (1 / its.p))
+            return its.spill * tokens * tokens
+        norm = most * ((reading / most) ** its.p + (computing / most) ** its.p) ** (1 / its.p)
+        return float(norm + its.spill * tokens * tokens)
 
     def _heated(self, cost: float, computing: float, start_s: float) -> float:
         """The cost of a step with prefill on a device that is as hot as it is; it gets hotter."""

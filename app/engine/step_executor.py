@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from functools import partial
 from itertools import chain
@@ -32,6 +32,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 MOST_PER_TURN = 256
 """Tokens handed out before others have their turn: about two milliseconds of work."""
+WatchStep = Callable[[Batch[StepState], float, float], None]
 log = logging.getLogger(__name__)
 
 
@@ -92,6 +93,9 @@ class StepExecutor(Executor):
     ) -> None:
         """`manager` is the cache that `blocks` are of, where there is one."""
         self.slots = limits.max_num_seqs
+        self.limits = limits
+        self.watch_step: WatchStep | None = None
+        """Is told of every step that is made, with the moments of its begin and end."""
         self.block_size = blocks.block_size
         self._blocks, self._front, self._manager = blocks, front, manager
         self._clock, self._wheel, self._recorder = runtime.clock, runtime.wheel, runtime.recorder
@@ -120,6 +124,11 @@ class StepExecutor(Executor):
     def running(self) -> int:
         """Sequences that have a place."""
         return len(self._scheduler.running)
+
+    @property
+    def prefilling(self) -> Iterable[StepState]:
+        """Sequences with a part of the prompt left, after the step that was made last."""
+        return self._scheduler.prefilling
 
     @property
     def waiting(self) -> int:
@@ -218,6 +227,8 @@ class StepExecutor(Executor):
 
     def step_made(self, batch: Batch[StepState], start_s: float, end_s: float) -> None:
         """See `Outputs`."""
+        if self.watch_step is not None:
+            self.watch_step(batch, start_s, end_s)
         now_s = self._loop.now_s
         for state in batch.admitted:
             if state.owner is not None:

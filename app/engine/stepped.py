@@ -17,6 +17,7 @@ from app.engine.client import Emit
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
 from app.engine.sequence import CACHE_THRESHOLD, Runtime, Sequence
+from app.engine.standing import Standing, computed_in_steps, phase_in_steps
 from app.engine.waiting import WaitingQueue
 from app.lora.adapters import LoRASlots
 
@@ -140,6 +141,14 @@ class SteppedSequence(Sequence):
     @property
     def arrival_s(self) -> float:
         return self.request.arrival_s
+
+    def standing(self) -> Standing:
+        state = self.state
+        phase, computed = phase_in_steps(state), computed_in_steps(state)
+        return Standing(phase, computed, state.held, self._scheduled_s, self._first_s)
+
+    def blocks_from(self, first: int) -> list[int]:
+        return [] if self.state.blocks is None else self.state.blocks.numbers(first)
 
     def fits(self) -> bool:
         blocks = self.state.blocks

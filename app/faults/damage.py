@@ -112,7 +112,7 @@ class DamagedStream(StreamingBody):
         """End as if that were all, or break the connection. An empty item sends a status line, if need be."""
         self.was_damaged = True
         if isinstance(self._damage, DisconnectRule):
-            _break(self._connection)
+            break_off(self._connection)
         yield b""
 
 
@@ -132,10 +132,10 @@ def _breaking(first: bytes, connection: Connection | None) -> Iterator[bytes]:
     """A part of an answer, and then no more; without a part, not even a status line."""
     if first:
         yield first
-    _break(connection)
+    break_off(connection)
 
 
-def _break(connection: Connection | None) -> NoReturn:
+def break_off(connection: Connection | None) -> NoReturn:
     """End the connection of a request at once, without a farewell of TLS.
 
     Raises what a server takes for a client that has gone.

@@ -156,8 +156,11 @@ class FaultInjector:
             (context.content_length or 0) / BYTES_PER_TOKEN,
         )
         fault = self.plan.fault_for(facts)
-        if fault is None:
-            return
+        if fault is not None:
+            self.strike(context, fault)
+
+    def strike(self, context: RequestContext, fault: Fault) -> None:
+        """Let this go wrong with a request. ApiError when it is to get an error instead of an answer."""
         context.keep(fault)
         self.active = True
         if fault.error is not None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from msgspec import Struct
 
+from app.fidelity.pod import Watch
 from app.fidelity.prefix_blocks import GroupedRequest
 from app.fidelity.processes import each
 from app.fidelity.routing import policy_of
@@ -21,10 +22,10 @@ class _PodJob(Struct, frozen=True):
     begin_s: float
 
 
-def simulate(load: Load, plan: Plan, processes: int, told: Told) -> Outcome:
-    """What becomes of `load`. `told` is called with the requests that are done."""
-    if not plan.apart:
-        return Simulation(load, plan, told).run()
+def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | None = None) -> Outcome:
+    """What becomes of `load`. `told` is called with the requests that are done, `watch` with each step."""
+    if watch is not None or not plan.apart:
+        return Simulation(load, plan, told, watch=watch).run()
     numbers = _by_pod(load, plan)
     begin_s, done = load.arrival_s[0], [0]
     jobs = []

@@ -88,6 +88,7 @@ class Pod:
         seed: str,
         timeline: Timeline,
         ended: Callable[[GroupedRequest], None],
+        watch: Watch | None = None,
     ) -> None:
         at = profile.engine
         self.blocks: CountedBlocks | PrefixBlocks = (
@@ -114,6 +115,7 @@ class Pod:
         """Requests and when the scheduler sees them."""
         self._seen_s = float("-inf")
         self._timeline = timeline
+        self._watch = watch
         self._ended = ended
 
     def send(self, request: GroupedRequest) -> None:
@@ -154,11 +156,17 @@ class Pod:
     def step_made(self, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
         blocks = self.blocks
         self._timeline.add(start_s, end_s, batch.sequences, blocks.capacity - blocks.free)
+        if self._watch is not None:
+            self._watch(self, batch, start_s, end_s)
 
     def step_over(self, batch: Batch[GroupedRequest], first_s: float, gap_s: float) -> None:
         note_moments(batch, first_s, gap_s)
         for request in batch.ends:
             self._ended(request)
+
+
+Watch = Callable[[Pod, Batch[GroupedRequest], float, float], None]
+"""Is told of every step that is made, with its begin and its end."""
 
 
 def scheduler_limits(at: EngineLimits) -> SchedulerLimits:

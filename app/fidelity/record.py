@@ -29,6 +29,7 @@ ABOUT = """\
 Send a load to a live server (vLLM, or this one), and write when each request was sent, and when its first and
 its last token came: what python -m app calibrate makes a profile of (docs/fidelity.md, "From a real vLLM to
 its understudy"). Prompts are random token ids, answers have exactly as many tokens as the load says.
+With --proxy it keeps the exchanges of others instead: python -m app record --proxy --help.
 """
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "send_s", "first_s", "last_s")
 TOKEN_IDS = range(1000, 30000)

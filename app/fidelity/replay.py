@@ -82,13 +82,20 @@ def play(
 ) -> tuple[CountingClient, Scheduler[OfflineRequest]]:
     """Write the moments of a load on the virtual clock into its requests; who sent it, and who served it."""
     client = CountingClient(load, front, in_flight, turnaround_s)
+    return client, serve(client, limits, cost, front)
+
+
+def serve(
+    client: CountingClient, limits: EngineLimits, cost: CostConstants, front: FrontCosts
+) -> Scheduler[OfflineRequest]:
+    """Serve all that `client` sends, on the virtual clock; who did so."""
     scheduler: Scheduler[OfflineRequest] = Scheduler(
         scheduler_limits(limits),
         CountedBlocks(limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching),
     )
     depth = 2 if limits.async_scheduling else 1
     StepLoop(scheduler, StepCost(cost), client, client, front.out_per_stream, depth).advance(inf)
-    return client, scheduler
+    return scheduler
 
 
 def replay(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +26,9 @@ from app.fidelity.sweep import Point, Sweep, highest
 from app.load.synthetic import draw_load
 from app.load.trace import Load, read_trace
 from config import ConfigError
+
+if TYPE_CHECKING:
+    from app.fidelity.film import Film
 
 Write = Callable[[Path], None]
 
@@ -61,17 +65,33 @@ def _run_once(options: Options) -> None:
     name, unit = ("drawn", "requests") if options.trace is None else ("read", "bytes")
     with _progress(name, _size(options), unit) as progress:
         load = _load(options, progress)
+    film = None if options.html is None else _film(options, load)
     with _progress("simulated", len(load), "requests") as progress:
-        outcome = simulate(load, options.plan, options.processes, progress)
+        watch = None if film is None else film.watch
+        outcome = simulate(load, options.plan, options.processes, progress, watch)
         summary = summarize(load, options.plan, outcome, options.profile_name)
     files: dict[Path, Write] = {}
     if options.requests is not None:
         files[options.requests] = lambda path: _write_requests(path, load, outcome)
+    if options.html is not None and film is not None:
+        files[options.html] = lambda path: _write_film(path, film, outcome)
     if options.plot is not None:
         title = f"{options.profile_name}: {_told(options, load)}"
         files[options.plot] = lambda path: draw_run(load, options.plan, outcome, title, path)
     verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in options.objectives]
     _give(options, msgspec.json.encode(summary), "\n".join([report.table(summary), *verdicts]), files)
+
+
+def _film(options: Options, load: Load) -> Film:
+    from app.fidelity.film import Film  # and the console
+
+    return Film(load, options.plan, f"{options.profile_name}: {_told(options, load)}")
+
+
+def _write_film(path: Path, film: Film, outcome: Outcome) -> None:
+    from app.console.report import report_of
+
+    path.write_text(report_of(film.picture(), film.frames(outcome)), "utf-8")
 
 
 def _run_sweep(options: Options, sweep: Sweep) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from app.fidelity.processes import cores
 from app.fidelity.routing import POLICIES, RANDOM
 from app.fidelity.sweep import MOST, read_objectives, read_sweep
-from app.load.synthetic import ARRIVALS, read_lengths
+from app.load.synthetic import ARRIVALS, Lengths, read_lengths
 from app.load.trace import MOST_TOKENS
 from config.devices import DEVICES
 from config.durations import parse_duration
@@ -66,15 +66,15 @@ def _add_load(group: Group) -> None:
 
 def _add_drawn(group: Group) -> None:
     add, whole = group.add_argument, whole_number(1, MOST_TOKENS)
-    rate = partial(_number, 0, MOST["rate"])
+    rate = partial(number_of, 0, MOST["rate"])
     add("--rate", type=rate(), help="requests a second; without it they are there from the start")
     add("--arrivals", choices=ARRIVALS, help="how they come [poisson]")
     shape = "of bursty gaps: 1 is as poisson, less is burstier [0.25]"
-    add("--burstiness", type=_number(0, 1000), metavar="SHAPE", help=shape)
+    add("--burstiness", type=number_of(0, 1000), metavar="SHAPE", help=shape)
     add("--ramp-from", type=rate(zero=True), metavar="RATE", help="with which a ramp to --rate begins [0]")
-    add("--input-tokens", type=_lengths("input"), metavar="LENGTHS", help="of prompts [1000]")
-    add("--output-tokens", type=_lengths("output"), metavar="LENGTHS", help="of answers [128]")
-    add("--seconds", type=_number(0, MOST_SECONDS), help="how long requests come")
+    add("--input-tokens", type=lengths("input"), metavar="LENGTHS", help="of prompts [1000]")
+    add("--output-tokens", type=lengths("output"), metavar="LENGTHS", help="of answers [128]")
+    add("--seconds", type=number_of(0, MOST_SECONDS), help="how long requests come")
     add("--num-requests", type=whole, metavar="N", help="how many come at the most")
     add("--prefix-groups", type=whole, metavar="N", help="groups whose prompts begin alike [none]")
     add("--prefix-tokens", type=whole, metavar="N", help="with which they do, before the input tokens")
@@ -107,6 +107,7 @@ def _add_results(group: Group) -> None:
     add("--requests", type=Path, metavar="FILE.csv", help="moments of each request: send, first, last")
     picture = "latency, batch and cache over time; of a sweep its curve"
     add("--plot", type=Path, metavar="FILE.png", help=picture)
+    add("--html", type=Path, metavar="FILE.html", help="the run as a page to look through, moment by moment")
     sweep = f"a run for each value of one of {', '.join(MOST)}"
     add("--sweep", type=_of(read_sweep), metavar="NAME=FROM:TO:STEP", help=sweep)
     add("--slo", type=_of(read_objectives), metavar="LIMITS", help="such as ttft_p99=500ms,itl_p99=50ms")
@@ -126,11 +127,12 @@ def _of(read: Callable[[str], T]) -> Callable[[str], T]:
     return convert
 
 
-def _lengths(which: str) -> Callable[[str], object]:
+def lengths(which: str) -> Callable[[str], Lengths]:
+    """Reads LENGTHS of `input` or `output`."""
     return _of(lambda text: read_lengths(text, which))
 
 
-def _number(low: float, high: float, zero: bool = False) -> Callable[[str], float]:
+def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], float]:
     """Numbers above `low`, or with `zero` from it on, up to `high`."""
 
     def read(text: str) -> float:

@@ -49,6 +49,7 @@ class Options:
     json: Path | None
     requests: Path | None
     plot: Path | None
+    html: Path | None = None
 
 
 def read(argv: Sequence[str]) -> Options:
@@ -78,6 +79,7 @@ def read(argv: Sequence[str]) -> Options:
         json=given.json,
         requests=given.requests,
         plot=given.plot,
+        html=given.html,
     )
     _check_files(options)
     return options
@@ -153,9 +155,10 @@ def _check_drawn(given: argparse.Namespace, rate_is_swept: bool) -> None:
 
 def _check_files(options: Options) -> None:
     """ConfigError for files that could not be written, before anything is calculated."""
-    if options.sweep is not None and options.requests is not None:
-        raise ConfigError("--requests is of one run, not of --sweep")
-    named = [options.requests, options.plot, None if options.json == STDOUT else options.json]
+    for name, path in (("requests", options.requests), ("html", options.html)):
+        if options.sweep is not None and path is not None:
+            raise ConfigError(f"--{name} is of one run, not of --sweep")
+    named = [options.requests, options.plot, options.html, None if options.json == STDOUT else options.json]
     targets = [path for path in named if path is not None]
     for path in targets:
         if not path.parent.is_dir():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from app.fidelity.pod import Pod, Timeline
+from app.fidelity.pod import Pod, Timeline, Watch
 from app.fidelity.prefix_blocks import GroupedRequest, shared_keys
 from app.fidelity.routing import BLIND, RANDOM, policy_of
 from app.load.trace import Load
@@ -79,14 +79,16 @@ class Simulation:
     Only what has something to do is looked at: a heap has the moments of the pods.
     """
 
-    def __init__(self, load: Load, plan: Plan, told: Told, first_pod: int = 0) -> None:
+    def __init__(
+        self, load: Load, plan: Plan, told: Told, first_pod: int = 0, watch: Watch | None = None
+    ) -> None:
         """`first_pod` is the number of the first of its pods among those of the whole fleet."""
         self._load = load
         self._plan = plan
         self._told = told
         self.outcome = out = Outcome(load)
         self.pods = [
-            Pod(plan.profile, bool(load.group), f"{plan.seed}/{number}", out.timeline, self._ended)
+            Pod(plan.profile, bool(load.group), f"{plan.seed}/{number}", out.timeline, self._ended, watch)
             for number in range(first_pod, first_pod + plan.pods)
         ]
         self._policy = policy_of(plan.policy, plan.seed, self._cached)

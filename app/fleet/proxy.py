@@ -100,7 +100,7 @@ class Proxy:
         relay = Relay(connection, watched(environ.get(CLIENT), connection.cut), lambda: self._release(pod))
         try:
             method, body = environ["REQUEST_METHOD"], incoming.body or None
-            connection.request(method, _target(environ), body, _request_headers(environ))
+            connection.request(method, _target(environ), body, request_headers(environ))
             response = connection.getresponse()
         except (OSError, HTTPException) as error:
             relay.close()
@@ -160,7 +160,7 @@ def _broken(why: str) -> ConnectionResetError:
     return ConnectionResetError(errno.ECONNRESET, f"the pod's answer broke off: {why}")
 
 
-class _Handler(WSGIHandler):  # type: ignore[misc]
+class ClientHandler(WSGIHandler):  # type: ignore[misc]
     """gevent's, which also hands the client's socket to the application."""
 
     def get_environ(self) -> WSGIEnvironment:
@@ -174,7 +174,7 @@ class _Handler(WSGIHandler):  # type: ignore[misc]
 
 def server_of(application: WSGIApplication, port: int = 0) -> WSGIServer:
     """A server on loopback that is not started yet; port 0 is any free one. It writes no log."""
-    return WSGIServer((HOST, port), application, handler_class=_Handler, log=None, error_log=None)
+    return WSGIServer((HOST, port), application, handler_class=ClientHandler, log=None, error_log=None)
 
 
 def watched(client: socket.socket | None, left: Callable[[], None]) -> Callable[[], None]:
@@ -207,7 +207,7 @@ def _target(environ: WSGIEnvironment) -> str:
     return f"{path}?{query}" if query else path
 
 
-def _request_headers(environ: WSGIEnvironment) -> dict[str, str]:
+def request_headers(environ: WSGIEnvironment) -> dict[str, str]:
     """The client's headers, as far as they concern the pod."""
     headers = {
         name.removeprefix("HTTP_").replace("_", "-").lower(): value

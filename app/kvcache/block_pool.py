@@ -151,7 +151,8 @@ class BlockPool:
         self._cached: dict[bytes, Block] = {}
         self._copies: dict[bytes, dict[Block, None]] = {}
         self._on_evict = on_evict
-        self._observer = observer
+        self.observer = observer
+        """Is told what becomes of blocks; another one may take its place at any time."""
 
     @property
     def size_bytes(self) -> int:
@@ -189,17 +190,17 @@ class BlockPool:
             if block.references == 0:
                 self.queue.remove(block)
             block.references += 1
-            if self._observer:
-                self._observer.accessed(block.number)
+            if self.observer:
+                self.observer.accessed(block.number)
 
     def take(self, count: int) -> list[Block]:
         """Blocks for a sequence to fill, what they held is forgotten. The caller has checked `free`."""
         blocks, evicted = [], []
         for _ in range(count):
             block = self.queue.take()
-            if self._observer:
-                self._observer.evicted(block.number)
-                self._observer.allocated(block.number)
+            if self.observer:
+                self.observer.evicted(block.number)
+                self.observer.allocated(block.number)
             if block.hash is not None:
                 self._forget(block, block.hash)
                 evicted.append(block.hash)
@@ -219,11 +220,13 @@ class BlockPool:
 
     def release(self, blocks: Sequence[Block]) -> None:
         """A sequence no longer uses its `blocks`. The last goes first: it is no use without the others."""
-        unused = []
+        unused, observer = [], self.observer
         for block in reversed(blocks):
             block.references -= 1
             if block.references == 0:
                 unused.append(block)
+            if observer:
+                observer.released(block.number, block.hash is not None)
         self.queue.give_back(unused)
 
     def clear(self, used: Iterable[Block] = ()) -> None:
@@ -233,8 +236,8 @@ class BlockPool:
         self.queue.empty_all()
         self._cached.clear()
         self._copies.clear()
-        if self._observer:
-            self._observer.cleared()
+        if self.observer:
+            self.observer.cleared()
 
     def _forget(self, block: Block, block_hash: bytes) -> None:
         copies = self._copies.get(block_hash)

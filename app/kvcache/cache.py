@@ -6,7 +6,7 @@ once if they were computed more than once, and the last token of a prompt is alw
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -179,9 +179,27 @@ class KVCache:
             full = (sequence.tokens - 1) // self.block_size
             self._store_computed(sequence, min(full, len(sequence.blocks)))
 
-    def block_numbers(self, request_id: str) -> list[int]:
-        """Where the keys and values of a sequence are kept, in order. KeyError for one without blocks."""
-        return [block.number for block in self._running[request_id].blocks]
+    def block_numbers(self, request_id: str, first: int = 0) -> list[int]:
+        """Where the keys and values of a sequence are kept, in order, from its `first`-th block on.
+
+        KeyError for one without blocks.
+        """
+        return [block.number for block in self._running[request_id].blocks[first:]]
+
+    @property
+    def observer(self) -> BlockObserver | None:
+        """Who is told what becomes of blocks."""
+        return self._pool.observer
+
+    def observe(self, observer: BlockObserver | None) -> None:
+        """Tell another one from now on."""
+        self._pool.observer = observer
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks that were ever used; those that sequences share more than once."""
+        yield from self._pool.queue
+        for sequence in self._running.values():
+            yield from sequence.blocks
 
     def finish(self, request_id: str) -> None:
         """The sequence has ended or is preempted: its blocks are free, and cached ones can still be found.

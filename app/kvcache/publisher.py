@@ -1,112 +1,26 @@
-"""KV events to the outside: on a ZMQ PUB socket, as vLLM publishes them, and to listeners in the process."""
+"""The sender of KV events in greenlets, beside which the server goes on."""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
 
 import gevent
 import zmq
 from gevent.event import Event
-from msgspec import Struct
 
 from app.clock.pause import pause
-from app.kvcache.endpoints import PublisherSettings, of_rank
-from app.kvcache.events import EventBatch, KVEvent, encoder, event_bytes
-from app.kvcache.memo import Bounded
-from app.kvcache.replay_buffer import ReplayBuffer
-from app.kvcache.sockets import PubSocket
+from app.kvcache.endpoints import PublisherSettings
+from app.kvcache.event_sender import POLL_S, EventSender
+from app.kvcache.events import KVEvent
 
-log = logging.getLogger(__name__)
-
-Listener: TypeAlias = Callable[[str, int, EventBatch], None]
-"""Is given topic, sequence number and batch. Its errors are logged and counted."""
-
-POLL_S = 0.1
-"""How long a request for a replay may wait; vLLM's publisher looks as often."""
 PAUSE_EVERY = 32
 """Messages between two pauses in which other greenlets run."""
-MOST_BATCHES = 16
-"""A message costs much more than an event in it, and who listens would have to apply all of them anyway."""
-QUEUE_BYTES = 256 << 20
-"""Events that wait to be published, as `event_bytes` reckons them."""
-MESSAGE_BYTES = 1 << 20
-"""Events of one message, reckoned likewise: on the wire it is a fourth of that. A larger event goes alone."""
-LINGER_MS = 1000
-"""What a close waits for subscribers to receive the last batches."""
-QUIET_S = 60.0
-"""At most one line is logged about lost events in so many seconds."""
 
 
-class Published(Struct):
-    """What a publisher has done so far."""
-
-    batches: int = 0
-    events: int = 0
-    dropped_events: int = 0
-    """Events for which the queue had no room, or that came after the close."""
-    lost_batches: int = 0
-    """Batches that had no socket or that ZMQ refused; they can be replayed and went to listeners."""
-    failed_listeners: int = 0
-
-
-class EventQueue:
-    """At most `capacity` events, that go as soon as there are `batch`, or `flush_s` seconds after the last.
-
-    What has gathered by then goes together, up to `MOST_BATCHES` times `batch` or `MESSAGE_BYTES`. Moments
-    are monotonic seconds.
-    """
-
-    def __init__(self, capacity: int, batch: int, flush_s: float, limit_bytes: int = QUEUE_BYTES) -> None:
-        self.limit_bytes = limit_bytes
-        self.size_bytes = 0
-        self._capacity = capacity
-        self._batch = batch
-        self._flush_s = flush_s
-        self._events: deque[KVEvent] = deque()
-        self._last_s = -math.inf
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def put(self, events: Sequence[KVEvent]) -> int:
-        """Add the events of a step; how many found no room and are lost."""
-        lost = 0
-        for event in events:
-            size = event_bytes(event)
-            if len(self._events) < self._capacity and self.size_bytes + size <= self.limit_bytes:
-                self._events.append(event)
-                self.size_bytes += size
-            else:
-                lost += 1
-        return lost
-
-    def due_s(self) -> float:
-        """When the next batch goes; infinity when nothing waits."""
-        if len(self._events) >= self._batch:
-            return -math.inf
-        return self._last_s + self._flush_s if self._events else math.inf
-
-    def take(self, now_s: float) -> list[KVEvent]:
-        """The next batch."""
-        self._last_s = now_s
-        taken: list[KVEvent] = []
-        size = 0
-        while self._events and len(taken) < MOST_BATCHES * self._batch:
-            size += event_bytes(self._events[0])
-            if taken and size > MESSAGE_BYTES:
-                break
-            taken.append(self._events.popleft())
-            self.size_bytes -= event_bytes(taken[-1])
-        return taken
-
-
-class Publisher:
-    """Batches events and publishes them from a greenlet that never waits for a subscriber.
+class Publisher(EventSender):
+    """Publishes from a greenlet that never waits for a subscriber.
 
     Sockets and greenlets begin with `start` or the first `put`, to be called in the process that uses them.
     """
@@ -118,50 +32,15 @@ class Publisher:
         now: Callable[[], float] = time.monotonic,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        """`wall` gives seconds since 1970, `now` monotonic ones. Sharing an inproc endpoint needs `context`.
-
-        ValueError for an endpoint that is none.
-        """
-        self._settings = settings
-        self._wall, self._now = wall, now
-        topic = settings.topic.encode()
-        kept = settings.replay_batches if settings.replay_endpoint else 0
-        self.replay = ReplayBuffer(topic, kept, settings.replay_layout)
-        self._socket = PubSocket(topic, settings.hwm)
-        self._unopened = [
-            (name, part, of_rank(endpoint, settings.rank))
-            for name, part, endpoint in (
-                ("events", self._socket, settings.endpoint),
-                ("replay", self.replay, settings.replay_endpoint),
-            )
-            if endpoint
-        ]
-        self._context, self._owns_context = context, context is None
-        self._encode = encoder(settings.layout)
-        self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
-        self._sequence = 0
-        self._listeners: list[Listener] = []
+        super().__init__(settings, wall, now, context)
         self._wake, self._end = Event(), Event()
         self._greenlets: list[gevent.Greenlet] = []
-        self._quiet_until_s = -math.inf
-        self.published = Published()
-        self.addresses: dict[str, str] = {}
-        """The addresses that are open, of `events` and of `replay`, with the port in use."""
-
-    def listen(self, listener: Listener) -> None:
-        """Hand every batch to `listener` too, from the publisher's greenlet."""
-        self._listeners.append(listener)
-
-    @property
-    def caches(self) -> Mapping[str, Bounded]:
-        """What is kept, by name."""
-        return {"KV events to publish": self.queue, "KV events to replay": self.replay}
 
     def start(self) -> None:
         """Open the sockets, so that subscribers and requests for replays find them."""
         if self._greenlets or self._end.is_set():
             return
-        self._open()
+        self.open()
         self._greenlets = [gevent.spawn(self._publish), gevent.spawn(self._tend)]
 
     def put(self, events: Sequence[KVEvent]) -> None:
@@ -173,9 +52,7 @@ class Publisher:
             return
         self.start()
         due_s = self.queue.due_s()
-        if lost := self.queue.put(events):
-            self.published.dropped_events += lost
-            self._complain("KV events: the queue is full, %d are lost so far", self.published.dropped_events)
+        super().put(events)
         if self.queue.due_s() < due_s:
             self._wake.set()
 
@@ -184,28 +61,15 @@ class Publisher:
         self._end.set()
         self._wake.set()
         gevent.joinall(self._greenlets)
-        for part in (self._socket, self.replay):
-            part.close(LINGER_MS)
-        if self._owns_context and self._context is not None:
-            gevent.get_hub().threadpool.apply(self._context.term)
-            self._context = None
+        super().close()
 
-    def _open(self) -> None:
-        """Open what is not open yet. An endpoint that is taken may be free later."""
-        unopened = []
-        for name, part, endpoint in self._unopened:
-            try:
-                self._context = self._context or zmq.Context()
-                self.addresses[name] = part.open(self._context, endpoint)
-            except zmq.ZMQError as error:
-                self._complain("KV events: %s cannot be opened, trying on: %s", endpoint, error)
-                unopened.append((name, part, endpoint))
-        self._unopened = unopened
+    def _end_context(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        gevent.get_hub().threadpool.apply(context.term)
 
     def _tend(self) -> None:
         """Greenlet: open sockets that could not be opened, and answer requests for replays."""
-        while not self._end.is_set() and (self._unopened or self._settings.replay_endpoint):
-            self._open()
+        while not self._end.is_set() and self.waits_for_peers:
+            self.open()
             _with_pauses(self.replay.serve())
             self._end.wait(POLL_S)
 
@@ -215,35 +79,8 @@ class Publisher:
             due_s = self.queue.due_s()
             self._wake.wait(None if due_s == math.inf else max(0.0, due_s - self._now()))
             self._wake.clear()
-            _with_pauses(self._batches(self._now()))
-        _with_pauses(self._batches(math.inf))
-
-    def _batches(self, now_s: float) -> Iterable[None]:
-        """Publish the batches that are due at `now_s`, one before each item."""
-        while len(self.queue) and self.queue.due_s() <= now_s:
-            self._send(self.queue.take(now_s))
-            yield
-
-    def _send(self, events: list[KVEvent]) -> None:
-        batch = EventBatch(self._wall(), events, self._settings.rank)
-        sequence, self._sequence = self._sequence, self._sequence + 1
-        payload = self._encode(batch)
-        self.replay.record(sequence, payload)
-        if self._settings.endpoint and not self._socket.send(sequence, payload):
-            self.published.lost_batches += 1
-        self.published.batches += 1
-        self.published.events += len(events)
-        for listener in self._listeners:
-            try:
-                listener(self._settings.topic, sequence, batch)
-            except Exception as error:
-                self.published.failed_listeners += 1
-                self._complain("KV events: a listener failed: %r", error)
-
-    def _complain(self, line: str, *values: object) -> None:
-        if self._now() >= self._quiet_until_s:
-            self._quiet_until_s = self._now() + QUIET_S
-            log.warning(line, *values)
+            _with_pauses(self.send_due(self._now()))
+        _with_pauses(self.send_due(math.inf))
 
 
 def _with_pauses(messages: Iterable[None]) -> None:

@@ -27,6 +27,9 @@ class BlockObserver(Protocol):
     def accessed(self, block: int) -> None:
         """Another sequence re-uses what it holds."""
 
+    def released(self, block: int, findable: bool) -> None:
+        """A sequence no longer uses it; `findable`: what it holds can be found."""
+
     def evicted(self, block: int) -> None:
         """What it held, if anything, makes room."""
 
@@ -80,6 +83,9 @@ class Residency:
         life = self._lives.get(block)
         if life:
             life[1].append(self._now())
+
+    def released(self, block: int, findable: bool) -> None:
+        """It lives on until its room is needed."""
 
     def evicted(self, block: int) -> None:
         life = self._lives.pop(block, None)

@@ -13,8 +13,8 @@ import gevent
 import zmq
 from gevent.event import Event
 
+from app.kvcache.event_sender import Listener
 from app.kvcache.events import EventBatch, encoder
-from app.kvcache.publisher import Listener
 from app.kvindex.backend import RedisSettings
 from app.kvindex.event_pool import PoolSettings
 from app.kvindex.feed import Message

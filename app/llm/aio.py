@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from threading import Condition, Thread
 
 from app.llm.engine import LLMEngine
@@ -59,7 +60,7 @@ class EngineThread:
             engine.abort(request_id)
             self._deliver.pop(request_id, None)
 
-        if not self._closing:
+        with suppress(LLMError):  # the engine has ended, and the request with it
             self.order(end)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from app.llm.kv_store import DecodeRow, DecodeWorkspace, PagedStore
 
 MANY_ROWS: Final = 8
-"""From so many rows on plain products of matrices are faster than torch's attention on a CPU."""
+"""From so many rows on plain products of matrices are faster in float32 than torch's attention on a CPU."""
 
 
 class ChunkRows:
@@ -83,19 +83,20 @@ class StepAttention:
         dtype = self._store.layers[0].dtype
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, -math.inf)
         self._mask = mask[:, None, None]
+        on_cpu = self._device.type == "cpu"
+        self._plain = on_cpu and dtype == torch.float32 and len(decodes) >= MANY_ROWS
 
     def _decode(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Heads that share keys stand side by side, as if they were several queries."""
-        keys, values = self._workspace.keys[layer], self._workspace.values[layer]
-        keys[self._places, :, self._positions] = kv[:, 0]
-        values[self._places, :, self._positions] = kv[:, 1]
-        keys, values = (it[: self._count, :, : self._length] for it in (keys, values))
+        rows = self._workspace.layers[layer]
+        rows[:, self._places, :, self._positions] = kv
+        keys, values = rows[:, : self._count, :, : self._length]
         grouped = queries.unflatten(1, (keys.shape[1], -1))
-        if self._count < MANY_ROWS or self._device.type != "cpu":
-            seen = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
-        else:
+        if self._plain:
             scores = torch.matmul(grouped * grouped.shape[-1] ** -0.5, keys.transpose(-1, -2))
             seen = torch.matmul(scores.add_(self._mask).softmax(-1), values)
+        else:
+            seen = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
         return seen.flatten(1, 2)
 
 

@@ -68,6 +68,14 @@ class ModelConfig:
         """Numbers in the keys of a token in one layer, and as many in its values."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def num_parameters(self) -> int:
+        """Without norms and biases, which are few."""
+        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        heads = 1 if self.tied else 2
+        return self.num_layers * layer + heads * self.vocab_size * self.hidden_size
+
     def kv_bytes(self, element_bytes: int) -> int:
         """Memory of the keys and values of a token."""
         return 2 * self.num_layers * self.kv_size * element_bytes

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from app.llm.checkpoint import Weights, fitted
 from app.llm.config import ModelConfig
 from app.llm.layers import Linear, Rope, interleave, rms_norm
-from app.llm.loader import Weights, fitted
 
 
 class Attention(Protocol):
@@ -127,14 +127,6 @@ class Decoder:
         for layer in self.layers:
             x = layer(x, turns, attention)
         return x
-
-    @property
-    def num_parameters(self) -> int:
-        config = self.config
-        attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
-        layer = attention + 3 * config.hidden_size * config.intermediate_size
-        heads = 1 if config.tied else 2
-        return config.num_layers * layer + heads * config.vocab_size * config.hidden_size
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(rms_norm(hidden, self.norm, self.config.rms_norm_eps)).float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Mapping
 from typing import Final
@@ -51,6 +52,14 @@ class DeviceManager:
         except (OSError, KeyError, ValueError):
             return None
 
+    def collect(self) -> None:
+        """Hand back what is no longer used."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
+
     def info(self) -> dict[str, object]:
         kinds = {"cuda": "nvidia_gpu", "mps": "apple_gpu", "cpu": "cpu"}
         return {
@@ -63,11 +72,16 @@ class DeviceManager:
 
 
 def _available(device: str) -> str:
-    there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available, "cpu": lambda: True}
+    """`device`, or the CPU where it is not there."""
+    counts = {
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+        "cpu": 1,
+    }
     if device == "auto":
-        return next(name for name in DEVICES if there[name]())
-    name = device.partition(":")[0]
-    if name not in there or not there[name]():
-        logger.warning("the device %s is not available, using the CPU", device)
-        return "cpu"
-    return device
+        return next(name for name in DEVICES if counts[name])
+    name, _, number = device.partition(":")
+    if (number or "0").isdecimal() and int(number or 0) < counts.get(name, 0):
+        return device
+    logger.warning("the device %s is not available, using the CPU", device)
+    return "cpu"

@@ -16,16 +16,17 @@ from msgspec import Struct
 
 from app.engine.batch import Batch, SchedulerLimits
 from app.engine.scheduler import Scheduler
+from app.engine.wire import TextForm
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher
-from app.kvcache.prompt import Prompt
-from app.llm.detokenizer import Detokenizer
-from app.llm.errors import QueueFull, RequestError
+from app.llm.errors import ModelLoadError, QueueFull, RequestError
+from app.llm.intake import Intake
 from app.llm.kv_store import DecodeRow
+from app.llm.logprobs import logprobs_of
 from app.llm.model_runner import Chunk, ModelRunner, StepLogits
-from app.llm.requests import EngineOutput, EngineRequest, FinishReason
-from app.llm.sampler import Sampled, logprobs_of, sample
+from app.llm.requests import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
+from app.llm.sampler import Form, sample
 from app.llm.sampling_params import SamplingParams
 from app.llm.sequence import PagedBlocks, PriorityQueue, Sequence
 from app.tokenization.huggingface import LocalTokenizer
@@ -47,6 +48,20 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     prefix_caching_hash_algo: str = "sha256"
     hash_seed: str | None = None
     """The PYTHONHASHSEED of the vLLM whose block hashes these are to equal."""
+    kv_events: bool = False
+    """Whether `take_events` tells of blocks; whoever wants them has to take them."""
+    int_hashes: bool = True
+    """Events carry hashes as numbers of 64 bits, else as bytes."""
+    form_cpu_s: float | None = None
+    """Forms are tried out first, in a process that may take so long for each; None: they are trusted."""
+
+    def __post_init__(self) -> None:
+        """ModelLoadError for a size with which nothing would ever run."""
+        least = {"num_blocks": 2, "block_size": 1, "max_seq_length": 2, "max_queue_size": 0}
+        least |= {"max_num_seqs": 1, "max_num_batched_tokens": 1}
+        for name, number in least.items():
+            if getattr(self, name) < number:
+                raise ModelLoadError(f"{name} should be at least {number}, got {getattr(self, name)}.")
 
 
 class EngineStats(Struct):
@@ -55,8 +70,11 @@ class EngineStats(Struct):
     steps: int = 0
     step_s: float = 0.0
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    """Computed: without what was found in the cache."""
     generated_tokens: int = 0
+    prefix_queries: int = 0
+    """Tokens of prompts that were looked for in the cache, and that were found, as vLLM counts them."""
+    prefix_hits: int = 0
     requests: int = 0
     completed: int = 0
     failed: int = 0
@@ -76,11 +94,24 @@ class LLMEngine:
         self.runner, self.tokenizer, self.options = runner, tokenizer, options
         self.eos_token_ids = eos_token_ids | (tokenizer.eos_token_ids if tokenizer else frozenset())
         self.stats = EngineStats()
+        self.watch: Callable[[Batch[Sequence]], None] | None = None
+        """Told of each step that was made, before it runs."""
         self._now = now
-        self._random = Random(options.seed)
         algorithm = options.prefix_caching_hash_algo
-        hasher = BlockHasher(algorithm, options.block_size, options.hash_seed, self._random)  # type: ignore[arg-type]
-        self.cache = KVCache(options.num_blocks, hasher, caching=options.enable_prefix_caching)
+        random = Random(options.seed)
+        hasher = BlockHasher(algorithm, options.block_size, options.hash_seed, random)  # type: ignore[arg-type]
+        self.cache = KVCache(
+            options.num_blocks,
+            hasher,
+            caching=options.enable_prefix_caching,
+            events=options.kv_events,
+            int_hashes=options.int_hashes,
+        )
+        room = self.cache.capacity * options.block_size
+        length = min(options.max_seq_length, runner.config.max_position, room)
+        self._intake = Intake(
+            tokenizer, self.cache, runner.vocab_size, length, random, now, options.form_cpu_s
+        )
         limits = SchedulerLimits(
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
@@ -90,15 +121,24 @@ class LLMEngine:
         self.scheduler: Scheduler[Sequence] = Scheduler(limits, PagedBlocks(self.cache), self._waiting)
         self._choices: dict[str, list[Sequence]] = {}
         """The choices of each request that are not over."""
+        self.halted = False
+        """Nothing is computed: weights or cache are put away."""
+        self.step_tokens = 0
+        """Computed in the last step."""
 
     @property
     def max_tokens(self) -> int:
         """Most tokens of a prompt and its reply."""
-        return min(self.options.max_seq_length, self.cache.capacity * self.cache.block_size)
+        return self._intake.max_tokens
 
     @property
     def has_work(self) -> bool:
         return bool(self._choices)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step would compute nothing."""
+        return self.halted or self.scheduler.idle
 
     @property
     def num_waiting(self) -> int:
@@ -125,16 +165,23 @@ class LLMEngine:
             )
         )
 
-    def add(self, request: EngineRequest) -> None:
-        """The same, of a request that is made."""
-        self._check(request)
+    def add(self, request: EngineRequest, form: Form | None = None) -> None:
+        """The same, of a request that is made; `form` is its own, compiled, if it has one choice."""
+        if request.request_id in self._choices:
+            raise RequestError(f"The request id {request.request_id} is in use.")
+        self._intake.check(request)
         if len(self._waiting) + request.params.n > max(self.options.max_queue_size, request.params.n):
             raise QueueFull(f"{len(self._waiting)} requests wait, of at most {self.options.max_queue_size}.")
+        eos, count = self.eos_token_ids, request.params.n
+        choices = [self._intake.sequence(request, index, eos, form) for index in range(count)]
         self.stats.requests += 1
-        choices = [self._sequence(request, index) for index in range(request.params.n)]
         self._choices[request.request_id] = choices
         for sequence in choices:
             self.scheduler.add(sequence)
+
+    def compile(self, form: TextForm) -> Form:
+        """What `add` takes as form; may be called by another thread. RequestError for one that cannot be."""
+        return self._intake.compile(form, self.eos_token_ids)
 
     def encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
@@ -152,15 +199,29 @@ class LLMEngine:
     def step(self) -> list[EngineOutput]:
         """Compute one step; what it adds to each choice. Empty when there is nothing to compute."""
         outputs = self._expire()
-        batch = self.scheduler.schedule()
+        batch = None if self.halted else self.scheduler.schedule()
         if batch is None:
             return outputs
+        if self.watch is not None:
+            self.watch(batch)
         started = self._now()
+        for sequence in batch.admitted:
+            self._begun(sequence, started)
         decodes, chunks = self._parts(batch)
         outputs += self._compute(batch, decodes, chunks)
+        self.step_tokens = batch.tokens
         self.stats.steps += 1
         self.stats.step_s += self._now() - started
         return outputs
+
+    def preempt_all(self) -> None:
+        """What runs gives its blocks back, and goes on as soon as it may, computed anew."""
+        for sequence in list(self.scheduler.running):
+            self.scheduler.remove(sequence)
+            sequence.computed, sequence.written = 0, len(sequence.output_ids)
+            sequence.preemptions += 1
+            self.scheduler.preemptions += 1
+            self._waiting.add(sequence)
 
     def take_events(self) -> list[KVEvent]:
         """What happened to the blocks since the last call."""
@@ -169,52 +230,6 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         """Forget all that is cached; False while requests run."""
         return self.cache.reset()
-
-    # A request comes.
-
-    def _check(self, request: EngineRequest) -> None:
-        ids, vocabulary = request.prompt_ids, self.runner.vocab_size
-        if request.request_id in self._choices:
-            raise RequestError(f"The request id {request.request_id} is in use.")
-        if not ids:
-            raise RequestError("The prompt is empty.")
-        if min(ids) < 0 or max(ids) >= vocabulary:
-            raise RequestError(f"The prompt has a token id outside the vocabulary of {vocabulary}.")
-        if len(ids) >= self.max_tokens:
-            raise RequestError(f"The prompt has {len(ids)} tokens, the model takes {self.max_tokens - 1}.")
-        request.params.check_vocabulary(vocabulary)
-        if request.params.stops and self.tokenizer is None:
-            raise RequestError("The model has no tokenizer, so stop strings cannot be found.")
-
-    def _sequence(self, request: EngineRequest, index: int) -> Sequence:
-        params, ids = request.params, request.prompt_ids
-        room = self.max_tokens - len(ids)
-        seed = self._random.getrandbits(64) if params.seed is None else params.seed + index
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
-        wait = request.max_wait_s
-        prompt = self.cache.prompt(ids, salt=request.cache_salt)
-        if params.prompt_logprobs is not None:  # all of it has to be computed
-            prompt = Prompt(ids, None, prompt.keys)
-        return Sequence(
-            request,
-            index,
-            output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            prompt=prompt,
-            detokenizer=self._detokenizer(params),
-            banned_ids=ends,
-            deadline_s=None if wait is None else self._now() + wait,
-            random=Random(seed),
-        )
-
-    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
-        if self.tokenizer is None:
-            return None
-        return Detokenizer(
-            self.tokenizer.backend,
-            params.stops,
-            include_stop=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-        )
 
     def _expire(self) -> list[EngineOutput]:
         """Whoever has waited for too long waits no more."""
@@ -247,6 +262,13 @@ class LLMEngine:
                 chunks.append(chunk)
         return decodes, chunks
 
+    def _begun(self, sequence: Sequence, now_s: float) -> None:
+        if not sequence.preemptions:
+            sequence.scheduled_s = now_s
+            if sequence.prompt.cached:
+                self.stats.prefix_queries += sequence.prompt_tokens
+                self.stats.prefix_hits += sequence.cached_tokens
+
     def _compute(
         self, batch: Batch[Sequence], decodes: list[DecodeRow], chunks: list[Chunk]
     ) -> list[EngineOutput]:
@@ -259,13 +281,18 @@ class LLMEngine:
         if not sequences:
             self.scheduler.complete(batch)
             return []
-        rows = logits.logits[[logits.rows[it] for it in sequences]]
-        sampled = sample(rows, [it.sampling for it in sequences])
-        outputs = [self._said(it, token) for it, token in zip(sequences, sampled, strict=True)]
+        sequences.sort(key=logits.rows.__getitem__)
+        sampled = sample(logits.of(sequences), [it.sampling for it in sequences])
+        pairs = list(zip(sequences, sampled, strict=True))
+        outputs = self._fail_spoiled([it for it, one in pairs if one.token_id is None and not one.error])
+        for sequence, one in pairs:
+            if one.token_id is not None and not sequence.ended:
+                outputs.append(self._said(sequence, one.token_id, one.logprobs))
+            elif one.error and not sequence.ended:
+                outputs.append(self._failed(sequence, one.error, is_refused=True))
         self.scheduler.complete(batch)
-        for sequence in sequences:
-            if sequence.ended and sequence.running:
-                self.scheduler.remove(sequence)
+        for sequence in [it for it in self.scheduler.running if it.ended]:
+            self.scheduler.remove(sequence)
         return outputs
 
     def _note_prompt(self, chunk: Chunk, logits: StepLogits) -> None:
@@ -273,38 +300,39 @@ class LLMEngine:
         assert isinstance(sequence, Sequence)
         if not sequence.output_ids:
             self.stats.prompt_tokens += len(chunk.tokens)
-            if chunk.start == sequence.cached_tokens:
-                self.stats.cached_tokens += chunk.start
         sequence.stored = chunk.end
         count = sequence.request.params.prompt_logprobs
         if count is None or chunk.key not in logits.prompts:
             return
-        ids, rows = sequence.request.prompt_ids, logits.logits[logits.prompts[chunk.key]]
-        for place, row in enumerate(rows, chunk.start + 1):
-            if place == len(sequence.prompt_logprobs) and place < len(ids):
-                sequence.prompt_logprobs.append(logprobs_of(row, ids[place], count))
+        # The logits of a place are about the token behind it; after a preemption some are known.
+        ids, first, known = sequence.request.prompt_ids, chunk.start + 1, len(sequence.prompt_logprobs)
+        rows, tokens = logits.logits[logits.prompts[chunk.key]], ids[first : chunk.end + 1]
+        new = range(known - first, len(tokens))
+        if new:
+            told = logprobs_of(rows[new.start : new.stop], tokens[new.start :], [count] * len(new))
+            sequence.prompt_logprobs += told
 
-    def _said(self, sequence: Sequence, sampled: Sampled) -> EngineOutput:
+    def _said(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> EngineOutput:
         """A token has come for it."""
-        token = sampled.token_id
-        if token is None:
-            return self._spoiled(sequence)
         self.stats.generated_tokens += 1
         sequence.output_ids.append(token)
         self.cache.write(sequence.key, [token])
         output = self._output(sequence, [token])
-        if sampled.logprobs is not None:
-            output.logprobs = [sampled.logprobs]
+        if logprobs is not None:
+            output.logprobs = [logprobs]
         if len(sequence.output_ids) == 1 and sequence.request.params.prompt_logprobs is not None:
             output.prompt_logprobs = sequence.prompt_logprobs
         reason = self._ended_by(sequence, token, output)
+        if reason is None and sequence.sampling.form is not None:
+            sequence.sampling.form.add(token)
         return output if reason is None else self._end(sequence, output, reason)
 
     def _ended_by(self, sequence: Sequence, token: int, output: EngineOutput) -> FinishReason | None:
         """Why it is over with this token, if it is; adds the text to `output`."""
         params, detokenizer = sequence.request.params, sequence.detokenizer
         enough = len(sequence.output_ids) >= params.min_tokens
-        if enough and token in sequence.sampling.banned_ids:
+        # A form that is complete has no other token left.
+        if (enough or sequence.sampling.form is not None) and token in sequence.sampling.banned_ids:
             named = token in params.stop_token_ids
             output.stop_reason = token if named else None
             if detokenizer is not None:
@@ -321,12 +349,20 @@ class LLMEngine:
                 return "stop"
         return "length" if last else None
 
-    def _spoiled(self, sequence: Sequence) -> EngineOutput:
-        """Its logits are no numbers. What it left must not reach others: neither by hash nor by place."""
-        self.runner.cleanse(sequence.blocks)
-        self.cache.discard()
+    def _fail_spoiled(self, broken: list[Sequence]) -> list[EngineOutput]:
+        """The logits of `broken` are no numbers: it is over with them, and with all who began with a block of
+        theirs that holds such keys or values. Nobody else finds these, neither by hash nor by place."""
+        if not broken:
+            return []
+        spoiled = self.runner.cleanse({block for sequence in broken for block in sequence.blocks})
+        if spoiled:
+            self.cache.discard()
+        sharing = [it for it in self.scheduler.running if not (it in broken or spoiled.isdisjoint(it.blocks))]
+        return [self._failed(sequence, NO_NUMBERS) for sequence in (*broken, *sharing)]
+
+    def _failed(self, sequence: Sequence, error: str, is_refused: bool = False) -> EngineOutput:
         output = self._output(sequence, [])
-        output.error = NO_NUMBERS
+        output.error, output.is_refused = error, is_refused
         return self._end(sequence, output, "error")
 
     def _output(self, sequence: Sequence, token_ids: list[int]) -> EngineOutput:
@@ -336,6 +372,9 @@ class LLMEngine:
             token_ids=token_ids,
             prompt_tokens=sequence.prompt_tokens,
             cached_tokens=sequence.cached_tokens,
+            first=len(sequence.output_ids) == len(token_ids),
+            scheduled_s=sequence.scheduled_s,
+            preemptions=sequence.preemptions,
         )
 
     def _end(self, sequence: Sequence, output: EngineOutput, reason: FinishReason) -> EngineOutput:

@@ -1,19 +1,19 @@
-"""Weights, configuration and tokenizer out of a GGUF file, read by the `gguf` package."""
+"""A model out of a GGUF file: its configuration, and its weights under the names of the hub."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from app.llm.checkpoint import Checkpoint
 from app.llm.config import ModelConfig
 from app.llm.errors import ModelLoadError
-from app.llm.loader import Checkpoint
+from app.llm.gguf_file import GGUFFile
 
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
-TYPES: Final = ("F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0")
 LAYER_PARTS: Final[Mapping[str, str]] = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -34,36 +34,6 @@ OUTER_PARTS: Final[Mapping[str, str]] = {
 }
 
 
-class GGUFFile:
-    """The head of a file and its tensors."""
-
-    def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
-
-        self.path = path
-        try:
-            self._reader = GGUFReader(path)
-        except Exception as error:  # numpy's and its own, of a file that is cut off
-            raise ModelLoadError(f"{path} is cut off or no GGUF file: {error}".splitlines()[0]) from error
-        self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-
-    def field(self, name: str) -> object:
-        """None when it is not there."""
-        field = self._reader.get_field(name)
-        return None if field is None else field.contents()
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.field(name)
-        value = default if value is None else value
-        if not isinstance(value, int):
-            raise ModelLoadError(f"{self.path} has no number {name}.")
-        return value
-
-    def texts(self, name: str) -> Sequence[str]:
-        value = self.field(name)
-        return value if isinstance(value, list) else []
-
-
 class GGUFWeights:
     """Tensors by the names of the hub, dequantised when they are asked for."""
 
@@ -75,18 +45,7 @@ class GGUFWeights:
         return isinstance(name, str) and gguf_name(name) in self._file.tensors
 
     def get(self, name: str) -> torch.Tensor:
-        from gguf.quants import dequantize
-
-        tensor = self._file.tensors.get(gguf_name(name))
-        if tensor is None:
-            raise ModelLoadError(f"The weights lack the tensor {gguf_name(name)}.")
-        kind = tensor.tensor_type
-        if kind.name not in TYPES:
-            raise ModelLoadError(
-                f"The tensor {tensor.name} is {kind.name}; only {', '.join(TYPES)} are read."
-            )
-        numbers = torch.from_numpy(dequantize(tensor.data, kind).astype("float32"))
-        return numbers.reshape([int(size) for size in reversed(tensor.shape)])
+        return self._file.tensor(gguf_name(name))
 
 
 def gguf_name(name: str) -> str:
@@ -117,18 +76,17 @@ def _config(file: GGUFFile, kind: str) -> ModelConfig:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelLoadError("The weights lack the tensor token_embd.weight.")
-    theta, eps = file.field(f"{kind}.rope.freq_base"), file.field(f"{kind}.attention.layer_norm_rms_epsilon")
     return ModelConfig(
         architecture=kind,
-        vocab_size=int(embedding.shape[1]),
+        vocab_size=embedding.shape[0],
         hidden_size=hidden,
         intermediate_size=file.integer(f"{kind}.feed_forward_length"),
         num_layers=file.integer(f"{kind}.block_count"),
         num_heads=heads,
         num_kv_heads=file.integer(f"{kind}.attention.head_count_kv", heads),
         head_dim=file.integer(f"{kind}.attention.key_length", hidden // max(1, heads)),
-        rms_norm_eps=eps if isinstance(eps, float) else 1e-6,
-        rope_theta=theta if isinstance(theta, float) else 10_000.0,
+        rms_norm_eps=file.number(f"{kind}.attention.layer_norm_rms_epsilon", 1e-6),
+        rope_theta=file.number(f"{kind}.rope.freq_base", 10_000.0),
         max_position=file.integer(f"{kind}.context_length", 2048),
         tied="output.weight" not in file.tensors,
     )

@@ -5,9 +5,11 @@ The numbers of the blocks are those of `KVCache`, so what it finds by hash is fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import numpy
 import torch
 
 from app.llm.config import ModelConfig
@@ -25,7 +27,7 @@ class PagedStore:
     ) -> None:
         self.block_size = block_size
         shape = num_blocks * block_size, 2, config.num_kv_heads, config.head_dim
-        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self.layers = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
         self._offsets = torch.arange(block_size)
 
     @property
@@ -39,11 +41,24 @@ class PagedStore:
         numbers = torch.tensor(blocks[first:last]).unsqueeze(1) * size
         return (numbers + self._offsets).flatten()[start - first * size : end - first * size]
 
-    def cleanse(self, blocks: Sequence[int]) -> None:
-        """Numbers that are none become 0."""
-        slots = self.slots(blocks, 0, len(blocks) * self.block_size).to(self.layers[0].device)
+    def cleanse(self, blocks: Iterable[int]) -> set[int]:
+        """Numbers that are none become 0; in which of the blocks there were any."""
+        numbers = sorted(blocks)
+        slots = self.slots(numbers, 0, len(numbers) * self.block_size).to(self.layers[0].device)
+        spoiled = torch.zeros(len(numbers), dtype=torch.bool, device=slots.device)
         for layer in self.layers:
-            layer[slots] = torch.nan_to_num(layer[slots], nan=0.0, posinf=0.0, neginf=0.0)
+            kv = layer[slots]
+            spoiled |= ~kv.isfinite().view(len(numbers), -1).all(1)
+            layer[slots] = kv.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        return {number for number, found in zip(numbers, spoiled.tolist(), strict=True) if found}
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU the system gives numpy's zeros their memory when they are first written, torch's at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    content = numpy.zeros(math.prod(shape) * dtype.itemsize, numpy.uint8)
+    return torch.from_numpy(content).view(dtype).view(shape)
 
 
 class DecodeRow:
@@ -56,7 +71,7 @@ class DecodeRow:
 
 
 class DecodeWorkspace:
-    """A row of memory for each sequence that decodes: [layer][row, kv_head, position, head_dim].
+    """A row of memory for each sequence that decodes: [layer][2 (keys, values), row, kv_head, position, dim].
 
     A copy that may be dropped at any time. The rows of a step are always the first ones: whoever no longer
     decodes leaves a hole, into which the last row moves; whoever is new is copied from the store.
@@ -69,8 +84,7 @@ class DecodeWorkspace:
         """The key of each row."""
         self._room = (0, 0)
         """Rows and positions."""
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
+        self.layers: list[torch.Tensor] = []
 
     def arrange(self, decodes: Sequence[DecodeRow]) -> list[DecodeRow] | None:
         """The decodes of a step in the order of their rows; None, and no rows, when they take too much."""
@@ -88,7 +102,7 @@ class DecodeWorkspace:
 
     def forget(self) -> None:
         """Give all memory back."""
-        self._rows, self._room, self.keys, self.values = [], (0, 0), [], []
+        self._rows, self._room, self.layers = [], (0, 0), []
 
     def _drop(self, wanted: Iterable[object]) -> None:
         """Forget rows that are not wanted; those behind them move up."""
@@ -101,17 +115,15 @@ class DecodeWorkspace:
             last = self._rows.pop()
             if place < len(self._rows):
                 self._rows[place] = last
-                for tensor in (*self.keys, *self.values):
-                    tensor[place] = tensor[len(self._rows)]
+                for layer in self.layers:
+                    layer[:, place] = layer[:, len(self._rows)]
 
     def _load(self, place: int, row: DecodeRow) -> None:
         if not row.position:
             return
-        slots = self._store.slots(row.blocks, 0, row.position).to(self.keys[0].device)
-        for layer, keys, values in zip(self._store.layers, self.keys, self.values, strict=True):
-            kv = layer[slots]
-            keys[place, :, : row.position] = kv[:, 0].transpose(0, 1)
-            values[place, :, : row.position] = kv[:, 1].transpose(0, 1)
+        slots = self._store.slots(row.blocks, 0, row.position).to(self.layers[0].device)
+        for stored, layer in zip(self._store.layers, self.layers, strict=True):
+            layer[:, place, :, : row.position] = stored[slots].permute(1, 2, 0, 3)
 
     def _make_room(self, rows: int, length: int) -> bool:
         """Whether there is room; where it has to grow, the copy is begun anew."""
@@ -121,12 +133,11 @@ class DecodeWorkspace:
         rows = max(have_rows, -(-rows // ROW_STEP) * ROW_STEP)
         length = max(have_length, -(-length // LENGTH_STEP) * LENGTH_STEP)
         layer = self._store.layers[0]
-        shape = rows, layer.shape[2], length, layer.shape[3]
+        shape = 2, rows, layer.shape[2], length, layer.shape[3]
         needed = 2 * len(self._store.layers) * rows * length * layer[0, 0].nbytes
         self.forget()
         if needed > self._limit_bytes:
             return False
         self._room = rows, length
-        self.keys = [layer.new_zeros(shape) for layer in self._store.layers]
-        self.values = [layer.new_zeros(shape) for layer in self._store.layers]
+        self.layers = [layer.new_zeros(shape) for layer in self._store.layers]
         return True

@@ -11,22 +11,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from threading import RLock
 from typing import Protocol
 
+from app.llm.checkpoint import Checkpoint
 from app.llm.device_manager import DeviceManager
 from app.llm.engine import EngineOptions, EngineStats, LLMEngine
 from app.llm.errors import LLMError, QueueFull, RequestError
 from app.llm.loader import load_checkpoint
 from app.llm.model_runner import ModelRunner
 from app.llm.requests import EngineOutput, Priority
-from app.llm.resolve import find_model, load_tokenizer
+from app.llm.resolve import find_model
 from app.llm.sampling_params import SamplingParams
+from app.llm.tokenizer import load_tokenizer
 from app.tokenization.base import ChatOptions, Message, TokenizerInputError
 
 Prompt = str | Sequence[int]
 Result = dict[str, object]
-SYSTEM_PROMPT = "You are a helpful AI assistant."
 
 
 class Bar(Protocol):
@@ -39,9 +41,16 @@ def make_engine(
     model: str, device: str = "auto", dtype: str | None = None, options: EngineOptions | None = None
 ) -> LLMEngine:
     """Load a model. ModelLoadError, with one line, for whatever is wrong with it."""
-    options = EngineOptions() if options is None else options
     path = find_model(model)
-    checkpoint = load_checkpoint(path)
+    return assemble(
+        path, load_checkpoint(path), device, dtype, EngineOptions() if options is None else options
+    )
+
+
+def assemble(
+    path: Path, checkpoint: Checkpoint, device: str, dtype: str | None, options: EngineOptions
+) -> LLMEngine:
+    """The same, of a model that is read."""
     manager = DeviceManager(device, dtype)
     runner = ModelRunner(checkpoint, manager, options.num_blocks, options.block_size, options.max_seq_length)
     return LLMEngine(runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids)
@@ -98,16 +107,21 @@ class LLM:
         """A result for each prompt and choice, in order; what failed has its `error`."""
         listed = _listed(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
-        results: list[list[Result]] = []
-        ids: list[str | Result] = []
-        with self._bar(len(listed), progress and len(listed) > 1) as bar:
-            for prompt in listed:
-                ids.append(self._add_patiently(prompt, params, priority))
-            for prompt, request in zip(listed, ids, strict=True):
-                results.append(self._collect(prompt, request, params))
-                if bar is not None:
-                    bar.update(1)
-        return [result for choices in results for result in choices]
+        results: list[Result] = []
+        requests: list[str | Result] = []
+        try:
+            with self._bar(len(listed), progress and len(listed) > 1) as bar:
+                for prompt in listed:
+                    requests.append(self._add_patiently(prompt, params, priority))
+                for prompt, request in zip(listed, requests, strict=True):
+                    results += self._collect(prompt, request, params)
+                    if bar is not None:
+                        bar.update(1)
+        finally:
+            for request in requests:
+                if isinstance(request, str):
+                    self._forget(request)
+        return results
 
     def generate_single(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = Priority.NORMAL
@@ -117,12 +131,32 @@ class LLM:
     def generate_stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = Priority.NORMAL
     ) -> Iterator[Result]:
-        """An item a token, as they come; LLMError for what cannot be served. Left early, it is aborted."""
+        """An item a token, as they come; begins with the first that is asked for, and is aborted when it is
+        left early. LLMError for what cannot be served."""
         params = SamplingParams() if sampling_params is None else sampling_params
         if params.n != 1:
             raise RequestError("A stream has one choice: n should be 1.")
         request_id = self._add(prompt, params, priority)
-        return self._stream(request_id)
+        text, count, finished = "", 0, False
+        try:
+            while not finished:
+                for output in self._take(request_id):
+                    if output.error is not None:
+                        raise LLMError(output.error)
+                    text, count = text + output.text, count + len(output.token_ids)
+                    finished = output.finish_reason is not None
+                    yield {
+                        "request_id": request_id,
+                        "token": output.text,
+                        "token_id": output.token_ids[0] if output.token_ids else None,
+                        "text": text,
+                        "finished": finished,
+                        "finish_reason": output.finish_reason,
+                        "tokens_generated": count,
+                        "total_tokens": output.prompt_tokens + count,
+                    }
+        finally:
+            self._forget(request_id)
 
     def chat(
         self,
@@ -173,7 +207,7 @@ class LLM:
             "model_stats": {
                 "tokens_generated": stats.generated_tokens,
                 "prompt_tokens": stats.prompt_tokens,
-                "cached_tokens": stats.cached_tokens,
+                "cached_tokens": stats.prefix_hits,
                 "inference_count": stats.steps,
                 "total_inference_time": stats.step_s,
                 "average_inference_time": stats.step_s / stats.steps if stats.steps else 0.0,
@@ -191,7 +225,7 @@ class LLM:
         return {
             "model_name": self.model,
             "architecture": config.architecture,
-            "num_parameters": self.engine.runner.num_parameters,
+            "num_parameters": config.num_parameters,
             "max_seq_length": self.engine.max_tokens,
             "vocab_size": config.vocab_size,
             **self.engine.runner.device.info(),
@@ -235,30 +269,7 @@ class LLM:
         while any(choice.finish_reason is None for choice in choices):
             for output in self._take(request):
                 choices[output.index].add(output)
-        self._forget(request)
         return [choice.result() for choice in choices]
-
-    def _stream(self, request_id: str) -> Iterator[Result]:
-        text, count, finished = "", 0, False
-        try:
-            while not finished:
-                for output in self._take(request_id):
-                    if output.error is not None:
-                        raise LLMError(output.error)
-                    text, count = text + output.text, count + len(output.token_ids)
-                    finished = output.finish_reason is not None
-                    yield {
-                        "request_id": request_id,
-                        "token": output.text,
-                        "token_id": output.token_ids[0] if output.token_ids else None,
-                        "text": text,
-                        "finished": finished,
-                        "finish_reason": output.finish_reason,
-                        "tokens_generated": count,
-                        "total_tokens": output.prompt_tokens + count,
-                    }
-        finally:
-            self._forget(request_id)
 
     def _take(self, request_id: str) -> list[EngineOutput]:
         """What has come for a request, after a step if nothing has."""

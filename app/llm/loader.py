@@ -5,41 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from app.llm.config import ModelConfig, read_config
+from app.llm.checkpoint import Checkpoint
+from app.llm.config import read_config
 from app.llm.errors import ModelLoadError
 
 if TYPE_CHECKING:
-    from app.llm.gguf import GGUFFile
+    pass
 
 INDEX = "model.safetensors.index.json"
-
-
-class Weights(Protocol):
-    """Tensors by the names that Llama's have on the hub."""
-
-    interleaved: bool
-    """Queries and keys come in the order that rotates neighbours, else halves."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def get(self, name: str) -> torch.Tensor:
-        """ModelLoadError when it is not there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A model as it was found; `file` is the GGUF file, whose head takes seconds to read."""
-
-    config: ModelConfig
-    weights: Weights
-    eos_token_ids: frozenset[int] = frozenset()
-    file: GGUFFile | None = None
 
 
 class SafetensorsWeights:
@@ -110,16 +88,6 @@ def _weight_files(path: Path) -> list[Path]:
     if not files:
         raise ModelLoadError(f"{path} holds no .safetensors file.")
     return files
-
-
-def fitted(weights: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor, which must have this shape."""
-    tensor = weights.get(name)
-    if tuple(tensor.shape) != shape:
-        raise ModelLoadError(
-            f"The tensor {name} is {list(tensor.shape)}, the configuration says {list(shape)}."
-        )
-    return tensor
 
 
 def _line(error: Exception) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import torch
 
 from app.llm.attention import ChunkRows, StepAttention
+from app.llm.checkpoint import Checkpoint
 from app.llm.config import ModelConfig
 from app.llm.decoder import Decoder
 from app.llm.device_manager import DeviceManager
 from app.llm.errors import ModelLoadError
 from app.llm.kv_store import DecodeRow, DecodeWorkspace, PagedStore
-from app.llm.loader import Checkpoint
 
 SPARE_BYTES: Final = 64 << 20
 """Memory that is left for the tensors of a step."""
@@ -48,6 +48,11 @@ class StepLogits:
         self.rows: dict[object, int] = {}
         self.prompts: dict[object, slice] = {}
 
+    def of(self, keys: Sequence[object]) -> torch.Tensor:
+        """The rows of `keys`, which are in the order of theirs."""
+        whole = len(keys) == len(self.logits)
+        return self.logits if whole else self.logits[[self.rows[key] for key in keys]]
+
 
 class ModelRunner:
     """One model on one device, with room for `num_blocks` blocks."""
@@ -57,27 +62,47 @@ class ModelRunner:
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.device = device
+        self._num_blocks, self._block_size, self._length = num_blocks, block_size, length
+        self.load_weights(checkpoint)
+        self.make_cache()
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        """ModelLoadError when they are not of the model that this runner was made for."""
+        if checkpoint.config != self.config:
+            raise ModelLoadError("The model's configuration has changed since the start.")
+        self._check_weights()
         with torch.inference_mode():
             self.model = Decoder(
                 checkpoint.config,
                 checkpoint.weights,
-                length=length,
-                dtype=device.dtype,
-                device=device.device,
-                packed=device.packs,
+                length=self._length,
+                dtype=self.device.dtype,
+                device=self.device.device,
+                packed=self.device.packs,
             )
-            self._check_memory(num_blocks, block_size)
-            self.store = PagedStore(self.config, num_blocks, block_size, device.dtype, device.device)
+
+    def make_cache(self) -> None:
+        """Room for keys and values. ModelLoadError when there is not so much memory."""
+        self._check_memory(self._num_blocks, self._block_size)
+        with torch.inference_mode():
+            self.store = PagedStore(
+                self.config, self._num_blocks, self._block_size, self.device.dtype, self.device.device
+            )
         self.workspace = DecodeWorkspace(self.store, limit_bytes=self.store.size_bytes)
+
+    def free_weights(self) -> None:
+        """Give their memory back; nothing can be run until `load_weights`."""
+        del self.model
+        self.device.collect()
+
+    def free_cache(self) -> None:
+        """The same, of keys and values, until `make_cache`."""
+        del self.workspace, self.store
+        self.device.collect()
 
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
-
-    @property
-    def num_parameters(self) -> int:
-        """Without norms and biases, which are few."""
-        return self.model.num_parameters
 
     def run(self, decodes: Sequence[DecodeRow], chunks: Sequence[Chunk]) -> StepLogits:
         """One step. Keys of `decodes` and `chunks` say whose logits are whose."""
@@ -91,11 +116,12 @@ class ModelRunner:
             hidden = self.model(tokens, positions, attention)
             return self._logits(hidden, rows, chunks)
 
-    def cleanse(self, blocks: Sequence[int]) -> None:
-        """Numbers that are none become 0: masked, they would still spoil the sums of others."""
+    def cleanse(self, blocks: Iterable[int]) -> set[int]:
+        """Numbers that are none become 0: masked, they would still spoil the sums of others. In which blocks
+        there were any."""
         self.workspace.forget()
         with torch.inference_mode():
-            self.store.cleanse(blocks)
+            return self.store.cleanse(blocks)
 
     def _tokens(
         self, rows: Sequence[DecodeRow], chunks: Sequence[Chunk]
@@ -127,6 +153,15 @@ class ModelRunner:
             hidden = hidden[torch.tensor(wanted, dtype=torch.long, device=hidden.device)]
         answer.logits = self.model.logits(hidden)
         return answer
+
+    def _check_weights(self) -> None:
+        """Said before they are read."""
+        needed, free = self.config.num_parameters * self.device.dtype.itemsize, self.device.free_bytes()
+        if free is not None and needed > free:
+            raise ModelLoadError(
+                f"The weights take {needed >> 20} MiB in {self.device.info()['dtype']},"
+                f" {free >> 20} MiB are free."
+            )
 
     def _check_memory(self, num_blocks: int, block_size: int) -> None:
         """Said before it is taken, with the size that fits."""

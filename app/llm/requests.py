@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
 
-from app.llm.sampler import TokenLogprobs
+from app.engine.wire import EndReason, WireLogprob
 from app.llm.sampling_params import SamplingParams
 
-FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
+FinishReason: TypeAlias = EndReason
+TokenLogprobs: TypeAlias = WireLogprob
 
 
 class Priority(IntEnum):
@@ -46,8 +47,16 @@ class EngineOutput(Struct, kw_only=True, omit_defaults=True):
     stop_reason: int | str | None = None
     """The stop string or token that ended it."""
     error: str | None = None
+    is_refused: bool = False
+    """With `error`: what the request asks for is at fault."""
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """With the first token; of the first token of a prompt nothing is known."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    first: bool = False
+    """Nothing came before it."""
+    scheduled_s: float | None = None
+    """When it began to be computed."""
+    preemptions: int = 0
+    """How often it lost its blocks."""

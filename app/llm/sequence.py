@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from random import Random
+from typing import Final
 
 from app.engine.batch import SequenceState
 from app.kvcache.block_pool import Block
 from app.kvcache.cache import KVCache
 from app.kvcache.prompt import Prompt
 from app.llm.detokenizer import Detokenizer
-from app.llm.requests import EngineRequest
-from app.llm.sampler import SamplingState, TokenLogprobs
+from app.llm.requests import EngineRequest, TokenLogprobs
+from app.llm.sampler import SamplingState
 
 
 class Sequence(SequenceState):
@@ -31,6 +31,7 @@ class Sequence(SequenceState):
         "prompt_logprobs",
         "request",
         "sampling",
+        "scheduled_s",
         "stored",
     )
 
@@ -42,9 +43,8 @@ class Sequence(SequenceState):
         output_tokens: int,
         prompt: Prompt,
         detokenizer: Detokenizer | None,
-        banned_ids: frozenset[int],
+        sampling: SamplingState,
         deadline_s: float | None,
-        random: Random,
     ) -> None:
         super().__init__(len(request.prompt_ids), output_tokens, request.priority)
         self.request, self.index = request, index
@@ -52,8 +52,8 @@ class Sequence(SequenceState):
         self.prompt = prompt
         self.detokenizer = detokenizer
         self.deadline_s = deadline_s
-        self.output_ids: list[int] = []
-        self.sampling = SamplingState(request.params, request.prompt_ids, self.output_ids, random, banned_ids)
+        self.sampling = sampling
+        self.output_ids = sampling.output_ids
         self.hits: list[Block] = []
         self.blocks: list[int] = []
         """The numbers of its blocks."""
@@ -62,6 +62,8 @@ class Sequence(SequenceState):
         self.cached_tokens = 0
         """Of its prompt: what was found when it began."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
+        self.scheduled_s: float | None = None
+        """When it was first admitted."""
         self.ended = False
 
     @property
@@ -72,6 +74,10 @@ class Sequence(SequenceState):
     def part(self, start: int, end: int) -> list[int]:
         prompt = self.request.prompt_ids
         return prompt[start:end] if end <= len(prompt) else self.token_ids[start:end]
+
+
+SPARE_PLACES: Final = 64
+"""Of sequences that left the queue, beside as many as are in it."""
 
 
 class PagedBlocks:
@@ -151,4 +157,7 @@ class PriorityQueue:
         if sequence not in self.sequences:
             return False
         self.sequences.remove(sequence)
+        if len(self._heap) > 2 * len(self.sequences) + SPARE_PLACES:
+            self._heap = [place for place in self._heap if place[2] in self.sequences]
+            heapq.heapify(self._heap)
         return True

@@ -176,6 +176,10 @@ class LoRASlots:
     def __iter__(self) -> Iterator[str]:
         return iter(self._running)
 
+    def running(self, adapter: str) -> int:
+        """Requests that run with an adapter that is in memory."""
+        return self._running.get(adapter, 0)
+
     def is_ready(self, adapter: str | None) -> bool:
         """True when a request with `adapter` could run without loading anything."""
         return adapter is None or adapter in self._running or not self._known(adapter)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Literal
 
 from app.metrics.families import BLOCK_TIMES, CACHE_CONFIG, REJECTIONS, EngineFamilies
+from app.metrics.figures import Distribution, Figures
 from app.metrics.instruments import Counter, Gauge, Histogram
 from app.metrics.lora_requests import LoraRequests
 from app.metrics.sequences import BLOCK, FinishedSequence, FinishedSequences, FinishReason
@@ -153,9 +154,9 @@ class Recorder:
         if self._lateness is not None:
             self._lateness.late(seconds)
 
-    def preempted(self) -> None:
-        """A sequence lost its blocks, and waits for others."""
-        self._preemptions.value += 1
+    def preempted(self, sequences: int = 1) -> None:
+        """So many sequences lost their blocks, and wait for others."""
+        self._preemptions.value += sequences
 
     def cache_used(self, share: float) -> None:
         """So much of the KV cache is in use, from 0 to 1."""
@@ -273,6 +274,24 @@ class Recorder:
         self._completed.append((n, longest))
         if len(self._completed) >= BLOCK:
             self._fold_finished()
+
+    def figures(self) -> Figures:
+        """The numbers of now."""
+        self.fold()
+        return Figures(
+            running=self._running.value,
+            waiting=self._waiting.value,
+            cache_usage=self._cache_usage.value,
+            preemptions=self._preemptions.value,
+            generated=self._generated.value,
+            prompt=self._prompt.value,
+            cached=self._cached.value,
+            queries=self._queries.value,
+            hits=self._hits.value,
+            finished=self._sequences.by_reason(),
+            ttft=Distribution.of(self._ttft),
+            inter_token=Distribution.of(self._inter_token),
+        )
 
     def render(self) -> str:
         """The text of all `vllm:` families."""

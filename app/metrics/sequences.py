@@ -65,6 +65,10 @@ class FinishedSequences:
         self._choices = one(Histogram, "request_params_n")
         self._longest = one(Histogram, "request_max_num_generation_tokens")
 
+    def by_reason(self) -> dict[str, float]:
+        """Sequences that are over, by the reason of their end."""
+        return {reason: counter.value for reason, counter in self._success.items()}
+
     def observe(self, rows: Sequence[FinishedSequence], completed: Sequence[tuple[int, int]]) -> None:
         """All histograms of each row, whatever its reason; `completed`: choices and the longest of prompts
         that are over, and no row has said so.

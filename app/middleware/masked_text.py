@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import msgspec
 
@@ -52,19 +53,34 @@ Replacement = tuple[int, int, str]
 
 def mask_text(text: str, within: Slices | None = None, depth: int = DEEPEST) -> str:
     """`text` without its secrets. Numbers stay, and what a schema says of a field."""
-    within = within or slices()
-    masked = _replaced(text, _fields(text, depth, within))
-    masked = _replaced(masked, _bearer_keys(masked, within))
-    return masked if _is_json(text) else _replaced(masked, _loose_fields(masked, within))
+    return _masked(text, [], within or slices(), depth)[0]
 
 
-def _replaced(text: str, replacements: Iterator[Replacement]) -> str:
+def mask_pieces(pieces: Sequence[str], within: Slices | None = None) -> list[str]:
+    """`mask_text` of a text in pieces; what stands for a secret is in the piece where the secret began."""
+    text, ends = "".join(pieces), list(accumulate(map(len, pieces)))
+    masked, ends = _masked(text, ends, within or slices(), DEEPEST)
+    return [masked[start:end] for start, end in pairwise([0, *ends])]
+
+
+def _masked(text: str, cuts: list[int], within: Slices, depth: int) -> tuple[str, list[int]]:
+    """`text` without its secrets, and where its `cuts` (ascending) are then."""
+    masked, cuts = _replaced(text, _fields(text, depth, within), cuts)
+    masked, cuts = _replaced(masked, _bearer_keys(masked, within), cuts)
+    return (masked, cuts) if _is_json(text) else _replaced(masked, _loose_fields(masked, within), cuts)
+
+
+def _replaced(text: str, replacements: Iterator[Replacement], cuts: list[int]) -> tuple[str, list[int]]:
     pieces: list[str] = []
-    done = 0
+    moved: list[int] = []
+    done = shift = 0
     for start, end, instead in replacements:
         pieces += text[done:start], instead
-        done = end
-    return "".join([*pieces, text[done:]]) if pieces else text
+        while len(moved) < len(cuts) and (cut := cuts[len(moved)]) < end:
+            moved.append(cut + shift if cut <= start else start + shift + len(instead))
+        done, shift = end, shift + len(instead) - (end - start)
+    moved += [cut + shift for cut in cuts[len(moved) :]]
+    return ("".join([*pieces, text[done:]]) if pieces else text), moved
 
 
 def _is_json(text: str) -> bool:

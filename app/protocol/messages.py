@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from app.clock.pause import Slices
 from app.http.errors import bad_request, malformed
 from app.protocol.coercion import JsonObject, Misfit, param_of
-from app.protocol.slicing import every
+from app.protocol.slicing import each, every, slices
 
 Message = JsonObject
 
@@ -166,3 +166,25 @@ def _wrong_function_call(call: object) -> tuple[str, ...]:
         if not isinstance(function.get(key), str):
             return (_TOOL_CALL, "function", key)
     return () if call.get("type") == "function" else (_TOOL_CALL, "type")
+
+
+def content_text(content: object, within: Slices | None = None) -> str:
+    """Text parts as they are and images as `image: URL`, joined by line breaks; other parts are silent."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | dict):
+        return ""
+    texts = map(_part_text, each(content, within or slices()))
+    return "\n".join(text for text in texts if text is not None)
+
+
+def _part_text(part: object) -> str | None:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        return None
+    if part.get("type") == "image_url":
+        image = part.get("image_url")
+        return f"image: {image.get('url') if isinstance(image, dict) else image}"
+    text = part.get("text")
+    return text if isinstance(text, str) else None

@@ -52,6 +52,14 @@ class CompiledSchema:
         finally:
             allowance.settle()
 
+    def accepts(self, value: JSON) -> bool:
+        """Whether `value` satisfies the schema, where ``format`` is a remark. SchemaError: too much work."""
+        allowance = Allowance(STEPS, self._slices)
+        try:
+            return self._judge.accepts(self._document.root, value, allowance, formats=False)
+        finally:
+            allowance.settle()
+
     def _sample(self, rng: Random, ranges: Ranges, allowance: Allowance, size: Size) -> JSON:
         strictly: JSON | _Nothing = NOTHING
         try:

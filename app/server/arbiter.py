@@ -27,6 +27,8 @@ from config import ConfigError, Settings
 from config.loader import load
 
 if TYPE_CHECKING:
+    from app.engine.wire import EngineProcessOptions
+    from app.server.engine_process import EngineProcess
     from app.server.self_signed import SelfSigned
 
 ONE_EACH = (
@@ -36,6 +38,8 @@ ONE_EACH = (
 
 Prepare = Callable[[Settings], None]
 """Has what the settings name fetched and looked at; raises when it cannot be used."""
+EngineOptions = Callable[[Settings], "EngineProcessOptions"]
+"""What a real engine is started with; raises when it could not run."""
 Create = Callable[[Settings], object]
 """Builds the application of the settings; raises, SystemExit too, when they cannot be served."""
 
@@ -47,6 +51,9 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     settings: Settings
     prepare: Prepare
     create: Create
+    engine_options: EngineOptions
+    engine: EngineProcess | None = None
+    """Where a model computes."""
     certificate: ServerCertificate | None = None
     """Inherited by each worker that is forked."""
     self_signed: SelfSigned | None = None
@@ -61,6 +68,8 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             if worker.place in ready and handover.is_replaced(worker):
                 self.kill_worker(pid, signal.SIGTERM)
         self._look_at_certificate()
+        if self.engine is not None:
+            self.engine.look()
 
     def handle_hup(self) -> None:
         """Reload, unless what is asked for now cannot be served."""
@@ -104,6 +113,8 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         for worker in self.WORKERS.values():
             handover.note(worker, handover.ENDING)
         super().stop(graceful)
+        if self.engine is not None:
+            self.engine.end()
 
     def secure(self) -> None:
         """Load the certificate that the settings, or gunicorn's own options, ask for. CertificateError."""
@@ -126,9 +137,34 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             raise ConfigError("with preload_app, settings cannot change while the server runs")
         if asked.tls.ssl_certfile:
             check_pair(asked.tls.ssl_certfile, asked.tls.ssl_keyfile)
+        asked = self._same_engine(asked)
         self.prepare(asked)
         self.create(asked)
         return asked
+
+    def start_engine(self) -> None:
+        """Where a model is to compute, have it loaded; from then on settings say what it has found out.
+
+        ConfigError when it cannot be.
+        """
+        if not self.settings.engine.is_real:
+            return
+        from app.server.engine_process import EngineProcess  # and msgpack
+
+        self.engine = EngineProcess(self.engine_options(self.settings), self.log)
+        self.engine.begin(os.environ)
+        self.settings = self.engine.completed(self.settings)
+        hand_over(self.settings, os.environ)
+
+    def _same_engine(self, asked: Settings) -> Settings:
+        """`asked` with what the engine has found out. ConfigError when it asks for another engine."""
+        if asked.engine.is_real != self.settings.engine.is_real:
+            raise ConfigError("setting engine: cannot change while the server runs")
+        if self.engine is None:
+            return asked
+        if self.engine_options(asked) != self.engine.options:
+            raise ConfigError("model and limits of engine llm cannot change while the server runs")
+        return self.engine.completed(asked)
 
     def _own_pair(self) -> tuple[str, str]:
         from app.server.self_signed import SelfSigned  # its library is large, and seldom needed
@@ -146,22 +182,28 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.log.error("%s; the certificate of before stays", error)
 
 
-def take_charge(server: Any, settings: Settings, prepare: Prepare, create: Create) -> None:
+def take_charge(
+    server: Any, settings: Settings, prepare: Prepare, create: Create, engine_options: EngineOptions
+) -> None:
     """Make a stock arbiter that starts a `RankArbiter`; gunicorn has no setting for its class.
 
     `prepare` is called once, before several ranks would want the same files, and before every reload;
-    `create` tries out what a reload would serve. ConfigError, CertificateError, OSError or what `prepare`
+    `create` tries out what a reload would serve, `engine_options` says how a real engine is
+    started. ConfigError, CertificateError, OSError or what `prepare`
     raises when it cannot serve what is asked for.
     """
     _check(server.cfg, ranks.count(settings.server))
+    if settings.engine.is_real:
+        engine_options(settings)  # which may be lacking something, before any work is done
     prepare(settings)
     server.__class__ = RankArbiter
     # What SIGUSR2 starts. gunicorn's own guess names a file of its package where Python was given a module's
     # name, and then finds its `http` where Python's is meant.
     server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
     server.settings = settings
-    server.prepare, server.create = prepare, create
+    server.prepare, server.create, server.engine_options = prepare, create, engine_options
     server.secure()
+    server.start_engine()
 
 
 def _check(cfg: Any, size: int) -> None:

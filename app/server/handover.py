@@ -19,6 +19,8 @@ import msgspec
 from config import Settings
 
 SETTINGS = "UNDERSTUDY_SETTINGS"
+ENDPOINT = "UNDERSTUDY_ENGINE"
+"""Environment variable that tells workers where a real engine is."""
 
 
 def hand_over(settings: Settings, environ: MutableMapping[str, str]) -> None:

@@ -80,7 +80,7 @@ class CallReplies:
         most = request.max_tokens if room and request.limited else sys.maxsize
         too_long: Reply | None = None
         for written in self._versions(calls, count, rng):
-            reply = self._reply(written, most)
+            reply = self.marked_up(written, most)
             if reply.finish is STOP:
                 return reply
             too_long = too_long or reply
@@ -115,9 +115,9 @@ class CallReplies:
         """A call whose argument `field` has no end within the limit."""
         _, texts = self._corpus.compose(most, rng)
         said = json.dumps("".join(texts), ensure_ascii=False)[:-1]
-        return self._reply(written([(name, f"{{{json.dumps(field, ensure_ascii=False)}: {said}")]), most)
+        return self.marked_up(written([(name, f"{{{json.dumps(field, ensure_ascii=False)}: {said}")]), most)
 
-    def _reply(self, written: Written, most: int) -> Reply:
+    def marked_up(self, written: Written, most: int) -> Reply:
         """The reply, cut off after `most` tokens: each belongs to a call, and shows what is of arguments."""
         ids = self._tokenizer.encode(written.text)
         kept = ids[:most]

@@ -8,12 +8,12 @@ An entry is made when it is looked at, and not kept: a large request may have mi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, overload
+from collections.abc import Sequence
+from typing import Protocol
 
+from app.engine.lazy import LazySequence
 from app.engine.outputs import TokenLogprob
 
-T = TypeVar("T", covariant=True)
 STEP = 0.5
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 STRIDE = 101
@@ -29,27 +29,6 @@ class Vocabulary(Protocol):
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]: ...
 
     def token_texts(self, ids: Sequence[int]) -> list[str]: ...
-
-
-class LazySequence(Sequence[T]):
-    """Items of `positions`, each made by `make` whenever it is looked at; a slice is another such view."""
-
-    __slots__ = ("_make", "_positions")
-
-    def __init__(self, make: Callable[[int], T], positions: range) -> None:
-        self._make, self._positions = make, positions
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> LazySequence[T]: ...
-    def __getitem__(self, index: int | slice) -> T | LazySequence[T]:
-        if isinstance(index, slice):
-            return LazySequence(self._make, self._positions[index])
-        return self._make(self._positions[index])
 
 
 class Entries:

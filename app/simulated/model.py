@@ -18,11 +18,11 @@ from app.simulated.calls import CallReplies
 from app.simulated.corpus import Corpus
 from app.simulated.endings import reply_length, stopped
 from app.simulated.logprobs import prompt_logprobs, reply_logprobs
+from app.simulated.scripted import REASONING, ScriptedReplies, delays_of
 from app.simulated.structured import StructuredReplies
 from app.tokenization import Tokenizer
 from config.settings import Settings
 
-REASONING = Part("reasoning")
 IMAGE = Part("image")
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk"
@@ -64,6 +64,7 @@ class SimulatedModel:
         self._has_datasets = bool(datasets)
         self._structured = StructuredReplies(tokenizer, corpus, schemas, settings.tools)
         self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
+        self._scripted = ScriptedReplies(tokenizer, self._calls)
         self._text_rng, self._call_rng = text_rng, call_rng
 
     def on_settings(self, settings: Settings) -> None:
@@ -80,6 +81,8 @@ class SimulatedModel:
             raise SchemaUnsatisfiable(error) from None
         if request.logprobs is not None:
             reply.logprobs = reply_logprobs(self._tokenizer, reply.ids, request.logprobs)
+        if request.script is not None:
+            reply.delays = delays_of(request.script, len(reply.ids))
         if request.prompt_logprobs is not None:
             reply.prompt_logprobs = prompt_logprobs(
                 self._tokenizer, request.prompt_ids, request.prompt_logprobs
@@ -92,7 +95,9 @@ class SimulatedModel:
             return self._encoded(request)
         own = self._own_stream(request)
         rng = own or self._text_rng
-        if not request.reasoning:
+        if request.script is not None and not request.script.passes:
+            reply = self._scripted.reply(request, request.script)
+        elif not request.reasoning:
             reply = self._said(request, rng, own)
         else:
             thoughts = self._thoughts(request, rng)

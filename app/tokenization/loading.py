@@ -44,7 +44,7 @@ def load_tokenizer(
     Raises:
         TokenizerLoadError: `explicit`, and it cannot be loaded.
     """
-    chat_template = _template_source(chat_template)
+    chat_template = template_source(chat_template)
     if force_dummy:
         return default_tokenizer(chat_template)
     if render_url:
@@ -63,7 +63,7 @@ def load_tokenizer(
         return default_tokenizer(chat_template)
 
 
-def _template_source(given: str | None) -> str | None:
+def template_source(given: str | None) -> str | None:
     """The text of a template that was given as itself or as a file."""
     if given is None or "{" in given:
         return given

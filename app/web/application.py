@@ -70,6 +70,8 @@ class Understudy:
         self._families: dict[str, tuple[Route, ...]] = {}
         self.services: list[BackgroundService] = [StartedLater(self._load_flask)]
         """What lives as long as the worker does."""
+        self.until_drained: list[Callable[[], None]] = []
+        """Called when the worker is told to go: they end what would go on for ever."""
         self.caches: list[Caches] = []
         """What GET /admin/memory tells of."""
 
@@ -124,4 +126,6 @@ class Understudy:
 
     def drain(self) -> None:
         """Admit no more requests; running ones go on (SIGTERM)."""
+        for end in self.until_drained:
+            end()
         self._engine.drain()

@@ -26,6 +26,12 @@ class ApiSettings(Section, frozen=True, kw_only=True):
         int, Meta(ge=-1), About("Most log probabilities that a request may ask for; -1 is no limit.")
     ] = 20
     disable_fastapi_docs: Annotated[bool, About("Serve no /openapi.json; there are no other pages.")] = False
+    console: Annotated[
+        bool,
+        About(
+            "Serve a page at /console that shows what the server does, and steers it; see docs/console.md."
+        ),
+    ] = False
     enable_scale_out: Annotated[
         bool, About("Serve render, inference/v1/generate and abort_requests, which answer 403 otherwise.")
     ] = False

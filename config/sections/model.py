@@ -15,6 +15,9 @@ from config.declaration import (
     Section,
 )
 
+OWN_LENGTH = 2**31 - 1
+"""max-model-len of a real engine that has not said yet for how many tokens its model was made."""
+
 
 class ModelSettings(Section, frozen=True, kw_only=True):
     """The model that is played."""
@@ -25,7 +28,12 @@ class ModelSettings(Section, frozen=True, kw_only=True):
         About("Names that requests may use, the first is shown in replies; the model's own name when empty."),
     ] = ()
     max_model_len: Annotated[
-        Count, About("Length of the context: prompt and completion together.", unit="tokens")
+        Count,
+        About(
+            "Length of the context: prompt and completion together. With engine llm the model's own when it "
+            "is not given.",
+            unit="tokens",
+        ),
     ] = 4096
     task: Annotated[
         Literal["generate", "embed", "pooling", "score", "classify"],

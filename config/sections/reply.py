@@ -22,6 +22,8 @@ DatasetFiles = Annotated[
     Meta(description="must name a file in every item"),
 ]
 """Each item a path, or a model's name, `=` and a path: not blank, nor blank behind its first `=`."""
+ScriptFiles = DatasetFiles
+ReplaySpeed = Annotated[float, Meta(ge=0.01, le=1000000, description="must be between 0.01 and 1000000")]
 ONE_A_MODEL = "must not name two files for the same model"
 
 
@@ -43,11 +45,34 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     ] = None
     reasoning_parser: Annotated[
         str,
-        About("Any name makes the model think aloud first; the thoughts are in `reasoning`. Empty is off."),
+        About(
+            "Any name makes the model think aloud first; the thoughts are in `reasoning`. Empty is off. With "
+            "engine llm thoughts are what it says up to </think>."
+        ),
     ] = ""
     reasoning_tokens: Annotated[
         Count, About("Mean length of the thoughts of a reasoning model.", unit="tokens", live=True)
     ] = 24
+
+
+class ReplaySettings(Section, frozen=True, kw_only=True):
+    """Recorded exchanges as answers: what `python -m app record --proxy` has written."""
+
+    replay: Annotated[
+        str, About("A recording whose answers are given to equal requests. Empty is off.", path=True)
+    ] = ""
+    replay_match: Annotated[
+        Literal["strict", "nearest"],
+        About("Only the answer to an equal request, or else that to the one most like it."),
+    ] = "strict"
+    replay_miss: Annotated[
+        Literal["simulate", "not-found"],
+        About("A request that is not in the recording goes on as ever, or is refused with 404.", live=True),
+    ] = "simulate"
+    replay_speed: Annotated[
+        ReplaySpeed,
+        About("So many times as fast as recorded.", live=True),
+    ] = 1.0
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
@@ -87,6 +112,13 @@ class ToolSettings(Section, frozen=True, kw_only=True):
         Percent,
         About("Chance of one more call, asked again after each, up to one call a tool.", unit="%", live=True),
     ] = 45
+    tool_call_parser: Annotated[
+        str,
+        About(
+            "How the model writes tool calls (engine llm): hermes or llama3_json; empty is hermes. A "
+            "simulation takes any name."
+        ),
+    ] = ""
     enable_auto_tool_choice: Annotated[
         bool, About("Let the model choose tools; off, tool_choice auto is refused as vLLM refuses it.")
     ] = True
@@ -133,3 +165,21 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
     def files(self) -> dict[str, str]:
         """Model (`ALL_MODELS` for every other one) to path, in the order of dataset-path."""
         return dict(map(_route, self.dataset_path))
+
+
+class ScriptSettings(Section, frozen=True, kw_only=True):
+    """Replies by the rules of scripts."""
+
+    script: Annotated[
+        ScriptFiles,
+        About(
+            "YAML files with rules that say what is replied to which request, each as path, or as model=path "
+            "for the requests of one model. They are read again when they change.",
+            path=True,
+        ),
+    ] = ()
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """Model (`ALL_MODELS` for every one) and path, in order."""
+        return tuple(map(_route, self.script))

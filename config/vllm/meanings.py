@@ -259,10 +259,6 @@ _OTHERS = {
         "Setting `graceful-timeout`, in seconds.",
         lambda given: {"graceful-timeout": f"{given['shutdown-timeout']}s"},
     ),
-    "tool-call-parser": Meaning(
-        "Any name will do: calls are told as vLLM tells them when its parser has understood them.",
-        lambda given: {},
-    ),
 }
 MEANINGS: Mapping[str, Meaning] = (
     {name: _OTHERS[name] for name in options() if name in _OTHERS}

@@ -12,7 +12,7 @@ EVERYTHING = (
     *("--kv-index", "--enable-kvcache", "--zmq-endpoint", "", "--allowed-origins", "*"),
     *("--allow-runtime-lora-updating", "--server-dev-mode", "--profiling", "--enable-request-id-headers"),
     *("--enable-scale-out", "--enable-responses-store", "--requests-per-minute", "100", "--api-key", "k"),
-    *("--otlp-traces-endpoint", "http://127.0.0.1:4318/v1/traces"),
+    *("--otlp-traces-endpoint", "http://127.0.0.1:4318/v1/traces", "--console"),
 )
 
 

@@ -76,6 +76,16 @@ TABLE: list[tuple[EngineError, int, str, str | None, str]] = [
         None,
         "To release the KV cache requires all memory to be resident.",
     ),
+    (
+        errors.EngineDead(),
+        500,
+        "InternalServerError",
+        None,
+        "The engine has stopped and is being started again; retry later.",
+    ),
+    (errors.EngineFailed("No numbers."), 500, "InternalServerError", None, "No numbers."),
+    (errors.CommandFailed("No memory."), 500, "InternalServerError", None, "No memory."),
+    (errors.RequestRefused("No such form."), 400, "BadRequestError", None, "No such form."),
     (errors.InvalidSleepLevel(5), 400, "BadRequestError", "level", "level must be 0, 1 or 2, got 5"),
     (errors.UnknownWakeTags({"b", "a"}), 400, "BadRequestError", "tags", "tags are a, b"),
 ]

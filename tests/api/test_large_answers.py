@@ -199,6 +199,24 @@ def test_the_roles_of_very_many_choices_leave_in_pieces() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "large"),
+    [
+        ({}, False),
+        ({"echo": "x" * SLICE}, False),
+        ({"echo": "x" * (SLICE + 1)}, True),
+        ({"echo": "x" * (1 + SLICE // 4), "n": 4}, True),
+        ({"prompt_text": "x" * (SLICE + 1)}, True),
+        ({"prompt_text": "x" * SLICE, "echo": "x" * SLICE}, True),
+        ({"prompt_ids": PROMPT, "token_ids": True}, True),
+        ({"prompt_ids": PROMPT}, False),
+    ],
+)
+def test_a_chat_begins_in_pieces_where_its_first_events_are_long(options: Any, large: bool) -> None:
+    options = {"n": 1, "prompt_ids": [1], **options}
+    assert ChatWriter(META, ChatResponseOptions(**options)).is_large(Started(0, 0.5)) == large
+
+
+@pytest.mark.parametrize(
     ("n", "tokens", "alternatives", "fits"),
     [
         (1, 1 << 20, 20, True),
@@ -228,6 +246,8 @@ def test_a_body_is_sent_in_one_up_to_some_size() -> None:
     assert not isinstance(found, bytes)
     assert [*found] == large
     assert sum(map(len, large)) > WHOLE_BYTES
+    assert body_of(iter([b"x" * WHOLE_BYTES])) == b"x" * WHOLE_BYTES
+    assert not isinstance(body_of(iter([b"x" * WHOLE_BYTES, b"x"])), bytes)
 
 
 def test_the_bytes_of_tokens_are_remembered_within_bounds() -> None:

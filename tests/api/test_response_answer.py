@@ -251,6 +251,13 @@ def test_a_stream_of_a_thought_has_its_events_in_order() -> None:
     assert found[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
 
 
+def test_the_only_content_of_an_item_has_number_0_in_every_event() -> None:
+    found = streamed(answer(), told([(THOUGHT, ["Hm", "m"]), (None, ["Y", "es"])], Finish("stop")))
+    numbered = [event["type"] for event in found if "content_index" in event]
+    assert len(set(numbered)) == 8  # four of a thought, four of a message
+    assert {event["content_index"] for event in found if "content_index" in event} == {0}
+
+
 def test_hidden_thoughts_are_counted() -> None:
     events = told([(THOUGHT, ["Hm", "m"]), (None, ["Yes"])], Finish("stop"))
     body = whole(answer(shows_reasoning=False), events)

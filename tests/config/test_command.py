@@ -78,8 +78,19 @@ def test_help_for_a_reader_who_leaves_is_no_error(command: tuple[str, ...]) -> N
 
 
 def test_the_help_names_the_other_commands() -> None:
-    told = run("--help").stdout.splitlines()[-7:]
-    names = ("serve", "dataset", "fleet", "simulate", "record", "calibrate", "generate")
+    told = run("--help").stdout.splitlines()[-10:]
+    names = (
+        "serve",
+        "dataset",
+        "fleet",
+        "simulate",
+        "record",
+        "drift",
+        "calibrate",
+        "rehearse",
+        "script",
+        "generate",
+    )
     assert told == [f"  python -m app {name} --help" for name in names]
 
 
@@ -92,7 +103,10 @@ def test_the_help_names_the_other_commands() -> None:
         ["dataset", "--help"],
         ["fleet", "--help"],
         ["record", "--help"],
+        ["record", "--proxy", "--help"],
+        ["drift", "--help"],
         ["calibrate", "--help"],
+        ["rehearse", "--help"],
     ],
 )
 def test_a_reader_that_goes_early_gets_no_traceback(argv: list[str], unbuffered: str) -> None:

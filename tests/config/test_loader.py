@@ -153,7 +153,6 @@ def test_yaml_syntaxes(yaml_file: Write, text: str, group: str, expected: Any) -
     "argv",
     [
         ["--enforce-eager"],
-        ["--tool-call-parser", "hermes"],
         ["--mm-processor-kwargs={}"],
         ["--ec_transfer_config", "{}"],
         ["--logtostderr", "true"],

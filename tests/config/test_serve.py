@@ -61,7 +61,7 @@ def test_the_line_of_a_real_deployment_is_taken_as_it_is() -> None:
     assert settings.kvcache.zmq_endpoint == "tcp://*:5557"
     assert settings.kvcache.kv_connector == "nixl"
     told = flags(*ISSUE).warnings
-    assert told == ["accepted, changes nothing here: --dtype, --gpu-memory-utilization"]
+    assert told == ["accepted, changes nothing here: --gpu-memory-utilization"]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from app.engine.outputs import Tokens
+from config.profile import read_profile
+from config.settings import StepSettings
 from tests.engine.harness import Harness
 
 ALL = [f"l{number}" for number in range(1, 6)]
@@ -168,3 +171,25 @@ def test_an_abort_of_a_waiting_request_leaves_the_line_in_order() -> None:
     gone.abort()
     served.clock.advance(10)
     assert finished(served) == ["0", "2"]
+
+
+@pytest.mark.parametrize("timing", ["requests", "steps"])
+def test_places_are_free_for_an_adapter_that_is_there_or_has_room(timing: Any) -> None:
+    served = Harness(
+        slots=3,
+        max_waiting=0,
+        adapters=ALL,
+        max_loras=1,
+        profile=read_profile("qwen3-14b-h100") if timing == "steps" else None,
+        sections={"steps": StepSettings(timing=timing)},
+        inter_token_latency=1.0,
+    )
+    rooms = [served.engine.room(adapter) for adapter in (None, "l1", "l2")]
+    assert rooms == [3, 3, 3]
+    served.ask("a", adapter="l1", max_tokens=5)
+    served.clock.advance(0.02)
+    assert served.gauges() == (1, 0)
+    rooms = [served.engine.room(adapter) for adapter in (None, "l1", "l2")]
+    assert rooms == [2, 2, 0]
+    served.clock.advance(10)
+    assert [served.engine.room(adapter) for adapter in (None, "l1", "l2")] == [3, 3, 3]

@@ -157,3 +157,20 @@ def test_an_engine_keeps_nothing_of_what_is_over() -> None:
     harness.clock.advance(100)
     assert harness.is_idle() and not harness.engine._active and len(harness.wheel) == 0
     assert all(not handle._sequences for handle in handles)
+
+
+def test_while_thousands_are_interrupted_others_have_their_turns() -> None:
+    harness = Harness(slots=3000, inter_token_latency=0.1)
+    for number in range(30):
+        harness.ask(str(number), choices=100, max_tokens=5)
+    turns: list[int] = []
+
+    def others() -> None:
+        while True:
+            turns.append(harness.engine.running)
+            gevent.sleep(0)
+
+    watcher = gevent.spawn(others)
+    assert harness.engine.interrupt() == 30 and harness.is_idle()
+    watcher.kill()
+    assert len(turns) > 10 and 0 < turns[len(turns) // 2] < turns[0]

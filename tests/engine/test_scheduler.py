@@ -139,6 +139,41 @@ def test_in_bulk_is_as_one_by_one(
     assert runs[0].steps == runs[1].steps
 
 
+class Watched(SequenceState):
+    """Counts how often the scheduler looks at what it has written."""
+
+    looks = 0
+
+    @property
+    def written(self) -> int:
+        self.looks += 1
+        return self._written
+
+    @written.setter
+    def written(self, value: int) -> None:
+        self.looks += 1
+        self._written = value
+
+
+def test_a_step_of_decodes_alone_looks_at_none_of_them() -> None:
+    scheduler = Scheduler[Watched](
+        SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64), CountedBlocks(1000, BLOCK)
+    )
+    watched = [Watched(8, 100) for _ in range(8)]
+    for sequence in watched:
+        scheduler.add(sequence)
+    for _ in range(50):
+        batch = scheduler.schedule()
+        assert batch is not None
+        scheduler.complete(batch)
+    before = sum(it.looks for it in watched)
+    for _ in range(40):
+        batch = scheduler.schedule()
+        assert batch is not None and len(batch.decodes) == 8
+        scheduler.complete(batch)
+    assert sum(it.looks for it in watched) == before
+
+
 @given(REQUESTS, st.integers(1, 6))
 def test_who_comes_first_is_admitted_first(requests: Requests, places: int) -> None:
     run = Run(requests, SchedulerLimits(max_num_seqs=places, max_num_batched_tokens=64), in_bulk=True)

@@ -40,6 +40,8 @@ MIXED = {"tokens": 12, "sequences": 4, "context": 300, "prefills": 2, "attention
         ({"per_token": 0.5, "tile": 1.0}, 64.0, 64.0),
         ({"per_token": 0.5, "tile": 0.25}, 20.5, 20.5),
         ({"weights": 3.0, "per_token": 0.5, "p": 1.0}, 9.0, 9.0),
+        ({"spill": 0.25}, 36.0, 36.0),
+        ({"per_token": 0.5, "spill": 0.25}, 42.0, 42.0),
         ({"weights": 3.0, "per_token": 1 / 3, "p": 2.0}, 5.0, 5.0),
         ({"weights": 4.0, "expert_weights": 2.0, "expert_share": 1.0}, 6.0, 6.0),
         ({"wake": 9.0}, 0.0, 0.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -18,8 +19,8 @@ from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
 from app.fidelity.client import Client, OfflineRequest
 from app.kvcache.counted import CountedBlocks
-from config.profile import SpeculationRates, read_profile
-from config.settings import StepSettings
+from config.profile import FrontCosts, SpeculationRates, read_profile
+from config.settings import Settings, StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness, engine_request
 from tests.engine.loops import Moments
 
@@ -119,6 +120,31 @@ def test_who_is_read_too_late_is_told() -> None:
         it for it in harness.recorder.render().splitlines() if it.startswith("understudy_late_seconds_total")
     ]
     assert float(late.split()[-1]) == pytest.approx(0.1 - PROFILE.front.visible_s(0, 3))
+
+
+def test_who_is_read_in_time_is_not_late() -> None:
+    harness = stepped(profile=replace(PROFILE, front=FrontCosts()))
+    harness.ask("a")
+    harness.clock.advance(1)
+    assert harness.finish("a") == "length"
+    assert re.search(r"^understudy_late_requests_total\{.*\} 0", harness.recorder.render(), re.M)
+
+
+def test_one_alarm_serves_all_requests_of_an_engine() -> None:
+    harness = stepped()
+    for number in range(50):
+        harness.ask(str(number), prompt_ids=[1] * (1 + number))
+    assert len(harness.wheel) == 1
+    harness.clock.advance(5)
+    assert harness.is_idle() and len(harness.wheel) == 0
+
+
+def test_limits_that_are_not_given_are_those_of_a_server_without_settings() -> None:
+    default, given = SchedulerLimits(), Settings()
+    assert default.max_num_batched_tokens == given.steps.max_num_batched_tokens
+    assert default.enable_chunked_prefill == given.steps.enable_chunked_prefill
+    assert default.long_prefill_token_threshold == given.steps.long_prefill_token_threshold
+    assert default.by_priority == (given.scheduling.scheduling_policy == "priority")
 
 
 def test_who_has_no_place_waits_for_one() -> None:

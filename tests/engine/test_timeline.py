@@ -73,6 +73,24 @@ def test_too_little_cached_ends_at_once(least: float, finish: str) -> None:
     assert len(harness.said("b")) == 0 or finish == "length"
 
 
+def test_of_a_remote_prefill_only_what_is_not_cached_here_comes_over_the_net() -> None:
+    harness = Harness(blocks=100)
+    ids = list(range(3 * BLOCK_TOKENS))
+    harness.ask("a", prompt_ids=ids)
+    harness.clock.advance(1)
+    harness.ask("b", prompt_ids=ids, remote_prefill=True)
+    harness.clock.advance(1)
+    by_source = {
+        source: harness.metric("prompt_tokens_by_source_total", source=source)
+        for source in ("local_compute", "local_cache_hit", "external_kv_transfer")
+    }
+    assert by_source == {
+        "local_compute": 3 * BLOCK_TOKENS,
+        "local_cache_hit": 2 * BLOCK_TOKENS,
+        "external_kv_transfer": BLOCK_TOKENS,
+    }
+
+
 @pytest.mark.parametrize(
     ("settings", "seconds"),
     [

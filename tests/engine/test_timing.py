@@ -32,6 +32,12 @@ def test_prefill_follows_the_calculator_and_ignores_the_other_one(settings: Any,
     assert latency(**settings).time_to_first_token(100, 20) == pytest.approx(expected_s, abs=1e-9)
 
 
+@pytest.mark.parametrize(("prompt", "cached"), [(0, 0), (20, 20), (20, 24)])
+def test_a_prompt_of_which_nothing_is_computed_costs_the_overhead(prompt: int, cached: int) -> None:
+    waits = latency(prefill_overhead=0.5, prefill_time_per_token=1.0)
+    assert waits.time_to_first_token(prompt, cached) == 0.5
+
+
 @given(mean_s=st.floats(1e-6, 10), share=st.floats(0, 30), seed=st.integers(0, 2**32))
 def test_jitter_stays_within_seventy_per_cent_however_large_the_deviation(
     mean_s: float, share: float, seed: int

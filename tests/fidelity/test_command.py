@@ -207,6 +207,8 @@ def test_who_interrupts_it_ends_all_of_it(tmp_path: Path, number: signal.Signals
         ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate must not be given with --sweep rate"),
         ([*DRAWN, "--sweep", "pods=1:2:0.5"], "argument --sweep: 'pods=1:2:0.5' must be whole numbers"),
         ([*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"], "--requests is of one run"),
+        ([*DRAWN, "--sweep", "pods=1:2:1", "--html", "x.html"], "--html is of one run"),
+        ([*DRAWN, "--html", "absent/x.html"], "absent/x.html: there is no folder absent"),
         ([*DRAWN, "--slo", "ttft=1"], "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99"),
         ([*DRAWN, "--slo", "ttft_p50=-1ms"], "must have limits above 0, not -1ms"),
         ([*DRAWN, "--json", "absent/x.json"], "absent/x.json: there is no folder absent"),

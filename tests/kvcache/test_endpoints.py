@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.kvcache.endpoints import is_bound, of_rank
+from app.kvcache.endpoints import PublisherSettings, is_bound, of_rank
+from config.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,10 @@ def test_what_is_no_endpoint_is_refused(endpoint: str, rank: int) -> None:
 )
 def test_the_form_of_an_address_says_who_binds(endpoint: str, bound: bool) -> None:
     assert is_bound(endpoint) == bound
+
+
+def test_a_publisher_of_which_nothing_is_said_batches_as_a_server_without_settings_does() -> None:
+    ours, at = PublisherSettings(endpoint=None, topic="kv"), Settings().kvcache
+    assert (ours.rank, ours.replay_endpoint) == (0, at.kv_events_replay_endpoint or None)
+    assert (ours.layout, ours.replay_layout) == (at.kv_events_format, at.kv_events_replay_layout)
+    assert (ours.batch_events, ours.flush_s) == (at.event_batch_size, at.event_flush_interval)

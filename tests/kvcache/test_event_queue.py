@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from app.kvcache.events import BlockRemoved, KVEvent
-from app.kvcache.publisher import MOST_BATCHES, EventQueue
+from app.kvcache.event_queue import MESSAGE_BYTES, MOST_BATCHES, EventQueue
+from app.kvcache.events import BlockRemoved, KVEvent, event_bytes
 
 
 def events(count: int, first: int = 0) -> list[KVEvent]:
@@ -49,3 +49,23 @@ def test_what_finds_no_room_is_lost_and_counted() -> None:
     assert queue.put(events(4, 4)) == 3
     assert queue.put(events(1)) == 1
     assert queue.take(0.0) + queue.take(0.0) == events(5)
+
+
+def test_a_message_has_no_more_events_than_its_bytes_allow_but_always_one() -> None:
+    def large(share: float) -> KVEvent:
+        return BlockRemoved([0] * int(share * MESSAGE_BYTES / event_bytes(BlockRemoved([0] * 1000)) * 1000))
+
+    queue = EventQueue(100, 4, 0.0)
+    waiting = [large(0.4), large(0.4), large(0.4), large(2.0), large(0.9), large(0.05)]
+    assert queue.put(waiting) == 0
+    assert [queue.take(0.0) for _ in range(4)] == [waiting[:2], waiting[2:3], waiting[3:4], waiting[4:]]
+
+
+def test_events_wait_up_to_a_number_of_bytes() -> None:
+    one = event_bytes(BlockRemoved([0]))
+    queue = EventQueue(100, 1, 0.0, limit_bytes=3 * one)
+    assert queue.put(events(4)) == 1
+    assert (len(queue), queue.size_bytes) == (3, 3 * one)
+    queue.take(0.0)
+    assert (len(queue), queue.size_bytes) == (0, 0)
+    assert queue.put(events(4)) == 1

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.prompt import ExtraKeys, Placeholder
+from app.kvcache.hashing import BlockHasher, Extra
+from app.kvcache.prompt import ExtraKeys, Placeholder, Prompt
 from tests.kvcache.caches import ALICE
 
 
@@ -74,3 +78,17 @@ def test_an_image_is_in_exactly_the_blocks_that_hold_one_of_its_tokens(
             if name == image.identifier and offset == image.offset - block * block_size
         }
         assert inside == blocks
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(15, 0), (16, 1), (40, 2)])
+def test_a_prompt_makes_the_keys_of_its_full_blocks_and_of_no_others(tokens: int, blocks: int) -> None:
+    class CountedKeys(ExtraKeys):
+        made = 0
+
+        def hashed(self, first: int, last: int) -> list[Extra] | None:
+            self.made += last - first
+            return super().hashed(first, last)
+
+    keys = CountedKeys(16, ALICE)
+    prompt = Prompt(range(tokens), BlockHasher("sha256_cbor", 16, "0", Random(0)), keys)
+    assert (len(prompt.hashes), keys.made) == (blocks, blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -12,7 +13,16 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.hashing import PART_BLOCKS, Algorithm, BlockHasher, Extra, low64, none_hash
+from app.kvcache.hashing import (
+    EXTRAS_MEMO_BYTES,
+    PART_BLOCKS,
+    Algorithm,
+    BlockHasher,
+    Extra,
+    hash_function,
+    low64,
+    none_hash,
+)
 
 IDS = range(1, 33)
 
@@ -168,6 +178,54 @@ def test_forgetting_hashes_changes_none(prompts: list[list[int]], entries: int) 
     forgetful = BlockHasher("sha256_cbor", 2, "0", Random(0), entries * 500)
     for prompt in prompts:
         assert forgetful.hashes(prompt) == hasher(block_size=2).hashes(prompt)
+
+
+@pytest.mark.parametrize("algorithm", ["sha256_cbor", "xxhash_cbor"])
+@pytest.mark.parametrize("blocks", [10, PART_BLOCKS])
+def test_the_memory_of_remembered_hashes_is_not_reckoned_too_low_nor_twice(
+    algorithm: Algorithm, blocks: int
+) -> None:
+    ours = hasher(algorithm)
+    ours.hashes(range(16 * blocks))
+    reckoned = ours.chain.memo.size_bytes
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for first in range(1, 101):
+            ours.hashes([first, *range(1, 16 * blocks)])
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken <= ours.chain.memo.size_bytes - reckoned < 2 * taken
+
+
+def test_blocks_that_come_one_by_one_as_those_of_a_reply_are_not_remembered() -> None:
+    ours = hasher()
+    ours.hashes(range(16))
+    assert len(ours.chain.memo) == 0
+    ours.hashes(range(32))
+    assert len(ours.chain.memo) == 1
+
+
+def test_a_salt_that_is_remembered_with_its_hashes_counts_once_however_many_blocks_have_it() -> None:
+    plain, salted = hasher(), hasher()
+    plain.hashes(range(320))
+    salted.hashes(range(320), [("s" * 50_000,)] * 20)
+    assert 50_000 < salted.chain.memo.size_bytes - plain.chain.memo.size_bytes < 51_000
+
+
+def test_salts_are_remembered_within_bounds() -> None:
+    hash_blocks = hash_function("sha256_cbor", 16)
+    hash_blocks(b"", IDS, [("warm",)] * 2)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(2_000):
+            hash_blocks(b"", IDS, [(f"{number:01000}",)] * 2)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < 2 * EXTRAS_MEMO_BYTES
 
 
 def test_equal_tokens_with_and_without_extra_keys_are_not_confused() -> None:

@@ -45,6 +45,19 @@ def test_a_null_block_is_never_handed_out() -> None:
     assert (ours.capacity, ours.free) == (2, 0)
 
 
+def test_memory_is_taken_by_blocks_that_were_used_and_by_those_only() -> None:
+    ours, _ = pool(4)
+    one = ours.limit_bytes // 4
+    assert ours.size_bytes == 0
+    blocks = ours.take(3)
+    assert ours.size_bytes == 3 * one
+    ours.release(blocks)
+    ours.take(3)
+    assert ours.size_bytes == 3 * one
+    ours.take(1)
+    assert ours.size_bytes == ours.limit_bytes
+
+
 def test_the_check_finds_broken_books() -> None:
     for damage in range(5):
         ours, _ = pool(4)

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import zmq
 
+from app.kvcache.event_queue import MOST_BATCHES
 from app.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.kvcache.publisher import MOST_BATCHES
 from tests.kvcache.sockets import TOPIC, Peers, meet, received, removed, until
 
 

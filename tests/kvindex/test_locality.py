@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from app.kvindex.cuts import Cutter, is_local, is_local_pattern, marks_words
-from tests.kvindex.kinds import KINDS, LLAMA_3, PARTED
+from tests.kvindex.kinds import KINDS, LLAMA_3, PARTED, llama_2
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,17 @@ def test_every_kind_is_told() -> None:
     assert {name for name, kind in KINDS.items() if is_local(kind())} == set(KINDS) - {"from_right"}
     marked = {"llama_2", "gemma"}
     assert {kind.__name__ for kind in PARTED if marks_words(kind())} == marked
+
+
+def test_only_the_vocabulary_that_is_merged_tells_whether_marks_begin_words() -> None:
+    marking = llama_2()
+    marking.add_special_tokens(["<begin▁of▁sentence>"])
+    assert marks_words(marking)
+    unmarked = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    unmarked.normalizer = normalizers.Replace(" ", "▁")
+    assert not marks_words(unmarked)
+    unmarked.add_tokens(["▁"])
+    assert not marks_words(unmarked)
 
 
 def test_components_that_are_not_known_to_be_local_are_not() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from app.kvindex.backend import Offload, Remove, Store
 from app.kvindex.holders import count_copies
 from app.kvindex.memory import BLOCK_BYTES, COPY_BYTES, MemoryBackend, weigh_bytes
+from app.kvindex.tables import MAP_ENTRIES
 from tests.kvindex.held import content, source, store
 
 A, B = source("a"), source("b")
@@ -53,6 +54,16 @@ def test_maps_forget_the_blocks_that_made_room() -> None:
         backend.apply(A, [store(keys, keys)])
     assert backend.size().copies == 100
     assert sum(map(len, backend._maps.values())) < 100 * 5 / 4 + 64 + 20
+
+
+def test_a_block_is_known_again_however_many_others_came_since() -> None:
+    backend = MemoryBackend(1_000_000)
+    backend.apply(A, [store([1], [11])])
+    for first in range(1_000, 1_000 + 2 * MAP_ENTRIES, 1_000):
+        others = range(first, first + 1_000)
+        backend.apply(A, [store(others, others)])
+    assert backend.apply(A, [store([1], [12])]).removed == 1  # its tokens are others now
+    assert content(backend, [11, 12]) == {12: {("a", "gpu")}}
 
 
 def test_a_budget_of_one_block_and_a_half_keeps_the_last_of_three() -> None:

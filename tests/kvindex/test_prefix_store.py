@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -163,6 +164,27 @@ def test_what_is_kept_is_bounded_and_ends_go_before_beginnings(embedded: LocalTo
     begin = PROSE * 20
     assert store.encode(embedded, begin) == embedded.encode(begin)
     assert store.counts.chunks_reused - before.chunks_reused == len(begin) // CHUNK_BYTES
+
+
+def test_the_memory_of_what_is_kept_is_reckoned_about_right(embedded: LocalTokenizer) -> None:
+    store, words = PrefixStore(), PROSE.split()
+
+    def encode_texts(numbers: range) -> int:
+        for number in numbers:
+            text = " ".join(Random(number).choices(words, k=2_000))
+            for _ in range(3):
+                store.encode(embedded, text)
+        return sum(cache.size_bytes for cache in store.caches.values())
+
+    before = encode_texts(range(2))
+    tracemalloc.start()
+    try:
+        empty, _ = tracemalloc.get_traced_memory()
+        reckoned = encode_texts(range(2, 32)) - before
+        taken = tracemalloc.get_traced_memory()[0] - empty
+    finally:
+        tracemalloc.stop()
+    assert 0.7 * taken < reckoned < 1.3 * taken
 
 
 def test_texts_that_are_new_every_time_are_not_kept(embedded: LocalTokenizer) -> None:

@@ -150,6 +150,18 @@ def test_large_batches_go_in_parts_and_each_part_once(redis_process: RedisServer
     assert backend.size().copies == 10_000
 
 
+def test_a_slice_of_a_batch_comes_after_all_parts_of_the_slice_before(
+    redis_process: RedisServer, namespace: str
+) -> None:
+    backend = connect(redis_process, namespace)
+    for number in range(3):
+        first = 1 + 5_000 * number
+        operations = [store(range(n, n + 500), range(n, n + 500)) for n in range(first, first + 5_000, 500)]
+        stamp = Stamp(1, 1.0, part=number)
+        assert backend.apply(A, operations, stamp).added == 5_000
+        assert not backend.apply(A, operations, stamp).applied
+
+
 @pytest.mark.parametrize(
     ("given", "known"),
     [

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copyfile
 from typing import TYPE_CHECKING
 
 import pytest
 
+from app.tokenization.loading import EMBEDDED
 from tests.needs import NEEDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from tests.llm.process import EngineProcess, Worker
 
 [ENGINE] = [need for need in NEEDS if need.marker == "engine"]
 
@@ -46,6 +51,19 @@ def folder(model_of: PreTrainedModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Qwen3 that speaks with the embedded tokenizer."""
+    from tests.llm.tiny import Shape, make_model
+
+    path = tmp_path_factory.mktemp("qwen3")
+    vocabulary = json.loads((EMBEDDED / "tokenizer.json").read_text())["model"]["vocab"]
+    make_model(path, Shape("qwen3"), vocabulary=len(vocabulary) + 64)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        copyfile(EMBEDDED / name, path / name)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     """A Llama in transformers, which was saved in `folder`."""
     from tests.llm.tiny import make_model
@@ -54,3 +72,14 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     model = make_model(path)
     model.name_or_path = str(path)
     return model
+
+
+@pytest.fixture
+def other(engine: EngineProcess) -> Iterator[Worker]:
+    """A second worker of the process that a file's `engine` is."""
+    from tests.llm.process import Worker
+
+    made = Worker(engine.options.endpoint)
+    made.greet()
+    yield made
+    made.close()

@@ -10,11 +10,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.llm.engine import LLMEngine
-from app.llm.errors import QueueFull, RequestError
+from app.llm.engine import EngineOptions, LLMEngine
+from app.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.llm.requests import EngineOutput, Priority
 from app.llm.sampling_params import SamplingParams
-from tests.llm.tiny import GREEDY, VOCABULARY, generate, make_engine, prompts, run_all
+from tests.llm.tiny import (
+    GREEDY,
+    VOCABULARY,
+    edit_config,
+    generate,
+    make_engine,
+    make_model,
+    prompts,
+    run_all,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -177,6 +186,36 @@ def test_refusals(folder: Path) -> None:
     assert [len(tokens) for tokens in generate(engine, [[1] * 127])] == [1]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_blocks": 1}, {"block_size": 0}, {"max_num_seqs": 0}, {"max_num_batched_tokens": 0}],
+    ids=str,
+)
+def test_sizes_with_which_nothing_would_run(wrong: dict[str, int]) -> None:
+    [name] = wrong
+    with pytest.raises(ModelLoadError, match=f"{name} should be at least"):
+        EngineOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_nothing_is_longer_than_the_model_was_made_for(folder: Path) -> None:
+    engine = make_engine(folder, max_seq_length=4096)
+    assert engine.max_tokens == 1024
+    with pytest.raises(RequestError, match="takes 1023"):
+        engine.add_request("long", [1] * 1024, GREEDY)
+
+
+def test_who_leaves_the_queue_takes_no_memory(folder: Path) -> None:
+    engine = make_engine(folder, max_num_seqs=1)
+    engine.add_request("runs", WANTED[0], GREEDY)
+    engine.step()
+    for number in range(1000):
+        engine.add_request(str(number), WANTED[1], GREEDY)
+        engine.abort(str(number))
+    assert len(engine._waiting._heap) < 100
+    engine.add_request("last", WANTED[1], GREEDY)
+    assert sorted(run_all(engine)) == ["last", "runs"]
+
+
 def test_logits_that_are_no_numbers_end_one_request(folder: Path) -> None:
     engine = make_engine(folder)
     expected = generate(engine, WANTED[:4])
@@ -197,6 +236,29 @@ def test_logits_that_are_no_numbers_end_one_request(folder: Path) -> None:
     assert failed.finish_reason == "error" and failed.error
     assert [tokens[str(number)] for number in range(4)] == expected
     assert generate(engine, WANTED[:4]) == expected
+
+
+def test_who_shares_keys_that_are_no_numbers_ends_too(tmp_path: Path) -> None:
+    """In a model of one layer they spoil nothing but what looks back at them."""
+    make_model(tmp_path)
+    edit_config(tmp_path, num_hidden_layers=1)
+    engine = make_engine(tmp_path, max_num_batched_tokens=70)
+    first, clean = WANTED[0][:16], list(range(16))
+    fine = {"same first block": [*first, *clean, 3], "nothing in common": [*clean, *clean, 4]}
+    apart = {name: generate(engine, [prompt])[0] for name, prompt in fine.items()}
+    said = {it for tokens in (*fine.values(), *apart.values()) for it in tokens}
+    spoiled = [poison := min({*range(VOCABULARY)} - said), *clean[1:]]
+    failing = {"first": [*first, *spoiled, 1], "still in its prompt": [*first, *spoiled, *[2] * 60]}
+    assert engine.reset_prefix_cache()
+    with torch.inference_mode():
+        engine.runner.model.embedding[poison] = float("nan")
+    for name, prompt in (failing | fine).items():
+        engine.add_request(name, prompt, GREEDY)
+    begun = engine.step()
+    assert [(it.request_id, it.finish_reason) for it in begun] == [(name, "error") for name in failing]
+    assert run_all(engine) == apart
+    assert engine.cache.free == engine.cache.capacity
+    engine.cache.check_integrity()
 
 
 def test_logprobs_of_prompts_and_replies(folder: Path) -> None:
@@ -222,7 +284,7 @@ def test_logprobs_of_prompts_and_replies(folder: Path) -> None:
 
 
 def test_events_tell_of_blocks(folder: Path) -> None:
-    engine = make_engine(folder)
+    engine = make_engine(folder, kv_events=True)
     generate(engine, [[Random(1).randrange(VOCABULARY) for _ in range(40)]], GREEDY)
     stored = sum(len(event.block_hashes) for event in engine.take_events())  # type: ignore[union-attr]
     assert stored == (40 + 64 - 1) // 16

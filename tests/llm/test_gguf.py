@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from app.llm.errors import ModelLoadError
 from app.llm.gguf import gguf_name, read_gguf
+from app.llm.gguf_file import GGUFFile
+from app.llm.tokenizer import load_tokenizer
+from app.tokenization import default_tokenizer
+from app.tokenization.huggingface import LocalTokenizer
+from app.tokenization.loading import EMBEDDED
 from tests.llm.tiny import Shape, generate, make_engine, make_model, prompts
 
 pytestmark = pytest.mark.engine
@@ -20,13 +28,15 @@ pytestmark = pytest.mark.engine
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
 
 
-def write(folder: Path, file: Path, kind: str, leave_out: str = "", quantised: str = "F32") -> None:
+def write(
+    folder: Path, file: Path, kind: str, leave_out: str = "", quantised: str = "F32", feed_forward: int = 96
+) -> None:
     """What llama.cpp's converter makes of a saved model."""
     writer = gguf.GGUFWriter(file, kind)
     writer.add_block_count(2)
     writer.add_context_length(1024)
     writer.add_embedding_length(64)
-    writer.add_feed_forward_length(96)
+    writer.add_feed_forward_length(feed_forward)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_key_length(HEAD_DIM)
@@ -66,7 +76,9 @@ def test_tokens_are_those_of_the_folder(shape: Shape, tmp_path: Path) -> None:
     assert generate(make_engine(file), wanted) == generate(make_engine(folder), wanted)
 
 
-@pytest.mark.parametrize(("kind", "error"), [("F16", 1e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_1", 0.1)])
+@pytest.mark.parametrize(
+    ("kind", "error"), [("F16", 1e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_1", 0.1), ("Q4_0", 0.1)]
+)
 def test_quantised_weights_are_near(kind: str, error: float, tmp_path: Path) -> None:
     make_model(tmp_path)
     write(tmp_path, tmp_path / "model.gguf", "llama", quantised=kind)
@@ -78,6 +90,67 @@ def test_quantised_weights_are_near(kind: str, error: float, tmp_path: Path) -> 
     assert generate(make_engine(tmp_path / "model.gguf"), prompts(2))
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0"])
+def test_all_is_read_as_the_package_reads_it(kind: str, tmp_path: Path) -> None:
+    make_model(tmp_path)
+    write(tmp_path, path := tmp_path / "model.gguf", "llama", quantised=kind)
+    file, theirs = GGUFFile(path), gguf.GGUFReader(path)
+    assert set(file.tensors) == {tensor.name for tensor in theirs.tensors}
+    for tensor in theirs.tensors:
+        wanted = dequantize(tensor.data, tensor.tensor_type)
+        assert file.tensor(tensor.name).numpy().tobytes() == wanted.astype(np.float32).tobytes()
+    for name, field in theirs.fields.items():
+        if not name.startswith("GGUF."):
+            assert file.field(name) == field.contents()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    folder = tmp_path_factory.mktemp("gguf")
+    make_model(folder)
+    write(folder, folder / "model.gguf", "llama")
+    return folder, (folder / "model.gguf").read_bytes()
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    place=st.integers(0, 2500),
+    change=st.binary(min_size=1, max_size=9),
+    end=st.none() | st.integers(0, 60_000),
+)
+def test_a_file_that_is_spoiled_is_read_or_refused(
+    whole: tuple[Path, bytes], place: int, change: bytes, end: int | None
+) -> None:
+    folder, content = whole
+    (spoiled := folder / "spoiled.gguf").write_bytes(
+        (content[:place] + change + content[place + len(change) :])[:end]
+    )
+    try:
+        file = GGUFFile(spoiled)
+        for name in file.tensors:
+            file.tensor(name)
+    except ModelLoadError as error:
+        assert "\n" not in str(error)
+
+
+def test_texts_and_lists_of_the_head(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(path := tmp_path / "head.gguf", "llama")
+    writer.add_token_list(["a", "ü", "🦙", ""])
+    writer.add_token_types([1, 1, 3, 6])
+    writer.add_token_scores([0.5, -1.0, 0.0, 2.0])
+    writer.add_bool("some.flag", True)
+    writer.add_uint64("some.number", 1 << 40)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    file = GGUFFile(path)
+    assert file.texts("tokenizer.ggml.tokens") == ["a", "ü", "🦙", ""]
+    assert file.field("tokenizer.ggml.token_type") == [1, 1, 3, 6]
+    assert file.field("tokenizer.ggml.scores") == [0.5, -1.0, 0.0, 2.0]
+    assert (file.field("some.flag"), file.field("some.number")) == (True, 1 << 40)
+    assert file.field("some.other") is None and file.texts("some.other") == []
+
+
 def test_refusals(tmp_path: Path) -> None:
     make_model(tmp_path)
     file, name = tmp_path / "model.gguf", "model.layers.0.mlp.down_proj.weight"
@@ -86,6 +159,12 @@ def test_refusals(tmp_path: Path) -> None:
         make_engine(file)
     write(tmp_path, file, "gemma")
     with pytest.raises(ModelLoadError, match="The architecture gemma is not supported"):
+        make_engine(file)
+    write(tmp_path, file, "llama", quantised="Q5_0")
+    with pytest.raises(ModelLoadError, match=r"token_embd.weight is of type 6; only F32, .* are read"):
+        make_engine(file)
+    write(tmp_path, file, "llama", feed_forward=95)
+    with pytest.raises(ModelLoadError, match=r"mlp.gate_proj.weight is \[96, 64\], .* says \[95, 64\]"):
         make_engine(file)
     write(tmp_path, file, "llama")
     content = file.read_bytes()
@@ -100,3 +179,75 @@ def test_weights_are_copies(tmp_path: Path) -> None:
     write(tmp_path, tmp_path / "model.gguf", "llama")
     tensor = read_gguf(tmp_path / "model.gguf").weights.get("model.norm.weight")
     tensor.add_(torch.ones_like(tensor))
+
+
+def write_tokenizer(path: Path, words: str, merges: list[str] | None = None) -> None:
+    """The embedded tokenizer as a GGUF file holds one."""
+    described = json.loads((EMBEDDED / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = described["model"]["vocab"]
+    own = [" ".join(it) if isinstance(it, list) else it for it in described["model"]["merges"]]
+    special = {token["content"] for token in described["added_tokens"]}
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(words)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in special else 1 for token in tokens])
+    writer.add_token_merges(own if merges is None else merges)
+    writer.add_eos_token_id(vocabulary["<|endoftext|>"])
+    writer.add_chat_template("{{ messages[0].content }}{{ eos_token }}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
+    write_tokenizer(path := tmp_path_factory.mktemp("words") / "model.gguf", "gpt-2")
+    found = load_tokenizer(path)
+    assert found is not None
+    return found
+
+
+@settings(deadline=None)
+@given(text=st.text() | st.text("ab 1'\n<|endoftext|>"))
+def test_tokens_are_those_of_the_folder_with_the_vocabulary(tokenizer: LocalTokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert ids == default_tokenizer().encode(text)
+    assert tokenizer.decode(ids, False) == text
+
+
+def test_template_and_ends_of_a_file(tokenizer: LocalTokenizer) -> None:
+    eos = default_tokenizer().backend.token_to_id("<|endoftext|>")
+    assert tokenizer.eos_token_ids == {eos}
+    ids = tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
+    assert ids == [*tokenizer.encode("Hello"), eos]
+
+
+@pytest.mark.parametrize(
+    ("words", "pieces"),
+    [
+        ("gpt-2", ["2024"]),
+        ("smollm", ["2", "0", "2", "4"]),
+        ("qwen2", ["2", "0", "2", "4"]),
+        ("llama-bpe", ["202", "4"]),
+    ],
+)
+def test_how_digits_are_cut(words: str, pieces: list[str], tmp_path: Path) -> None:
+    write_tokenizer(path := tmp_path / "model.gguf", words)
+    found = load_tokenizer(path)
+    assert found is not None and found.backend.pre_tokenizer is not None
+    assert [piece for piece, _ in found.backend.pre_tokenizer.pre_tokenize_str("2024")] == pieces
+
+
+def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
+    write_tokenizer(path := tmp_path / "model.gguf", "unheard-of")
+    with pytest.raises(ModelLoadError, match="words as unheard-of does; only qwen2, .* are known"):
+        load_tokenizer(path)
+    write_tokenizer(path, "gpt-2", merges=["neither nor"])
+    with pytest.raises(ModelLoadError, match="has no tokenizer that can be used"):
+        load_tokenizer(path)
+
+
+def test_a_file_without_a_tokenizer(whole: tuple[Path, bytes]) -> None:
+    assert load_tokenizer(whole[0] / "model.gguf") is None

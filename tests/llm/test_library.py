@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from shutil import copyfile
+from shutil import copytree
 
 import pytest
 
 from app.llm.aio import AsyncLLM
+from app.llm.engine import LLMEngine
 from app.llm.errors import LLMError, ModelLoadError, RequestError
 from app.llm.llm import LLM, make_engine
 from app.llm.sampling_params import SamplingParams
-from app.tokenization.loading import EMBEDDED
-from tests.llm.tiny import Shape, make_model
 from tests.running_server import ROOT
 
 pytestmark = pytest.mark.engine
 
 PROMPTS = ["Once upon a time", "Never say", "🦙 and 🐪", "a"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Qwen3 that speaks with the embedded tokenizer."""
-    path = tmp_path_factory.mktemp("qwen3")
-    vocabulary = json.loads((EMBEDDED / "tokenizer.json").read_text())["model"]["vocab"]
-    make_model(path, Shape("qwen3"), vocabulary=len(vocabulary) + 64)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        copyfile(EMBEDDED / name, path / name)
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +77,53 @@ def test_more_prompts_than_may_wait(model: str) -> None:
         assert llm.get_stats()["total_requests"] == 0
 
 
+def test_batches_have_a_progress_bar(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Bar] = []
+    monkeypatch.setattr("tqdm.tqdm", lambda **options: bars.append(Bar(**options)) or bars[-1])
+    one = SamplingParams(max_tokens=1)
+    llm.generate_single("a", one)
+    llm.generate(["a", "b"], one, progress=False)
+    assert not bars
+    llm.generate(["a", "b", "c"], one)
+    assert [(bar.total, bar.count) for bar in bars] == [(3, 3)]
+
+
+class Bar:
+    """What is told to tqdm."""
+
+    def __init__(self, total: int, **options: object) -> None:
+        self.total, self.count = total, 0
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, count: int) -> None:
+        self.count += count
+
+
+def test_a_batch_that_is_interrupted_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = llm.engine.step
+
+    def interrupted() -> None:
+        step()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, GREEDY)
+    assert not llm.engine.has_work
+    assert llm.engine.cache.free == llm.engine.cache.capacity
+
+
+def test_a_stream_that_is_not_begun_takes_nothing(llm: LLM) -> None:
+    llm.generate_stream(PROMPTS[0], GREEDY)
+    assert not llm.engine.has_work
+
+
 def test_chats(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     whole = llm.chat(messages, GREEDY, system_prompt="Be brief.")
@@ -136,6 +171,25 @@ def test_streams_end_when_the_engine_does(model: str) -> None:
     asyncio.run(talk())
 
 
+def test_an_asynchronous_stream_that_is_left_is_aborted(model: str) -> None:
+    engines: list[LLMEngine] = []
+
+    def make() -> LLMEngine:
+        engines.append(make_engine(model))
+        return engines[0]
+
+    async def talk() -> None:
+        async with AsyncLLM(make) as engine:
+            stream = engine.generate_stream("a", SamplingParams(max_tokens=400, ignore_eos=True))
+            await anext(stream)
+            await stream.aclose()
+            await engine.generate("b", SamplingParams(max_tokens=1))
+
+    asyncio.run(talk())
+    assert not engines[0].has_work
+    assert engines[0].stats.generated_tokens < 400
+
+
 def test_a_model_that_cannot_be_loaded_is_told_to_who_asks() -> None:
     async def talk() -> None:
         engine = AsyncLLM(lambda: make_engine("./nothing"))
@@ -148,9 +202,17 @@ def test_a_model_that_cannot_be_loaded_is_told_to_who_asks() -> None:
         LLM("./nothing")
 
 
-def run(*words: str, said: str = "") -> subprocess.CompletedProcess[str]:
+def run(*words: str, said: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "app", "generate", *words]
-    return subprocess.run(command, cwd=ROOT, input=said, capture_output=True, text=True, timeout=50)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | variables,
+        input=said,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
 
 
 def test_command(llm: LLM, model: str) -> None:
@@ -163,6 +225,19 @@ def test_command(llm: LLM, model: str) -> None:
     assert said.stdout == f"{llm.chat(message, params)['generated_text']}\n", said.stderr
     failed = run("--model", str(Path(model) / "nothing"), "a")
     assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
+
+
+def test_a_name_of_the_hub_is_found_in_its_cache(model: str, tmp_path: Path) -> None:
+    cache = tmp_path / "hub" / "models--some-people--a-model"
+    copytree(model, cache / "snapshots" / "0123abc")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0123abc")
+    words = ("--temperature", "0", "--max-tokens", "3", "--device", "cpu", PROMPTS[0])
+    found = run("--model", "some-people/a-model", *words, HF_HOME=str(tmp_path))
+    assert found.stdout == run("--model", model, *words).stdout != "", found.stderr
+    missing = run("--model", "some-people/another", *words, HF_HOME=str(tmp_path))
+    assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
+    assert "There is no model some-people/another" in missing.stderr
 
 
 def test_nothing_else_imports_torch() -> None:

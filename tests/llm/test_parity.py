@@ -80,15 +80,15 @@ def test_prefix_hits(folder: Path, truth: Truth) -> None:
     engine = make_engine(folder)
     assert generate(engine, truth[0]) == truth[1]
     # All come at once: 15 begin with two blocks of the first, which computes them in the same step.
-    assert engine.stats.cached_tokens == 15 * 32
+    assert engine.stats.prefix_hits == 15 * 32
     assert generate(engine, truth[0]) == truth[1]
-    assert engine.stats.cached_tokens > 15 * 32 + 16 * 40
+    assert engine.stats.prefix_hits > 15 * 32 + 16 * 40
 
 
 def test_without_prefix_caching(folder: Path, truth: Truth) -> None:
     engine = make_engine(folder, enable_prefix_caching=False)
     assert generate(engine, truth[0]) == truth[1]
-    assert engine.stats.cached_tokens == 0
+    assert engine.stats.prefix_hits == 0
 
 
 def test_rows_without_room_in_the_dense_copy(folder: Path, truth: Truth) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from random import Random
 
 import numpy as np
@@ -10,9 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.llm.draw import draw, limited
 from app.llm.errors import RequestError
-from app.llm.sampler import SamplingState, adjusted, candidates, logprobs_of, sample
+from app.llm.logprobs import logprobs_of
+from app.llm.sampler import SamplingState, adjust, sample
 from app.llm.sampling_params import SamplingParams
+from tests.running_server import ROOT
 
 pytestmark = pytest.mark.engine
 
@@ -44,25 +48,41 @@ def softmax(logits: Numbers) -> Numbers:
     return shares / shares.sum()
 
 
-@settings(deadline=None)
-@given(
-    st.integers(0, 10**6),
-    st.sampled_from([5, 100, 700]),
-    st.floats(0.2, 2),
-    st.sampled_from([-1, 0, 1, 3, 50]),
-    st.sampled_from([0.05, 0.5, 0.9, 0.999, 1.0]),
-    st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+LIMITS = st.builds(
+    SamplingParams,
+    temperature=st.floats(0.2, 2),
+    top_k=st.sampled_from([-1, 0, 1, 3, 50]),
+    top_p=st.sampled_from([0.05, 0.5, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
 )
-def test_candidates_are_those_of_the_oracle(
-    seed: int, size: int, temperature: float, top_k: int, top_p: float, min_p: float
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([5, 100, 700, 3000]), st.lists(LIMITS, min_size=1, max_size=4))
+def test_each_row_keeps_what_the_oracle_keeps(seed: int, size: int, params: list[SamplingParams]) -> None:
+    rows = np.random.default_rng(seed).normal(0, 3, (len(params), size))
+    temperatures = torch.tensor([[it.temperature] for it in params], dtype=torch.float64)
+    shares = limited(torch.from_numpy(rows) / temperatures, params).softmax(-1)
+    for row, logits, one in zip(shares.numpy(), rows, params, strict=True):
+        np.testing.assert_allclose(row, oracle(logits, one), atol=1e-9)
+
+
+def test_equal_tokens_are_kept_together() -> None:
+    row = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
+    for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.7)):
+        assert limited(row.clone(), [params]).isfinite().tolist() == [[False, True, True, True, True, False]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=6), st.floats(0, 1, exclude_max=True), LIMITS)
+def test_every_number_draws_a_token_that_is_left(
+    logits: list[float], number: float, params: SamplingParams
 ) -> None:
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    logits = np.random.default_rng(seed).normal(0, 3, size)
-    values, ids = candidates(torch.from_numpy(logits) / temperature, params)
-    shares = np.zeros(size)
-    places = np.arange(size) if ids is None else ids.numpy()
-    shares[places] = softmax(values.numpy())
-    np.testing.assert_allclose(shares, oracle(logits, params), atol=1e-9)
+    row = torch.tensor([[-torch.inf, *logits, -torch.inf]])
+    left = limited(row / params.temperature, [params])[0].isfinite()
+    for edge in (0.0, number, 1 - 2**-53):
+        [token] = draw(row, row.argmax(-1), [params], [edge]).tolist()
+        assert left[token]
 
 
 def test_frequencies_are_those_of_the_oracle() -> None:
@@ -82,15 +102,18 @@ def test_penalties_and_bias() -> None:
         repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, logit_bias={3: -1.5, 4: 100}
     )
     row = torch.tensor([1.0, -1.0, 2.0, 3.0, 0.0, 5.0])
-    changed = adjusted(row, state(params, [0, 1], [2, 2, 1]))
+    changed = row.clone()
+    adjust(changed, state(params, [0, 1], [2, 2, 1]))
     expected = [0.5, -2.0 - 0.25 - 0.5, 1.0 - 0.5 - 0.5, 1.5, 100.0, 5.0]
     assert changed.tolist() == pytest.approx(expected)
+    sample(row[None], [state(params, [0, 1], [2, 2, 1])])
     assert row.tolist() == [1.0, -1.0, 2.0, 3.0, 0.0, 5.0]
 
 
 def test_logprobs_are_of_the_models_own_logits() -> None:
     row = torch.tensor([1.0, 3.0, 2.0, 0.0])
-    told = logprobs_of(row, 2, 2)
+    told, other = logprobs_of(torch.stack((row, row.flip(0))), [2, 0], [2, 1])
+    assert (other.rank, other.top) == (4, [(2, told.top[0][1])])
     own = np.log(softmax(np.array([1.0, 3.0, 2.0, 0.0])))
     assert (told.token_id, told.rank, [token for token, _ in told.top]) == (2, 2, [1, 2])
     assert told.logprob == pytest.approx(own[2], abs=1e-6)
@@ -129,7 +152,7 @@ def test_logits_that_are_no_numbers_spoil_their_row_alone(broken: list[float]) -
         {"n": 0},
         {"stop": ""},
         {"stop": ["a", ""]},
-        {"logprobs": 21},
+        {"logprobs": -2},
         {"presence_penalty": 3},
         {"repetition_penalty": 0},
         {"logit_bias": {1: float("nan")}},
@@ -144,3 +167,9 @@ def test_logits_that_are_no_numbers_spoil_their_row_alone(broken: list[float]) -
 def test_what_is_not_honoured_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(RequestError):
         SamplingParams(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_docs_name_each_field() -> None:
+    docs = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
+    table = docs[docs.index("| field | default |") :]
+    assert [it.name for it in fields(SamplingParams) if f"`{it.name}`" not in table] == []

@@ -104,8 +104,14 @@ def test_cache_that_is_larger_than_the_memory(folder: Path, monkeypatch: pytest.
         make_engine(folder, num_blocks=10_000)
 
 
+def test_weights_that_are_larger_than_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceManager, "free_bytes", lambda self: 100 << 10)
+    with pytest.raises(ModelLoadError, match=r"The weights take 0 MiB in float32, 0 MiB are free"):
+        make_engine(folder)
+
+
 def test_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("cuda:7", "tpu", "mps"):
+    for name in ("cuda:7", "cuda:x", "cpu:1", "tpu", "mps"):
         assert DeviceManager(name).device.type == "cpu"
         assert name in caplog.text
     with pytest.raises(ModelLoadError, match="float16 is not supported on a CPU"):

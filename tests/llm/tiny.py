@@ -72,11 +72,11 @@ def make_model(folder: Path, shape: Shape = Shape(), vocabulary: int = VOCABULAR
     return model
 
 
-def make_engine(folder: Path, **options: object) -> LLMEngine:
+def make_engine(folder: Path, dtype: str = "float32", **options: object) -> LLMEngine:
     settings = EngineOptions(**{"num_blocks": 256, "max_seq_length": 512, **options})  # type: ignore[arg-type]
     runner = ModelRunner(
         load_checkpoint(folder),
-        DeviceManager("cpu"),
+        DeviceManager("cpu", dtype),
         settings.num_blocks,
         settings.block_size,
         settings.max_seq_length,
@@ -105,6 +105,14 @@ def greedy_tokens(model: PreTrainedModel, prompt: list[int], count: int = 64) ->
     return whole[0, len(prompt) :].tolist()
 
 
+def greedy_after(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> list[int]:
+    """The likeliest token after the prompt, and after each of `tokens` but the last: they are greedy when
+    they are the same."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0]
+    return logits[len(prompt) - 1 :].argmax(-1).tolist()
+
+
 def run_all(engine: LLMEngine, outputs: dict[str, list[EngineOutput]] | None = None) -> dict[str, list[int]]:
     """Steps until all is over; the tokens by request."""
     tokens: dict[str, list[int]] = {}
@@ -121,6 +129,22 @@ def generate(engine: LLMEngine, wanted: list[list[int]], params: SamplingParams 
         engine.add_request(str(number), prompt, params)
     tokens = run_all(engine)
     return [tokens[str(number)] for number in range(len(wanted))]
+
+
+def told(engine: LLMEngine, texts: list[list[int]]) -> tuple[list[int], torch.Tensor]:
+    """Of each place of each text: the likeliest token, and the log probability of the one that is there."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
+    outputs: dict[str, list[EngineOutput]] = {}
+    for number, text in enumerate(texts):
+        engine.add_request(str(number), text, params)
+    run_all(engine, outputs)
+    places = [
+        place
+        for number in range(len(texts))
+        for place in outputs[str(number)][0].prompt_logprobs or ()
+        if place is not None
+    ]
+    return [place.top[0][0] for place in places], torch.tensor([place.logprob for place in places])
 
 
 def edit_config(folder: Path, **changes: object) -> None:

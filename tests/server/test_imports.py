@@ -9,7 +9,17 @@ import pytest
 
 from tests.running_server import ROOT
 
-LATER = ("flask", "werkzeug", "jsonschema", "referencing", "sqlalchemy", "zmq", "yaml", "argparse")
+LATER = (
+    "flask",
+    "werkzeug",
+    "jsonschema",
+    "referencing",
+    "sqlalchemy",
+    "zmq",
+    "yaml",
+    "argparse",
+    "app.script",
+)
 """Loaded beside the event loop after the start, or when somebody asks for what needs it."""
 STEPS = ("app.engine.scheduler", "app.engine.stepped", "app.fidelity", "config.profile", "config.datasheet")
 

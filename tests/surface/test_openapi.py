@@ -19,6 +19,7 @@ from app.web.application import Understudy
 from config import VERSION
 from config.loader import load
 from tests.needs import CLIENTS_PYTHON
+from tests.running_server import ROOT
 from tests.surface.conftest import served
 
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -28,6 +29,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("--fake-metrics", '{"running-requests": 1}'),
     ),
     "pooling": ("--task", "pooling"),
+    "script": ("--script", str(ROOT / "examples" / "scripts" / "weather.yaml")),
     "indexer": ("--role", "indexer", "--kv-index-bind", "tcp://127.0.0.1:0"),
 }
 NEEDS_MORE = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
@@ -181,13 +183,16 @@ def test_the_root_says_what_this_is_and_where_to_look() -> None:
 def test_schemathesis_finds_nothing(kind: str) -> None:
     """Its own cases for every route: no 5xx, no status, type or body that is not described."""
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    words = [word for path in ENDING for word in ("--exclude-path", path)]
+    if kind == "script":  # whose faults are errors on purpose
+        words = ["--include-path", "/admin/script"]
     with served(*KINDS[kind]) as client:
         done = subprocess.run(
             [
                 str(CLIENTS_PYTHON.with_name("st")), "run", f"{client.server.url}/openapi.json",
                 "--checks", checks, "--phases", "examples,coverage,fuzzing", "--max-examples", "3",
                 "--seed", "1", "--continue-on-failure", "--no-color",
-                *(word for path in ENDING for word in ("--exclude-path", path)),
+                *words,
             ],
             capture_output=True,
             text=True,

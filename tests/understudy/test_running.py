@@ -50,6 +50,15 @@ def test_a_client_retries(server: understudy.Server) -> None:
     assert [verdict.count(of) for of in ("503", "429", "error", "once more")] == [1] * 4
 
 
+def test_scripts_count_from_one_after_a_reset(tmp_path: Path) -> None:
+    script = tmp_path / "replies.yaml"
+    script.write_text("rules: [{when: {nth: 1}, then: {text: first}}, {then: {text: again}}]")
+    with understudy.running_server(script=str(script)) as server:
+        assert [ask(server), ask(server)] == ["first", "again"]
+        server.reset()
+        assert ask(server) == "first"
+
+
 def test_a_client_that_does_not_wait_is_found(server: understudy.Server) -> None:
     server.fault("error", status=429, retry_after=30)
     url = f"{server.base_url}/completions"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from app.engine.client import EngineClient
-from app.engine.lifecycle import Lifecycle
+from app.engine.lifecycle import Operations
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
 from app.http.errors import ApiError, bad_request, malformed, unavailable
@@ -31,7 +31,7 @@ PASSED_ON = ("authorization", "x-admin-key", "content-type")
 
 
 def routes(
-    live: LiveSettings, lifecycle: Lifecycle, service: EngineClient, body: BodyLimits, siblings: PeerRanks
+    live: LiveSettings, lifecycle: Operations, service: EngineClient, body: BodyLimits, siblings: PeerRanks
 ) -> list[Route]:
     """A request with `?ranks=all` concerns all ranks, and is answered by rank."""
 

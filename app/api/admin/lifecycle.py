@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from app.engine.lifecycle import Lifecycle, PauseMode
+from app.engine.lifecycle import Operations
+from app.engine.wire import PauseMode
 from app.http.connection import leaving
 from app.http.context import RequestContext
 from app.http.errors import malformed
@@ -15,7 +16,7 @@ from app.http.route import Route, get, post
 MODES = ("abort", "wait", "keep")
 
 
-def routes(lifecycle: Lifecycle, sleeps: bool, settings: Callable[[], dict[str, Any]]) -> list[Route]:
+def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str, Any]]) -> list[Route]:
     """`sleeps` is `enable-sleep-mode`; `settings` gives all settings for people to read."""
 
     def sleep(context: RequestContext) -> Response:

@@ -21,6 +21,9 @@ class Drains(Protocol):
     @property
     def draining(self) -> bool: ...
 
+    @property
+    def healthy(self) -> bool: ...
+
     def drain(self) -> None:
         """Admit no more requests; running ones go on."""
 
@@ -28,14 +31,16 @@ class Drains(Protocol):
 def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
     """Ready from `startup_s` after now until the server drains."""
     ready_at_s = clock.now() + startup_s
-    return lambda: clock.now() >= ready_at_s and not service.draining
+    return lambda: clock.now() >= ready_at_s and service.healthy and not service.draining
 
 
-def health_routes(ready: Callable[[], bool], load: ServerLoad, vllm_version: str) -> list[Route]:
+def health_routes(
+    healthy: Callable[[], bool], ready: Callable[[], bool], load: ServerLoad, vllm_version: str
+) -> list[Route]:
 
     def health(context: RequestContext) -> Response:
-        """200 as long as the process serves at all."""
-        return Response(b"", 200)
+        """200 as long as the process serves at all; 503 while an engine of its own process is gone."""
+        return Response(b"", 200 if healthy() else 503)
 
     def health_ready(context: RequestContext) -> Response:
         """200 when requests are welcome; 503 while starting up and while draining."""

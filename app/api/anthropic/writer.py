@@ -27,7 +27,12 @@ T = TypeVar("T")
 
 TOOL_USE_ID = "chatcmpl-tool-"
 """vLLM's own, of the chat behind a message."""
-STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "cache_threshold": "max_tokens"}
+STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "cache_threshold": "max_tokens",
+    "content_filter": "refusal",
+}
 """What an ending is called. One without a name, such as an abort, is null."""
 
 
@@ -90,7 +95,7 @@ class MessageWriter(ResponseWriter):
             model=self._meta.model,
             stop_reason=None,
             stop_sequence=None,
-            usage=wire.MessageUsage(self._options.prompt_tokens, 0),
+            usage=wire.MessageUsage(self.usage.told(self._options.prompt_tokens, 0)[0], 0),
         )
         return _event("message_start", wire.MessageStart(message))
 
@@ -164,10 +169,11 @@ class MessageWriter(ResponseWriter):
         return wire.StopDelta(STOP_REASONS.get(finish.reason), None)
 
     def _usage(self) -> wire.MessageUsage:
-        options, tokens = self._options, self.choices[0].tokens
-        if not options.prompt_details:
-            return wire.MessageUsage(options.prompt_tokens, tokens)
-        return wire.MessageUsage(options.prompt_tokens - self.cached_tokens, tokens, 0, self.cached_tokens)
+        prompt_tokens, tokens = self.usage.told(self._options.prompt_tokens, self.choices[0].tokens)
+        if not self._options.prompt_details:
+            return wire.MessageUsage(prompt_tokens, tokens)
+        cached_tokens = self.told_cached
+        return wire.MessageUsage(max(0, prompt_tokens - cached_tokens), tokens, 0, cached_tokens)
 
 
 def _or_unset(value: T | None) -> T | UnsetType:

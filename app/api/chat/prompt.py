@@ -13,7 +13,7 @@ from app.api.frontend import Frontend
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.messages import Message
+from app.protocol.messages import Message, content_text
 from app.protocol.options import Tool
 from app.protocol.slicing import each, slices
 from app.protocol.tokenize import TokenizeChatRequest
@@ -114,25 +114,3 @@ def _call_text(call: object) -> str:
     if not isinstance(function, dict) or not function.get("name"):
         return ""
     return f"[{function.get('name')}({function.get('arguments')})]"
-
-
-def content_text(content: object, within: Slices | None = None) -> str:
-    """Text parts as they are and images as `image: URL`, joined by line breaks; other parts are silent."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list | dict):
-        return ""
-    texts = map(_part_text, each(content, within or slices()))
-    return "\n".join(text for text in texts if text is not None)
-
-
-def _part_text(part: object) -> str | None:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        return None
-    if part.get("type") == "image_url":
-        image = part.get("image_url")
-        return f"image: {image.get('url') if isinstance(image, dict) else image}"
-    text = part.get("text")
-    return text if isinstance(text, str) else None

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from app.api.builder import Prompt
 from app.api.chat.media import Features, features, media_tokens
-from app.api.chat.prompt import PROMPT, chat_options, chat_prompt, chat_prompts, content_text
+from app.api.chat.prompt import PROMPT, chat_options, chat_prompt, chat_prompts
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
 from app.api.identity import address_of
@@ -17,7 +17,7 @@ from app.http.context import RequestContext
 from app.http.response import Response
 from app.http.route import PlainHandler, Route, post
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
-from app.protocol.messages import Message
+from app.protocol.messages import Message, content_text
 from app.protocol.options import NamedToolChoice
 from app.protocol.slicing import each
 from app.protocol.validation.generation import ValidatedRequest

@@ -137,7 +137,7 @@ class ChatWriter(ResponseWriter):
             return DONE
         details: PromptTokensDetails | UnsetType = UNSET
         if options.prompt_details:
-            details = PromptTokensDetails(self.cached_tokens, 0, options.media_tokens or UNSET)
+            details = PromptTokensDetails(self.told_cached, 0, options.media_tokens or UNSET)
         usage = self._usage(self.choices, details, UNSET)
         return last_event(self._head, ChunkTail(usage, self._meta.fingerprint)) + DONE
 
@@ -251,6 +251,7 @@ class ChatWriter(ResponseWriter):
         details: CompletionTokensDetails | None | UnsetType = no_thoughts
         if self._options.reasons:
             details = CompletionTokensDetails(sum(choice.reasoning_tokens for choice in choices))
+        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
         return Usage(prompt_tokens, prompt_tokens + tokens, tokens, prompt_details, details)
 
     def whole(self, holes: Holes) -> ChatCompletion:
@@ -260,7 +261,7 @@ class ChatWriter(ResponseWriter):
                 options.parsed(False, choice.called, 1)
         details = None
         if options.prompt_details:
-            details = PromptTokensDetails(self.cached_tokens, 0, options.media_tokens)
+            details = PromptTokensDetails(self.told_cached, 0, options.media_tokens)
         return ChatCompletion(
             id=meta.id,
             created=meta.created,

@@ -109,7 +109,7 @@ class CompletionWriter(ResponseWriter):
             return DONE
         details: PromptTokensDetails | UnsetType = UNSET
         if options.prompt_details and options.prompts:
-            details = PromptTokensDetails(self.cached_tokens)
+            details = PromptTokensDetails(self.told_cached)
         usage = self._usage(options.prompts, self.choices)
         usage.prompt_tokens_details = details
         return last_event(self._head, ChunkTail(usage, self._meta.fingerprint)) + DONE
@@ -196,6 +196,7 @@ class CompletionWriter(ResponseWriter):
     def _usage(self, prompts: Sequence[EchoedPrompt], choices: Sequence[ChoiceState]) -> Usage:
         prompt_tokens = sum([len(prompt.ids) for prompt in prompts])
         tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
+        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
         return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
 
     def whole(self, holes: Holes) -> Completion:
@@ -203,7 +204,7 @@ class CompletionWriter(ResponseWriter):
         usage = self._usage(options.prompts, self.choices)
         usage.prompt_tokens_details = usage.completion_tokens_details = None
         if options.prompt_details and options.prompts:
-            usage.prompt_tokens_details = PromptTokensDetails(self.cached_tokens, None, None)
+            usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, None, None)
         return Completion(
             id=meta.id,
             created=meta.created,

@@ -94,18 +94,19 @@ class GenerateWriter(ResponseWriter):
 
     def _details(self) -> PromptTokensDetails | UnsetType:
         """Those of a stream."""
-        return PromptTokensDetails(self.cached_tokens) if self._options.prompt_details else UNSET
+        return PromptTokensDetails(self.told_cached) if self._options.prompt_details else UNSET
 
     def _usage(
         self, choices: Sequence[ChoiceState], details: PromptTokensDetails | None | UnsetType
     ) -> Usage:
         prompt_tokens = len(self._options.prompt_ids)
         tokens = sum([choice.tokens for choice in choices])
+        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
         return Usage(prompt_tokens, prompt_tokens + tokens, tokens, details)
 
     def whole(self, holes: Holes) -> GenerateResponse:
         meta, options = self._meta, self._options
-        details = PromptTokensDetails(self.cached_tokens, None, None) if options.prompt_details else None
+        details = PromptTokensDetails(self.told_cached, None, None) if options.prompt_details else None
         usage = self._usage(self.choices, details)
         usage.completion_tokens_details = None
         return GenerateResponse(

@@ -266,6 +266,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/admin/drain"): Operation(answer=ANYTHING, query={"ranks": RANKS}),
     ("GET", "/admin/verdict"): Operation(answer=AuditReport, query={"over": TRUTH}),
     ("DELETE", "/admin/verdict"): Operation(answer=AuditReport),
+    ("GET", "/admin/script"): Operation(answer=ANYTHING),
+    ("DELETE", "/admin/script"): Operation(answer=ANYTHING),
     ("GET", "/admin/memory"): Operation(answer=ANYTHING),
     ("POST", "/sleep"): Operation(answer=ANYTHING, query={"level": NUMBER, "mode": MODE}),
     ("POST", "/release_kv_cache_memory"): Operation(answer=dict[str, str]),

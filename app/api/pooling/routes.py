@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +13,8 @@ from app.api.pooling.inputs import enter, prompt_ids, texts_of
 from app.api.pooling.places import take_places
 from app.api.pooling.scores import rerank, score
 from app.api.pooling.writer import ItemForm, Pooled, list_reply, vector_reply
+from app.faults.damage import damage
+from app.faults.injector import fault_of
 from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.response import Response
@@ -25,6 +29,9 @@ from app.protocol.pooling import (
     TokenIds,
 )
 from config.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from app.api.script import ScriptedVectors
 
 EMBEDDINGS = "/v1/embeddings"
 SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
@@ -82,18 +89,28 @@ def embeddings(frontend: Frontend, model: PoolingModel) -> Handler:
         dimensions = _dimensions(asked, model)
         inputs = prompt_ids(frontend, asked)
         head = frontend.identity.head("embd", context, asked.request_id, name)
+        scripted: ScriptedVectors = ()
+        if frontend.scripts is not None:
+            scripted = frontend.scripts.vectors(asked, inputs, name, context)
         if (left := take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__)) is not None:
             return left
         turns = Turns()
+
+        def vector(number: int, text: str) -> array[float]:
+            """The one of an input."""
+            said = scripted[number] if scripted else None
+            if isinstance(said, array):
+                return said
+            return model.embed(text if said is None else said, asked.use_activation, turns, dimensions)
+
         pooled = Pooled(
-            (
-                [model.embed(text, asked.use_activation, turns, dimensions)]
-                for text in texts_of(frontend, asked, inputs)
-            ),
-            [(dimensions,)] * len(inputs),
+            ([vector(number, text)] for number, text in enumerate(texts_of(frontend, asked, inputs))),
+            [(len(said) if isinstance(said, array) else dimensions,) for said in scripted]
+            or [(dimensions,)] * len(inputs),
             sum(map(len, inputs)),
         )
-        return vector_reply(asked, head, EMBEDDING, pooled, frontend.responder.headers)
+        answer = vector_reply(asked, head, EMBEDDING, pooled, frontend.responder.headers)
+        return damage(answer, fault_of(context), context)
 
     return create_embeddings
 

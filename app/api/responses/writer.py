@@ -29,8 +29,10 @@ from app.protocol.responses import ResponsesRequest, TextConfig
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """What an error of this status is called in a response; others are the server's."""
-STATUS = {"length": "incomplete", "abort": "cancelled"}
+STATUS = {"length": "incomplete", "abort": "cancelled", "content_filter": "incomplete"}
 """What a response is after an end of this kind; after any other it is completed."""
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Why a response is incomplete after an end of this kind."""
 
 
 class ResponsesOptions(Struct, frozen=True, kw_only=True):
@@ -184,18 +186,19 @@ class ResponsesWriter(ResponseWriter):
     def _last_state(self, items: Sequence[OutputItem] | Sequence[Raw]) -> ResponseObject:
         """The response when all has been said."""
         choice, options = self.choices[0], self._options
-        status = STATUS.get(choice.finish.reason, "completed")
-        prompt_tokens = len(options.prompt_ids)
+        reason = choice.finish.reason
+        status = STATUS.get(reason, "completed")
+        prompt_tokens, tokens = self.usage.told(len(options.prompt_ids), choice.tokens)
         usage = ResponseUsage(
             prompt_tokens,
-            InputTokensDetails(self.cached_tokens),
-            choice.tokens,
+            InputTokensDetails(self.told_cached),
+            tokens,
             OutputTokensDetails(choice.reasoning_tokens),
-            prompt_tokens + choice.tokens,
+            prompt_tokens + tokens,
         )
         response = replace(
             options.response,
-            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            incomplete_details=IncompleteDetails(INCOMPLETE[reason]) if status == "incomplete" else None,
             output=items,
             status=status,
             usage=usage,

@@ -1,0 +1,206 @@
+"""What scripts see of a request of any family, and what becomes of their decisions."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from msgspec.structs import replace
+
+from app.api.builder import Prompt
+from app.api.writer import ResponseWriter, UsageOverrides
+from app.clock.pause import Slices
+from app.engine.request import EngineRequest
+from app.faults.injector import BYTES_PER_TOKEN, FaultInjector
+from app.http.context import RequestContext, client_name
+from app.http.errors import ApiError, bad_request
+from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
+from app.protocol.completions import CompletionRequest
+from app.protocol.messages import Message as WireMessage
+from app.protocol.messages import content_text
+from app.protocol.pooling import EmbeddingRequest
+from app.protocol.slicing import each, slices
+from app.protocol.validation.sampling import GenerationRequest
+from app.script.book import Decision, ScriptBook
+from app.script.errors import ScriptFailure
+from app.script.matching import Message, Request
+from app.tokenization import Tokenizer
+
+FAMILIES = {
+    "/v1/chat/completions": "chat",
+    "/v1/chat/completions/batch": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/inference/v1/generate": "generate",
+}
+PROMPT_STEPS = 10
+"""Steps of work that a prompt takes besides those of each rule."""
+MESSAGE = 10
+"""Values that a message counts as that is looked at."""
+NO_RETRY = {"x-should-retry": "false"}
+"""The SDKs of OpenAI and Anthropic would ask again after a 500."""
+
+
+ScriptedVectors = Sequence["array[float] | str | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptDesk:
+    """Asks the book about each prompt of a request."""
+
+    book: ScriptBook
+    tokenizer: Tokenizer
+    faults: FaultInjector
+
+    def direct(
+        self,
+        asked: GenerationRequest,
+        prompts: Sequence[Prompt],
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        context: RequestContext,
+    ) -> list[EngineRequest]:
+        """`requests` with what scripts decide about them; all choices of a prompt say the same.
+
+        ApiError for a fault that is an error, and where a rule cannot answer. May pause.
+        """
+        directed: list[EngineRequest] = []
+        within = Slices()
+        for number, conversation in enumerate(self._conversations(asked, prompts)):
+            if not requests:
+                break
+            first = requests[number * requests[0].n]
+            seen = request_of(context, asked.model or first.model, conversation, tools_of(asked))
+            decision = self.decide(seen, own_stream(first, seen))
+            own = requests[number * first.n : (number + 1) * first.n]
+            within.spend(PROMPT_STEPS + self.book.rules)
+            directed += own if decision is None else self._directed(decision, asked, own, writer, context)
+        return directed
+
+    def vectors(
+        self,
+        asked: EmbeddingRequest,
+        inputs: Sequence[Sequence[int]],
+        model: str,
+        context: RequestContext,
+    ) -> ScriptedVectors:
+        """What scripts say of each input: its vector, another text whose vector it gets, or nothing.
+
+        ApiError as `direct`; 400 where a vector has not as many numbers as the request wants.
+        """
+        said: list[array[float] | str | None] = []
+        within = Slices()
+        for number, ids in enumerate(inputs):
+            seen = request_of(context, asked.model or model, self._pooled(asked, number, ids), {})
+            decision = self.decide(seen)
+            within.spend(PROMPT_STEPS + self.book.rules)
+            if decision is not None and decision.fault is not None:
+                self.faults.strike(context, decision.fault)
+            found = None if decision is None or decision.answer is None else decision.answer.embedding
+            if decision is None or not isinstance(found, tuple):
+                said.append(found if isinstance(found, str) else None)
+                continue
+            if asked.dimensions not in (None, len(found)):
+                place, own = decision.rule.place, len(found)
+                raise bad_request(
+                    f"{place}: its vector has {own} numbers, not {asked.dimensions}.", "dimensions"
+                )
+            said.append(array("f", found))
+        return said
+
+    def _pooled(self, asked: EmbeddingRequest, number: int, ids: Sequence[int]) -> Sequence[Message]:
+        """The messages of one input; a text is a user's."""
+        if asked.conversations:
+            return messages_of(asked.conversations[number])
+        return (Message("user", asked.texts[number] if asked.texts else self.tokenizer.decode(ids)),)
+
+    def decide(self, request: Request, own: Random | None = None) -> Decision | None:
+        """As `ScriptBook.decide`. ApiError 500, not to be tried again, where the rule cannot answer."""
+        try:
+            return self.book.decide(request, own)
+        except ScriptFailure as error:
+            raise ApiError(500, "InternalServerError", f"{error}.", headers=NO_RETRY) from None
+
+    def _directed(
+        self,
+        decision: Decision,
+        asked: GenerationRequest,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        context: RequestContext,
+    ) -> Iterator[EngineRequest]:
+        fault, answer = decision.fault, decision.answer
+        if fault is not None:
+            self.faults.strike(context, fault)
+        if answer is not None and answer.usage is not None:
+            told = answer.usage
+            writer.usage = UsageOverrides(told.prompt_tokens, told.completion_tokens, told.cached_tokens)
+        reply = None
+        if answer is not None:
+            reply = replace(answer.reply, in_parts=isinstance(asked, ChatCompletionRequest))
+        delays = () if fault is None else fault.delays
+        for request in requests:
+            yield replace(request, script=reply, delays=(*request.delays, *delays))
+
+    def _conversations(
+        self, asked: GenerationRequest, prompts: Sequence[Prompt]
+    ) -> Iterator[Sequence[Message]]:
+        """The messages of each prompt; a prompt without any is a user's."""
+        if isinstance(asked, BatchChatRequest):
+            yield from map(messages_of, asked.messages)
+        elif isinstance(asked, ChatCompletionRequest):
+            yield messages_of(asked.messages)
+        elif isinstance(asked, CompletionRequest):
+            for given, prompt in zip(asked.prompts(), prompts, strict=False):
+                text = given if isinstance(given, str) else self.tokenizer.decode(prompt.ids)
+                yield (Message("user", text),)
+
+
+def request_of(
+    context: RequestContext, model: str, messages: Sequence[Message], tools: Mapping[str, object]
+) -> Request:
+    """A request as rules see it."""
+    path = context.path if context.route is None else context.route.path
+    return Request(
+        FAMILIES.get(path, "embeddings"),
+        model,
+        messages,
+        tools,
+        lambda name: context.headers.get(name.lower()),
+        partial(client_name, context),
+        path,
+        (context.content_length or 0) / BYTES_PER_TOKEN,
+    )
+
+
+def messages_of(messages: Sequence[WireMessage]) -> list[Message]:
+    """Role and text of each message; a tool's result knows the name of the tool that was called."""
+    called: dict[str, str] = {}
+    found: list[Message] = []
+    for message in each(messages, slices(), MESSAGE):
+        role, calls = str(message.get("role")), message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict):
+                called[str(call.get("id"))] = str(function.get("name"))
+        tool = called.get(str(message.get("tool_call_id")), "") if role == "tool" else ""
+        found.append(Message(role, content_text(message.get("content")), tool))
+    return found
+
+
+def tools_of(asked: GenerationRequest) -> Mapping[str, object]:
+    """Name of each tool that the request lets the model call, to the schema of its arguments."""
+    if not isinstance(asked, ChatCompletionRequest) or asked.tool_choice == "none":
+        return {}
+    return {tool.function.name: tool.function.parameters or {} for tool in asked.tools or ()}
+
+
+def own_stream(request: EngineRequest, seen: Request) -> Random | None:
+    """The randomness of a request that is to repeat itself."""
+    if request.seed is None and not request.greedy:
+        return None
+    return Random(f"{request.seed} {seen.last}")

@@ -1,0 +1,1 @@
+"""A page to watch and steer a server, live; it costs nothing while nobody looks."""

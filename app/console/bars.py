@@ -1,0 +1,274 @@
+"""Every choice of every request as a bar: what it does, how far it has come, how it ended.
+
+Those that come while somebody looks are told of by the observers of their requests; those that ran before
+are found in the engine. How far each is, is read at every frame: nothing is noted for a token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+from cachetools import LRUCache
+from msgspec import Struct
+
+from app.clock.pause import Slices
+from app.console.frames import EndRow, Frame, NewBar, PhaseRow
+from app.engine.request import EngineRequest, Outcome, Watch
+from app.engine.standing import Phase, Standing, Watched, WatchedEngine
+from app.http.context import RequestContext, client_name
+
+MOST_NEW = 500
+"""Bars that a frame may begin; what is beyond that, and still runs, gets its bar in a later one."""
+OVER_BYTES = 8 << 20
+"""Of requests that are over and can be asked about."""
+BAR_BYTES, TOKEN_BYTES = 2048, 60
+"""What a bar takes without its tokens, and what one of its tokens takes."""
+MOST_CHARACTERS = 128
+"""Of what a client has chosen: ids, paths."""
+TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+SAMPLE_STEPS = 1
+"""Steps of work (`Slices`) that one bar is."""
+
+
+class Origin(Struct, frozen=True):
+    """Where a request came from."""
+
+    path: str = ""
+    client: str = ""
+    trace_id: str = ""
+
+    @classmethod
+    def of(cls, context: RequestContext) -> Origin:
+        """The trace is the client's (W3C trace context)."""
+        trace = TRACE.match(context.headers.get("traceparent", ""))
+        return cls(context.path[:MOST_CHARACTERS], client_name(context), trace[1] if trace else "")
+
+
+class Bar(Struct, gc=False, eq=False):
+    """What a page was told of one choice."""
+
+    number: int
+    request: EngineRequest
+    origin: Origin
+    sequence: Watched | None = None
+    watched: bool = False
+    """Its end will be told."""
+    phase: int = 0
+    since_ms: float = 0.0
+    tokens: int = 0
+    computed: int = 0
+    held: int = 0
+    preemptions: int = 0
+    outcome: Outcome | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """In memory, about."""
+        return BAR_BYTES + TOKEN_BYTES * (len(self.request.prompt_ids) + self.tokens)
+
+    def row(self, began_s: float) -> NewBar:
+        """As a frame begins it."""
+        it = self.request
+        arrival_ms = in_ms(it.arrival_s - began_s)
+        return (
+            self.number, it.request_id, it.index, len(it.prompt_ids), it.max_tokens, arrival_ms, it.adapter,
+            self.origin.path, it.n,
+        )  # fmt: skip
+
+
+class Bars:
+    """The bars of one engine. `began_s` is moment 0 of all that is told."""
+
+    def __init__(self, engine: WatchedEngine, now: Callable[[], float], began_s: float) -> None:
+        """`now` is the engine's clock."""
+        self._engine = engine
+        self._now = now
+        self._began_s = began_s
+        self._open = False
+        self._live: dict[int, Bar] = {}
+        """By the identity of the request, which the bar keeps."""
+        self._over: LRUCache[int, Bar] = LRUCache(OVER_BYTES, getsizeof=lambda bar: bar.size_bytes)
+        self._numbers = 0
+        self._unseen = 0
+        self._new: list[Bar] = []
+        self._ended: list[EndRow] = []
+        self._counts_blocks = False
+        self.limit_bytes = OVER_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        """Of those that are over."""
+        return int(self._over.currsize)
+
+    def begin(self, counts_blocks: bool) -> None:
+        """Somebody looks. `counts_blocks`: blocks have no numbers, sequences tell how many they have."""
+        self._open, self._counts_blocks = True, counts_blocks
+
+    def end(self) -> None:
+        """Nobody looks any more. Numbers go on, so that an old page does not take one bar for another."""
+        self._open = False
+        self._live.clear()
+        self._over.clear()
+        self._new.clear()
+        self._ended.clear()
+        self._unseen = 0
+
+    def watch(self, origin: Origin, request: EngineRequest) -> Watch | None:
+        """A choice is submitted; what is to be told its outcome."""
+        bar = self._begun(request, origin)
+        if bar is None:
+            return None
+        bar.watched = True
+        return partial(self._over_with, bar)
+
+    def refused(self, context: RequestContext, status: int) -> None:
+        """A request never reached the engine."""
+        request = EngineRequest(
+            request_id=context.request_id[:MOST_CHARACTERS], index=0, model="", prompt_ids=(), echo_text="",
+            max_tokens=0, limited=False, arrival_s=context.arrival_s,
+        )  # fmt: skip
+        bar = self._begun(request, Origin.of(context))
+        if bar is not None:
+            del self._live[id(request)]
+            self._over[bar.number] = bar
+            now_ms = in_ms(self._now() - self._began_s)
+            self._ended.append((bar.number, f"status {status}", now_ms, 0, 0, None, None, None))
+
+    def _begun(self, request: EngineRequest, origin: Origin) -> Bar | None:
+        if not self._open:
+            return None
+        if len(self._new) >= MOST_NEW:
+            self._unseen += 1
+            return None
+        self._numbers += 1
+        bar = Bar(self._numbers, request, origin, since_ms=in_ms(request.arrival_s - self._began_s))
+        self._live[id(request)] = bar
+        self._new.append(bar)
+        return bar
+
+    def _over_with(self, bar: Bar, outcome: Outcome) -> None:
+        """It ended, told at the moment at which it did."""
+        if self._live.pop(id(bar.request), None) is None:  # somebody else looks now
+            return
+        bar.outcome, bar.tokens = outcome, outcome.tokens
+        self._over[bar.number] = bar
+        moments = (outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s)
+        running, first, last = (None if it is None else in_ms(it - self._began_s) for it in moments)
+        end_ms = in_ms(outcome.ended_s - self._began_s)
+        self._ended.append(
+            (bar.number, outcome.reason, end_ms, outcome.tokens, outcome.cached_tokens, running, first, last)
+        )
+
+    def changes(self, frame: Frame) -> None:
+        """Write into `frame` what has changed since the one before. May pause."""
+        slices = Slices()
+        for sequence in self._engine.sequences():
+            slices.spend(SAMPLE_STEPS)
+            bar = self._live.get(id(sequence.request)) or self._found(sequence)
+            if bar is not None and not sequence.over:
+                bar.sequence = sequence
+                self._look(bar, sequence, frame)
+        for bar in [it for it in self._live.values() if not it.watched and it.sequence and it.sequence.over]:
+            self._over_with(bar, self._seen_end(bar))
+        new, self._new = self._new, []
+        frame.new = [bar.row(self._began_s) for bar in new]
+        frame.ended, self._ended = self._ended, []
+        frame.unseen, self._unseen = self._unseen, 0
+
+    def _found(self, sequence: Watched) -> Bar | None:
+        """It ran already when the first one began to look."""
+        unseen = self._unseen
+        bar = self._begun(sequence.request, Origin())
+        self._unseen = unseen
+        return bar
+
+    def _seen_end(self, bar: Bar) -> Outcome:
+        """Of one that nobody tells about: it is over since the frame before."""
+        now_s = self._now()
+        standing = bar.sequence.standing() if bar.sequence is not None else None
+        return Outcome(
+            reason="over",
+            scheduled_s=standing.scheduled_s if standing else None,
+            first_token_s=standing.first_s if standing else None,
+            last_token_s=now_s,
+            ended_s=now_s,
+            cached_tokens=0,
+            tokens=bar.sequence.tokens if bar.sequence is not None else bar.tokens,
+        )
+
+    def _look(self, bar: Bar, sequence: Watched, frame: Frame) -> None:
+        number, tokens = bar.number, sequence.tokens
+        if tokens != bar.tokens:
+            bar.tokens = tokens
+            frame.tokens += (number, tokens)
+            if bar.phase == Phase.DECODE and not self._counts_blocks:
+                return
+        standing = sequence.standing()
+        if standing.phase != bar.phase:
+            bar.preemptions = sequence.preemptions
+            frame.phases += self._turns(bar, standing, sequence.request.remote_prefill)
+        if standing.computed != bar.computed:
+            bar.computed = standing.computed
+            frame.computed += (number, bar.computed)
+        if self._counts_blocks and standing.held != bar.held:
+            bar.held = standing.held
+            frame.held += (number, bar.held)
+
+    def _turns(self, bar: Bar, standing: Standing, remote: bool) -> list[PhaseRow]:
+        """To another phase; with the one between them, if that was over between two frames."""
+        rows: list[PhaseRow] = []
+        number, running_s, first_s = bar.number, standing.scheduled_s, standing.first_s
+        first_time = not bar.preemptions
+        if (
+            standing.phase == Phase.DECODE
+            and bar.phase == Phase.QUEUED
+            and running_s is not None
+            and first_time
+        ):
+            before = Phase.TRANSFER if remote else Phase.PREFILL
+            rows.append((number, int(before), in_ms(running_s - self._began_s), 0))
+        begun_s = (
+            {Phase.PREFILL: running_s, Phase.DECODE: first_s}.get(standing.phase) if first_time else None
+        )
+        bar.since_ms = in_ms((self._now() if begun_s is None else begun_s) - self._began_s)
+        bar.phase = int(standing.phase)
+        rows.append((number, bar.phase, bar.since_ms, bar.preemptions))
+        return rows
+
+    def picture(self, frame: Frame) -> None:
+        """Write all live bars into `frame`, as they were told last."""
+        for bar in self._live.values():
+            frame.new.append(bar.row(self._began_s))
+            frame.phases.append((bar.number, bar.phase, bar.since_ms, bar.preemptions))
+            for told, value in (
+                (frame.tokens, bar.tokens),
+                (frame.computed, bar.computed),
+                (frame.held, bar.held),
+            ):
+                if value:
+                    told += (bar.number, value)
+
+    def live(self) -> Iterator[Bar]:
+        """Those that are not over."""
+        return iter(list(self._live.values()))
+
+    def number_of(self, request: EngineRequest) -> int | None:
+        """Of the bar of a request that is not over."""
+        bar = self._live.get(id(request))
+        return None if bar is None else bar.number
+
+    def of(self, number: int) -> Bar | None:
+        """The bar of a number, if it is still known."""
+        over = self._over.get(number)
+        return over or next((bar for bar in self._live.values() if bar.number == number), None)
+
+    @property
+    def caches(self) -> Mapping[str, Bars]:
+        return {"console requests": self}
+
+
+def in_ms(seconds: float) -> float:
+    """Milliseconds to a tenth."""
+    return round(seconds * 1000, 1)

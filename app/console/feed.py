@@ -1,0 +1,168 @@
+"""Frames to whoever looks: made once, sent to all; a browser that does not read loses some of them.
+
+Who has lost a frame gets the whole picture again: frames only tell what has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gevent
+from gevent.event import Event
+
+from app.console.frames import event_of
+from app.console.observer import Observer
+from app.http.connection import Connection
+from app.http.errors import unavailable
+from app.http.response import StreamingBody
+
+EVERY_S = 0.25
+MOST_CONSOLES = 8
+BOX_BYTES = 2 << 20
+"""Of frames that wait for one browser."""
+PATIENCE_S = 30.0
+"""How long a browser may take no bytes."""
+log = logging.getLogger(__name__)
+
+
+class Feed:
+    """Has the observer look as long as there is a box, and fills the boxes."""
+
+    def __init__(
+        self, observer: Observer, server: Callable[[], dict[str, Any]], every_s: float = EVERY_S
+    ) -> None:
+        """`server` tells what a picture says of it."""
+        self._observer = observer
+        self._server = server
+        self._every_s = every_s
+        self._boxes: list[Box] = []
+        self._greenlet: gevent.Greenlet | None = None
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    def open(self, connection: Connection | None = None) -> Box:
+        """For one more browser. ApiError with status 503 when there are too many."""
+        if len(self._boxes) >= MOST_CONSOLES:
+            raise unavailable(f"There are {MOST_CONSOLES} consoles already; close one of them.")
+        box = Box(self._leave, connection)
+        self._boxes.append(box)
+        if not self._observer.is_open:
+            self._observer.begin()
+        if self._greenlet is None:
+            self._greenlet = gevent.spawn(self._run)
+        return box
+
+    def close(self) -> None:
+        """End all streams: the worker is told to go."""
+        for box in list(self._boxes):
+            box.leave()
+
+    def _leave(self, box: Box) -> None:
+        if box in self._boxes:
+            self._boxes.remove(box)
+            if not self._boxes:
+                self._observer.end()
+
+    def _run(self) -> None:
+        """Greenlet: until nobody looks."""
+        while self._boxes:
+            try:
+                self._send()
+            except Exception:
+                log.exception("a frame of the console could not be made")
+                self.close()
+            gevent.sleep(self._every_s)
+        self._greenlet = None
+
+    def _send(self) -> None:
+        frame = self._observer.frame()
+        if not self._boxes:  # all have left in a pause
+            return
+        data = event_of("frame", frame)
+        picture: bytes | None = None
+        for box in list(self._boxes):
+            if not box.lost:
+                box.put(data)
+            elif box.waits:
+                picture = picture or event_of("picture", self._observer.picture(self._server()))
+                box.put_picture(picture)
+            else:
+                box.check_patience()
+
+
+class Box(StreamingBody):
+    """The events for one browser: an endless body, read by the greenlet of its request."""
+
+    __slots__ = ("_bell", "_connection", "_leave", "_pending", "_size", "_taken_s", "lost", "waits")
+
+    def __init__(self, leave: Callable[[Box], None], connection: Connection | None) -> None:
+        super().__init__()
+        self._leave = leave
+        self._connection = connection
+        self._pending: list[bytes] = []
+        self._size = 0
+        self._bell = Event()
+        self._taken_s = time.monotonic()
+        self.lost = True
+        """It needs a picture before the next frame means anything."""
+        self.waits = True
+        """All that there was has been sent."""
+
+    def put_picture(self, data: bytes) -> None:
+        """Everything from the start."""
+        self.lost = False
+        self._append(data)
+
+    def put(self, data: bytes) -> None:
+        """A frame; without room for it, nothing is kept."""
+        if self._size + len(data) > BOX_BYTES:
+            self._pending.clear()
+            self._size = 0
+            self.lost = True
+            self.check_patience()
+        else:
+            self._append(data)
+
+    def _append(self, data: bytes) -> None:
+        self._pending.append(data)
+        self._size += len(data)
+        self._bell.set()
+
+    def check_patience(self) -> None:
+        """Cut off a browser that has not read for long."""
+        if not self.waits and time.monotonic() - self._taken_s > PATIENCE_S:
+            if self._connection is not None:
+                self._connection.shut()
+            self.leave()
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b""  # status line and headers leave now
+        if self._connection is not None:
+            self._connection.watch(self.leave)
+        while not self.gone:
+            self._bell.wait()
+            self._bell.clear()
+            data = b"".join(self._pending)
+            self._pending.clear()
+            self._size = 0
+            self.waits, self._taken_s = False, time.monotonic()
+            self.bytes_sent += len(data)
+            yield data
+            self.waits = True
+
+    def leave(self) -> None:
+        """The browser has gone, or is to go."""
+        if not self.gone:
+            self.gone = True
+            self._leave(self)
+            self._bell.set()
+
+    def close(self) -> None:
+        """The server is done with it."""
+        self.leave()
+        if self._connection is not None:
+            self._connection.unwatch()

@@ -1,0 +1,65 @@
+"""The files of the page, as they lie in the folder `page`; nothing in them is made while the server runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from app.http.context import RequestContext
+from app.http.errors import not_found
+from app.http.response import Response
+from app.http.route import Route, get
+
+FOLDER = Path(__file__).with_name("page")
+SCRIPTS = (
+    "vendor/uPlot.iife.min.js", "model.js", "recorder.js", "draw.js", "bars.js", "steps.js", "blocks.js",
+    "charts.js", "detail.js", "knobs.js", "panels.js", "main.js",
+)  # fmt: skip
+"""In the order in which they need each other."""
+STYLES = ("vendor/uPlot.min.css", "console.css")
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Nothing from elsewhere, and no script or style within the page: what a prompt says is text."""
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def routes() -> list[Route]:
+    """The page and its files need no key: they hold nothing that is secret. What they ask for does."""
+    names = ("index.html", *STYLES, *SCRIPTS)
+    files = {name.rpartition("/")[2]: FOLDER / name for name in names}
+
+    def page(context: RequestContext) -> Response:
+        """The page."""
+        return served(files["index.html"], context)
+
+    def file(context: RequestContext) -> Response:
+        """A script or a style of the page."""
+        path = files.get(context.params["file"])
+        if path is None:
+            raise not_found("The console has no such file.")
+        return served(path, context)
+
+    return [get("/console", page), get("/console/{file}", file)]
+
+
+def served(path: Path, context: RequestContext) -> Response:
+    """The file; 304 for a browser that has it."""
+    data = path.read_bytes()
+    tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+    headers = {**HEADERS, "ETag": tag}
+    if context.headers.get("if-none-match") == tag:
+        return Response(b"", 304, headers)
+    return Response(data, 200, headers, TYPES[path.suffix])

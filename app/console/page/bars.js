@@ -1,0 +1,161 @@
+"use strict";
+// Requests as bars over time. Only the rows that can be seen are drawn, however many there are.
+
+const ROW = 17, HEAD = 20;
+
+class BarsView {
+  constructor(show) {
+    this.place = $("requests");
+    this.canvas = this.place.querySelector("canvas");
+    this.spacer = this.place.querySelector(".spacer");
+    this.show = show; // called with the number of a bar
+    this.chosen = null;
+    this.rows = [];
+    this.place.addEventListener("scroll", () => this.draw());
+    this.place.addEventListener("click", (event) => this.click(event));
+    this.place.addEventListener("mousemove", (event) => { const bar = this.under(event); if (bar) this.tell(bar); });
+    this.place.addEventListener("keydown", (event) => this.key(event));
+    for (const id of ["filter", "show", "order", "span"]) $(id).addEventListener("input", () => { if (this.model) this.render(this.model); });
+    legend($("requests-legend"), []);
+  }
+
+  rank(bar) {
+    if (bar.end !== null) return 2;
+    return bar.phase === QUEUED || bar.phase === PREEMPTED ? 1 : 0;
+  }
+
+  get gutter() { return this.canvas.clientWidth < 520 ? 74 : 132; }
+
+  render(model) {
+    this.model = model;
+    const text = $("filter").value.trim().toLowerCase(), show = $("show").value, from = model.at - Number($("span").value) * 1000;
+    const rows = [];
+    let live = 0, failed = 0;
+    for (const bar of model.bars.values()) {
+      const over = bar.end !== null, broken = over && model.failed(bar);
+      live += !over;
+      failed += broken;
+      if (over && show === "live" || show === "failed" && !broken) continue;
+      if (over && bar.end < from && !text) continue;
+      if (text && !`${bar.id} ${bar.path} ${bar.adapter || ""} ${bar.reason}`.toLowerCase().includes(text)) continue;
+      rows.push(bar);
+    }
+    this.rows = $("order").value === "new" ? rows.reverse() : rows.sort((a, b) => this.rank(a) - this.rank(b) || b.number - a.number);
+    this.spacer.style.height = `${Math.max(0, rows.length * ROW + HEAD + 6 - this.place.clientHeight)}px`;
+    const unseen = model.unseen ? `, ${whole(model.unseen)} too quick to be drawn` : "";
+    $("requests-count").textContent = `${whole(live)} under way, ${whole(rows.length)} shown${failed ? `, ${whole(failed)} failed` : ""}${unseen}`;
+    legend($("requests-legend"), [...PHASES.map((name) => [COLOURS[name], name]), [COLOURS.failed, "failed"]]);
+    this.draw();
+  }
+
+  draw() {
+    const model = this.model;
+    if (!model) return;
+    const [pen, width, height] = surface(this.canvas, this.place.clientHeight);
+    const seconds = Number($("span").value), gutter = this.gutter, wide = width - gutter - 8;
+    const x = (at) => gutter + wide * (1 - (model.at - at) / (seconds * 1000));
+    this.grid(pen, x, seconds, width, height);
+    const top = this.place.scrollTop, first = Math.floor(top / ROW), last = Math.min(this.rows.length, first + Math.ceil((height - HEAD) / ROW) + 1);
+    pen.save();
+    pen.beginPath();
+    pen.rect(0, HEAD, width, height - HEAD);
+    pen.clip();
+    for (let k = first; k < last; k++) this.row(pen, this.rows[k], HEAD + k * ROW - top, x, gutter, width);
+    pen.restore();
+    if (!this.rows.length) {
+      pen.fillStyle = COLOURS.muted;
+      pen.textAlign = "center";
+      pen.fillText("No requests in this time. The tab Load makes some.", width / 2, height / 2);
+    }
+  }
+
+  grid(pen, x, seconds, width, height) {
+    const step = seconds <= 10 ? 2 : seconds <= 30 ? 5 : seconds <= 60 ? 10 : 60, every = width < 520 ? 2 : 1;
+    pen.strokeStyle = COLOURS.line;
+    pen.fillStyle = COLOURS.muted;
+    pen.lineWidth = 1;
+    for (let back = 0; back <= seconds; back += step * every) {
+      const at = Math.round(x(this.model.at - back * 1000)) + 0.5;
+      pen.beginPath();
+      pen.moveTo(at, HEAD - 4);
+      pen.lineTo(at, height);
+      pen.stroke();
+      pen.textAlign = back ? "center" : "right";
+      pen.fillText(back ? `-${back} s` : "now", at, 8);
+    }
+  }
+
+  row(pen, bar, y, x, gutter, width) {
+    const chosen = bar.number === this.chosen, end = bar.end === null ? this.model.at : bar.end, failed = bar.end !== null && this.model.failed(bar);
+    if (chosen) {
+      pen.fillStyle = COLOURS.line;
+      pen.fillRect(0, y, width, ROW);
+    }
+    bar.parts.forEach(([phase, since], k) => {
+      const until = k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end;
+      const left = Math.max(gutter, x(since)), right = Math.min(width - 8, x(until));
+      if (right < gutter || right < left) return;
+      pen.globalAlpha = bar.end === null ? 1 : 0.62;
+      pen.fillStyle = phaseColour(phase);
+      const thin = phase === QUEUED || phase === PREEMPTED;
+      pen.fillRect(left, y + (thin ? 6 : 3), Math.max(1, right - left), thin ? ROW - 12 : ROW - 6);
+    });
+    pen.globalAlpha = 1;
+    pen.fillStyle = COLOURS.panel;
+    for (const at of bar.chunks) if (x(at) > gutter) pen.fillRect(x(at), y + 3, 1, ROW - 6); // where a chunk of a prompt ended
+    if (failed && x(end) > gutter) {
+      pen.fillStyle = COLOURS.failed;
+      pen.fillRect(x(end) - 2, y + 2, 4, ROW - 4);
+    }
+    pen.fillStyle = COLOURS.panel;
+    if (chosen) pen.fillStyle = COLOURS.line;
+    pen.fillRect(0, y, gutter - 4, ROW);
+    pen.textAlign = "left";
+    pen.fillStyle = bar.end === null ? COLOURS.text : COLOURS.muted;
+    pen.fillText(`${bar.id.length < 9 ? bar.id : bar.id.slice(-6)}${bar.of > 1 ? `.${bar.choice}` : ""}`, 8, y + ROW / 2);
+    pen.textAlign = "right";
+    pen.fillStyle = failed ? COLOURS.failed : COLOURS.muted;
+    if (gutter > 100) pen.fillText(failed ? bar.reason.replace("status ", "") : bar.phase === PREFILL && bar.end === null ? `${short(bar.computed)}/${short(bar.prompt)}` : `${short(bar.prompt)}+${short(bar.tokens)}`, gutter - 8, y + ROW / 2);
+  }
+
+  under(event) {
+    const y = event.clientY - this.place.getBoundingClientRect().top - HEAD + this.place.scrollTop;
+    return y < 0 ? null : this.rows[Math.floor(y / ROW)] || null;
+  }
+
+  click(event) {
+    const bar = this.under(event);
+    if (!bar) return;
+    this.choose(bar);
+    this.show(bar.number);
+  }
+
+  choose(bar) {
+    this.chosen = bar.number;
+    this.tell(bar);
+    this.draw();
+  }
+
+  key(event) {
+    const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -1e9, End: 1e9 }[event.key];
+    if (event.key === "Enter" && this.chosen !== null) {
+      event.preventDefault(); // else it would press the button that gets the focus
+      this.show(this.chosen);
+    }
+    if (steps === undefined || !this.rows.length) return;
+    event.preventDefault();
+    const now = this.rows.findIndex((bar) => bar.number === this.chosen);
+    const next = Math.min(this.rows.length - 1, Math.max(0, now < 0 ? 0 : now + steps));
+    const y = next * ROW, room = this.place.clientHeight - HEAD - ROW;
+    if (y < this.place.scrollTop) this.place.scrollTop = y;
+    if (y > this.place.scrollTop + room) this.place.scrollTop = y - room;
+    this.choose(this.rows[next]);
+  }
+
+  tell(bar) {
+    const ttft = bar.first === null ? "no token yet" : `first token after ${ms(bar.first - bar.arrival)}`;
+    const state = bar.end === null ? PHASES[bar.phase] : bar.reason;
+    const lost = bar.preempted ? `, preempted ${bar.preempted}×` : "";
+    $("chosen").textContent = `${bar.id}: ${state}, ${whole(bar.prompt)} prompt tokens${bar.cached ? ` (${whole(bar.cached)} cached)` : ""}, ${whole(bar.tokens)} of ${whole(bar.most)} tokens, ${ttft}${lost}`;
+  }
+}

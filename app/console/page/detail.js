@@ -1,0 +1,79 @@
+"use strict";
+// All that is known of one request. What clients have sent is put in as text, never as markup.
+
+class Detail {
+  constructor(ask) {
+    this.ask = ask;
+    this.place = $("detail");
+    this.number = null;
+  }
+
+  async show(number, model) {
+    this.number = number;
+    this.from = this.place.hidden ? document.activeElement : this.from;
+    const bar = model.bars.get(number);
+    if (!bar) return;
+    this.place.hidden = false;
+    this.fill(bar, null, model);
+    this.place.querySelector("button").focus();
+    if (!this.ask) return;
+    const answer = await this.ask("GET", `requests/${number}`);
+    if (this.number === number && !this.place.hidden) this.fill(bar, answer, model);
+  }
+
+  hide() {
+    if (this.place.hidden) return;
+    this.place.hidden = true;
+    this.number = null;
+    if (this.from) this.from.focus();
+  }
+
+  fill(bar, answer, model) {
+    const known = answer && answer.status === 200 ? answer.body : null;
+    const row = (name, value) => (value === null || value === undefined || value === "" ? null : el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, String(value))));
+    const text = (name, value) => (value ? el("section", {}, el("h3", {}, name), el("pre", { tabIndex: 0 }, value)) : null);
+    const blocks = known ? known.blocks : [];
+    this.place.replaceChildren(...[
+      el("div", { class: "bar" }, el("h2", { class: "mono" }, bar.id), el("span", { class: "grow" }), el("button", { type: "button", onclick: () => this.hide() }, "Close")),
+      el("dl", { class: "facts-list" },
+        row("state", bar.end === null ? PHASES[bar.phase] : bar.reason), row("choice", bar.of > 1 ? `${bar.choice + 1} of ${bar.of}` : ""),
+        row("path", bar.path), row("client", known && known.client), row("trace id", known && known.trace_id), row("adapter", bar.adapter),
+        row("prompt", `${whole(bar.prompt)} tokens${bar.cached ? `, ${whole(bar.cached)} cached` : ""}`), row("reply", `${whole(bar.tokens)} of at most ${whole(bar.most)} tokens`),
+        row("waited", this.waited(bar)), row("first token", bar.first === null ? "" : `after ${ms(bar.first - bar.arrival)}`), row("between tokens", bar.itl ? ms(bar.itl) : ""),
+        row("took", bar.end === null ? "" : ms(bar.end - bar.arrival)), row("preempted", bar.preempted ? `${bar.preempted} times` : ""),
+        row("arrived", new Date((model.began + bar.arrival / 1000) * 1000).toLocaleTimeString())),
+      this.phases(bar, model),
+      text("Prompt", known && known.prompt), text("Reply so far", known && known.reply),
+      known && Object.keys(known.settings).length ? el("section", {}, el("h3", {}, "Settings"), el("dl", { class: "facts-list" }, ...Object.entries(known.settings).map(([name, value]) => row(name, typeof value === "object" ? JSON.stringify(value) : value)))) : null,
+      text(`Blocks (${blocks.length})`, blocks.length ? ranges(blocks) : ""),
+      answer && !known ? el("p", { class: "muted" }, answer.error || "More is not known any more.") : null,
+    ].filter(Boolean));
+  }
+
+  waited(bar) {
+    const next = bar.parts.find(([phase]) => phase !== QUEUED);
+    return next ? ms(next[1] - bar.arrival) : "";
+  }
+
+  phases(bar, model) {
+    const end = bar.end === null ? model.at : bar.end, whole = Math.max(0.1, end - bar.arrival);
+    return el("div", { class: "phases" }, ...bar.parts.map(([phase, since], k) => {
+      const until = k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end, part = el("span", { title: `${PHASES[phase]} ${ms(until - since)}` });
+      part.style.background = phaseColour(phase);
+      part.style.width = `${Math.max(0.5, (until - since) / whole * 100)}%`;
+      return part;
+    }));
+  }
+}
+
+function ranges(numbers) {
+  // 1, 2, 3, 7 as "1–3, 7".
+  const parts = [];
+  for (let k = 0; k < numbers.length;) {
+    let end = k;
+    while (end + 1 < numbers.length && numbers[end + 1] === numbers[end] + 1) end++;
+    parts.push(end > k ? `${numbers[k]}–${numbers[end]}` : `${numbers[k]}`);
+    k = end + 1;
+  }
+  return parts.join(", ");
+}

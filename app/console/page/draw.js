@@ -1,0 +1,111 @@
+"use strict";
+// Small helpers: elements whose texts are texts, canvases that are sharp, colours of the theme, numbers for people.
+
+const $ = (id) => document.getElementById(id);
+
+function el(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name === "class") made.className = value;
+    else if (name in made && name !== "list") made[name] = value;
+    else made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined)); // strings become text nodes
+  return made;
+}
+
+const COLOURS = {};
+
+function readColours() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ["bg", "panel", "line", "text", "muted", "accent", "queued", "prefill", "transfer", "decode", "preempted", "failed", "cached", "free"]) {
+    COLOURS[name] = style.getPropertyValue(`--${name}`).trim();
+  }
+  COLOURS.dark = style.getPropertyValue("--dark").trim() === "1";
+}
+
+const phaseColour = (phase) => COLOURS[PHASES[phase]];
+
+function surface(canvas, height) {
+  // The context of a canvas as wide as its place, in CSS pixels.
+  const width = Math.max(50, canvas.clientWidth || canvas.parentElement.clientWidth), scale = window.devicePixelRatio || 1;
+  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(height * scale);
+    canvas.style.height = `${height}px`;
+  }
+  const pen = canvas.getContext("2d");
+  pen.setTransform(scale, 0, 0, scale, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  pen.font = "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
+  pen.textBaseline = "middle";
+  return [pen, width, height];
+}
+
+function hue(number, alpha = 1) {
+  // Neighbouring numbers get colours that are far apart.
+  return `hsl(${Math.round((number * 137.508) % 360)} ${COLOURS.dark ? "62% 62%" : "58% 46%"} / ${alpha})`;
+}
+
+function whole(value) { return Math.round(value).toLocaleString("en-US"); }
+
+function short(value) {
+  if (value >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
+  if (value >= 1e4) return `${(value / 1e3).toFixed(value >= 1e5 ? 0 : 1)}k`;
+  return value >= 100 || Number.isInteger(value) ? whole(value) : value.toFixed(1);
+}
+
+function ms(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value >= 10000) return `${(value / 1000).toFixed(1)} s`;
+  if (value >= 1000) return `${(value / 1000).toFixed(2)} s`;
+  return value >= 100 ? `${value.toFixed(0)} ms` : `${value.toFixed(1)} ms`;
+}
+
+function ago(milliseconds) {
+  const seconds = Math.max(0, milliseconds / 1000);
+  if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  const minutes = Math.floor(seconds / 60);
+  return minutes < 100 ? `${minutes} min ${Math.round(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+function legend(place, items) {
+  // [colour, text] each; made anew only when it has changed.
+  const key = JSON.stringify(items);
+  if (place.dataset.key === key) return;
+  place.dataset.key = key;
+  place.replaceChildren(...items.map(([colour, text]) => {
+    const spot = el("span", { class: "spot" });
+    spot.style.background = colour;
+    return el("span", { class: "item" }, spot, text);
+  }));
+}
+
+function quantile(bounds, counts, share) {
+  // Of a histogram, straight between the bounds of a bucket, in its unit; null when it is empty.
+  const total = counts.reduce((sum, count) => sum + count, 0);
+  if (!total) return null;
+  let below = 0;
+  for (let k = 0; k < counts.length; k++) {
+    if (below + counts[k] >= share * total && counts[k]) {
+      const low = k ? bounds[k - 1] : 0, high = k < bounds.length ? bounds[k] : bounds[bounds.length - 1];
+      return low + (high - low) * ((share * total - below) / counts[k]);
+    }
+    below += counts[k];
+  }
+  return bounds[bounds.length - 1];
+}
+
+function shareBelow(bounds, counts, limit) {
+  // The share of a histogram that is not above a limit.
+  const total = counts.reduce((sum, count) => sum + count, 0);
+  if (!total) return null;
+  let within = 0;
+  for (let k = 0; k < counts.length; k++) {
+    const low = k ? bounds[k - 1] : 0, high = k < bounds.length ? bounds[k] : Infinity;
+    if (high <= limit) within += counts[k];
+    else if (low < limit && high !== Infinity) within += counts[k] * ((limit - low) / (high - low));
+  }
+  return within / total;
+}

@@ -1,0 +1,214 @@
+"use strict";
+// The page: it reads the stream, keeps the record, and shows the moment of now or one of before.
+
+const recorder = new Recorder();
+let model = null, views = null, panels = null, stopped = null, report = false, asked = 0, said = 0;
+
+const headers = () => (sessionStorage.getItem("key") ? { "X-Admin-Key": sessionStorage.getItem("key"), Authorization: `Bearer ${sessionStorage.getItem("key")}` } : {});
+
+async function ask(method, path, body) {
+  // Paths of the console are short, others begin with a slash; all are relative, so a proxy may put a path in front.
+  const url = path.startsWith("/") ? path.slice(1) : `admin/console/${path}`;
+  try {
+    const response = await fetch(url, { method, headers: { ...headers(), ...(body === undefined ? {} : { "Content-Type": "application/json" }) }, body: body === undefined ? undefined : JSON.stringify(body) });
+    const text = await response.text();
+    let told = null;
+    try { told = text ? JSON.parse(text) : {}; } catch { told = {}; }
+    const wrong = told && told.error;
+    return { status: response.status, body: told, error: response.ok ? "" : (wrong && (wrong.message || wrong)) || `status ${response.status}` };
+  } catch {
+    return { status: 0, body: null, error: "the server does not answer" };
+  }
+}
+
+async function follow() {
+  // For ever: read the stream, and begin again when it ends.
+  for (let wait = 500; ; wait = Math.min(8000, wait * 2)) {
+    try {
+      const response = await fetch("admin/console/stream", { headers: headers() });
+      if (response.status === 401) { await askKey(); wait = 250; continue; }
+      if (!response.ok) {
+        const told = await response.json().catch(() => null);
+        say((told && told.error && told.error.message) || `status ${response.status}`);
+      } else {
+        wait = 250;
+        await read(response.body.getReader());
+        say("the stream has ended");
+      }
+    } catch (error) {
+      if (!(error instanceof TypeError)) console.error(error);
+      say("the server does not answer");
+    }
+    await new Promise((done) => setTimeout(done, wait));
+  }
+}
+
+async function read(reader) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    rest += decoder.decode(value, { stream: true });
+    let end;
+    while ((end = rest.indexOf("\n\n")) >= 0) {
+      const event = rest.slice(0, end), line = event.indexOf("\ndata: ");
+      rest = rest.slice(end + 2);
+      if (line >= 0) take(event.slice(7, line), event.slice(line + 7));
+    }
+  }
+}
+
+function take(kind, text) {
+  if (report) return; // a recording was opened: the page is about that until it is loaded again
+  if (kind === "picture") {
+    const next = new Model(JSON.parse(text)), same = model && Math.abs(next.began - model.began) < 1 && next.at >= model.at;
+    model = next;
+    if (same) { recorder.shown = null; recorder.copies.push({ at: model.at, model: model.clone() }); recorder.point(model); } else { recorder.begin(model); stopped = null; }
+    if (!panels || !same) begin();
+  } else if (model) {
+    model.apply(JSON.parse(text));
+    recorder.add(text, model);
+  }
+  soon();
+}
+
+function begin() {
+  const { server } = model;
+  views = views || { bars: new BarsView((number) => views.detail.show(number, shown())), steps: new StepsView(), blocks: new BlocksView(), tiles: new Tiles(), curves: new Curves(), spreads: new Spreads(), detail: new Detail(report ? null : ask) };
+  panels = new Panels(report ? null : ask, model);
+  document.querySelector(".tabs-panel").hidden = report && !server.publishes && !server.adapter_slots;
+  $("model").textContent = server.model;
+  $("facts").textContent = [server.plays && `plays vLLM ${server.plays}`, server.profile && `steps of ${server.profile}`, server.told].filter(Boolean).join(" · ");
+  const ranks = Object.entries(server.ranks || {});
+  $("rank-label").hidden = ranks.length < 2;
+  $("rank").replaceChildren(...ranks.map(([rank, port]) => el("option", { value: port, selected: Number(rank) === server.rank }, `${rank} (port ${port})`)));
+}
+
+function shown() { return stopped === null ? model : recorder.at(stopped); }
+
+function say(text) {
+  $("state").textContent = text;
+  $("state").className = "pill gone";
+}
+
+function soon() {
+  if (!asked) asked = requestAnimationFrame(() => { asked = 0; render(); });
+}
+
+function render() {
+  if (!model || !views) return;
+  const now = shown(), points = recorder.points.filter((point) => point.at <= now.at);
+  if (!points.length) return;
+  const latency = views.spreads.latency(now, points);
+  if (performance.now() > said) {
+    $("state").textContent = report ? "a report" : stopped === null ? now.state : "recorded";
+    $("state").className = `pill ${report || stopped !== null ? "still" : now.state}`;
+  }
+  views.tiles.render(now, points, latency);
+  views.bars.render(now);
+  views.steps.render(now);
+  views.blocks.render(now);
+  views.spreads.render(latency);
+  views.curves.render(now, points);
+  panels.render(now);
+  slide(now);
+}
+
+function slide(now) {
+  const first = recorder.first, last = recorder.last;
+  $("slider").min = first;
+  $("slider").max = last;
+  $("slider").step = 1;
+  if (document.activeElement !== $("slider") || stopped === null) $("slider").value = stopped === null ? last : stopped;
+  $("moment").textContent = report ? `${ago(now.at - first)} of ${ago(last - first)}` : stopped === null ? "now" : `${ago(last - now.at)} ago`;
+  $("live").textContent = report ? "End" : stopped === null ? "Live" : "Back to live";
+  $("live").setAttribute("aria-pressed", stopped === null);
+}
+
+function stop(moment) {
+  stopped = moment === null ? null : Math.max(recorder.first, Math.min(recorder.last, moment));
+  if (stopped === null) recorder.shown = null;
+  soon();
+}
+
+function askKey() {
+  return new Promise((done) => {
+    const dialog = $("key");
+    if (!dialog.open) dialog.showModal();
+    dialog.onclose = () => { sessionStorage.setItem("key", $("key-text").value.trim()); $("key-text").value = ""; done(); };
+  });
+}
+
+function theme(next) {
+  document.documentElement.dataset.theme = next;
+  readColours();
+  if (views) views.curves.recolour();
+  soon();
+}
+
+function openReport(text) {
+  try {
+    model = recorder.read(text);
+  } catch (error) {
+    say(`not a recording: ${error.message}`);
+    said = performance.now() + 4000;
+    return;
+  }
+  report = true;
+  views = null;
+  for (const id of ["tiles", "charts"]) $(id).replaceChildren();
+  begin();
+  stop(null);
+}
+
+function save() {
+  const link = el("a", { href: URL.createObjectURL(new Blob([recorder.text()], { type: "text/plain" })), download: `console-${new Date().toISOString().slice(0, 19).replaceAll(":", "")}.jsonl` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function key(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || document.querySelector("dialog[open]")) {
+    if (event.key === "Escape" && event.target.id === "filter") event.target.blur();
+    return;
+  }
+  const digit = "123456789".indexOf(event.key);
+  if (event.key === " " && event.target.tagName !== "BUTTON") { event.preventDefault(); stop(stopped === null ? model.at : null); }
+  else if (event.key === "ArrowLeft" || event.key === "ArrowRight") { if (stopped !== null) stop(stopped + (event.key === "ArrowLeft" ? -250 : 250)); }
+  else if (event.key === "/") { event.preventDefault(); $("filter").focus(); }
+  else if (event.key === "Escape") { if (views) views.detail.hide(); }
+  else if (event.key === "t") $("theme").click();
+  else if (event.key === "?") $("help").showModal();
+  else if (event.key === "p" && !report && model) ask("POST", model.state === "paused" ? "resume" : "pause?mode=keep");
+  else if (digit >= 0 && event.key !== "" && panels) panels.open(digit, true);
+}
+
+function start() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  theme(localStorageGet("theme") || (dark.matches ? "dark" : "light"));
+  dark.addEventListener("change", () => { if (!localStorageGet("theme")) theme(dark.matches ? "dark" : "light"); });
+  $("theme").addEventListener("click", () => { const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; localStorageSet("theme", next); theme(next); });
+  $("help-button").addEventListener("click", () => $("help").showModal());
+  $("live").addEventListener("click", () => stop(stopped === null && !report ? model && model.at : null));
+  $("slider").addEventListener("input", () => stop(Number($("slider").value)));
+  $("save").addEventListener("click", () => { if (model) save(); });
+  $("open").addEventListener("click", () => $("file").click());
+  $("file").addEventListener("change", async () => {
+    const file = $("file").files[0];
+    if (file) openReport(await file.text());
+    $("file").value = ""; // the same one may be opened again
+  });
+  $("window").addEventListener("input", soon);
+  $("rank").addEventListener("change", () => { location.port = $("rank").value; });
+  addEventListener("keydown", key);
+  addEventListener("resize", soon);
+  const recording = $("recording");
+  if (recording) openReport(recording.textContent);
+  else follow();
+}
+
+function localStorageGet(name) { try { return localStorage.getItem(name); } catch { return null; } }
+function localStorageSet(name, value) { try { localStorage.setItem(name, value); } catch { /* a file has none in some browsers */ } }
+
+start();

@@ -1,0 +1,146 @@
+"use strict";
+// What the page knows of one moment: a picture to begin with, then frames of what has changed.
+
+const PHASES = ["queued", "prefill", "transfer", "decode", "preempted"];
+const QUEUED = 0, PREFILL = 1, TRANSFER = 2, DECODE = 3, PREEMPTED = 4;
+const MOST_OVER = 2500, MOST_STEPS = 6000, MOST_EVENTS = 200, FLASH_MS = 1000, MOST_BLOCKS = 65536;
+const FREE = 0, CACHED = 1, HELD = 2, SHARED = 3;
+
+class Model {
+  constructor(picture) {
+    this.began = picture.began;
+    this.server = picture.server;
+    this.names = picture.names;
+    this.bounds = { ttft: picture.ttft_bounds, itl: picture.itl_bounds };
+    this.at = 0;
+    this.state = "serving";
+    this.figures = {};
+    this.bars = new Map(); // by number, which is the order of arrival
+    this.over = [];
+    this.unseen = 0;
+    this.steps = [];
+    this.events = [];
+    this.ttft = [];
+    this.itl = [];
+    this.adapters = {};
+    this.load = null;
+    const blocks = this.server.numbered ? Math.min(this.server.blocks + 1, MOST_BLOCKS) : 0;
+    this.blocks = new Uint8Array(blocks);
+    this.owners = new Uint32Array(blocks);
+    this.flashes = new Map(); // evicted block -> when
+    this.apply(picture.frame);
+  }
+
+  apply(frame) {
+    this.at = frame.at;
+    this.state = frame.state || "serving";
+    this.names.forEach((name, k) => { this.figures[name] = frame.figures[k]; });
+    for (const row of frame.new || []) this.begin(row);
+    for (const [number, phase, since, preempted] of frame.phases || []) this.turn(number, phase, since, preempted);
+    pairs(frame.computed, (number, value) => { const bar = this.bars.get(number); if (bar) bar.computed = value; });
+    pairs(frame.chunks, (number, at) => { const bar = this.bars.get(number); if (bar) bar.chunks.push(at); });
+    pairs(frame.tokens, (number, value) => { const bar = this.bars.get(number); if (bar) bar.tokens = value; });
+    pairs(frame.held, (number, value) => { const bar = this.bars.get(number); if (bar) bar.held = value; });
+    pairs(frame.firsts, (number, value) => { const bar = this.bars.get(number); if (bar) bar.first_block = value; });
+    for (const row of frame.ended || []) this.finish(row);
+    this.unseen += frame.unseen || 0;
+    this.paint(frame);
+    keep(this.steps, frame.steps, MOST_STEPS);
+    keep(this.events, (frame.events || []).map((row) => [frame.at, ...row]), MOST_EVENTS);
+    if (frame.ttft) this.ttft = frame.ttft;
+    if (frame.itl) this.itl = frame.itl;
+    this.adapters = frame.adapters || {};
+    this.load = frame.load || null;
+  }
+
+  begin([number, id, choice, prompt, most, arrival, adapter, path, of]) {
+    if (this.bars.has(number)) return;
+    this.bars.set(number, {
+      number, id, choice, prompt, most, arrival, adapter, path, of, phase: QUEUED, tokens: 0, computed: 0, held: 0,
+      preempted: 0, parts: [[QUEUED, arrival]], chunks: [], first_block: 0, end: null, reason: "", first: null, cached: 0,
+    });
+  }
+
+  turn(number, phase, since, preempted) {
+    const bar = this.bars.get(number);
+    if (!bar) return;
+    if (phase === DECODE && bar.first === null) bar.first = since;
+    if (phase !== bar.phase) bar.parts.push([phase, since]);
+    bar.phase = phase;
+    bar.preempted = preempted;
+  }
+
+  finish([number, reason, end, tokens, cached, running, first, last]) {
+    const bar = this.bars.get(number);
+    if (!bar || bar.end !== null) return;
+    Object.assign(bar, { reason, end, tokens, cached, first });
+    if (!bar.preempted) {
+      const before = bar.parts.some(([phase]) => phase === TRANSFER) ? TRANSFER : PREFILL;
+      bar.parts = [[QUEUED, bar.arrival]];
+      if (running !== null) bar.parts.push([before, running]);
+      if (first !== null) bar.parts.push([DECODE, first]);
+    }
+    if (last !== null && first !== null && tokens > 1) bar.itl = (last - first) / (tokens - 1);
+    this.over.push(number);
+    if (this.over.length > MOST_OVER) for (const old of this.over.splice(0, this.over.length - MOST_OVER)) this.bars.delete(old);
+  }
+
+  paint(frame) {
+    const rows = frame.blocks || [];
+    for (let k = 0; k < rows.length; k += 3) {
+      if (rows[k] >= this.blocks.length) continue;
+      this.blocks[rows[k]] = rows[k + 1];
+      this.owners[rows[k]] = rows[k + 2];
+    }
+    for (const [block, at] of this.flashes) if (frame.at - at > FLASH_MS) this.flashes.delete(block);
+    for (const block of frame.evicted || []) this.flashes.set(block, frame.at);
+  }
+
+  failed(bar) { return bar.reason === "error" || bar.reason === "abort" || bar.reason.startsWith("status"); }
+
+  picture() {
+    // As the server would tell this moment: what a saved recording begins with.
+    const frame = {
+      at: this.at, state: this.state, figures: this.names.map((name) => this.figures[name]), new: [], phases: [], tokens: [],
+      computed: [], chunks: [], held: [], firsts: [], ended: [], steps: this.steps, blocks: [], ttft: this.ttft, itl: this.itl, adapters: this.adapters,
+    };
+    for (const bar of this.bars.values()) {
+      const n = bar.number;
+      frame.new.push([n, bar.id, bar.choice, bar.prompt, bar.most, bar.arrival, bar.adapter, bar.path, bar.of]);
+      for (const [phase, since] of bar.parts.slice(1)) frame.phases.push([n, phase, since, bar.preempted]);
+      frame.tokens.push(n, bar.tokens);
+      frame.computed.push(n, bar.computed);
+      for (const at of bar.chunks) frame.chunks.push(n, at);
+      frame.held.push(n, bar.held);
+      if (bar.first_block) frame.firsts.push(n, bar.first_block);
+      if (bar.end === null) continue;
+      const running = bar.parts[1] ? bar.parts[1][1] : null, last = bar.first === null ? null : bar.first + (bar.itl || 0) * (bar.tokens - 1);
+      frame.ended.push([n, bar.reason, bar.end, bar.tokens, bar.cached, running, bar.first, last]);
+    }
+    this.blocks.forEach((state, block) => { if (state || this.owners[block]) frame.blocks.push(block, state, this.owners[block]); });
+    return { version: 1, began: this.began, server: this.server, names: this.names, ttft_bounds: this.bounds.ttft, itl_bounds: this.bounds.itl, frame };
+  }
+
+  clone() {
+    const copy = Object.create(Model.prototype);
+    Object.assign(copy, this);
+    copy.figures = { ...this.figures };
+    copy.bars = new Map([...this.bars].map(([number, bar]) => [number, { ...bar, parts: bar.parts.slice(), chunks: bar.chunks.slice() }]));
+    copy.over = this.over.slice();
+    copy.steps = this.steps.slice();
+    copy.events = this.events.slice();
+    copy.blocks = this.blocks.slice();
+    copy.owners = this.owners.slice();
+    copy.flashes = new Map(this.flashes);
+    return copy;
+  }
+}
+
+function pairs(row, take) {
+  if (row) for (let k = 0; k < row.length; k += 2) take(row[k], row[k + 1]);
+}
+
+function keep(list, more, most) {
+  if (more && more.length) list.push(...more);
+  if (list.length > most) list.splice(0, list.length - most);
+}

@@ -1,0 +1,203 @@
+"use strict";
+// The tabs: what an operator does, settings, load, faults, events, the index of pods, clients and scripts, ranks.
+
+const FAULTS = {
+  "no fault": "",
+  "503 for every tenth request": [{ action: "error", status: 503, every: 10 }],
+  "429 with Retry-After for every fifth": [{ action: "error", status: 429, retry_after: 2, every: 5 }],
+  "a stall of 3 s after 5 tokens, one in ten": [{ action: "stall", seconds: 3, after: 5, probability: 0.1 }],
+  "a slow first token (2 s), one in five": [{ action: "slow-first-token", seconds: 2, probability: 0.2 }],
+  "connections that break after 3 chunks, one in ten": [{ action: "disconnect", after: 3, probability: 0.1 }],
+  "chunks that are no JSON, one in ten": [{ action: "malformed-chunk", chunk: 2, probability: 0.1 }],
+  "a quota of 60 requests a minute": [{ action: "rate-limit", rate: 60, burst: 5 }],
+};
+
+class Panels {
+  constructor(ask, model) {
+    this.ask = ask;
+    this.model = model;
+    this.server = model.server;
+    this.tabs = [["Control", () => this.control()], ["Load", () => this.loads()], ["Faults", () => this.faults()], ["Knobs", () => new Knobs(ask, Object.keys(this.server.ranks).length).make()],
+      ["Events", () => this.events()], ["Index", () => this.index()], ["Clients", () => this.clients()], ["Adapters", () => this.adapters()], ["Ranks", () => this.ranks()]];
+    if (!ask) this.tabs = [["Adapters", () => this.adapters()], ["Events", () => this.events()]];
+    $("tabs").replaceChildren(...this.tabs.map(([name], k) => el("button", { type: "button", role: "tab", id: `tab-${name.toLowerCase()}`, tabIndex: k ? -1 : 0, onclick: () => this.open(k) }, name)));
+    $("tabs").onkeydown = (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      event.stopPropagation();
+      this.open((this.now + step + this.tabs.length) % this.tabs.length, true);
+    };
+    this.open(0);
+  }
+
+  async open(place, focus = false) {
+    if (place >= this.tabs.length) return;
+    this.now = place;
+    this.refresh = null;
+    clearInterval(this.timer);
+    [...$("tabs").children].forEach((tab, k) => { tab.setAttribute("aria-selected", k === place); tab.tabIndex = k === place ? 0 : -1; if (focus && k === place) tab.focus(); });
+    $("tab-body").setAttribute("aria-labelledby", $("tabs").children[place].id);
+    const body = await this.tabs[place][1]();
+    if (this.now === place) $("tab-body").replaceChildren(body);
+    if (this.refresh) this.refresh(this.model);
+  }
+
+  render(model) {
+    this.model = model;
+    if (this.refresh) this.refresh(model);
+  }
+
+  act(told, method, path, body) {
+    return async () => {
+      told.className = "muted";
+      told.textContent = "…";
+      const answer = await this.ask(method, path, body && body());
+      told.className = answer.status < 300 ? "good" : "bad";
+      told.textContent = answer.status < 300 ? sentence(answer.body) : answer.error;
+    };
+  }
+
+  button(text, work, sure = false) {
+    // What cannot be taken back asks once more.
+    const made = el("button", { type: "button" }, text);
+    made.addEventListener("click", () => {
+      if (sure && !made.dataset.sure) {
+        made.dataset.sure = "yes";
+        made.textContent = `${text}: really?`;
+        setTimeout(() => { delete made.dataset.sure; made.textContent = text; }, 3000);
+        return;
+      }
+      work();
+    });
+    return made;
+  }
+
+  control() {
+    const told = el("p", { role: "status", class: "muted" }, "What is done here is done to this rank.");
+    const mode = select("What becomes of running requests", [["keep", "let them run on"], ["wait", "wait for them"], ["abort", "abort them"]]), level = select("Level of sleep", [["1", "level 1"], ["2", "level 2"], ["0", "level 0"]]);
+    const later = (path) => () => this.act(told, "POST", path())();
+    return el("div", {},
+      group("Pause", mode, this.button("Pause", later(() => `pause?mode=${mode.value}`)), this.button("Resume", later(() => "resume"))),
+      group("Sleep", level, this.button("Sleep", later(() => `sleep?level=${level.value}&mode=${mode.value}`)), this.button("Wake up", later(() => "wake_up"))),
+      group("Prefix cache", this.button("Reset", later(() => "reset_prefix_cache"))),
+      group("Drain", this.button("Take no more requests", later(() => "/admin/drain"), true)), told);
+  }
+
+  loads() {
+    const field = (name, value, min, max, step = 1) => el("input", { type: "number", name, value, min, max, step });
+    const fields = { rate: field("rate", 10, 0.1, 500, 0.1), seconds: field("seconds", 30, 1, 600), prompt_tokens: field("prompt_tokens", 200, 1, 100000), output_tokens: field("output_tokens", 100, 1, 100000), groups: field("groups", 4, 0, 1000), shared: field("shared", 96, 0, 100000) };
+    const names = { rate: "requests a second", seconds: "seconds", prompt_tokens: "prompt tokens", output_tokens: "output tokens", groups: "groups of prompts", shared: "tokens that a group shares" };
+    const told = el("p", { role: "status", class: "muted" }, "Completions, sent by the server to itself as clients send them."), state = el("p", { class: "mono" });
+    const plan = () => Object.fromEntries(Object.entries(fields).map(([name, input]) => [name, Number(input.value)]));
+    this.refresh = (model) => {
+      const load = model.load;
+      state.textContent = load ? `${load.active ? "under way" : "over"}: ${whole(load.sent)} sent, ${whole(load.in_flight)} in flight, ${whole(load.answered)} answered, ${whole(load.failed)} failed${load.error ? ` (${load.error})` : ""}` : "";
+    };
+    return el("div", {}, el("div", { class: "form" }, ...Object.entries(fields).map(([name, input]) => el("label", {}, names[name], input))),
+      el("div", { class: "row" }, this.button("Send", async () => { await this.act(told, "POST", "load", plan)(); if (told.className === "good") told.textContent = ""; }), this.button("Stop", this.act(told, "DELETE", "load"))), state, told);
+  }
+
+  faults() {
+    const told = el("p", { role: "status", class: "muted" }), rules = el("textarea", { rows: 5, spellcheck: false, "aria-label": "Fault rules as JSON" }), rate = el("input", { type: "number", min: 0, max: 100, value: 0 });
+    const chosen = select("A rule to begin with", Object.keys(FAULTS).map((name) => [name, name]));
+    chosen.addEventListener("input", () => { rules.value = FAULTS[chosen.value] ? JSON.stringify(FAULTS[chosen.value], null, 1) : ""; });
+    const set = (name, value) => this.act(told, "POST", "/admin/config", () => ({ [name]: value() }));
+    this.ask("GET", "/admin/config").then((answer) => {
+      if (answer.status !== 200) return;
+      rules.value = answer.body["fault-rules"] ? JSON.stringify(answer.body["fault-rules"], null, 1) : "";
+      rate.value = answer.body["failure-injection-rate"];
+    });
+    return el("div", {}, group("Rules", chosen, this.button("Apply", set("fault-rules", () => (rules.value.trim() === "" ? null : rules.value))), this.button("Clear", () => { rules.value = ""; set("fault-rules", () => null)(); })), rules,
+      group("Errors by chance", el("label", {}, rate, " % of requests"), this.button("Apply", set("failure-injection-rate", () => Number(rate.value)))), told);
+  }
+
+  events() {
+    const body = el("tbody"), place = table(["", "message", "event", "blocks", "tokens", "first hash", "adapter"], body);
+    if (!this.server.publishes) return el("p", { class: "muted" }, "No KV events are published. --zmq-endpoint, or --kv-index, with a KV cache publishes them.");
+    let last = null;
+    this.refresh = (model) => {
+      const rows = model.events.slice(-60).reverse();
+      if (rows[0] === last && rows.length === body.children.length) return;
+      last = rows[0];
+      body.replaceChildren(...rows.map(([at, kind, number, blocks, tokens, hash, adapter]) => el("tr", {}, cell(`-${ago(model.at - at)}`), cell(number), cell(kind), cell(blocks), cell(tokens || ""), cell(hash), cell(adapter))));
+    };
+    return place;
+  }
+
+  async index() {
+    if (!this.server.index) return el("p", { class: "muted" }, "There is no index of pods. --kv-index keeps one.");
+    const prompt = el("textarea", { rows: 4, placeholder: "A prompt", "aria-label": "Prompt to score" }), told = el("div", { role: "status" }), pods = el("div");
+    const score = async () => {
+      const answer = await this.ask("POST", "/score_completions", { prompt: prompt.value });
+      const scores = answer.status === 200 ? Object.entries(answer.body || {}) : [];
+      told.replaceChildren(answer.status !== 200 ? el("p", { class: "bad" }, answer.error) : scores.length ? table(["pod", "score"], el("tbody", {}, ...scores.map(([pod, value]) => el("tr", {}, cell(pod), cell(value))))) : el("p", { class: "muted" }, answer.body === null ? "Less than a block of tokens." : "No pod has the beginning of it."));
+    };
+    const look = async () => {
+      const answer = await this.ask("GET", "/kv/index");
+      if (answer.status !== 200) return;
+      const { size, pods: known, streams, skipped } = answer.body;
+      const sizes = size ? Object.entries(size).map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? whole(value) : value}`).join(", ") : "the backend does not answer";
+      pods.replaceChildren(el("p", { class: "muted" }, `${sizes}; skipped: ${sum(skipped.messages)} messages, ${sum(skipped.events)} events`),
+        table(["pod", "model", "rank", "last message", "behind"], el("tbody", {}, ...streams.map((it) => el("tr", {}, cell(it.pod), cell(it.model), cell(it.rank), cell(it.last_sequence), cell(it.lag_seconds === null ? "" : ms(it.lag_seconds * 1000)))))),
+        streams.length || !known ? "" : el("p", {}, `Pods: ${JSON.stringify(known)}`));
+    };
+    await look();
+    this.timer = setInterval(look, 2000);
+    return el("div", {}, pods, prompt, el("div", { class: "row" }, this.button("Score", score)), told);
+  }
+
+  async clients() {
+    const place = el("div"), told = el("p", { role: "status" });
+    const look = async () => {
+      const [verdict, scripts] = await Promise.all([this.ask("GET", "/admin/verdict"), this.server.scripts ? this.ask("GET", "/admin/script") : { status: 404 }]);
+      if (verdict.status !== 200) { place.replaceChildren(el("p", { class: "bad" }, verdict.error)); return; }
+      const clients = Object.entries(verdict.body.clients);
+      place.replaceChildren(el("p", { class: verdict.body.clean ? "good" : "bad" }, verdict.body.clean ? "No client has done anything wrong." : "Some clients take errors badly."),
+        clients.length ? table(["client", "requests", "errors", "faults", "left", "findings"], el("tbody", {}, ...clients.map(([name, it]) => el("tr", {}, cell(name), cell(it.requests), cell(counts(it.errors)), cell(counts(it.faults)), cell(it.disconnects), cell(it.findings.map((found) => `${found.kind} ${found.count}×: ${found.what}`).join(" ")))))) : "",
+        ...scripts.status === 200 ? [el("h3", {}, "Scripts"), el("pre", {}, JSON.stringify(scripts.body, null, 1))] : []);
+    };
+    await look();
+    this.timer = setInterval(look, 2000);
+    return el("div", {}, place, el("div", { class: "row" }, this.button("Begin anew", async () => { await this.act(told, "DELETE", "/admin/verdict")(); told.textContent = ""; look(); }, true)), told);
+  }
+
+  adapters() {
+    const body = el("tbody"), line = el("p", { class: "muted" });
+    this.refresh = (model) => {
+      const rows = new Map(Object.entries(model.adapters).map(([name, running]) => [name, { running, waiting: 0, here: true }]));
+      for (const bar of model.bars.values()) {
+        if (bar.end !== null || !bar.adapter || bar.phase !== QUEUED && bar.phase !== PREEMPTED) continue;
+        if (!rows.has(bar.adapter)) rows.set(bar.adapter, { running: 0, waiting: 0, here: false });
+        rows.get(bar.adapter).waiting++;
+      }
+      line.textContent = `${Object.keys(model.adapters).length} of ${model.server.adapter_slots} adapter slots are taken.`;
+      body.replaceChildren(...[...rows].map(([name, it]) => el("tr", {}, cell(name), cell(it.here ? "in memory" : "to be loaded"), cell(it.running), cell(it.waiting))));
+    };
+    return el("div", {}, line, table(["adapter", "", "running", "waiting"], body));
+  }
+
+  async ranks() {
+    const body = el("tbody"), told = el("p", { class: "bad" });
+    const look = async () => {
+      const answer = await this.ask("GET", "figures?ranks=all");
+      told.textContent = answer.status === 200 ? "" : answer.error;
+      if (answer.status !== 200) return;
+      body.replaceChildren(...Object.entries(answer.body).map(([rank, it]) => el("tr", {}, cell(rank), cell(this.server.ranks[rank]), cell(it.state), cell(it.running), cell(it.waiting), cell(`${(it.cache_usage * 100).toFixed(1)} %`), cell(whole(it.generated)))));
+    };
+    await look();
+    this.timer = setInterval(look, 2000);
+    return el("div", {}, table(["rank", "port", "state", "running", "waiting", "KV cache", "tokens"], body), told);
+  }
+}
+
+function select(label, options) { return el("select", { "aria-label": label }, ...options.map(([value, text]) => el("option", { value }, text))); }
+function group(name, ...parts) { return el("div", { class: "group" }, el("h3", {}, name), el("div", { class: "row" }, ...parts)); }
+function cell(text) { return el("td", {}, text === null || text === undefined ? "" : String(text)); }
+function table(names, body) { return el("div", { class: "table", tabIndex: 0 }, el("table", {}, el("thead", {}, el("tr", {}, ...names.map((name) => el("th", {}, name)))), body)); }
+function sum(of) { return typeof of === "number" ? of : Object.values(of).reduce((total, count) => total + count, 0); }
+function counts(of) { return Object.entries(of).map(([name, count]) => `${name}: ${count}`).join(", "); }
+function sentence(body) {
+  if (!body || body["max-num-seqs"] !== undefined) return "Done.";
+  return Object.entries(body).filter(([, value]) => typeof value !== "object").map(([name, value]) => `${name.replaceAll("_", " ")}: ${value}`).join(", ") || "Done.";
+}

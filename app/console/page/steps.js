@@ -1,0 +1,71 @@
+"use strict";
+// The strip of steps: tokens of prompts and of decodes against the budget, and what each step took.
+
+const STRIP = 120, STRIP_HEAD = 14;
+
+class StepsView {
+  constructor() { this.canvas = $("steps"); }
+
+  render(model) {
+    const shared = model.server.shared_steps, seconds = shared ? Math.min(10, Number($("span").value)) : Number($("span").value);
+    const [pen, width, height] = surface(this.canvas, STRIP), from = model.at - seconds * 1000;
+    const rows = model.steps.filter(([begin, took]) => begin + took > from);
+    const most = Math.max(model.server.budget, ...rows.map((row) => row[2] + row[3]), 1);
+    const low = height - 4, high = low - STRIP_HEAD - 4;
+    const y = (tokens) => low - high * Math.sqrt(tokens / most), x = (at) => (at - from) / (seconds * 1000) * width;
+    this.lines(pen, most, y, width);
+    for (const [begin, took, prompts, decodes] of rows) {
+      const left = x(begin), wide = Math.max(1, x(begin + took) - left - (took / seconds > 4 ? 1 : 0));
+      pen.fillStyle = COLOURS.decode;
+      pen.fillRect(left, y(decodes), wide, low - y(decodes));
+      if (!prompts) continue;
+      pen.fillStyle = COLOURS.prefill;
+      pen.fillRect(left, y(prompts + decodes), wide, y(decodes) - y(prompts + decodes));
+    }
+    if (shared) this.costs(pen, rows, x, low, high, width);
+    this.tell(model, rows[rows.length - 1], seconds);
+  }
+
+  lines(pen, most, y, width) {
+    pen.strokeStyle = COLOURS.line;
+    pen.fillStyle = COLOURS.muted;
+    pen.textAlign = "left";
+    for (const share of [1, 0.25, 0.0625]) {
+      const at = Math.round(y(most * share)) + 0.5;
+      pen.setLineDash(share === 1 ? [4, 3] : []);
+      pen.beginPath();
+      pen.moveTo(0, at);
+      pen.lineTo(width, at);
+      pen.stroke();
+      pen.fillText(whole(most * share), 4, at - 6);
+    }
+    pen.setLineDash([]);
+  }
+
+  costs(pen, rows, x, low, high, width) {
+    const most = Math.max(...rows.map((row) => row[1]), 0.001) * 1.15;
+    pen.strokeStyle = COLOURS.preempted;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    for (const [begin, took] of rows) {
+      pen.moveTo(x(begin), low - high * (took / most));
+      pen.lineTo(Math.max(x(begin) + 1, x(begin + took)), low - high * (took / most));
+    }
+    pen.stroke();
+    pen.lineWidth = 1;
+    pen.fillStyle = COLOURS.preempted;
+    pen.textAlign = "right";
+    if (rows.length) pen.fillText(ms(most / 1.15), width - 4, low - high / 1.15 - 7);
+  }
+
+  tell(model, last, seconds) {
+    const shared = model.server.shared_steps;
+    $("steps-title").textContent = shared ? "Steps" : "Tokens computed";
+    $("steps-last").textContent = !last ? `none in the last ${seconds} s`
+      : shared ? `${whole(last[2])} prefill + ${whole(last[3])} decode of ${whole(model.server.budget)} tokens, ${whole(last[4])} sequences, ${ms(last[1])}; last ${seconds} s`
+        : `requests have latencies of their own: no steps; by quarter of a second, last ${seconds} s`;
+    const items = [[COLOURS.prefill, "prefill tokens"], [COLOURS.decode, "decode tokens"]];
+    legend($("steps-legend"), shared ? [...items, [COLOURS.preempted, "what it took"], ["transparent", "dashed: the budget (heights as square roots)"]] : items);
+    this.canvas.setAttribute("aria-label", $("steps-last").textContent);
+  }
+}

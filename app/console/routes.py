@@ -1,0 +1,170 @@
+"""What the page asks for: the stream, one request, the knobs, what an operator does. All below /admin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec.structs import fields
+
+from app.api.admin.config import PeerRanks
+from app.api.admin.lifecycle import routes as lifecycle_routes
+from app.console.bars import Bar, Bars
+from app.console.feed import Feed
+from app.console.load import Generator, LoadPlan
+from app.console.observer import Observer
+from app.engine.lifecycle import Operations
+from app.engine.request import EngineRequest
+from app.http.body import BodyLimits
+from app.http.context import RequestContext
+from app.http.errors import malformed, not_found
+from app.http.response import EVENT_STREAM, Response, json_response
+from app.http.route import Route, get, post
+from app.tokenization import Tokenizer
+from config.kinds import Kind
+from config.live import LiveSettings
+from config.settings import TABLE, Setting
+
+ROOT = "/admin/console"
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+SHOWN_TOKENS = 4096
+"""Tokens of a prompt that are shown, from its beginning."""
+SHOWN_CHARACTERS = 20_000
+SHOWN_SETTING = 1000
+UNSHOWN = frozenset(
+    (
+        "request_id",
+        "index",
+        "prompt_ids",
+        "echo_text",
+        "turns",
+        "arrival_s",
+        "observers",
+        "media",
+        "tool_calls",
+    )
+)
+"""Fields of a request that are no settings, or are shown elsewhere."""
+ACTIONS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
+
+
+def stream_routes(feed: Feed, observer: Observer, siblings: PeerRanks) -> list[Route]:
+    """The frames, and a few figures for the pages of other ranks."""
+
+    def stream(context: RequestContext) -> Response:
+        """Server-sent events: a picture, then four frames a second."""
+        return Response(feed.open(context.connection), 200, STREAM_HEADERS, EVENT_STREAM)
+
+    def figures(context: RequestContext) -> Response:
+        """What this rank does; with `?ranks=all`, what each does."""
+        own = observer.summary()
+        if context.argument("ranks") != "all":
+            return json_response(own)
+        others = siblings.ask("GET", context.path, context.headers)
+        return json_response(dict(sorted({str(siblings.own): own, **others}.items())))
+
+    return [get(f"{ROOT}/stream", stream), get(f"{ROOT}/figures", figures)]
+
+
+def request_routes(bars: Bars, tokenizer: Tokenizer) -> list[Route]:
+    """One request, as far as it is known."""
+
+    def one(context: RequestContext) -> Response:
+        """Prompt, settings, tokens and blocks of the choice with this number."""
+        number = context.params["number"]
+        bar = bars.of(int(number)) if number.isdecimal() and len(number) < 16 else None
+        if bar is None:
+            raise not_found(f"No request {number[:20]} is known any more.")
+        return json_response(told(bar, tokenizer))
+
+    return [get(f"{ROOT}/requests/{{number}}", one)]
+
+
+def told(bar: Bar, tokenizer: Tokenizer) -> dict[str, Any]:
+    """All that is known of a choice; texts are cut where they are long."""
+    request, sequence = bar.request, bar.sequence
+    settings = {
+        field.name: value
+        for field in fields(EngineRequest)
+        if field.name not in UNSHOWN and (value := getattr(request, field.name)) != field.default
+    }
+    prompt = tokenizer.decode(list(request.prompt_ids[:SHOWN_TOKENS]), skip_special_tokens=False)
+    return {
+        "number": bar.number,
+        "request_id": request.request_id,
+        "choice": request.index,
+        **msgspec.to_builtins(bar.origin),
+        "prompt": prompt[:SHOWN_CHARACTERS],
+        "prompt_tokens": len(request.prompt_ids),
+        "reply": "" if sequence is None else sequence.text[:SHOWN_CHARACTERS],
+        "tokens": bar.tokens if sequence is None else sequence.tokens,
+        "blocks": [] if sequence is None or sequence.over else sequence.blocks_from(0),
+        "preemptions": bar.preemptions,
+        "outcome": None if bar.outcome is None else msgspec.to_builtins(bar.outcome),
+        "settings": {name: shown(value) for name, value in settings.items()},
+    }
+
+
+def shown(value: object) -> object:
+    """Numbers as they are, others as a text that is not too long."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return (value if isinstance(value, str) else repr(value))[:SHOWN_SETTING]
+
+
+def knob_routes(live: LiveSettings) -> list[Route]:
+
+    def knobs(context: RequestContext) -> Response:
+        """The settings that may change, as POST /admin/config takes them."""
+        return json_response([knob_of(row, live) for row in TABLE if row.live])
+
+    return [get(f"{ROOT}/knobs", knobs)]
+
+
+def knob_of(row: Setting, live: LiveSettings) -> dict[str, Any]:
+    """A row of the settings table, with the value of now."""
+    return {
+        "name": row.name,
+        "group": row.group,
+        "kind": row.kind.name,
+        "help": row.help,
+        "unit": row.unit,
+        "limits": row.limits,
+        "choices": choices_of(row.kind),
+        "optional": row.optional,
+        "secret": row.secret,
+        "value": row.shown(row.value(live.current)),
+        "default": row.shown(row.default),
+    }
+
+
+def choices_of(kind: Kind) -> list[str]:
+    """The values of a setting that has few."""
+    return list(kind.type.__args__) if kind.name.startswith("one of ") else []
+
+
+def action_routes(lifecycle: Operations, settings: Callable[[], dict[str, Any]]) -> list[Route]:
+    """What the development routes do, for whoever has the admin key: /admin/console/pause and the like."""
+    known = {route.path: route for route in lifecycle_routes(lifecycle, True, settings)}
+    return [post(f"{ROOT}{path}", known[path].handle) for path in ACTIONS]
+
+
+def load_routes(generator: Generator, body: BodyLimits) -> list[Route]:
+    """The load generator."""
+
+    def begin(context: RequestContext) -> Response:
+        """Send requests to this server, in the place of those that were being sent."""
+        try:
+            plan = msgspec.json.decode(body.read(context), type=LoadPlan)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise malformed(f"body: {error}", "body") from None
+        generator.begin(plan)
+        return json_response(generator.told())
+
+    def end(context: RequestContext) -> Response:
+        """Send no more; what runs is cut off."""
+        generator.end()
+        return json_response(generator.told() or {})
+
+    return [post(f"{ROOT}/load", begin), Route(methods=("DELETE",), path=f"{ROOT}/load", handle=end)]

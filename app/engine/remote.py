@@ -1,0 +1,275 @@
+"""The door to an engine in a process of its own, with a model that computes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import count
+
+from gevent.event import AsyncResult
+from msgspec.structs import replace
+
+from app.clock.clock import Clock
+from app.clock.pause import pause_if_possible
+from app.engine.client import Emit
+from app.engine.engine import Submission, interrupt
+from app.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.engine.link import EngineLink
+from app.engine.outputs import PartReader
+from app.engine.remote_choice import Names, RemoteChoice
+from app.engine.request import EngineRequest, watches_of
+from app.engine.wire import Abort, Answer, Command, Generate, Load, Notice, Ready, Said, Sampling
+from app.metrics.recorder import Recorder
+from config.settings import Settings
+
+log = logging.getLogger(__name__)
+
+BATCH_TOKENS = 100_000
+"""Tokens of prompts that are ordered in one go: some milliseconds of work."""
+ORDER_TOKENS = 1000
+"""What any order counts for besides."""
+ReaderOf = Callable[[EngineRequest], PartReader | None]
+"""What finds the parts of a request's text; None for a text that has none."""
+
+
+class RemoteEngine:
+    """The `EngineClient` of a worker. Begin it in the worker; others may share the engine.
+
+    While the engine's process is gone what ran has failed, what comes is refused, and it is not `healthy`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        endpoint: str,
+        recorder: Recorder,
+        clock: Clock,
+        names: Names,
+        reader_of: ReaderOf,
+    ) -> None:
+        """`names` gives the texts of tokens."""
+        self.recorder = recorder
+        self.draining = False
+        self.load = Load()
+        """How the engine does, for all its workers."""
+        self._link = EngineLink(endpoint, self._take, self._lost)
+        self._clock, self._names, self._reader_of = clock, names, reader_of
+        limits = settings.scheduling
+        self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
+        self._max_unfinished = limits.max_num_queued_reqs
+        self._ready: Ready | None = None
+        self._numbers = count(1)
+        self._choices: dict[int, RemoteChoice] = {}
+        self._others = 0
+        """Sequences of other workers."""
+        self._active: dict[Submission, None] = {}
+        self._answers: dict[int, AsyncResult[Answer]] = {}
+
+    def start(self) -> None:
+        """Connect to the engine."""
+        self._link.start()
+
+    def close(self) -> None:
+        """Leave it."""
+        self._link.close()
+
+    @property
+    def healthy(self) -> bool:
+        """The engine is there and has loaded its model."""
+        return self._ready is not None
+
+    @property
+    def running(self) -> int:
+        """Sequences of this worker that the engine computes."""
+        return sum(choice.running for choice in self._choices.values())
+
+    @property
+    def waiting(self) -> int:
+        """Sequences of this worker that it has not begun."""
+        return len(self._choices) - self.running
+
+    def check_accepting(self, sequences: int) -> None:
+        """See `EngineClient`; also EngineDead."""
+        if self.draining:
+            raise Draining
+        if self._ready is None:
+            raise EngineDead
+        most, unfinished = self._max_unfinished, self._unfinished
+        if most is not None and unfinished + sequences > most:
+            self.recorder.rejected("max_num_queued_reqs")
+            raise TooManyRequests(unfinished, most)
+
+    def check_admission(self, sequences: int) -> None:
+        """See `EngineClient`."""
+        self.check_accepting(sequences)
+        if sequences > self._free:
+            raise QueueFull(max(0, self._unfinished - self._slots))
+
+    def room(self, adapter: str | None = None) -> int:
+        """See `EngineClient`."""
+        most = self._max_unfinished
+        return self._free if most is None else min(self._free, most - self._unfinished)
+
+    @property
+    def _unfinished(self) -> int:
+        """Sequences of all workers. Ours are counted here: what the engine tells of them is a step behind."""
+        return len(self._choices) + self._others
+
+    @property
+    def _free(self) -> int:
+        return self._slots + self._max_waiting - self._unfinished
+
+    def submit(self, requests: Sequence[EngineRequest], emit: Emit) -> Submission:
+        """See `EngineClient`; also EngineDead. Pauses where there are many."""
+        submission = Submission(requests[0].request_id if requests else "", self._active)
+        if not requests:
+            return submission
+        self.check_admission(len(requests))
+        choices = [self._choice(request, emit, submission) for request in requests]
+        first, *others = _batches(choices)
+        if not self._link.send([_order(choice) for choice in first]):
+            raise EngineDead
+        self._choices |= {choice.key: choice for choice in choices}
+        submission.begin(choices)
+        for batch in others:
+            pause_if_possible()
+            going = [choice for choice in batch if not choice.over]
+            if not self._link.send([_order(choice) for choice in going]):
+                for choice in going:
+                    choice.fail(EngineDead(), is_computed=False)
+        return submission
+
+    def _choice(self, request: EngineRequest, emit: Emit, submission: Submission) -> RemoteChoice:
+        choice = RemoteChoice(
+            request,
+            next(self._numbers),
+            emit,
+            self.recorder,
+            self._clock.now,
+            self._names,
+            self._reader_of(request),
+            self._leave,
+        )
+        choice.ended = submission.ended
+        choice.watches = watches_of(request)
+        return choice
+
+    def interrupt(self, request_ids: Container[str] | None = None) -> int:
+        """See `EngineClient`; of this worker's requests. Pauses where there are many."""
+        return interrupt(self._active, request_ids)
+
+    def sequences(self) -> Iterator[RemoteChoice]:
+        """This worker's choices that are not over, in order of arrival."""
+        return iter(list(self._choices.values()))
+
+    def drain(self) -> None:
+        """See `EngineClient`."""
+        self.draining = True
+
+    def command(self, command: Command) -> AsyncResult[Answer]:
+        """What comes of an operator's command, whose number is chosen here. EngineDead."""
+        number = next(self._numbers)
+        if self._ready is None or not self._link.send([replace(command, number=number)]):
+            raise EngineDead
+        self._answers[number] = answer = AsyncResult()
+        return answer
+
+    def _leave(self, choice: RemoteChoice, is_computed: bool) -> None:
+        """It is over; the engine may not know."""
+        self._choices.pop(choice.key, None)
+        if is_computed:
+            self._link.send([Abort([choice.key])])
+
+    # What the engine says.
+
+    def _take(self, notices: Sequence[Notice]) -> None:
+        for notice in notices:
+            if type(notice) is Said:
+                self._said(notice)
+            elif type(notice) is Load:
+                self._learn(notice)
+            elif type(notice) is Answer:
+                if (answer := self._answers.pop(notice.number, None)) is not None:
+                    answer.set(notice)
+            elif type(notice) is Ready:
+                self._greeted(notice)
+
+    def _learn(self, load: Load) -> None:
+        """What the engine tells is of all workers, and each of them counts it."""
+        recorder, before, self.load = self.recorder, self.load, load
+        self._others = max(0, load.running + load.waiting - len(self._choices))
+        recorder.running(load.running - before.running)
+        recorder.waiting(load.waiting - before.waiting)
+        recorder.cache_used(load.cache_usage)
+        queries, hits = load.prefix_queries - before.prefix_queries, load.prefix_hits - before.prefix_hits
+        recorder.looked_up(max(0, queries), max(0, hits))
+        recorder.preempted(max(0, load.preemptions - before.preemptions))
+        if load.step_tokens:
+            recorder.step(load.step_tokens)
+
+    def _said(self, said: Said) -> None:
+        choice = self._choices.get(said.key)
+        if choice is None:  # it was aborted meanwhile
+            return
+        try:
+            choice.take(said)
+        except Exception as error:
+            log.exception("what the engine said could not be told")
+            choice.fail(error)
+
+    def _greeted(self, ready: Ready) -> None:
+        """The engine has loaded its model. If it is another one, nobody computes what the one before did."""
+        if self._ready is None or self._ready.boot != ready.boot:
+            self._forget()
+        self._ready, self._link.is_greeted = ready, True
+
+    def _lost(self) -> None:
+        if self._ready is not None:
+            log.error("the engine is gone: %d sequences fail", len(self._choices))
+        self._forget()
+
+    def _forget(self) -> None:
+        """The engine is gone, with all that it computed."""
+        self._ready = None
+        self._learn(Load())
+        for choice in list(self._choices.values()):
+            choice.fail(EngineDead(), is_computed=False)
+        answers, self._answers = self._answers, {}
+        for number, answer in answers.items():
+            answer.set(Answer(number=number, error=str(EngineDead())))
+
+
+def _batches(choices: Sequence[RemoteChoice]) -> list[list[RemoteChoice]]:
+    """`choices` in parts that take milliseconds to order: their prompts may be long."""
+    batches: list[list[RemoteChoice]] = []
+    room = 0
+    for choice in choices:
+        room -= ORDER_TOKENS + len(choice.request.prompt_ids)
+        if not batches or room < 0:
+            batches.append([])
+            room = BATCH_TOKENS
+        batches[-1].append(choice)
+    return batches
+
+
+def _order(choice: RemoteChoice) -> Generate:
+    request = choice.request
+    return Generate(
+        key=choice.key,
+        request_id=request.request_id,
+        prompt_ids=list(request.prompt_ids),
+        max_tokens=request.max_tokens,
+        arrival_s=request.arrival_s,
+        min_tokens=request.min_tokens,
+        ignore_eos=request.ignore_eos,
+        stop=request.stop,
+        stop_token_ids=tuple(request.stop_token_ids),
+        include_stop=request.include_stop,
+        seed=request.seed,
+        sampling=request.sampling or Sampling(),
+        logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        form=request.form,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )

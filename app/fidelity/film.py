@@ -1,0 +1,225 @@
+"""A simulation as the console shows it: frames of all that happened, made when it is over."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from app.console.frames import FIGURES, EndRow, Frame, Picture, StepRow
+from app.engine.batch import Batch
+from app.engine.standing import Phase
+from app.fidelity.pod import Pod
+from app.fidelity.prefix_blocks import GroupedRequest
+from app.fidelity.simulation import Outcome, Plan
+from app.load.trace import Load
+from app.metrics.families import FIRST_TOKEN, INTER_TOKEN
+from config import VERSION
+
+SHORTEST_S = 0.25
+LEAST_FRAMES, MOST_FRAMES, MOST_ROWS = 60, 1200, 300_000
+"""Of a film; rows are those of bars that grow, of which each frame has one for every request under way."""
+MOST_STEPS = 40_000
+MOST_CHUNKS = 100_000
+MOST_BARS = 20_000
+"""Of more requests, every second, fourth ... gets a bar; figures are of all."""
+ABSENT = -1.0
+
+
+class Film:
+    """Watches a simulation (`Simulation`'s `watch`), and tells it in frames."""
+
+    def __init__(self, load: Load, plan: Plan, title: str) -> None:
+        self._load, self._plan, self._title = load, plan, title
+        self._admitted_s = array("d", [ABSENT]) * len(load)
+        self._steps: list[tuple[float, float, int, int, int]] = []
+        self._stride = self._seen = 1
+        self._preemptions: dict[Pod, int] = {}
+        self._lost: list[float] = []
+        """Moments of preemptions."""
+        self._chunks: list[tuple[float, int]] = []
+        """When a chunk of a prompt was computed that was not the last one, and whose."""
+
+    def watch(self, pod: Pod, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
+        """A step was made."""
+        for request in batch.admitted:
+            if self._admitted_s[request.number] == ABSENT:
+                self._admitted_s[request.number] = start_s
+        for request in pod.scheduler.prefilling:
+            if len(self._chunks) < MOST_CHUNKS and request.number % _every(len(self._load)) == 0:
+                self._chunks.append((end_s, request.number))
+        known, now = self._preemptions.get(pod, 0), pod.scheduler.preemptions
+        if now > known:
+            self._preemptions[pod] = now
+            self._lost += [start_s] * (now - known)
+        self._seen += 1
+        if self._seen % self._stride == 0:
+            decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
+            self._steps.append((start_s, end_s - start_s, batch.tokens - decodes, decodes, batch.sequences))
+            if len(self._steps) > MOST_STEPS:
+                del self._steps[::2]
+                self._stride *= 2
+
+    def picture(self) -> Picture:
+        """What the page begins with."""
+        at, plan = self._plan.profile.engine, self._plan
+        told = {
+            "version": VERSION, "model": self._title, "task": "generate", "rank": 0, "ranks": {},
+            "max_model_len": at.max_model_len, "places": at.max_num_seqs * plan.pods, "shared_steps": True,
+            "budget": at.max_num_batched_tokens, "blocks": (at.num_gpu_blocks - 1) * plan.pods,
+            "numbered": False, "block_size": at.block_size, "adapter_slots": 0, "publishes": False,
+            "index": False, "told": self._told(),
+        }  # fmt: skip
+        return Picture(
+            began=0.0, server=told, ttft_bounds=FIRST_TOKEN, itl_bounds=INTER_TOKEN,
+            frame=Frame(at=0.0, figures=[0.0] * len(FIGURES)),
+        )  # fmt: skip
+
+    def _told(self) -> str:
+        steps = f"every {self._stride}th step is shown" if self._stride > 1 else ""
+        every = _every(len(self._load))
+        bars = f"every {every}th request has a bar" if every > 1 else ""
+        return ", ".join(filter(None, ("simulated", steps, bars)))
+
+    def frames(self, outcome: Outcome) -> Iterator[Frame]:
+        """From the first request to the last token."""
+        return Projection(
+            self._load, self._plan, outcome, self._admitted_s, self._steps, self._lost, self._chunks
+        ).frames()
+
+
+def _every(requests: int) -> int:
+    """One of so many requests gets a bar."""
+    return max(1, -(-requests // MOST_BARS))
+
+
+class Projection:
+    """All that was filmed, moment by moment."""
+
+    def __init__(
+        self,
+        load: Load,
+        plan: Plan,
+        outcome: Outcome,
+        admitted_s: Sequence[float],
+        steps: Sequence[tuple[float, float, int, int, int]],
+        lost_s: Sequence[float],
+        chunks: Sequence[tuple[float, int]],
+    ) -> None:
+        self._load, self._plan, self._outcome, self._admitted_s = load, plan, outcome, admitted_s
+        self._begin_s = min(outcome.send_s)
+        self._steps, self._lost_s, self._chunks = sorted(steps), sorted(lost_s), sorted(chunks)
+        self._every = _every(len(load))
+        self._under_way: dict[int, None] = {}
+        self._written = 0
+        """Tokens of those that are over."""
+        self._figures = dict.fromkeys(FIGURES, 0.0)
+        self._ttft, self._itl = [0] * (len(FIRST_TOKEN) + 1), [0] * (len(INTER_TOKEN) + 1)
+
+    def frames(self) -> Iterator[Frame]:
+        out = self._outcome
+        moments = (out.send_s, self._admitted_s, out.first_s, out.last_s)
+        orders = [sorted(range(len(its)), key=its.__getitem__) for its in moments]
+        places, step, lost, chunk = [0] * 4, 0, 0, 0
+        for at_s in self._moments():
+            frame = Frame(at=self._ms(at_s))
+            for kind, handle in enumerate((self._sent, self._admitted, self._begun, self._over)):
+                order, its = orders[kind], moments[kind]
+                while places[kind] < len(order) and its[order[places[kind]]] <= at_s:
+                    handle(order[places[kind]], frame)
+                    places[kind] += 1
+            self._grow(frame, at_s)
+            while step < len(self._steps) and self._steps[step][0] <= at_s:
+                frame.steps.append(self._row(self._steps[step]))
+                step += 1
+            while chunk < len(self._chunks) and self._chunks[chunk][0] <= at_s:
+                end_s, number = self._chunks[chunk]
+                frame.chunks += (number + 1, self._ms(end_s))
+                chunk += 1
+            while lost < len(self._lost_s) and self._lost_s[lost] <= at_s:
+                lost += 1
+            self._figures["preemptions"] = lost
+            self._figures["cache_usage"] = self._usage(at_s)
+            frame.figures = [round(self._figures[name], 5) for name in FIGURES]
+            frame.ttft, frame.itl = list(self._ttft), list(self._itl)
+            yield frame
+
+    def _moments(self) -> Iterator[float]:
+        """As many as show it well, and make a file that is not too large."""
+        out = self._outcome
+        length_s = max(max(out.last_s) - self._begin_s, 1e-3)
+        busy_s = sum(last - send for send, last in zip(out.send_s, out.last_s, strict=True)) / self._every
+        count = min(MOST_FRAMES, length_s / SHORTEST_S, MOST_ROWS * length_s / max(busy_s, 1e-9))
+        count = max(LEAST_FRAMES, int(count))
+        return (self._begin_s + length_s * (place + 1) / count for place in range(count))
+
+    def _ms(self, moment_s: float) -> float:
+        return round((moment_s - self._begin_s) * 1000, 1)
+
+    def _row(self, step: tuple[float, float, int, int, int]) -> StepRow:
+        start_s, took_s, prompts, decodes, sequences = step
+        return self._ms(start_s), round(took_s * 1000, 3), prompts, decodes, sequences
+
+    # What happens to a request.
+
+    def _shown(self, number: int) -> bool:
+        return number % self._every == 0
+
+    def _sent(self, number: int, frame: Frame) -> None:
+        load = self._load
+        self._figures["waiting"] += 1
+        if self._shown(number):
+            pod = f"pod {self._outcome.pod[number]}" if self._plan.pods > 1 else ""
+            prompt, most = load.input_tokens[number], load.output_tokens[number]
+            at_ms = self._ms(self._outcome.send_s[number])
+            frame.new.append((number + 1, f"#{number + 1}", 0, prompt, most, at_ms, None, pod, 1))
+
+    def _admitted(self, number: int, frame: Frame) -> None:
+        self._figures["waiting"] -= 1
+        self._figures["running"] += 1
+        if self._shown(number):
+            frame.phases.append((number + 1, int(Phase.PREFILL), self._ms(self._admitted_s[number]), 0))
+
+    def _begun(self, number: int, frame: Frame) -> None:
+        out, tokens = self._outcome, self._load.input_tokens[number]
+        self._under_way[number] = None
+        self._figures["prompt"] += tokens
+        self._ttft[bisect_left(FIRST_TOKEN, out.first_s[number] - out.send_s[number])] += 1
+        if self._shown(number):
+            frame.phases.append((number + 1, int(Phase.DECODE), self._ms(out.first_s[number]), 0))
+            frame.computed += (number + 1, tokens)
+
+    def _over(self, number: int, frame: Frame) -> None:
+        out, tokens = self._outcome, self._load.output_tokens[number]
+        del self._under_way[number]
+        self._figures["running"] -= 1
+        self._figures["length"] += 1
+        self._written += tokens
+        first_s, last_s = out.first_s[number], out.last_s[number]
+        if tokens > 1:
+            self._itl[bisect_left(INTER_TOKEN, (last_s - first_s) / (tokens - 1))] += tokens - 1
+        if self._shown(number):
+            running, first, last = map(self._ms, (self._admitted_s[number], first_s, last_s))
+            row: EndRow = (number + 1, "length", last, tokens, 0, running, first, last)
+            frame.ended.append(row)
+
+    def _grow(self, frame: Frame, at_s: float) -> None:
+        """How far those are that have begun, and are not over: tokens come evenly here."""
+        out, load, size = self._outcome, self._load, self._plan.profile.engine.block_size
+        written = 0
+        for number in self._under_way:
+            first_s, more = out.first_s[number], load.output_tokens[number] - 1
+            tokens = 1 + int(more * (at_s - first_s) / (out.last_s[number] - first_s)) if more else 1
+            written += tokens
+            if self._shown(number):
+                frame.tokens += (number + 1, tokens)
+                frame.held += (number + 1, -(-(load.input_tokens[number] + tokens) // size))
+        self._figures["generated"] = self._written + written
+
+    def _usage(self, at_s: float) -> float:
+        """The share of blocks that are used, on average in the timeline's bin; of all pods."""
+        timeline, capacity = self._outcome.timeline, self._plan.profile.engine.num_gpu_blocks - 1
+        place = int((at_s - timeline.begin_s) / timeline.bin_s)
+        if place >= len(timeline.blocks):
+            return 0.0
+        return timeline.blocks[place] / timeline.bin_s / self._plan.pods / capacity

@@ -1,0 +1,190 @@
+"""What a rehearsal came to: tables, a verdict, JSON, a picture, files."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from app.fidelity.playing import RecordedStep
+from app.fidelity.plot import BLUE, GREY, RED, Axes, new_figure
+from app.fidelity.record import COLUMNS
+from app.fidelity.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
+from app.fidelity.replay import Recording
+from app.fidelity.report import markdown, milliseconds
+from app.fidelity.step_fitting import predicted
+
+HEAD = ("", "real", "real again", "noise", "simulated", "error", "at most")
+BOUND = f"noise + {MOST_MEDIAN:.0%} in the median, noise + {MOST_SINGLE:.0%} each"
+
+
+def table(rehearsal: Rehearsal) -> str:
+    """All of it, for people."""
+    parts = [_comparison(it) for it in rehearsal.comparisons]
+    return "\n\n".join([*parts, f"{_costs(rehearsal)}\n{verdict(rehearsal)}"])
+
+
+def verdict(rehearsal: Rehearsal) -> str:
+    outside = [str(it.in_flight) for it in rehearsal.comparisons if not it.within]
+    if not outside:
+        return f"within the bound: {BOUND}"
+    return f"NOT within the bound with {', '.join(outside)} in flight: {BOUND}"
+
+
+def _comparison(it: Comparison) -> str:
+    requests, steps, simulated = len(it.first.recording.send_s), len(it.first.steps), len(it.simulated.steps)
+    same = "the same in the simulation" if it.same_steps else f"{simulated:,} in the simulation"
+    rows = [_row(figure) for figure in it.figures]
+    median = ("median", "", "", f"{it.noise:.1%}", "", f"{it.error:.1%}", f"{it.most:.1%}")
+    title = f"{it.in_flight} in flight: {requests:,} requests, {steps:,} steps, {same}"
+    return f"{title}\n{markdown([HEAD, *rows, median])}"
+
+
+def _row(it: Figure) -> tuple[str, ...]:
+    first, again, simulated = map(milliseconds, (it.first_s, it.again_s, it.simulated_s))
+    return it.name, first, again, f"{it.noise:.1%}", simulated, f"{it.error:+.1%}", f"{it.most:.1%}"
+
+
+def _costs(rehearsal: Rehearsal) -> str:
+    fit = rehearsal.fit
+    told = ", ".join(f"{name} {value * 1e6:.4g} us" for name, value in _seconds(rehearsal).items() if value)
+    return (
+        f"a step costs: {told}\n"
+        f"fitted to {fit.steps:,} steps of other requests; the median one is off by {fit.median_error:.1%}"
+    )
+
+
+def _seconds(rehearsal: Rehearsal) -> dict[str, float]:
+    cost = msgspec.to_builtins(rehearsal.profile.cost)
+    return {name: value for name, value in cost.items() if name in SECONDS}
+
+
+SECONDS = (
+    "base",
+    "weights",
+    "per-token",
+    "spill",
+    "per-sequence",
+    "per-context",
+    "per-attention",
+    "mixed-context",
+)
+
+
+def as_json(rehearsal: Rehearsal) -> bytes:
+    """The figures; seconds and shares."""
+    document = {
+        "within": rehearsal.within,
+        "fitted_steps": rehearsal.fit.steps,
+        "step_median_error": rehearsal.fit.median_error,
+        "cost": msgspec.to_builtins(rehearsal.profile.cost),
+        "loads": [_as_document(it) for it in rehearsal.comparisons],
+    }
+    return msgspec.json.format(msgspec.json.encode(document)) + b"\n"
+
+
+def _as_document(it: Comparison) -> dict[str, object]:
+    return {
+        "in_flight": it.in_flight,
+        "requests": len(it.first.recording.send_s),
+        "steps": len(it.first.steps),
+        "simulated_steps": len(it.simulated.steps),
+        "same_steps": it.same_steps,
+        "within": it.within,
+        "median": {"noise": it.noise, "error": it.error, "most": it.most},
+        "figures": {
+            figure.name: msgspec.structs.asdict(figure)
+            | {"noise": figure.noise, "error": figure.error, "most": figure.most}
+            for figure in it.figures
+        },
+    }
+
+
+def as_yaml(rehearsal: Rehearsal) -> str:
+    """The profile, with its errors."""
+    errors = {
+        f"{it.in_flight} in flight": " ".join(f"{100 * figure.error:+.1f}" for figure in it.figures)
+        for it in rehearsal.comparisons
+    }
+    noise = ", ".join(f"{it.noise:.1%}" for it in rehearsal.comparisons)
+    error = ", ".join(f"{it.error:.1%}" for it in rehearsal.comparisons)
+    checked = (
+        f"Loads that the fit never saw, median error {error}; two plays of the engine differ by {noise}."
+    )
+    profile = msgspec.structs.replace(rehearsal.profile, checked=checked, errors=errors)
+    head = "# Constants in seconds. errors: in %, mean p50 p90 of TTFT, ITL, E2E.\n"
+    return head + yaml.safe_dump(msgspec.to_builtins(profile), sort_keys=False, width=110)
+
+
+def write_requests(recording: Recording, path: Path) -> None:
+    """As `record` writes them."""
+    moments = (recording.send_s, recording.first_s, recording.last_s)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(COLUMNS)
+        for arrival, tokens_in, tokens_out, *times in zip(
+            recording.arrival_s, recording.input_tokens, recording.output_tokens, *moments, strict=True
+        ):
+            rows.writerow((f"{arrival:.6f}", tokens_in, tokens_out, *(f"{it:.6f}" for it in times)))
+
+
+def write_steps(steps: Sequence[RecordedStep], path: Path) -> None:
+    """A row for each."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(RecordedStep.__struct_fields__)
+        rows.writerows(msgspec.structs.astuple(step) for step in steps)
+
+
+def draw(rehearsal: Rehearsal, title: str, path: Path) -> None:
+    """Write a PNG: the figures of both, and each step's cost beside what the profile says."""
+    canvas, axes = new_figure(title)
+    for its, latency in zip(axes, ("TTFT", "ITL", "E2E"), strict=False):
+        _draw_latency(its, latency, rehearsal.comparisons)
+    _draw_steps(axes[3], rehearsal)
+    canvas.print_png(path)
+
+
+def _draw_latency(axes: Axes, latency: str, comparisons: Sequence[Comparison]) -> None:
+    figures = [
+        (it.in_flight, figure) for it in comparisons for figure in it.figures if latency in figure.name
+    ]
+    places = range(len(figures))
+    axes.bar(places, [1000 * it.real_s for _, it in figures], color=BLUE, alpha=0.5, label="real, of both")
+    both = [(place, at_s) for place, (_, it) in enumerate(figures) for at_s in (it.first_s, it.again_s)]
+    axes.plot(
+        [place for place, _ in both],
+        [1000 * at for _, at in both],
+        "_",
+        color=GREY,
+        markersize=14,
+        label="each",
+    )
+    axes.plot(places, [1000 * it.simulated_s for _, it in figures], "x", color=RED, label="simulated")
+    names = [f"{it.name.split()[1]}\n{in_flight} in flight" for in_flight, it in figures]
+    axes.set_xticks(places, names, fontsize=6)
+    axes.set(title=latency, ylabel="ms", ylim=(0, None))
+    axes.legend(frameon=False, fontsize=7)
+
+
+def _draw_steps(axes: Axes, rehearsal: Rehearsal) -> None:
+    steps = rehearsal.calibrated
+    told = predicted(rehearsal.profile.cost, steps)
+    least, most = 1000 * min(told), 1000 * max(told)
+    axes.plot([least, most], [least, most], color=GREY, linewidth=1)
+    for name, color, mixed in (("decode alone", BLUE, False), ("with prefill", RED, True)):
+        of = [(t, step.seconds) for t, step in zip(told, steps, strict=True) if bool(step.prefills) == mixed]
+        axes.plot(
+            [1000 * t for t, _ in of], [1000 * s for _, s in of], ".", color=color, markersize=3, label=name
+        )
+    axes.set(title="steps of the calibration", xlabel="ms by the profile", ylabel="ms")
+    axes.set(xscale="log", yscale="log")
+    marks = [lead * 10.0**power for power in range(-2, 6) for lead in (1, 2, 5)]
+    marks = [mark for mark in marks if least / 2 < mark < 2 * most]
+    for set_ticks in (axes.set_xticks, axes.set_yticks):
+        set_ticks(marks, [f"{mark:g}" for mark in marks])
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=7)

@@ -1,0 +1,172 @@
+"""KV events to the outside: on a ZMQ PUB socket, as vLLM publishes them, and to listeners in the process.
+
+Nothing here waits or runs by itself: whoever has a loop calls `turn`; `Publisher` does so in greenlets.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import zmq
+from msgspec import Struct
+
+from app.kvcache.endpoints import PublisherSettings, of_rank
+from app.kvcache.event_queue import EventQueue
+from app.kvcache.events import EventBatch, KVEvent, encoder
+from app.kvcache.memo import Bounded
+from app.kvcache.replay_buffer import ReplayBuffer
+from app.kvcache.sockets import PubSocket
+
+log = logging.getLogger(__name__)
+
+Listener: TypeAlias = Callable[[str, int, EventBatch], None]
+"""Is given topic, sequence number and batch. Its errors are logged and counted."""
+
+POLL_S = 0.1
+"""How long a request for a replay may wait; vLLM's publisher looks as often."""
+LINGER_MS = 1000
+"""What a close waits for subscribers to receive the last batches."""
+QUIET_S = 60.0
+"""At most one line is logged about lost events in so many seconds."""
+
+
+class Published(Struct):
+    """What a publisher has done so far."""
+
+    batches: int = 0
+    events: int = 0
+    dropped_events: int = 0
+    """Events for which the queue had no room, or that came after the close."""
+    lost_batches: int = 0
+    """Batches that had no socket or that ZMQ refused; they can be replayed and went to listeners."""
+    failed_listeners: int = 0
+
+
+class EventSender:
+    """Batches events and sends them; never waits for a subscriber."""
+
+    def __init__(
+        self,
+        settings: PublisherSettings,
+        wall: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.monotonic,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        """`wall` gives seconds since 1970, `now` monotonic ones. Sharing an inproc endpoint needs `context`.
+
+        ValueError for an endpoint that is none.
+        """
+        self._settings = settings
+        self._wall, self._now = wall, now
+        topic = settings.topic.encode()
+        kept = settings.replay_batches if settings.replay_endpoint else 0
+        self.replay = ReplayBuffer(topic, kept, settings.replay_layout)
+        self._socket = PubSocket(topic, settings.hwm)
+        self._unopened = [
+            (name, part, of_rank(endpoint, settings.rank))
+            for name, part, endpoint in (
+                ("events", self._socket, settings.endpoint),
+                ("replay", self.replay, settings.replay_endpoint),
+            )
+            if endpoint
+        ]
+        self._context, self._owns_context = context, context is None
+        self._encode = encoder(settings.layout)
+        self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
+        self._sequence = 0
+        self._listeners: list[Listener] = []
+        self._quiet_until_s = -math.inf
+        self.published = Published()
+        self.addresses: dict[str, str] = {}
+        """The addresses that are open, of `events` and of `replay`, with the port in use."""
+
+    def listen(self, listener: Listener) -> None:
+        """Hand every batch to `listener`, too."""
+        self._listeners.append(listener)
+
+    def forget(self, listener: Listener) -> None:
+        """Hand it nothing more."""
+        self._listeners.remove(listener)
+
+    @property
+    def caches(self) -> Mapping[str, Bounded]:
+        """What is kept, by name."""
+        return {"KV events to publish": self.queue, "KV events to replay": self.replay}
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether there is something to look for every `POLL_S`: replays, or an address that was taken."""
+        return bool(self._unopened or self._settings.replay_endpoint)
+
+    def put(self, events: Sequence[KVEvent]) -> None:
+        """The events of a step, in order. Without room they are lost and counted."""
+        if lost := self.queue.put(events):
+            self.published.dropped_events += lost
+            self._complain("KV events: the queue is full, %d are lost so far", self.published.dropped_events)
+
+    def turn(self) -> float:
+        """Do what is due; the moment, in monotonic seconds, of the next turn, or infinity."""
+        self.open()
+        for _ in self.replay.serve():
+            pass
+        now_s = self._now()
+        for _ in self.send_due(now_s):
+            pass
+        return min(self.queue.due_s(), now_s + POLL_S if self.waits_for_peers else math.inf)
+
+    def open(self) -> None:
+        """Open what is not open yet. An endpoint that is taken may be free later."""
+        unopened = []
+        for name, part, endpoint in self._unopened:
+            try:
+                self._context = self._context or zmq.Context()
+                self.addresses[name] = part.open(self._context, endpoint)
+            except zmq.ZMQError as error:
+                self._complain("KV events: %s cannot be opened, trying on: %s", endpoint, error)
+                unopened.append((name, part, endpoint))
+        self._unopened = unopened
+
+    def send_due(self, now_s: float) -> Iterator[None]:
+        """Publish the batches that are due at `now_s`, one before each item."""
+        while len(self.queue) and self.queue.due_s() <= now_s:
+            self._send(self.queue.take(now_s))
+            yield
+
+    def close(self) -> None:
+        """Publish what waits, and give subscribers a second to receive it."""
+        for _ in self.send_due(math.inf):
+            pass
+        for part in (self._socket, self.replay):
+            part.close(LINGER_MS)
+        if self._owns_context and self._context is not None:
+            self._end_context(self._context)
+            self._context = None
+
+    def _end_context(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Waits until what was sent is received, or for `LINGER_MS`."""
+        context.term()
+
+    def _send(self, events: list[KVEvent]) -> None:
+        batch = EventBatch(self._wall(), events, self._settings.rank)
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        payload = self._encode(batch)
+        self.replay.record(sequence, payload)
+        if self._settings.endpoint and not self._socket.send(sequence, payload):
+            self.published.lost_batches += 1
+        self.published.batches += 1
+        self.published.events += len(events)
+        for listener in tuple(self._listeners):
+            try:
+                listener(self._settings.topic, sequence, batch)
+            except Exception as error:
+                self.published.failed_listeners += 1
+                self._complain("KV events: a listener failed: %r", error)
+
+    def _complain(self, line: str, *values: object) -> None:
+        if self._now() >= self._quiet_until_s:
+            self._quiet_until_s = self._now() + QUIET_S
+            log.warning(line, *values)

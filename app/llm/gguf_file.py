@@ -1,0 +1,157 @@
+"""The layout of a GGUF file: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+
+The `gguf` package reads it too, with several objects for each token of a vocabulary: that takes seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from app.llm.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
+
+VERSIONS: Final = (2, 3)
+NUMBERS: Final[Mapping[int, str]] = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+"""Kinds of values in the head, and how `struct` names them."""
+TEXT, ARRAY = 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """`kind` is a key of `ENCODINGS`, perhaps; `start` counts from the beginning of the file."""
+
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+
+
+class GGUFFile:
+    """The head of a file, and its tensors, mapped into memory. ModelLoadError when it is cut off."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                # A private copy of each page that is written to, which none is: torch wants to be able to.
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            head = _Head(self._data)
+        except (OSError, ValueError, struct.error) as error:
+            raise ModelLoadError(f"{path} is cut off or no GGUF file: {error}.") from error
+        self._fields = head.fields
+        self.tensors = head.tensors
+
+    def field(self, name: str) -> object:
+        """None when it is not there."""
+        return self._fields.get(name)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self._fields.get(name, default)
+        if not isinstance(value, int):
+            raise ModelLoadError(f"{self.path} has no number {name}.")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self._fields.get(name, default)
+        if not isinstance(value, float):
+            raise ModelLoadError(f"{self.path} has no number {name}.")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """Empty when it is not there."""
+        value = self._fields.get(name)
+        return value if isinstance(value, list) else []
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A copy in float32."""
+        import torch  # which who reads the head alone, as a server's worker does, is not to have
+
+        from app.llm.dequantize import ENCODINGS
+
+        info = self.tensors.get(name)
+        if info is None:
+            raise ModelLoadError(f"The weights lack the tensor {name}.")
+        encoding = ENCODINGS.get(info.kind)
+        if encoding is None:
+            known = ", ".join(it.name for it in ENCODINGS.values())
+            raise ModelLoadError(f"The tensor {name} is of type {info.kind}; only {known} are read.")
+        if info.shape[-1] % encoding.block_size:
+            raise ModelLoadError(f"The tensor {name} is {list(info.shape)}, which {encoding.name} cannot be.")
+        size = math.prod(info.shape) // encoding.block_size * encoding.block_bytes
+        if info.start + size > len(self._data):
+            raise ModelLoadError(f"{self.path} is cut off: it ends before the tensor {name} does.")
+        content = torch.frombuffer(self._data, dtype=torch.uint8, count=size, offset=info.start)
+        return encoding.decode(content.view(-1, encoding.block_bytes)).view(info.shape)
+
+
+class _Head:
+    """What stands before the tensors, from front to back. ValueError or struct.error when it is wrong."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self._place = data, 4
+        if data[:4] != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        if (version := self._integer("I")) not in VERSIONS:
+            raise ValueError(f"its version is {version}")
+        num_tensors, num_fields = self._integer("Q"), self._integer("Q")
+        self.fields = {self._text(): self._value(self._integer("I")) for _ in range(num_fields)}
+        found = {self._text(): self._tensor() for _ in range(num_tensors)}
+        align = self.fields.get("general.alignment", 32)
+        if not isinstance(align, int) or align < 1:
+            raise ValueError(f"its alignment is {align}")
+        first = -(-self._place // align) * align
+        self.tensors = {
+            name: TensorInfo(shape, kind, first + start) for name, (shape, kind, start) in found.items()
+        }
+
+    def _tensor(self) -> tuple[tuple[int, ...], int, int]:
+        """Its shape, kind and start among the tensors."""
+        shape = tuple(self._integer("Q") for _ in range(self._integer("I")))
+        if not shape or min(shape) < 1:
+            raise ValueError(f"it has a tensor of the shape {list(shape)}")
+        return shape[::-1], self._integer("I"), self._integer("Q")
+
+    def _value(self, kind: int) -> object:
+        if kind == TEXT:
+            return self._text()
+        if kind != ARRAY:
+            return self._numbers(kind, 1)[0]
+        kind, count = self._integer("I"), self._integer("Q")
+        return self._texts(count) if kind == TEXT else list(self._numbers(kind, count))
+
+    def _text(self) -> str:
+        return self._texts(1)[0]
+
+    def _texts(self, count: int) -> list[str]:
+        """A vocabulary has a hundred thousand of them."""
+        data, place, size_of = self._data, self._place, struct.Struct("<Q").unpack_from
+        texts = []
+        for _ in range(count):
+            (size,) = size_of(data, place)
+            place += 8 + size
+            texts.append(str(data[place - size : place], "utf-8"))
+        if place > len(data):
+            raise ValueError("a text goes on behind its end")
+        self._place = place
+        return texts
+
+    def _integer(self, code: str) -> int:
+        return int(self._unpack(code, 1)[0])
+
+    def _numbers(self, kind: int, count: int) -> tuple[float, ...]:
+        if kind not in NUMBERS:
+            raise ValueError(f"it has a value of the kind {kind}")
+        return self._unpack(NUMBERS[kind], count)
+
+    def _unpack(self, code: str, count: int) -> tuple[float, ...]:
+        form = struct.Struct(f"<{count}{code}")
+        values = form.unpack_from(self._data, self._place)
+        self._place += form.size
+        return values

@@ -1,0 +1,114 @@
+"""The engine as a process of its own, which workers share: `python -m app.llm.service OPTIONS`.
+
+OPTIONS are `EngineProcessOptions` as JSON. Workers order over ZMQ what `app.engine.wire` names; each step
+brings each of them one message. The process ends with its parent, on SIGTERM, or with status 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+import msgspec
+import zmq
+
+from app.engine.wire import Answer, EngineProcessOptions
+from app.llm.errors import LLMError
+from app.llm.worker_sockets import WorkerSockets
+
+LOOK_S: Final = 0.5
+"""How often it looks whether its parent lives."""
+PATIENCE_S: Final = 10.0
+"""For an end in order, when the parent is gone."""
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status."""
+    try:
+        options = msgspec.json.decode(argv[0] if argv else "", type=EngineProcessOptions)
+    except msgspec.DecodeError as error:
+        print(f"error: the options of the engine: {error}", file=sys.stderr)
+        return 1
+    logging.basicConfig(level=options.log_level, format="%(asctime)s [engine %(process)d] %(message)s")
+    if options.parent_pid is not None:
+        if os.getppid() != options.parent_pid:  # gone before we began
+            remove_socket(options.endpoint)
+            return 1
+        # A terminal sends it to all of them: the parent says when to end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        Thread(target=end_with, args=(options.parent_pid, options.endpoint), daemon=True).start()
+    try:
+        return serve(options)
+    except (LLMError, zmq.ZMQError) as error:
+        logger.error("%s", error)
+    except ModuleNotFoundError as error:
+        logger.error("%s: pip install -r requirements-engine.txt", error)
+    except Exception:
+        logger.exception("the engine has failed")
+    return 1
+
+
+def serve(options: EngineProcessOptions) -> int:
+    """Load the model, and run it until SIGTERM. What workers order meanwhile waits."""
+    started = time.monotonic()
+    sockets = WorkerSockets(options.endpoint)
+    try:
+        from app.llm.startup import start  # torch, which takes a second
+
+        try:
+            service = start(options, sockets)
+        except LLMError as error:
+            if refuse(sockets, str(error)):
+                return 1
+            raise
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda *_: service.stop())
+        logger.info("%s is ready after %.1f s", options.model, time.monotonic() - started)
+        service.run()
+    finally:
+        sockets.close()
+    return 0
+
+
+def remove_socket(endpoint: str) -> None:
+    """With its folder, if nothing else is there: the parent, who made that, cannot do it."""
+    with suppress(OSError):
+        socket = Path(endpoint.removeprefix("ipc://"))
+        socket.unlink(missing_ok=True)
+        socket.parent.rmdir()
+
+
+def refuse(sockets: WorkerSockets, reason: str) -> bool:
+    """Tell whoever has greeted us why there will be no engine; False when nobody has."""
+    greeted = [worker for worker, _ in sockets.receive(0)]
+    return [sockets.send(worker, [Answer(number=0, error=reason)]) for worker in greeted] != []
+
+
+def end_with(
+    parent: int,
+    endpoint: str,
+    getppid: Callable[[], int] = os.getppid,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """End this process soon after its parent, whatever it is busy with, and leave nothing behind."""
+    while getppid() == parent:
+        sleep(LOOK_S)
+    remove_socket(endpoint)
+    os.kill(os.getpid(), signal.SIGTERM)
+    sleep(PATIENCE_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,292 @@
+"""What the engine's process does: orders of all workers in, a step, one message to each worker out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+from app.engine.errors import EngineError
+from app.engine.wire import Abort, Answer, Command, Generate, Hello, Load, Notice, Order, Ready, Said
+from app.kvcache.event_sender import EventSender
+from app.llm.engine import LLMEngine
+from app.llm.errors import LLMError, RequestError
+from app.llm.form_thread import Compiling, FormThread
+from app.llm.lifecycle import Lifecycle
+from app.llm.requests import EngineOutput
+from app.llm.sampler import Form
+from app.llm.translation import failed, request_of, said_of
+from app.llm.worker_sockets import WorkerSockets
+
+IDLE_S: Final = 1.0
+"""How long it waits for orders before it looks around."""
+COMPILING_S: Final = 0.005
+"""The same, while a form is compiled."""
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """One that has sent something."""
+
+    __slots__ = ("keys", "name", "notices", "number")
+
+    def __init__(self, name: bytes, number: int) -> None:
+        self.name, self.number = name, number
+        self.keys: set[int] = set()
+        """Of its choices that are not over."""
+        self.notices: list[Notice] = []
+        """What it is to be told next."""
+
+    def request_id(self, key: int) -> str:
+        """What the engine calls a choice."""
+        return f"{self.number} {key}"
+
+
+class EngineService:
+    """Runs an engine for workers; not for several threads."""
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        lifecycle: Lifecycle,
+        sockets: WorkerSockets,
+        events: EventSender | None,
+        ready: Ready,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine, self._lifecycle, self._sockets = engine, lifecycle, sockets
+        self._events, self._ready, self._now = events, ready, now
+        self._workers: dict[bytes, Worker] = {}
+        self._numbers = 0
+        self._owners: dict[str, tuple[Worker, int]] = {}
+        """Whose a request of the engine is, and by which key."""
+        self._forms = FormThread(engine.compile)
+        self._uncompiled: dict[str, tuple[Compiling, Generate]] = {}
+        """Requests that wait for their forms."""
+        self._settling: list[tuple[Worker, Command]] = []
+        """Commands that wait until nothing runs."""
+        self._told_s = -math.inf
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End after this step; may be called by a signal."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Until `stop`. What a step raises is raised here: nothing is known of the engine's state then."""
+        due_s = 0.0
+        try:
+            while not self._stopping:
+                rest_s = min(COMPILING_S if self._uncompiled else IDLE_S, max(0.0, due_s - self._now()))
+                self.turn(rest_s if self._engine.idle else 0.0)
+                due_s = math.inf if self._events is None else self._publish(self._events)
+        except BaseException:
+            self._end("The engine has failed.")
+            raise
+        self._end("The engine was stopped.")
+
+    def turn(self, timeout_s: float) -> None:
+        """Do what was ordered, then a step; waits so long for orders."""
+        orders = self._sockets.receive(timeout_s)
+        for name, listed in orders:
+            worker = self._worker(name)
+            for order in listed:
+                self._do(worker, order)
+        refused = self._add_compiled()
+        steps = self._engine.stats.steps
+        self._note(self._engine.step())
+        self._settle()
+        if orders or refused or self._engine.stats.steps > steps or self._now() >= self._told_s + IDLE_S:
+            self._tell()
+
+    def _worker(self, name: bytes) -> Worker:
+        worker = self._workers.get(name)
+        if worker is None:
+            self._numbers += 1
+            worker = self._workers[name] = Worker(name, self._numbers)
+        return worker
+
+    # Orders.
+
+    def _do(self, worker: Worker, order: Order) -> None:
+        match order:
+            case Generate():
+                self._generate(worker, order)
+            case Abort():
+                for key in order.keys:
+                    self._abort(worker, key)
+            case Command():
+                self._command(worker, order)
+            case Hello():
+                worker.notices.append(self._ready)
+
+    def _generate(self, worker: Worker, order: Generate) -> None:
+        if order.key in worker.keys:
+            logger.warning("request %s is ignored: its key %d is in use", order.request_id, order.key)
+            return
+        request_id = worker.request_id(order.key)
+        worker.keys.add(order.key)
+        self._owners[request_id] = worker, order.key
+        if order.form is not None:
+            self._uncompiled[request_id] = self._forms.put(order.form), order
+        else:
+            self._add(request_id, order)
+
+    def _add(self, request_id: str, order: Generate, form: Form | None = None) -> None:
+        try:
+            self._engine.add(request_of(request_id, order), form)
+        except LLMError as error:
+            self._refuse(request_id, str(error), isinstance(error, RequestError))
+
+    def _refuse(self, request_id: str, error: str, is_refused: bool = True) -> None:
+        worker, key = self._owners.pop(request_id)
+        worker.keys.remove(key)
+        refusal = failed(key, error, self._now())
+        refusal.is_refused = is_refused
+        worker.notices.append(refusal)
+
+    def _add_compiled(self) -> bool:
+        """Those whose forms are there go on; whether one was refused."""
+        done = [(it, order) for it, (compiling, order) in self._uncompiled.items() if compiling.is_done]
+        for request_id, order in done:
+            compiling, _ = self._uncompiled.pop(request_id)
+            if compiling.error is not None:
+                self._refuse(request_id, compiling.error)
+            else:
+                self._add(request_id, order, compiling.form)
+        return bool(done)
+
+    def _abort(self, worker: Worker, key: int) -> None:
+        request_id = worker.request_id(key)
+        self._engine.abort(request_id)
+        if request_id in self._uncompiled:
+            self._uncompiled.pop(request_id)[0].unwanted = True
+        self._owners.pop(request_id, None)
+        worker.keys.discard(key)
+
+    # Commands.
+
+    def _command(self, worker: Worker, command: Command) -> None:
+        if command.name in ("pause", "sleep") and self._must_settle(command):
+            self._settling.append((worker, command))
+            return
+        try:
+            value = self._carry_out(command)
+        except (LLMError, EngineError) as error:
+            worker.notices.append(Answer(number=command.number, error=str(error)))
+        else:
+            worker.notices.append(Answer(number=command.number, value=value))
+
+    def _must_settle(self, command: Command) -> bool:
+        """Treat what runs as a pause says; whether it has to be awaited."""
+        self._lifecycle.pause()
+        if command.mode == "abort":
+            for worker, key in list(self._owners.values()):
+                self._abort(worker, key)
+                worker.notices.append(Said(key=key, at_s=self._now(), finish="abort"))
+        return command.mode == "wait" and self._engine.num_running > 0
+
+    def _carry_out(self, command: Command) -> bool | None:
+        match command.name:
+            case "pause":
+                self._lifecycle.pause()
+            case "resume":
+                self._lifecycle.resume()
+            case "sleep":
+                self._lifecycle.sleep(command.level)
+            case "wake_up":
+                self._lifecycle.wake_up(command.tags)
+            case "reset_prefix_cache":
+                return self._engine.reset_prefix_cache()
+        return None
+
+    def _settle(self) -> None:
+        """Go on with commands that wait, as soon as nothing runs, or somebody has resumed."""
+        if not self._settling or (self._engine.num_running and self._lifecycle.paused):
+            return
+        settling, self._settling = self._settling, []
+        for worker, command in settling:
+            error = None
+            if self._lifecycle.paused:
+                try:
+                    self._carry_out(command)
+                except (LLMError, EngineError) as failure:
+                    error = str(failure)
+            worker.notices.append(Answer(number=command.number, error=error))
+
+    # Notices.
+
+    def _note(self, outputs: list[EngineOutput]) -> None:
+        """Of what a step has brought."""
+        now_s = self._now()
+        for output in outputs:
+            worker, key = self._owners[output.request_id]
+            worker.notices.append(said_of(key, output, now_s))
+            if output.finish_reason is not None:
+                del self._owners[output.request_id]
+                worker.keys.remove(key)
+
+    def _tell(self) -> None:
+        """Every worker gets a message, by which it is seen, too, who is no longer there."""
+        self._told_s = self._now()
+        load = self._load()
+        for worker in list(self._workers.values()):
+            match self._sockets.send(worker.name, [*worker.notices, load]):
+                case "sent":
+                    worker.notices = []
+                case "full":
+                    self._give_up(worker)
+                case "gone":
+                    self._lose(worker)
+
+    def _load(self) -> Load:
+        engine = self._engine
+        return Load(
+            running=engine.num_running,
+            waiting=engine.num_waiting,
+            cache_usage=engine.cache.usage,
+            step_tokens=engine.step_tokens,
+            prefix_queries=engine.stats.prefix_queries,
+            prefix_hits=engine.stats.prefix_hits,
+            preemptions=engine.scheduler.preemptions,
+            sleep_level=self._lifecycle.level,
+            paused=self._lifecycle.paused,
+        )
+
+    def _give_up(self, worker: Worker) -> None:
+        """It has not read for long: its choices end, which it is told as soon as it reads."""
+        if worker.keys:
+            logger.warning("worker %d does not read: %d choices end", worker.number, len(worker.keys))
+        whole = [it for it in worker.notices if not isinstance(it, Said) or it.finish is not None]
+        late = [failed(key, "The server was too slow to take the reply.", self._now()) for key in worker.keys]
+        for key in list(worker.keys):
+            self._abort(worker, key)
+        worker.notices = [*whole, *late]
+
+    def _lose(self, worker: Worker) -> None:
+        """It is gone: what it has ordered ends."""
+        logger.info("worker %d has left, with %d choices", worker.number, len(worker.keys))
+        for key in list(worker.keys):
+            self._abort(worker, key)
+        self._settling = [(asker, command) for asker, command in self._settling if asker is not worker]
+        del self._workers[worker.name]
+
+    def _publish(self, events: EventSender) -> float:
+        """When that is due again."""
+        happened = self._engine.take_events()
+        if happened:
+            events.put(happened)
+        return events.turn()
+
+    def _end(self, error: str) -> None:
+        """Nobody is left to wait for a word."""
+        for worker in self._workers.values():
+            worker.notices += [failed(key, error, self._now()) for key in worker.keys]
+        self._tell()
+        self._sockets.close()
+        if self._events is not None:
+            self._publish(self._events)
+            self._events.close()

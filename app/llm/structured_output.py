@@ -1,0 +1,142 @@
+"""Texts of a form: which tokens may come next, by llguidance, the library that vLLM uses for it, too."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import llguidance
+import torch
+from llguidance.gbnf_to_lark import any_to_lark
+
+from app.engine.wire import TextForm
+from app.llm.errors import RequestError
+from app.llm.form_trial import FormTrial, Setup, limits
+from app.llm.structural_tag import lark_of
+from app.tokenization.huggingface import LocalTokenizer
+
+JSON_STYLE: Final[Mapping[str, object]] = {
+    "whitespace_flexible": False,  # as `json.dumps` writes: small models go on with blanks for ever
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+}
+LARK_COUNT: Final = re.compile(r"""("(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/)|~\s*(\d+)\s*\.\.\s*(\d+)""")
+"""A text or a pattern, in which nothing counts; or Lark's `~1..3`, which the library knows as `{1,3}`."""
+MOST_CHARACTERS: Final = 100_000
+"""Of a form: what takes the library longest grows with its square."""
+MOST_COUNTED: Final = 2000
+"""Of items in a list: the library has a rule for each, and no error for too many."""
+COUNT: Final = re.compile(r'"(?:min|max)(?:Items|Properties|Contains)"\s*:\s*(\d+)')
+ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
+MOST_ERROR: Final = 300
+"""Characters of an error of the library."""
+
+
+class Forms:
+    """Makes matchers for a tokenizer. RequestError when it has no token for the end of a text.
+
+    With `most_cpu_s` a form is tried out first, in a process of its own, where it may take so long.
+    """
+
+    def __init__(
+        self,
+        tokenizer: LocalTokenizer,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        most_cpu_s: float | None = None,
+    ) -> None:
+        if not eos_token_ids:
+            raise RequestError("The model has no token for the end of a text, so a form could not end.")
+        end = tokenizer.eos_token_id
+        self._end = min(eos_token_ids) if end is None else end
+        self._ends = sorted(eos_token_ids)
+        self._backend = tokenizer.backend
+        self._size = vocab_size
+        # The library takes tokens that the model's head knows.
+        written = tokenizer.backend.to_str()
+        self._tokens = llguidance.LLTokenizer(written, vocab_size, self._end)
+        self._trial: FormTrial | None = None
+        if most_cpu_s is not None:
+            self._trial = FormTrial(Setup(written, vocab_size, self._end, most_cpu_s))
+
+    def matcher(self, form: TextForm) -> FormMatcher:
+        """RequestError for a form that cannot be compiled."""
+        for text in (form.json_schema, form.regex, form.grammar, form.structural_tag, "".join(form.choices)):
+            _check_size(text or "")
+        try:
+            grammar = self._grammar(form)
+        except RequestError:
+            raise
+        except Exception as error:  # of several kinds: for each notation its own
+            raise _refused(str(error)) from error
+        if self._trial is not None and (flaw := self._trial.flaw(grammar)):
+            raise _refused(flaw)
+        found = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=limits())
+        if found.is_error():
+            raise _refused(found.get_error())
+        matcher = FormMatcher(found, self._end, self._ends)
+        matcher.mask()  # tells what cannot begin; and the first one takes the library long
+        return matcher
+
+    def _grammar(self, form: TextForm) -> str:
+        """In the library's own notation."""
+        make = llguidance.LLMatcher
+        grammar: str
+        if form.json_schema is not None:
+            grammar = make.grammar_from_json_schema(form.json_schema, defaults=JSON_STYLE)
+        elif form.regex is not None:
+            grammar = make.grammar_from_regex(form.regex)
+        elif form.choices:
+            grammar = make.grammar_from_regex("|".join(map(re.escape, form.choices)))
+        elif form.grammar is not None:
+            grammar = make.grammar_from_lark(_counted(any_to_lark(form.grammar)))
+        elif form.structural_tag is not None:
+            grammar = make.grammar_from_lark(lark_of(json.loads(form.structural_tag), self._is_special))
+        else:
+            raise RequestError("The structured output has no form.")
+        return grammar
+
+    def _is_special(self, text: str) -> bool:
+        """Whether a text is one token that is no text otherwise."""
+        token_id = self._backend.token_to_id(text)
+        return token_id is not None and self._tokens.is_special_token(token_id)
+
+
+class FormMatcher:
+    """How far one reply has come."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, end: int, ends: list[int]) -> None:
+        self._matcher, self._end, self._ends = matcher, end, ends
+
+    def mask(self) -> torch.Tensor:
+        """True for each token of the vocabulary that may come next. RequestError when that is not known."""
+        allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
+        if self._matcher.is_error():
+            raise _refused(self._matcher.get_error())
+        if allowed[self._end]:
+            allowed[self._ends] = True
+        return allowed
+
+    def add(self, token_id: int) -> None:
+        """A token has come, which is not the end."""
+        self._matcher.consume_token(token_id)
+
+
+def _check_size(text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise RequestError(f"A form has at most {MOST_CHARACTERS} characters, this one {len(text)}.")
+    plain = ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
+    if any(len(count) > 9 or int(count) > MOST_COUNTED for count in COUNT.findall(plain)):
+        raise RequestError(f"A schema counts up to {MOST_COUNTED} items, not more.")
+
+
+def _counted(grammar: str) -> str:
+    return LARK_COUNT.sub(lambda found: found[1] or f"{{{found[2]},{found[3]}}}", grammar)
+
+
+def _refused(reason: str) -> RequestError:
+    line = " ".join(reason.split())[:MOST_ERROR]
+    return RequestError(f"No text of the form that is asked for can be written: {line}")

@@ -1,0 +1,101 @@
+"""The tokenizer that comes with a model: tokenizer.json beside its weights, or what a GGUF file holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from app.llm.errors import ModelLoadError
+from app.llm.gguf_file import GGUFFile
+from app.tokenization.base import TokenizerLoadError
+from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder
+from app.tokenization.huggingface import LocalTokenizer
+
+CONTROL, USER_DEFINED = 3, 4
+"""Kinds of tokens in GGUF files."""
+PATTERN: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{DIGITS}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PATTERNS: Final = {
+    "qwen2": PATTERN.replace("{DIGITS}", r"\p{N}"),
+    "llama-bpe": PATTERN.replace("{DIGITS}", r"\p{N}{1,3}"),
+}
+DIGITS_APART: Final = ("smollm", "starcoder", "refact", "command-r")
+"""How texts are cut into words, by the names that GGUF files have for it; gpt-2 is the pattern of GPT-2."""
+
+
+def load_tokenizer(
+    path: Path, file: GGUFFile | None = None, chat_template: str | None = None
+) -> LocalTokenizer | None:
+    """The tokenizer that stands beside the weights or in their file; None when there is none."""
+    if path.is_file():
+        return _of_gguf(file or GGUFFile(path), chat_template)
+    if not (path / "tokenizer.json").is_file():
+        return None
+    try:
+        return LocalTokenizer.from_path(path, chat_template=chat_template)
+    except TokenizerLoadError as error:
+        raise ModelLoadError(str(error)) from error
+
+
+def _of_gguf(file: GGUFFile, chat_template: str | None) -> LocalTokenizer | None:
+    """A byte-level vocabulary with its merges; None when there is none."""
+    kind = file.field("tokenizer.ggml.model")
+    if kind is None:
+        return None
+    if kind != "gpt2":
+        raise ModelLoadError(f"{file.path} has a tokenizer of the kind {kind}; only gpt2 is read.")
+    words, tokens = _words(file), file.texts("tokenizer.ggml.tokens")
+    try:
+        backend = _byte_level(file, tokens)
+    except Exception as error:  # the library raises bare Exception
+        raise ModelLoadError(f"{file.path} has no tokenizer that can be used: {error}.") from error
+    backend.pre_tokenizer = words
+    return LocalTokenizer(backend, _folder(file, tokens, chat_template), file.path.stem)
+
+
+def _byte_level(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    merges = [
+        (left, right) for left, _, right in (m.partition(" ") for m in file.texts("tokenizer.ggml.merges"))
+    ]
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    backend.decoder = decoders.ByteLevel()
+    kinds = file.field("tokenizer.ggml.token_type")
+    backend.add_tokens(
+        [
+            AddedToken(token, special=kind == CONTROL, normalized=False)
+            for token, kind in zip(tokens, kinds if isinstance(kinds, list) else (), strict=False)
+            if kind in (CONTROL, USER_DEFINED)
+        ]
+    )
+    return backend
+
+
+def _words(file: GGUFFile) -> pre_tokenizers.PreTokenizer:
+    name = file.field("tokenizer.ggml.pre")
+    if name in PATTERNS:
+        cut = pre_tokenizers.Split(Regex(PATTERNS[str(name)]), behavior="isolated")
+        return pre_tokenizers.Sequence(
+            [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if name in DIGITS_APART:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
+    if name != "gpt-2":
+        known = ", ".join((*PATTERNS, *DIGITS_APART, "gpt-2"))
+        raise ModelLoadError(f"{file.path} cuts texts into words as {name} does; only {known} are known.")
+    return plain
+
+
+def _folder(file: GGUFFile, tokens: object, chat_template: str | None) -> TokenizerFolder:
+    special = {}
+    for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        number = file.field(f"tokenizer.ggml.{name}_token_id")
+        if isinstance(number, int) and isinstance(tokens, list) and 0 <= number < len(tokens):
+            special[f"{role}_token"] = tokens[number]
+    template = chat_template or file.field("tokenizer.chat_template")
+    templates = {DEFAULT_TEMPLATE: template} if isinstance(template, str) else {}
+    return TokenizerFolder(tokenizer_file=file.path, special_tokens=special, chat_templates=templates)

@@ -1,0 +1,70 @@
+"""The engine's end of the wire: orders of all workers in, notices out; no worker can make it wait."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+import zmq
+
+from app.engine.wire import Notice, Order
+
+MOST_ORDER_BYTES: Final = 64 << 20
+"""Of one message; a larger one ends the connection."""
+MOST_MESSAGES: Final = 256
+"""Taken at a time, so that a flood of orders does not stop the steps."""
+QUEUED_MESSAGES: Final = 10_000
+"""That wait for a worker which does not read: as many steps."""
+LINGER_MS: Final = 500
+"""For the last notices."""
+
+Delivery: TypeAlias = Literal["sent", "full", "gone"]
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerSockets:
+    """A ROUTER socket at `endpoint`. ZMQError when that cannot be bound."""
+
+    def __init__(self, endpoint: str, queued_messages: int = QUEUED_MESSAGES) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.router_mandatory = 1  # who is gone is told, not passed over
+        self._socket.sndhwm = queued_messages
+        self._socket.maxmsgsize = MOST_ORDER_BYTES
+        self._socket.linger = LINGER_MS
+        self._socket.bind(endpoint)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(list[Order]).decode
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, list[Order]]]:
+        """What workers, by their names, ordered; waits for at most so long when there is nothing."""
+        received: list[tuple[bytes, list[Order]]] = []
+        if not self._socket.poll(round(timeout_s * 1000)):
+            return received
+        for _ in range(MOST_MESSAGES):
+            try:
+                worker, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                received.append((worker, self._decode(b"".join(frames))))
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                logger.warning("a message of a worker is ignored: %s", error)
+        return received
+
+    def send(self, worker: bytes, notices: Sequence[Notice]) -> Delivery:
+        """Never waits: what a worker has no room for, or a worker that is gone, is told."""
+        try:
+            self._socket.send_multipart([worker, self._encode(notices)], zmq.NOBLOCK)
+        except zmq.Again:
+            return "full"
+        except zmq.ZMQError:
+            return "gone"
+        return "sent"
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()

@@ -1,0 +1,1 @@
+"""What a model that computes says, by its parts: thoughts, tool calls, and the reply's own text."""

@@ -1,0 +1,125 @@
+"""A real engine behind the server (`engine: llm`): what is built for it, in the master and in workers.
+
+Nothing here imports torch: only the engine's own process has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+import msgspec
+
+from app.api.sampling import SamplingDefaults
+from app.assembly import publishing
+from app.engine.remote import RemoteEngine
+from app.engine.wire import EngineProcessOptions
+from app.llm.errors import LLMError
+from app.llm.resolve import find_model
+from app.llm.tokenizer import load_tokenizer
+from app.parsing.readers import readers
+from app.server import ranks
+from app.server.engine_process import given_length
+from app.server.handover import ENDPOINT
+from app.tokenization import Tokenizer
+from app.tokenization.loading import template_source
+from config import ConfigError, Settings
+
+if TYPE_CHECKING:
+    from app.components import Components
+
+NEEDS = ("torch", "safetensors", "llguidance")
+Device = Literal["auto", "cuda", "mps", "cpu"]
+DTYPES: Mapping[str, Literal["auto", "float32", "bfloat16", "float16"]] = {
+    "auto": "auto",
+    "float32": "float32",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+}
+NOT_STARTED = (
+    "setting engine: 'llm' is started by gunicorn.conf.py of Understudy, which this gunicorn does not read: "
+    "start it in its folder, or with python -m app"
+)
+
+
+def engine_options(settings: Settings) -> EngineProcessOptions:
+    """What the engine's process is started with. ConfigError when it could not run here."""
+    if not all(find_spec(name) for name in NEEDS):
+        raise ConfigError(
+            "setting engine: 'llm' needs packages that are not installed: "
+            "pip install -r requirements-engine.txt"
+        )
+    cache, limits, name = settings.kvcache, settings.scheduling, settings.model.model
+    return EngineProcessOptions(
+        endpoint="",
+        model=os.path.abspath(name) if os.path.exists(name) else name,
+        device=cast(Device, settings.steps.device or "auto"),  # as `check_real` has seen
+        dtype=DTYPES[settings.engine.dtype],
+        num_blocks=cache.kv_cache_size,
+        block_size=cache.block_size,
+        max_model_len=given_length(settings),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=settings.steps.max_num_batched_tokens,
+        # Each rank refuses by what it was told last; what they sent at one time is not refused once more.
+        max_queue_size=(limits.max_num_seqs + limits.max_waiting_queue_length) * ranks.count(settings.server),
+        enable_prefix_caching=cache.enable_kvcache,
+        prefix_caching_hash_algo=cache.prefix_caching_hash_algo,
+        hash_seed=cache.hash_seed,
+        seed=settings.reply.seed,
+        threads=settings.engine.engine_threads,
+        kv_events=publishing(settings, settings.server, 0) if cache.enable_kvcache else None,
+        log_level=settings.log.log_level.upper(),
+    )
+
+
+def model_path(settings: Settings) -> Path:
+    """Where the model is. ConfigError when it is not on this machine."""
+    try:
+        return find_model(settings.model.model)
+    except LLMError as error:
+        raise ConfigError(f"setting model: {error}") from None
+
+
+def model_tokenizer(settings: Settings) -> Tokenizer:
+    """The tokenizer beside the weights, or in their file. ConfigError when there is none."""
+    path = model_path(settings)
+    try:
+        tokenizer = load_tokenizer(path, chat_template=template_source(settings.tokenizer.chat_template))
+    except LLMError as error:
+        raise ConfigError(f"setting model: {error}") from None
+    if tokenizer is None:
+        raise ConfigError(f"setting model: {path} has no tokenizer.json; name one with the setting tokenizer")
+    return tokenizer
+
+
+def remote_engine(components: Components) -> RemoteEngine:
+    """The door to the engine that the arbiter has started. ConfigError where none was."""
+    endpoint = os.environ.get(ENDPOINT)
+    if endpoint is None:
+        raise ConfigError(NOT_STARTED)
+    names = components.tokenizer.token_texts
+    reader_of = readers(components.settings.tools.tool_call_parser)
+    return RemoteEngine(
+        components.settings, endpoint, components.recorder, components.clock, names, reader_of
+    )
+
+
+def sampling_defaults(settings: Settings) -> SamplingDefaults:
+    """Those of the model's generation_config.json, as in vLLM. ConfigError for a file that is none."""
+    file = model_path(settings) / "generation_config.json"
+    if not file.is_file():
+        return SamplingDefaults()
+    try:
+        told = json.loads(file.read_text("utf-8"))
+        known = {
+            name: told[name] for name in SamplingDefaults.__struct_fields__ if told.get(name) is not None
+        }
+        return msgspec.convert(known, SamplingDefaults, strict=False)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(f"setting model: {file} cannot be read: {error}") from None

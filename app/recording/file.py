@@ -1,0 +1,199 @@
+"""A recording while it is made: exchanges are masked and appended; what they hold until then is bounded."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from gevent.pool import Group
+
+from app.middleware.masking import mask_query
+from app.recording.exchange import (
+    FORMAT,
+    VERSION,
+    Answer,
+    Chunk,
+    Exchange,
+    Header,
+    RecordingError,
+    Request,
+    data_of,
+    line_of,
+)
+from app.recording.masks import HiddenSecrets, masked_headers, masked_pieces
+
+MOST_HELD_BYTES = 256 << 20
+"""Of all exchanges under way."""
+PIECE_BYTES = 200
+"""What a piece costs besides its bytes."""
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class RecordingFile:
+    """Appends exchanges to a new file at `path`; `now` gives monotonic seconds.
+
+    RecordingError when there is such a file already, or none can be made. `tell` gets a line for each
+    exchange that is not kept.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        target: str,
+        now: Callable[[], float] = time.monotonic,
+        most_held_bytes: int = MOST_HELD_BYTES,
+        tell: Callable[[str], None] = _tell,
+    ) -> None:
+        self.path = path
+        self.kept = self.left_out = 0
+        """Exchanges so far."""
+        self.began_s = now()
+        self._free = most_held_bytes
+        self._tell = tell
+        self._writing = Group()
+        began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        try:
+            self._file: BinaryIO = path.open("xb", buffering=0)
+            self._file.write(line_of(Header(FORMAT, VERSION, target, began)))
+        except FileExistsError:
+            raise RecordingError(f"{path}: is there already") from None
+        except OSError as error:
+            raise RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+    def take(self, size: int) -> bool:
+        """Room for a piece of so many bytes, if there is some left."""
+        if self._free < size + PIECE_BYTES:
+            return False
+        self._free -= size + PIECE_BYTES
+        return True
+
+    def give_back(self, size: int, pieces: int) -> None:
+        """The room of so many pieces with so many bytes in all."""
+        self._free += size + pieces * PIECE_BYTES
+
+    def put(self, exchange: KeptExchange) -> None:
+        """Write it in a greenlet of its own: nobody waits for it, and it need not be quick."""
+        self._writing.spawn(self._write, exchange)
+
+    def leave_out(self, what: str, why: str) -> None:
+        """`what` has passed, and is not kept."""
+        self.left_out += 1
+        self._tell(f"not kept: {what}: {why}")
+
+    def _write(self, exchange: KeptExchange) -> None:
+        try:
+            line = line_of(exchange.masked())
+            if self._file.write(line) != len(line):
+                raise OSError("there is no room for it")
+            self.kept += 1
+        except (HiddenSecrets, OSError, ValueError) as error:
+            self.leave_out(exchange.name, str(error))
+        finally:
+            exchange.release()
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._writing.join()
+        self._file.close()
+
+
+class KeptExchange:
+    """An exchange as it passes: what of it has come so far, as long as its bodies are within `most_bytes`.
+
+    `sent` and `pieces` are given as they come; moments are those of `now`.
+    """
+
+    def __init__(self, file: RecordingFile, method: str, target: str, most_bytes: int, at_s: float) -> None:
+        self.name = f"{method} {mask_query(target)}"
+        self.excuse = ""
+        """Why it is not kept; empty as long as it is."""
+        self.request_headers: list[tuple[str, str]] = []
+        self.headers: list[tuple[str, str]] = []
+        self.status = 0
+        self.asked_s = self.head_s = self.end_s = at_s
+        self.is_broken = False
+        self._file = file
+        self.method = method
+        self._target, self._at_s = target, at_s
+        self._most = most_bytes
+        self._body: list[bytes] = []
+        self._pieces: list[tuple[float, bytes]] = []
+        self._held = self._held_pieces = 0
+        self._sizes = {"request": 0, "answer": 0}
+
+    def sent(self, piece: bytes) -> None:
+        """A piece of the request's body."""
+        if self._fits("request", piece):
+            self._body.append(piece)
+
+    def came(self, at_s: float, piece: bytes) -> None:
+        """A piece of the answer's body."""
+        if self._fits("answer", piece):
+            self._pieces.append((at_s, piece))
+
+    def _fits(self, of: str, piece: bytes) -> bool:
+        if self.excuse:
+            return False
+        self._sizes[of] += len(piece)
+        if self._sizes[of] > self._most:
+            self.give_up(f"its {of} is larger than {self._most >> 20} MiB")
+        elif not self._file.take(len(piece)):
+            self.give_up("too much is under way")
+        else:
+            self._held += len(piece)
+            self._held_pieces += 1
+        return not self.excuse
+
+    def give_up(self, why: str) -> None:
+        """Keep nothing of it."""
+        self.excuse = self.excuse or why
+        self.release()
+
+    def over(self) -> None:
+        """Nothing more will come: write it, or say why not."""
+        if self.excuse:
+            self._file.leave_out(self.name, self.excuse)
+        else:
+            self._file.put(self)
+
+    def release(self) -> None:
+        """Let go of what it holds."""
+        self._file.give_back(self._held, self._held_pieces)
+        self._held = self._held_pieces = 0
+        self._body, self._pieces = [], []
+
+    def masked(self) -> Exchange:
+        """As it is written. HiddenSecrets when it cannot be."""
+        asked_s = self.asked_s
+        body = masked_pieces([b"".join(self._body)], _header(self.request_headers, "content-encoding"))
+        came = masked_pieces([it for _, it in self._pieces], _header(self.headers, "content-encoding"))
+        moments = (round(at_s - asked_s, 6) for at_s, _ in self._pieces)
+        request = Request(
+            self.method, mask_query(self._target), masked_headers(self.request_headers), data_of(body[0])
+        )
+        answer = Answer(
+            self.status,
+            _with_length(masked_headers(self.headers), None if self.is_broken else sum(map(len, came))),
+            round(self.head_s - asked_s, 6),
+            [Chunk(at_s, data_of(it)) for at_s, it in zip(moments, came, strict=True)],
+            round(self.end_s - asked_s, 6),
+            self.is_broken,
+        )
+        return Exchange(round(self._at_s - self._file.began_s, 6), request, answer)
+
+
+def _with_length(headers: list[tuple[str, str]], length: int | None) -> list[tuple[str, str]]:
+    """A Content-Length fits to what is kept, which is not as long where a secret was masked."""
+    if not length:  # as a HEAD request has it
+        return headers
+    return [(name, str(length) if name.lower() == "content-length" else value) for name, value in headers]
+
+
+def _header(headers: list[tuple[str, str]], name: str) -> str:
+    return next((value for each, value in headers if each.lower() == name), "")

@@ -1,0 +1,207 @@
+"""A recording as answers are looked up in it: where each is in the file, read when it is asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import BinaryIO
+from weakref import WeakValueDictionary
+
+import msgspec
+from msgspec import Raw, Struct
+
+from app.clock.pause import call_off_hub
+from app.protocol.slicing import slices
+from app.recording.exchange import (
+    MOST_LINE_BYTES,
+    Answer,
+    Asked,
+    Exchange,
+    RecordingError,
+    bytes_of,
+    check_header,
+    read_answered,
+    read_asked,
+    read_exchange,
+)
+from app.recording.matching import Likeness, RequestForm, form_of
+
+MOST_EXCHANGES = 100_000
+"""In a file: an index of some 50 MB."""
+MOST_LIKENESS_BYTES = 256 << 20
+"""Of what tells requests how alike they are."""
+QUICK_BYTES = 1 << 16
+"""Of a line that is read at once."""
+log = logging.getLogger(__name__)
+
+
+class Place(Struct, frozen=True):
+    """Where an exchange is: bytes from `start`, in line `number` of the file."""
+
+    start: int
+    length: int
+    number: int
+    at_s: float
+
+
+class Candidate(Struct, frozen=True):
+    """A request that others may be like."""
+
+    likeness: Likeness
+    key: bytes
+
+
+class Recording:
+    """The exchanges of the file at `path`; `alike`: also requests that are not equal find one.
+
+    RecordingError when it is none, is of another version, or has a line that cannot be read. A last line that
+    was cut off is left out, and so are lines that are too long; the log says so.
+    """
+
+    def __init__(self, path: str, alike: bool = False) -> None:
+        self.path = path
+        self.alike = alike
+        self.given: dict[int, int] = {}
+        """Number of a line to how often it has answered."""
+        self._equal: dict[bytes, list[Place]] = {}
+        self._next: dict[bytes, int] = {}
+        self._likeness_bytes = 0
+        self._candidates: dict[bytes, list[Candidate]] = {}
+        self._answers: WeakValueDictionary[int, Answer[Raw]] = WeakValueDictionary()
+        """Those under way: however many ask for one, it is held once."""
+        self._slices = slices()
+        self._file = opened(path)
+        try:
+            for place, asked in exchanges(path, self._file):
+                self._add(place, asked)
+        except RecordingError:
+            self.close()
+            raise
+        for places in self._equal.values():
+            places.sort(key=lambda place: place.at_s)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._equal.values()))
+
+    def _add(self, place: Place, asked: Asked) -> None:
+        request = asked.request
+        form = form_of(
+            request.method, request.target, _content_type(asked), bytes_of(request.body), self.alike
+        )
+        if form.likeness is not None and form.key not in self._equal:
+            self._likeness_bytes += form.likeness.size_bytes
+            if self._likeness_bytes > MOST_LIKENESS_BYTES:
+                raise RecordingError(f"{self.path}: is too large for replay-match nearest")
+            self._candidates.setdefault(form.place, []).append(Candidate(form.likeness, form.key))
+        self._equal.setdefault(form.key, []).append(place)
+
+    def find(self, form: RequestForm) -> bytes | None:
+        """The key of requests equal to this one, or else of those most like it; None when there are none."""
+        return form.key if form.key in self._equal else self._most_alike(form)
+
+    def next_answer(self, key: bytes) -> Answer[Raw]:
+        """The first of equal requests gets the first answer, the second the second; when there is no next
+        one, the last answer again. RecordingError when the file is not what it was.
+        """
+        places, turn = self._equal[key], self._next.get(key, 0)
+        self._next[key] = turn + 1
+        place = places[min(turn, len(places) - 1)]
+        self.given[place.number] = self.given.get(place.number, 0) + 1
+        return self._answer(place)
+
+    def _most_alike(self, form: RequestForm) -> bytes | None:
+        likeness, best, found = form.likeness, None, None
+        if likeness is None:
+            return None
+        for candidate in self._candidates.get(form.place, ()):
+            self._slices.spend(8)
+            if candidate.likeness.stream == likeness.stream:
+                rank = candidate.likeness.rank(likeness)
+                if best is None or rank > best:
+                    best, found = rank, candidate.key
+        return found
+
+    def _answer(self, place: Place) -> Answer[Raw]:
+        known = self._answers.get(place.start)
+        if known is not None:
+            return known
+        if place.length > QUICK_BYTES:
+            line = call_off_hub(os.pread, self._file.fileno(), place.length, place.start)
+        else:
+            line = os.pread(self._file.fileno(), place.length, place.start)
+        try:
+            answer = read_answered(line).answer
+        except msgspec.MsgspecError:
+            raise RecordingError(f"{self.path}: line {place.number} has changed") from None
+        self._answers[place.start] = answer
+        return answer
+
+    def close(self) -> None:
+        """Read no more."""
+        self._file.close()
+
+
+def check(path: str) -> None:
+    """RecordingError as `Recording` raises it, and nothing is kept."""
+    with opened(path) as file:
+        for _ in exchanges(path, file):
+            pass
+
+
+def opened(path: str) -> BinaryIO:
+    """The file. RecordingError when it cannot be read."""
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise RecordingError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked]]:
+    """All exchanges of a recording, as far as they ask, and where they are. Errors: see `Recording`."""
+    check_header(file.readline(MOST_LINE_BYTES), path)
+    number, count = 1, 0
+    while True:
+        start, number = file.tell(), number + 1
+        line = file.readline(MOST_LINE_BYTES)
+        if not line:
+            return
+        if not line.endswith(b"\n"):
+            if len(line) < MOST_LINE_BYTES:
+                log.warning("%s: line %d is cut off, and left out", path, number)
+                return
+            _skip_line(file)
+            log.warning(
+                "%s: line %d is longer than %d MiB, and left out", path, number, MOST_LINE_BYTES >> 20
+            )
+            continue
+        count += 1
+        if count > MOST_EXCHANGES:
+            raise RecordingError(f"{path}: has more than {MOST_EXCHANGES} exchanges")
+        try:
+            asked = read_asked(line)
+            bytes_of(asked.request.body)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise RecordingError(f"{path}: line {number} is no exchange: {error}") from None
+        yield Place(start, len(line), number, asked.at_s), asked
+
+
+def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
+    """The lines of a recording and their exchanges, in the order in which they were asked."""
+    with opened(path) as file:
+        places = sorted((place for place, _ in exchanges(path, file)), key=lambda place: place.at_s)
+        for place in places:
+            file.seek(place.start)
+            try:
+                yield place.number, read_exchange(file.read(place.length))
+            except msgspec.MsgspecError as error:
+                raise RecordingError(f"{path}: line {place.number} is no exchange: {error}") from None
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
+        pass
+
+
+def _content_type(asked: Asked) -> str:
+    return next((value for name, value in asked.request.headers if name.lower() == "content-type"), "")

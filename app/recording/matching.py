@@ -1,0 +1,147 @@
+"""When two requests are equal, and how alike two others are.
+
+Requests are equal when method, path and query are, and their bodies are after secrets were masked, keys
+sorted, and the fields below left out. What is no JSON object is compared byte by byte.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from hashlib import blake2b
+from operator import eq
+from urllib.parse import unquote
+from zlib import crc32
+
+from msgspec import Struct
+
+from app.clock.pause import Slices
+from app.middleware.masking import mask_query
+from app.protocol.slicing import slices
+from app.recording.canonical import DIGEST_BYTES, SHORT, digest, json_object
+
+VOLATILE = frozenset(
+    (
+        *("user", "request_id", "metadata", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "cache_salt", "priority", "service_tier"),
+    )
+)
+"""Fields that say who asks, or how to serve him, and not what is to be answered."""
+MOST_TURNS = 512
+"""The last ones of a conversation are looked at."""
+MOST_WORDS = 64
+MOST_CHARACTERS = 1 << 14
+"""Of a turn that words are looked for in."""
+_BOUNDARY = re.compile(r'boundary="?([^";,]+)')
+_WORD = re.compile(r"\w+")
+
+
+class Likeness(Struct, frozen=True):
+    """What of a JSON request is compared to find the one most like it."""
+
+    stream: bool
+    roles: bytes
+    """Hash of how many turns there are, and whose."""
+    turns: array[int]
+    """Hashes of messages, inputs or prompts, 8 bytes each."""
+    words: frozenset[int]
+    """Hashes of words of the last turn."""
+    model: object
+    rest: bytes
+    """Hash of all other fields."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return 800 + 8 * len(self.turns) + 80 * len(self.words)
+
+    def rank(self, other: Likeness) -> tuple[bool, int, float, bool, bool]:
+        """How alike they are; more is more. Compared in this order: turns of the same roles, how many turns
+        are equal at their place, the words of the last one, the model, all else.
+        """
+        shared = len(self.words & other.words) / (len(self.words | other.words) or 1)
+        return (
+            self.roles == other.roles,
+            sum(map(eq, self.turns, other.turns)),
+            shared,
+            self.model == other.model,
+            self.rest == other.rest,
+        )
+
+
+class RequestForm(Struct, frozen=True):
+    """A request as it is looked for: `key` is that of all equal ones, `place` of all for the same route."""
+
+    key: bytes
+    place: bytes
+    model: str | None
+    likeness: Likeness | None
+    """None for what is no JSON object."""
+
+
+def form_of(
+    method: str, target: str, content_type: str, body: bytes, alike: bool, within: Slices | None = None
+) -> RequestForm:
+    """The form of a request whose secrets are masked; its likeness only if what is `alike` may be found."""
+    path, mark, query = mask_query(target).partition("?")
+    place = _hash(f"{method} {unquote(path)}{mark}{query}".encode())
+    within = within or slices()
+    fields = json_object(body, within)
+    try:
+        if fields is not None:
+            return _form_of_fields(place, fields, alike, within, len(body) <= SHORT)
+    except (ValueError, RecursionError):  # JSON that cannot be written again
+        pass
+    boundary = _BOUNDARY.search(content_type) if content_type.startswith("multipart/") else None
+    if boundary is not None:  # a new one for every request
+        body = body.replace(boundary[1].encode("latin-1", "replace"), b"boundary")
+    return RequestForm(_hash(place, body), place, None, None)
+
+
+def _form_of_fields(
+    place: bytes, fields: dict[str, object], alike: bool, within: Slices, short: bool
+) -> RequestForm:
+    known = {name: _plain(value) for name, value in fields.items() if name not in VOLATILE}
+    known = {name: value for name, value in known.items() if value is not None}
+    model = known.get("model")
+    return RequestForm(
+        _hash(place, digest(known, within, short)),
+        place,
+        model if isinstance(model, str) else None,
+        _likeness(known, within, short) if alike else None,
+    )
+
+
+def _plain(value: object) -> object:
+    """Some clients write 1.0 where others write 1."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _likeness(fields: dict[str, object], within: Slices, short: bool) -> Likeness:
+    name = next((name for name in ("messages", "input", "prompt") if name in fields), "")
+    value = fields.get(name)
+    turns = value[-MOST_TURNS:] if isinstance(value, list) else [value]
+    roles = [turn.get("role") or turn.get("type") if isinstance(turn, dict) else None for turn in turns]
+    words = _WORD.findall(_text(turns[-1])[:MOST_CHARACTERS].lower()) if turns else ()
+    rest = {key: value for key, value in fields.items() if key not in (name, "model", "stream")}
+    return Likeness(
+        fields.get("stream") is True,
+        digest(roles, within, short),
+        array("Q", (int.from_bytes(digest(turn, within, short)[:8]) for turn in turns)),
+        frozenset(crc32(word.encode()) for word in words[:MOST_WORDS]),
+        fields.get("model"),
+        digest(rest, within, short),
+    )
+
+
+def _text(turn: object) -> str:
+    """The text of a message, an input or a prompt, as far as it has some."""
+    content = turn.get("content", turn.get("output")) if isinstance(turn, dict) else turn
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
+def _hash(*parts: bytes) -> bytes:
+    return blake2b(b"\0".join(parts), digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,228 @@
+"""A WSGI application that passes requests on to one server, and keeps whole exchanges with their moments.
+
+Nothing waits to become full: a piece leaves as it came. Answers are asked for without a content coding, so
+that secrets in them can be found; all else passes unchanged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+from urllib.parse import urlsplit
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import gevent.socket
+import gevent.ssl
+import msgspec
+from msgspec import Struct
+
+from app.fleet.proxy import (
+    CLIENT,
+    HOP_BY_HOP,
+    READ_TIMEOUT_S,
+    ClientHandler,
+    Relay,
+    request_headers,
+    watched,
+)
+from app.load.client import Connection
+from app.recording.exchange import MOST_BODY_BYTES
+from app.recording.file import KeptExchange, RecordingFile
+from config import ConfigError
+
+PIECE = 65536
+TARGET = "recording.target"
+"""Key of the WSGI environ: path and query as they were sent."""
+PORTS = {"http": 80, "https": 443}
+
+
+class Target(Struct, frozen=True):
+    """The server that requests are passed on to; `prefix` stands before their paths."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str
+
+    @classmethod
+    def of(cls, url: str) -> Target:
+        """A /v1 at the end is the client's affair. ConfigError for what is no URL of a server."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or PORTS.get(parts.scheme, 0)
+        except ValueError as error:
+            raise ConfigError(f"target {url}: {error}") from None
+        if not port or not parts.hostname:
+            raise ConfigError(f"target {url}: must be like http://host:8000 or https://host")
+        return cls(parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1"))
+
+    @property
+    def url(self) -> str:
+        """Without user and password."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
+
+    def connection(self) -> Connection:
+        """One that is not open yet."""
+        return SecureConnection(self) if self.scheme == "https" else Connection(self._address, READ_TIMEOUT_S)
+
+    @property
+    def _address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class SecureConnection(Connection):
+    """A connection over TLS to a server whose certificate is good."""
+
+    default_port = PORTS["https"]
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(f"{target.host}:{target.port}", READ_TIMEOUT_S)
+
+    def connect(self) -> None:
+        """Open the connection. OSError when no one listens, or the certificate is not good."""
+        super().connect()
+        context = gevent.ssl.create_default_context()
+        self._open = self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+
+
+class RecordingHandler(ClientHandler):
+    """Also hands the target of the request to the application, as it was sent."""
+
+    def get_environ(self) -> WSGIEnvironment:
+        """The WSGI environment."""
+        environ: WSGIEnvironment = super().get_environ()
+        environ[TARGET] = self.path
+        return environ
+
+
+class RecordingProxy:
+    """Passes every request on to `target`, and has `file` keep it. `now` gives monotonic seconds."""
+
+    def __init__(
+        self,
+        target: Target,
+        file: RecordingFile,
+        most_bytes: int = MOST_BODY_BYTES,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._target = target
+        self._file = file
+        self._most = most_bytes
+        self._now = now
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """WSGI. Status 502 when the server cannot be reached, or gives no answer."""
+        method, target = environ["REQUEST_METHOD"], environ[TARGET]
+        kept = KeptExchange(self._file, method, target, self._most, self._now())
+        kept.request_headers = list(request_headers(environ).items())
+        connection = self._target.connection()
+        passing = Passing(connection, kept, environ.get(CLIENT), self._now)
+        try:
+            connection.connect()
+            response = self._asked(connection, kept, environ, passing)
+        except (OSError, HTTPException, ValueError) as error:
+            return passing.refused(f"{self._target.url}: {error!r}", start_response)
+        except BaseException:
+            passing.close()
+            raise
+        kept.status, kept.headers = response.status, _answer_headers(response)
+        start_response(f"{response.status} {response.reason}", kept.headers)
+        return passing.of(response)
+
+    def _asked(
+        self, connection: Connection, kept: KeptExchange, environ: WSGIEnvironment, passing: Passing
+    ) -> HTTPResponse:
+        headers = dict(kept.request_headers)
+        headers.pop("accept-encoding", None)  # http.client then asks for none
+        length, chunked = environ.get("CONTENT_LENGTH"), "HTTP_TRANSFER_ENCODING" in environ
+        body = None
+        if length or chunked:
+            headers |= {"content-length": length} if length else {}
+            body = _passed(environ["wsgi.input"], kept)
+        with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before it had heard all
+            connection.request(kept.method, self._target.prefix + environ[TARGET], body, headers)
+        kept.asked_s = self._now()
+        passing.watch()
+        response = connection.getresponse()
+        kept.head_s = self._now()
+        return response
+
+
+def _passed(body: Any, kept: KeptExchange) -> Iterator[bytes]:
+    """The request's body, piece by piece."""
+    while piece := body.read(PIECE):
+        kept.sent(piece)
+        yield piece
+
+
+class Passing:
+    """An answer on its way, for WSGI. An exchange is kept when it has ended, and its client has not left."""
+
+    def __init__(
+        self, connection: Connection, kept: KeptExchange, client: Any, now: Callable[[], float]
+    ) -> None:
+        self._connection = connection
+        self._kept = kept
+        self._client = client
+        self._now = now
+        self._unwatch: Callable[[], None] = lambda: None
+        self._relay: Relay | None = None
+        self._is_over = False
+
+    def watch(self) -> None:
+        """See when the client leaves."""
+        self._unwatch = watched(self._client, self._left)
+
+    def _left(self) -> None:
+        self._kept.give_up("the client left")
+        self._connection.cut()
+
+    def of(self, response: HTTPResponse) -> Passing:
+        """This answer."""
+        self._relay = Relay(self._connection, self._unwatch, lambda: None).of(response)
+        return self
+
+    def refused(self, why: str, start_response: StartResponse) -> Iterable[bytes]:
+        """There is no answer: what the client gets instead."""
+        self._kept.give_up(why)
+        self.close()
+        error = {"message": why, "type": "Bad Gateway", "param": None, "code": 502}
+        text = msgspec.json.encode({"error": error})
+        start_response(
+            "502 Bad Gateway", [("Content-Type", "application/json"), ("Content-Length", str(len(text)))]
+        )
+        return [text]
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The pieces. ConnectionResetError when the answer breaks off: the client's is to break off, too."""
+        assert self._relay is not None
+        kept, now = self._kept, self._now
+        try:
+            for piece in self._relay:
+                kept.came(now(), piece)
+                yield piece
+            self._is_over = True
+        except ConnectionResetError:
+            kept.is_broken = self._is_over = True
+            raise
+        finally:
+            kept.end_s = now()
+
+    def close(self) -> None:
+        """Let go of the server, and keep what there was."""
+        if self._relay is not None:
+            self._relay.close()
+        else:
+            self._unwatch()
+            self._connection.close()
+        if not self._is_over:
+            self._kept.give_up("the client left")
+        self._kept.over()
+
+
+def _answer_headers(response: HTTPResponse) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in response.getheaders() if name.lower() not in HOP_BY_HOP]

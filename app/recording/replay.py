@@ -1,0 +1,219 @@
+"""Requests are answered from a recording: the bytes that were recorded, at their moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gevent.event import Event as Bell
+from msgspec import Raw
+
+from app.clock.pause import Slices
+from app.clock.timer_wheel import TimerWheel
+from app.faults.damage import break_off, damage
+from app.faults.injector import FaultInjector, fault_of
+from app.http.body import BodyLimits
+from app.http.connection import Connection
+from app.http.context import RequestContext
+from app.http.errors import internal, not_found
+from app.http.response import CLIENT_GONE, Response, StreamingBody, json_response
+from app.middleware.masking import MASK
+from app.middleware.stack import Middleware
+from app.recording.exchange import Answer, RecordingError, bytes_of, read_chunk
+from app.recording.library import Recording
+from app.recording.masks import masked_pieces
+from app.recording.matching import RequestForm, form_of
+from config.settings import Settings
+
+PREFIXES = ("/v1/", "/v2/", "/inference/")
+"""Of what is refused, where what is not in the recording is to be refused."""
+NEVER = ("/admin/", "/health", "/metrics", "/ready", "/ping")
+"""These are always our own."""
+OURS = frozenset(
+    (
+        *("connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"),
+        *("proxy-authenticate", "proxy-authorization", "date", "server"),
+    )
+)
+"""Headers that the server sets itself, for this connection and this moment."""
+CHUNK_STEPS = 8
+"""What it takes to write a chunk, in steps of `Slices`."""
+
+
+class Replay(Middleware):
+    """Answers what `recording` has. `wheel` and `now` (monotonic seconds) decide when bytes leave."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        body: BodyLimits,
+        faults: FaultInjector,
+        wheel: TimerWheel,
+        now: Callable[[], float],
+    ) -> None:
+        self.recording = recording
+        self.equal = self.alike = self.missed = 0
+        """Requests so far that an equal one answered, one like it, and none."""
+        self._body = body
+        self._faults = faults
+        self._wheel = wheel
+        self._now = now
+        self._speed = 1.0
+        self._refuses = False
+
+    def on_settings(self, settings: Settings) -> None:
+        self._speed = settings.replay.replay_speed
+        self._refuses = settings.replay.replay_miss == "not-found"
+
+    def report(self) -> dict[str, object]:
+        """What was done so far, for GET /admin/replay."""
+        lines = sorted(self.recording.given.items())
+        return {
+            "recording": self.recording.path,
+            "exchanges": len(self.recording),
+            "equal": self.equal,
+            "nearest": self.alike,
+            "missed": self.missed,
+            "answers": [{"line": line, "times": times} for line, times in lines],
+        }
+
+    def begin(self, context: RequestContext) -> Response | None:
+        if context.way == "probe" or context.path.startswith(NEVER):
+            return None
+        recording, came_s = self.recording, self._now()
+        body = self._body.read(context)
+        # What was done since it arrived, but for waiting for its body, is no reason to be late.
+        asked_s = context.arrival_s + self._now() - came_s
+        form = self._form(context, body)
+        key = recording.find(form)
+        if key is None:
+            self._miss(context)
+            return None
+        if form.model is not None:
+            self._faults.inject(context, form.model)
+        self.equal += key == form.key
+        self.alike += key != form.key
+        try:
+            answer = recording.next_answer(key)
+        except RecordingError as error:
+            raise internal(str(error)) from None
+        response = _response(answer, Pace(self._wheel, self._now, asked_s, self._speed), context)
+        return damage(response, fault_of(context), context)
+
+    def _form(self, context: RequestContext, body: bytes) -> RequestForm:
+        _, mark, query = context.target.partition("?")
+        target = f"{context.path}{mark}{query}"  # without root-path
+        content_type = context.content_type or ""
+        return form_of(context.method, target, content_type, masked_pieces([body])[0], self.recording.alike)
+
+    def _miss(self, context: RequestContext) -> None:
+        if context.method == "POST" and context.path.startswith(PREFIXES):
+            self.missed += 1
+            if self._refuses:
+                raise not_found("The recording has no answer to this request.")
+
+
+def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Response:
+    """Waits for its moment, if it comes in one piece."""
+    headers = _headers(answer)
+    if len(answer.chunks) > 1 or answer.is_broken:
+        return Response(RecordedBody(answer, pace, context.connection), answer.status, headers)
+    if not _waited(pace, answer.end_s, context.connection):
+        return json_response(b"", CLIENT_GONE)
+    data = bytes_of(read_chunk(answer.chunks[0]).data) if answer.chunks else b""
+    response = Response(data, answer.status, streamed=True)
+    if "Content-Length" in headers and context.method != "HEAD":
+        headers["Content-Length"] = str(len(data))
+    response.headers = headers
+    return response
+
+
+class Pace:
+    """When what is due: recorded seconds after `asked_s`, at `speed` times the recorded one."""
+
+    def __init__(self, wheel: TimerWheel, now: Callable[[], float], asked_s: float, speed: float) -> None:
+        self._wheel = wheel
+        self._now = now
+        self._asked_s = asked_s
+        self._speed = speed
+        self._bell = Bell()
+        self._slices = Slices()
+        self._is_over = False
+
+    def wait_for(self, at_s: float) -> bool:
+        """Greenlet: sleep until `at_s` has come; False when there is nobody left to wait for."""
+        due_s = self._asked_s + at_s / self._speed
+        if due_s <= self._now():
+            self._slices.spend(CHUNK_STEPS)
+        elif not self._is_over:
+            self._bell.clear()
+            self._wheel.add(due_s, self)
+            self._bell.wait()
+        return not self._is_over
+
+    def end(self) -> None:
+        """Nobody waits any more."""
+        self._is_over = True
+        self._bell.set()
+
+    def turn(self, now_s: float) -> None:
+        self._bell.set()
+
+    def fail(self, error: Exception) -> None:
+        self.end()
+
+
+def _waited(pace: Pace, at_s: float, connection: Connection | None) -> bool:
+    """Wait for a moment; False when the client has left before."""
+    if connection is not None:
+        connection.watch(pace.end)
+    try:
+        return pace.wait_for(at_s)
+    finally:
+        if connection is not None:
+            connection.unwatch()
+
+
+class RecordedBody(StreamingBody):
+    """The chunks of an answer, each at its moment. Iterate once; `close` always."""
+
+    def __init__(self, answer: Answer[Raw], pace: Pace, connection: Connection | None) -> None:
+        super().__init__()
+        self._answer = answer
+        self._pace = pace
+        self._connection = connection
+
+    def __iter__(self) -> Iterator[bytes]:
+        answer, wait_for = self._answer, self._pace.wait_for
+        if self._connection is not None:
+            self._connection.watch(self._leave)
+        if wait_for(answer.head_s):
+            yield b""  # status line and headers leave now
+        for raw in answer.chunks:
+            chunk = read_chunk(raw)
+            if not wait_for(chunk.at_s):
+                return
+            data = bytes_of(chunk.data)
+            self.bytes_sent += len(data)
+            yield data
+        if wait_for(answer.end_s) and answer.is_broken:
+            break_off(self._connection)
+
+    def _leave(self) -> None:
+        self.gone = True
+        self._pace.end()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.unwatch()
+        self._pace.end()
+
+
+def _headers(answer: Answer[Raw]) -> dict[str, str]:
+    """The recorded ones, but for those that are ours to set, and masked ones."""
+    headers: dict[str, str] = {}
+    for name, value in answer.headers:
+        if name.lower() in OURS or value == MASK:
+            continue
+        name = name.title()
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers

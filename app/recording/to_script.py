@@ -1,0 +1,177 @@
+"""`python -m app script from-recording FILE`: a recording as a script, to be edited (docs/scripts.md)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from app.recording.asked import Question, question_of
+from app.recording.exchange import Answer, Chunk, Exchange, bytes_of
+from app.recording.library import recorded
+from app.recording.said import Said, said_in
+from config import ConfigError
+from config.flags import Parser
+
+ABOUT = """\
+Make a script of a recording (python -m app record --proxy): a rule for each exchange, told by the last
+message of the user and the result of a tool. The script is to be edited: make its conditions wider, its
+replies templates.
+"""
+MOST_BYTES = 2 << 20
+"""Of a script."""
+OWN_FINISHES = frozenset(("length", "abort", "content_filter"))
+"""Ends that do not come by themselves."""
+_MARK = re.compile(r"\{[{%#]")
+"""What begins a hole in a template."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Exit status."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    given = _parser().parse_args(argv)
+    try:
+        text = _written(recorded(given.file))
+        if given.out is None:
+            print(text, end="")
+        else:
+            with given.out.open("x", encoding="utf-8") as file:
+                file.write(text)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: {given.out}: cannot be written: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    flags = Parser(prog="python -m app script from-recording", description=ABOUT, allow_abbrev=False)
+    flags.add_argument("file", metavar="FILE", help="the recording")
+    flags.add_argument("--out", type=Path, metavar="FILE", help="a new file for the script [standard output]")
+    return flags
+
+
+def _written(exchanges: Iterable[tuple[int, Exchange]]) -> str:
+    """The script as YAML. ConfigError when nothing in the recording can be said by one."""
+    document = script_of(exchanges)
+    if not document["rules"]:
+        raise ConfigError("the recording has no exchange that a script could answer")
+    text = yaml.safe_dump(document, allow_unicode=True, sort_keys=False, width=110)
+    if len(text.encode()) > MOST_BYTES:
+        print(f"WARNING: more than the {MOST_BYTES >> 20} MiB that a script may have", file=sys.stderr)
+    return f"# From a recording; edit it at will (docs/scripts.md).\n{text}"
+
+
+def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> dict[str, Any]:
+    """The document of a script. What scripts do not answer is left out, and told on stderr."""
+    rules: list[dict[str, Any]] = []
+    tools: dict[str, Any] = {}
+    models: set[str] = set()
+    for number, exchange in exchanges:
+        request, answer = exchange.request, exchange.answer
+        question = question_of(request.target, bytes_of(request.body)) if request.method == "POST" else None
+        then = None if question is None else _then(question, answer)
+        if question is None or then is None:
+            print(f"line {number}: left out: {request.method} {request.target}", file=sys.stderr)
+            continue
+        tools |= question.tools
+        models.add(question.model)
+        rules.append({"name": f"line {number}", "when": _when(question), "then": then})
+    _tell_apart(rules, len(models) > 1)
+    return ({"tools": tools} if tools else {}) | {"rules": rules}
+
+
+def _when(question: Question) -> dict[str, Any]:
+    result: bool | dict[str, str] = False
+    if question.result is not None:
+        result = ({"tool": question.tool} if question.tool else {}) | {"exact": question.result}
+    return {
+        "api": question.api,
+        "model": question.model,
+        "message": {"role": "user", "exact": question.user},
+        **({"turn": question.turn} if question.turn > 1 else {}),
+        "tool_result": result,
+    }
+
+
+def _tell_apart(rules: list[dict[str, Any]], by_model: bool) -> None:
+    """Of rules for the same requests each but the last answers once. Models matter if there are several."""
+    seen: set[bytes] = set()
+    for rule in reversed(rules):
+        if not by_model:
+            del rule["when"]["model"]
+        key = msgspec.json.encode(rule["when"])
+        if key in seen:
+            rule["when"]["nth"] = 1
+        seen.add(key)
+
+
+def _then(question: Question, answer: Answer[Chunk]) -> dict[str, Any] | None:
+    if answer.status >= 400:
+        return {"fault": _error(answer)}
+    said = said_in(question.api, answer)
+    if said is None:
+        return None
+    then: dict[str, Any] = {"reasoning": _literal(said.reasoning)} if said.reasoning else {}
+    if said.text or not said.calls:
+        then["text"] = _literal(said.text)
+    if said.calls:
+        then["tool_calls"] = [_call(name, arguments) for name, arguments in said.calls]
+    if said.finish in OWN_FINISHES:
+        then["finish_reason"] = said.finish
+    if answer.is_broken:
+        then["fault"] = {"action": "disconnect", "after": said.events}
+    return then | {"delays": _delays(said, answer)}
+
+
+def _error(answer: Answer[Chunk]) -> dict[str, Any]:
+    """The fault that says the same; see docs/faults.md."""
+    fault: dict[str, Any] = {"action": "error", "status": answer.status}
+    body = b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
+    try:
+        error = msgspec.json.decode(body, type=dict[str, dict[str, Any]]).get("error", {})
+    except msgspec.MsgspecError:
+        return fault
+    return fault | {name: error[name] for name in ("type", "message") if isinstance(error.get(name), str)}
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    try:
+        return {
+            "name": name,
+            "arguments": _literals(msgspec.json.decode(arguments or "{}", type=dict[str, Any])),
+        }
+    except msgspec.MsgspecError:  # scripts make no broken ones
+        return {"name": name, "unchecked": True}
+
+
+def _literals(value: Any) -> Any:
+    """A JSON value whose texts are no templates."""
+    if isinstance(value, dict):
+        return {name: _literals(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_literals(item) for item in value]
+    return _literal(value) if isinstance(value, str) else value
+
+
+def _literal(text: str) -> str:
+    """A template that makes this text."""
+    return _MARK.sub(lambda found: "{{ '" + found[0] + "' }}", text)
+
+
+def _delays(said: Said, answer: Answer[Chunk]) -> dict[str, str]:
+    """How long the first token took, and each one behind it on average."""
+    if said.events < 2 or len(answer.chunks) < 2:
+        return {"first_token": f"{answer.end_s * 1e3:.0f}ms"}
+    first_s, last_s = answer.chunks[0].at_s, answer.chunks[-1].at_s
+    gap_ms = (last_s - first_s) / (said.events - 1) * 1e3
+    return {"first_token": f"{first_s * 1e3:.0f}ms", "per_token": f"{gap_ms:.1f}ms"}

@@ -1,0 +1,164 @@
+"""What a rule does: the templates of its `then`, filled in for one request."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, Struct
+
+from app.engine.request import ScriptedReply
+from app.script.errors import ScriptError, ScriptFailure
+from app.script.rules import Delays, Then, UsageIs
+from app.script.templates import MOST_CHARACTERS, NAMES, Template, Values
+from config.durations import parse_duration
+
+if TYPE_CHECKING:
+    from app.script.matching import Request
+
+Accepts = Callable[[object, object], bool]
+"""Whether a JSON Schema accepts a value."""
+Filled = Callable[[Values], object]
+MOST_VECTOR = 1 << 18
+INFINITE = (math.inf, -math.inf)
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What a rule says to one request."""
+
+    reply: ScriptedReply
+    usage: UsageIs | None = None
+    embedding: tuple[float, ...] | str | None = None
+    """A vector, or the text whose vector it is."""
+
+
+class Action:
+    """The `then` of a rule, its fault left out. ScriptError for a template that is none."""
+
+    def __init__(self, then: Then, groups: Iterable[str]) -> None:
+        """`groups` are those that the rule's regexes capture."""
+        self._then = then
+        self._groups = frozenset(groups)
+        self._text = self._template(then.text, "text")
+        self._reasoning = self._template(then.reasoning, "reasoning")
+        self._json = None if then.json is UNSET else self._filled(then.json, "json")
+        self._calls = [
+            (call, self._filled(call.arguments, f"tool_calls.{number}.arguments"))
+            for number, call in enumerate(then.tool_calls)
+        ]
+        self._embedding = self._template(then.embedding, "embedding")
+        self._waits = _waits(then.delays) if then.delays is not None else ScriptedReply()
+        self.speaks = bool(then.text is not None or self._json or self._calls or then.reasoning is not None)
+        """It has something to say."""
+        if not isinstance(then.embedding, str | None) and len(then.embedding) > MOST_VECTOR:
+            raise ScriptError(f"then.embedding: at most {MOST_VECTOR} numbers")
+
+    def answer(self, request: Request, values: Values, accepts: Accepts) -> Answer:
+        """The answer to a request. ScriptFailure where a template fails or a call must not be made."""
+        then, waits = self._then, self._waits
+        text = "" if self._text is None else self._text.text(values)
+        if self._json is not None:
+            text = json.dumps(self._json(values), ensure_ascii=False)
+            if len(text) > MOST_CHARACTERS:
+                raise ScriptFailure(f"its json has more than {MOST_CHARACTERS} characters")
+        calls = [(call, filled(values)) for call, filled in self._calls]
+        for call, arguments in calls:
+            if flaw := "" if call.unchecked else misfit(call.name, arguments, request.tools, accepts):
+                raise ScriptFailure(flaw)
+        reply = ScriptedReply(
+            passes=not self.speaks,
+            text=text,
+            reasoning="" if self._reasoning is None else self._reasoning.text(values),
+            calls=tuple((call.name, json.dumps(arguments, ensure_ascii=False)) for call, arguments in calls),
+            finish=then.finish_reason,
+            first_token_s=waits.first_token_s,
+            per_token_s=waits.per_token_s,
+            before=waits.before,
+        )
+        embedding = then.embedding if self._embedding is None else self._embedding.text(values)
+        return Answer(reply=reply, usage=then.usage, embedding=embedding)
+
+    def warnings(self, tools: Mapping[str, object], accepts: Accepts) -> Iterable[str]:
+        """What is wrong with its calls by the schemas of `tools`, where no template changes them."""
+        if not tools:
+            return
+        for number, call in enumerate(self._then.tool_calls):
+            if call.unchecked or not _is_constant(call.arguments) and call.name in tools:
+                continue
+            if flaw := misfit(call.name, call.arguments, tools, accepts, "the script describes"):
+                yield f"then.tool_calls.{number}: {flaw}"
+
+    def checked_later(self) -> bool:
+        """Whether calls can be checked only when a request offers their tools."""
+        return any(not call.unchecked for call in self._then.tool_calls)
+
+    def _template(self, source: object, key: str) -> Template | None:
+        if not isinstance(source, str):
+            return None
+        try:
+            return Template(source, NAMES, self._groups)
+        except ScriptError as error:
+            raise ScriptError(f"then.{key}: {error}") from None
+
+    def _filled(self, value: object, key: str) -> Filled:
+        """What fills the templates in a JSON value."""
+        if isinstance(value, str):
+            template = self._template(value, key)
+            assert template is not None
+            return template.value
+        if isinstance(value, dict):
+            members = {str(name): self._filled(each, f"{key}.{name}") for name, each in value.items()}
+            return lambda values: {name: each(values) for name, each in members.items()}
+        if isinstance(value, list | tuple):
+            items = [self._filled(each, key) for each in value]
+            return lambda values: [each(values) for each in items]
+        if not isinstance(value, bool | int | float | None) or value != value or value in INFINITE:
+            raise ScriptError(f"then.{key}: {type(value).__name__} is not JSON; put it in quotes")
+        return lambda values: value
+
+
+def misfit(
+    name: str,
+    arguments: object,
+    tools: Mapping[str, object],
+    accepts: Accepts,
+    offers: str = "the request offers",
+) -> str:
+    """Why a tool cannot be called so; empty when it can."""
+    if name not in tools:
+        there = ", ".join(list(tools)[:8]) or "none"
+        return f"it calls the tool {name!r}, which is none of those that {offers}: {there}"
+    if not accepts(tools[name], arguments):
+        shown = json.dumps(arguments, ensure_ascii=False)[:120]
+        return f"the schema of the tool {name!r} does not allow the arguments {shown}"
+    return ""
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, str):
+        return "{{" not in value and "{%" not in value
+    if isinstance(value, dict):
+        return all(map(_is_constant, value.values()))
+    return all(map(_is_constant, value)) if isinstance(value, list | tuple) else True
+
+
+def _waits(delays: Delays) -> ScriptedReply:
+    """The delays in seconds. ScriptError for one that is none."""
+    before = {number - 1: _seconds(wait, f"before.{number}") for number, wait in delays.before.items()}
+    return ScriptedReply(
+        first_token_s=_seconds(delays.first_token, "first_token"),
+        per_token_s=_seconds(delays.per_token, "per_token"),
+        before=before,
+    )
+
+
+def _seconds(written: str | int, key: str) -> float:
+    try:
+        seconds = parse_duration(written)
+    except ValueError as error:
+        raise ScriptError(f"then.delays.{key}: {error}") from None
+    if not 0 <= seconds <= 86_400:
+        raise ScriptError(f"then.delays.{key}: must be from 0 to 24h")
+    return seconds

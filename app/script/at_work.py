@@ -1,0 +1,155 @@
+"""One rule at work: what it has met, and whether it answers a request."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from hashlib import blake2b
+from random import Random
+from typing import NamedTuple
+
+from cachetools import LRUCache
+
+from app.faults.fault import Fault
+from app.faults.script import FaultScript, RequestFacts
+from app.script.action import Accepts, Action, Answer
+from app.script.errors import ScriptError
+from app.script.matching import Conditions, Groups, Request, numbers
+from app.script.reading import place
+from app.script.rules import Nth, Rule, Then
+from app.script.templates import Draws
+from config.fault_rules import read_fault_rule
+
+COUNTERS_BYTES = 2 << 20
+"""Memory of the counters of keys and conversations: about 8,000 of them, the last used ones."""
+COUNTER_BYTES = 256
+KNOWN = 1 << 16
+"""Characters of a text that templates get."""
+
+
+class Counters:
+    """How often rules were met by each key or conversation."""
+
+    def __init__(self) -> None:
+        self.limit_bytes = COUNTERS_BYTES
+        self._met: LRUCache[tuple[int, bytes], int]
+        self._met = LRUCache(COUNTERS_BYTES, getsizeof=lambda count: COUNTER_BYTES)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all counters."""
+        return int(self._met.currsize)
+
+    def count(self, rule: int, whose: bytes) -> int:
+        """Count one more; how many that makes."""
+        count = self._met[rule, whose] = self._met.get((rule, whose), 0) + 1
+        return count
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._met.clear()
+
+
+class Moment(NamedTuple):
+    """When and by which chance a request is answered, and what knows schemas."""
+
+    rng: Random
+    now_s: float
+    """Monotonic."""
+    unix_s: float
+    accepts: Accepts
+
+
+class RuleAtWork:
+    """A rule of a file, compiled, and what it has met. ScriptError when it cannot be used."""
+
+    def __init__(self, path: str, number: int, rule: Rule, uid: int, now_s: float) -> None:
+        """`uid` is no other rule's, of any file."""
+        self.rule = rule
+        self.uid = uid
+        self.moved(path, number)
+        then = rule.then if isinstance(rule.then, Then) else Then(passes=True)
+        try:
+            self.conditions = Conditions(rule.when)
+            self.action = Action(then, self.conditions.groups)
+            self._fault_rule = None if then.fault is None else read_fault_rule(then.fault)
+        except ScriptError as error:
+            raise ScriptError(f"{self.place}: {error}") from None
+        except ValueError as error:
+            raise ScriptError(f"{self.place}: then.fault: {error}") from None
+        self._then = then
+        nth = rule.when.nth
+        self._nth = nth if nth is None or isinstance(nth, Nth) else Nth(count=nth)
+        self._is_turn = None if self._nth is None else numbers(self._nth.count)
+        self.restart(now_s)
+
+    def moved(self, path: str, number: int) -> RuleAtWork:
+        """The same rule, at another place of its file."""
+        self.place = place(path, number, self.rule.name)
+        self.number = number
+        return self
+
+    def restart(self, now_s: float) -> None:
+        """Count from nothing again."""
+        self.answered = self.failed = self.slow = self._met = 0
+        self._fault = None if self._fault_rule is None else FaultScript([self._fault_rule], now_s)
+
+    def concerns(self, request: Request) -> bool:
+        """A rule about vectors is for requests that want some, one about words for the others."""
+        vector = self._then.embedding is not None
+        return vector == (request.api == "embeddings") if vector or self.action.speaks else True
+
+    def groups_of(self, request: Request, rng: Random, counters: Counters) -> Groups | None:
+        """What its regexes have captured; None when it does not answer. May raise TooSlow."""
+        groups = Groups()
+        if not self.concerns(request) or not self.conditions.fits(request, groups):
+            return None
+        self._met += 1
+        groups.count = self._met
+        if self._nth is not None and self._is_turn is not None:
+            groups.count = self._counted(self._nth, request, counters)
+            if not self._is_turn(groups.count):
+                return None
+        chance = self.rule.when.chance
+        return groups if chance >= 1 or rng.random() < chance else None
+
+    def fault(self, request: Request, moment: Moment) -> Fault | None:
+        """What goes wrong with the request, if the rule has a fault and it is that one's turn."""
+        if self._fault is None:
+            return None
+        facts = RequestFacts(request.path, request.model, request.header, request.key, request.tokens)
+        return self._fault.fault_for(facts, moment.rng, moment.now_s)
+
+    @property
+    def only_fails(self) -> bool:
+        """There is nothing in it but a fault."""
+        return not (self.action.speaks or self._then.passes or self._then.embedding is not None)
+
+    def answer(self, request: Request, groups: Groups, moment: Moment) -> Answer:
+        """Its answer. ScriptFailure where it cannot give one."""
+        return self.action.answer(request, _values(request, groups, moment), moment.accepts)
+
+    def _counted(self, nth: Nth, request: Request, counters: Counters) -> int:
+        if nth.per == "server":
+            return self._met
+        whose = request.conversation
+        if nth.per == "key":
+            whose = blake2b(request.key().encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        return counters.count(self.uid, whose)
+
+
+def _values(request: Request, groups: Groups, moment: Moment) -> dict[str, object]:
+    results = request.tool_results
+    return {
+        "match": {name: text[:KNOWN] for name, text in groups.values().items()},
+        "message": request.last[:KNOWN],
+        "user": request.user[:KNOWN],
+        "tool_result": results[-1].text[:KNOWN] if results else "",
+        "model": request.model,
+        "api": request.api,
+        "turn": request.turn,
+        "count": groups.count,
+        "now": datetime.fromtimestamp(moment.unix_s, UTC).isoformat(timespec="seconds"),
+        "unix": moment.unix_s,
+        "header": request.header,
+        **Draws(moment.rng).values(),
+    }

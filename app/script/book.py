@@ -1,0 +1,256 @@
+"""The scripts of a server at work: which rule answers a request, and what each has done so far."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import NamedTuple, TypedDict
+
+from app.clock.pause import pause_if_possible
+from app.faults.fault import Fault
+from app.script.action import Accepts, Answer
+from app.script.at_work import Counters, Moment, RuleAtWork
+from app.script.errors import ScriptError, ScriptFailure
+from app.script.matching import Request, TooSlow
+from app.script.reading import read_script
+from app.script.rules import Script
+
+log = logging.getLogger(__name__)
+LONGEST_WORK_S = 0.004
+"""After so long others have their turn."""
+Stamp = tuple[int, int, int]
+"""When a file was changed, its size and its inode."""
+
+
+class Decision(NamedTuple):
+    """What is to happen with a request: an answer, a fault, or both."""
+
+    rule: RuleAtWork
+    answer: Answer | None
+    fault: Fault | None
+
+
+class RuleReport(TypedDict):
+    """A rule as GET /admin/script tells of it."""
+
+    rule: int
+    name: str
+    answered: int
+    failed: int
+    too_slow: int
+
+
+class FileReport(TypedDict):
+    """A file as GET /admin/script tells of it.
+
+    `model` null: it is for all models. `error`: why its newest version is not used.
+    """
+
+    path: str
+    model: str | None
+    error: str | None
+    rules: list[RuleReport]
+
+
+class ScriptReport(TypedDict):
+    """The body of GET /admin/script; `unanswered` counts prompts that no rule has answered."""
+
+    files: list[FileReport]
+    unanswered: int
+
+
+class ScriptFile:
+    """A file and its rules at work; made by `ScriptBook`."""
+
+    def __init__(self, model: str, path: str, rng: Random) -> None:
+        self.model = model
+        self.path = path
+        self.rng = self._others = rng
+        self.rules: Sequence[RuleAtWork] = ()
+        self.stamp: Stamp | None = None
+        self.error = ""
+
+    def load(self, uids: Iterator[int], now_s: float, accepts: Accepts) -> None:
+        """Read the file. Rules that have not changed go on counting. ScriptError: it stays as it was."""
+        stamp = stamp_of(self.path)
+        try:
+            script = read_script(self.path)
+            self.rules = self._compiled(script, uids, now_s)
+        except ScriptError as error:
+            self.error = str(error)
+            raise
+        finally:
+            self.stamp = stamp
+        self.error = ""
+        self.rng = self._others if script.seed is None else Random(f"script {script.seed}")
+        for warning in warnings_of(self.rules, script, self.path, accepts):
+            log.warning("%s", warning)
+
+    def _compiled(self, script: Script, uids: Iterator[int], now_s: float) -> list[RuleAtWork]:
+        known: dict[str, list[RuleAtWork]] = {}
+        for each in reversed(self.rules):
+            known.setdefault(repr(each.rule), []).append(each)
+        rules: list[RuleAtWork] = []
+        for number, rule in enumerate(script.rules, 1):
+            same = known.get(repr(rule))
+            rules.append(same.pop() if same else RuleAtWork(self.path, number, rule, next(uids), now_s))
+        return [rule.moved(self.path, number) for number, rule in enumerate(rules, 1)]
+
+
+class ScriptBook:
+    """All scripts of a server. `now`: monotonic seconds, `unix`: those of the calendar."""
+
+    def __init__(
+        self,
+        files: Sequence[tuple[str, str]],
+        rng: Random,
+        now: Callable[[], float],
+        unix: Callable[[], float],
+        accepts: Accepts,
+    ) -> None:
+        """`files`: model, empty for all, and path, in the order in which they are tried.
+
+        ScriptError, with one line, for a file that cannot be used.
+        """
+        self._now = now
+        self._unix = unix
+        self._accepts = accepts
+        self._uids = count()
+        self.counters = Counters()
+        self.unanswered = 0
+        self.files = [ScriptFile(model, path, rng) for model, path in files]
+        for file in self.files:
+            file.load(self._uids, now(), accepts)
+
+    @property
+    def rules(self) -> int:
+        """How many there are in all files."""
+        return sum(len(file.rules) for file in self.files)
+
+    def decide(self, request: Request, own: Random | None = None) -> Decision | None:
+        """What the first rule that fits says; None when none does. May pause.
+
+        `own` is the randomness of a request that repeats itself. ScriptFailure when the rule cannot answer.
+        """
+        begun_s = self._now()
+        for file in self.files:
+            if file.model not in ("", request.model):
+                continue
+            for rule in file.rules:
+                decision = self._asked(rule, request, own or file.rng)
+                if decision is not None:
+                    return decision
+                if self._now() - begun_s > LONGEST_WORK_S:
+                    pause_if_possible()
+                    begun_s = self._now()
+        self.unanswered += 1
+        return None
+
+    def _asked(self, rule: RuleAtWork, request: Request, rng: Random) -> Decision | None:
+        try:
+            groups = rule.groups_of(request, rng, self.counters)
+        except TooSlow as error:
+            if not rule.slow:
+                log.warning(
+                    "%s: the regex %.60r takes too long, the rule is passed over", rule.place, str(error)
+                )
+            rule.slow += 1
+            return None
+        if groups is None:
+            return None
+        moment = Moment(rng, self._now(), self._unix(), self._accepts)
+        fault = rule.fault(request, moment)
+        if rule.only_fails:
+            if fault is None:
+                return None
+            rule.answered += 1
+            return Decision(rule, None, fault)
+        try:
+            answer = rule.answer(request, groups, moment)
+        except (ScriptFailure, ScriptError) as error:
+            if not rule.failed:
+                log.warning("%s: %s", rule.place, error)
+            rule.failed += 1
+            raise ScriptFailure(f"{rule.place}: {error}") from None
+        rule.answered += 1
+        return Decision(rule, answer, fault)
+
+    def has_changed(self) -> bool:
+        """Whether some file is another one than what was read."""
+        return any(file.stamp != stamp_of(file.path) for file in self.files)
+
+    def refresh(self) -> None:
+        """Read files again that have changed. What is wrong with one is logged, and it stays as it was."""
+        for file in self.files:
+            if file.stamp == stamp_of(file.path):
+                continue
+            try:
+                file.load(self._uids, self._now(), self._accepts)
+            except ScriptError as error:
+                log.error("%s; the rules of before stay", error)
+            else:
+                log.info("script %s: read again, %d rules", file.path, len(file.rules))
+
+    def restart(self) -> None:
+        """Count from nothing again."""
+        self.counters.clear()
+        self.unanswered = 0
+        for file in self.files:
+            for rule in file.rules:
+                rule.restart(self._now())
+
+    def report(self) -> ScriptReport:
+        """Which rule has answered how often."""
+        return {"files": [_file_report(file) for file in self.files], "unanswered": self.unanswered}
+
+    def unused(self) -> Iterator[str]:
+        """A line for each file that has rules which never answered."""
+        for file in self.files:
+            never = [_called(rule) for rule in file.rules if not rule.answered]
+            if never:
+                yield f"script {file.path}: {len(never)} of {len(file.rules)} rules never answered: " + (
+                    ", ".join(never[:20]) + (" and others" if len(never) > 20 else "")
+                )
+
+
+def stamp_of(path: str) -> Stamp | None:
+    """What changes when a file does; None without one."""
+    try:
+        at = Path(path).stat()
+    except OSError:
+        return None
+    return at.st_mtime_ns, at.st_size, at.st_ino
+
+
+def warnings_of(rules: Sequence[RuleAtWork], script: Script, path: str, accepts: Accepts) -> Iterator[str]:
+    """What is doubtful about the calls of a script, as far as it can be known before a request."""
+    for rule in rules:
+        for warning in rule.action.warnings(script.tools, accepts):
+            yield f"{rule.place}: {warning}"
+    later = [] if script.tools else [_called(rule) for rule in rules if rule.action.checked_later()]
+    if later:
+        yield (
+            f"script {path}: the tool calls of {', '.join(later[:20])} are checked only when requests offer "
+            "the tools; with their schemas under `tools` they are checked now"
+        )
+
+
+def _called(rule: RuleAtWork) -> str:
+    return f"rule {rule.number}" + (f" ({rule.rule.name})" if rule.rule.name else "")
+
+
+def _file_report(file: ScriptFile) -> FileReport:
+    rules: list[RuleReport] = [
+        {
+            "rule": rule.number,
+            "name": rule.rule.name,
+            "answered": rule.answered,
+            "failed": rule.failed,
+            "too_slow": rule.slow,
+        }
+        for rule in file.rules
+    ]
+    return {"path": file.path, "model": file.model or None, "error": file.error or None, "rules": rules}

@@ -1,0 +1,167 @@
+"""`python -m app script check FILE...` and `script try FILE --messages ...`: scripts without a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import get_args
+
+import msgspec
+
+from app.schema import Schemas
+from app.script.at_work import RuleAtWork
+from app.script.book import Decision, ScriptBook, log
+from app.script.errors import ScriptError, ScriptFailure
+from app.script.matching import Message, Request, TooSlow
+from app.script.opening import accepting
+from app.script.rules import Family
+
+FAMILIES: Sequence[str] = get_args(Family)
+ReadMessages = Callable[[Sequence[dict[str, object]]], Sequence[Message]]
+
+
+def run(argv: Sequence[str], read: ReadMessages) -> int:
+    """The exit status: 0, or 1 when a script or an argument cannot be used, or no rule answers.
+
+    `read` makes of the messages of a chat what rules see of them.
+    """
+    given = _parser().parse_args(argv)
+    logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
+    log.setLevel(logging.WARNING)
+    try:
+        return check(given.files) if given.command == "check" else attempt(given, read)
+    except (ScriptError, ScriptFailure, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def check(files: Sequence[str]) -> int:
+    """Say of each file that it is in order; ScriptError for the first that is not."""
+    for file in _book(files, None).files:
+        print(f"{file.path}: {len(file.rules)} rules are in order")
+    return 0
+
+
+def attempt(given: argparse.Namespace, read: ReadMessages) -> int:
+    """Say which rule answers the messages, and what; with `--why`, why those before it do not."""
+    book = _book(given.files, given.seed)
+    request = _request(given, read)
+    decision = None
+    for _ in range(given.times):
+        decision = book.decide(request)
+    if given.why:
+        _explain(book, request, decision)
+    if decision is None:
+        print("no rule answers; the mode below does")
+        return 1
+    print(f"# {decision.rule.place}")
+    print(json.dumps(_told(decision), ensure_ascii=False, indent=2))
+    return 0
+
+
+def _explain(book: ScriptBook, request: Request, decision: Decision | None) -> None:
+    """One line for each rule up to the one that answers."""
+    for file in book.files:
+        for rule in file.rules:
+            if decision is not None and rule is decision.rule:
+                return
+            print(f"# {rule.place}: {_why_not(rule, request)}")
+
+
+def _why_not(rule: RuleAtWork, request: Request) -> str:
+    if not rule.concerns(request):
+        return f"has nothing for {request.api}"
+    try:
+        key = rule.conditions.misfit(request)
+    except TooSlow as error:
+        return f"the regex {str(error)[:60]!r} takes too long"
+    return f"when.{key} does not hold" if key else "nth or chance does not hold"
+
+
+def _told(decision: Decision) -> Mapping[str, object]:
+    answer, fault = decision.answer, decision.fault
+    told: dict[str, object] = {}
+    if answer is not None:
+        reply = msgspec.to_builtins(answer.reply)
+        reply["calls"] = [{"name": name, "arguments": json.loads(text)} for name, text in answer.reply.calls]
+        told = {name: value for name, value in reply.items() if value and name != "in_parts"}
+        told |= {} if answer.usage is None else {"usage": msgspec.to_builtins(answer.usage)}
+        told |= {} if answer.embedding is None else {"embedding": answer.embedding}
+    return told | ({} if fault is None else {"fault": fault.name})
+
+
+def _book(files: Sequence[str], seed: int | None) -> ScriptBook:
+    named = [("", path) for path in files]
+    return ScriptBook(named, Random(seed), time.monotonic, time.time, accepting(Schemas()))
+
+
+def _request(given: argparse.Namespace, read: ReadMessages) -> Request:
+    """The request that the arguments describe. ValueError for messages or tools that are none."""
+    messages = _json(given.messages, "--messages")
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        raise ValueError("--messages: must be a text, or a JSON list of messages")
+    headers = dict(_header(text) for text in given.header)
+    return Request(
+        given.api,
+        given.model,
+        read(messages),
+        _tools(_json(given.tools, "--tools") if given.tools else []),
+        lambda name: headers.get(name.lower()),
+        lambda: "address:local",
+    )
+
+
+def _tools(listed: object) -> Mapping[str, object]:
+    """Tools as a chat request has them, or a mapping of names to schemas."""
+    if isinstance(listed, dict):
+        return listed
+    try:
+        functions = [tool.get("function", tool) for tool in listed]  # type: ignore[attr-defined]
+        return {function["name"]: function.get("parameters") or {} for function in functions}
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError("--tools: must be a JSON list of tools, or a mapping of names to schemas") from None
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, _, value = text.partition(":")
+    return name.strip().lower(), value.strip()
+
+
+def _json(text: str, flag: str) -> object:
+    """JSON, or what is in the file behind an @; a text that looks like no JSON is itself."""
+    if text.startswith("@"):
+        text = Path(text[1:]).read_text("utf-8")
+    if text.lstrip()[:1] not in ("[", "{"):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{flag}: is no JSON: {error}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    more = "python -m app script from-recording FILE makes a script of a recording (docs/recording.md)"
+    parser = argparse.ArgumentParser("python -m app script", description=__doc__, epilog=more)
+    commands = parser.add_subparsers(dest="command", required=True)
+    checking = commands.add_parser("check", help="look for mistakes")
+    trying = commands.add_parser("try", help="say which rule answers, and what")
+    for command in (checking, trying):
+        command.add_argument("files", nargs="+", metavar="FILE")
+    messages = "a user's text, or messages as JSON, or @FILE with them"
+    trying.add_argument("--messages", required=True, help=messages)
+    trying.add_argument("--tools", help="tools as a chat request has them, as JSON or @FILE")
+    trying.add_argument("--api", choices=FAMILIES, default="chat")
+    trying.add_argument("--model", default="model")
+    trying.add_argument("--header", action="append", default=[], metavar="NAME:VALUE")
+    trying.add_argument("--seed", type=int, default=0, help="of random draws")
+    trying.add_argument("--times", type=int, default=1, help="ask so often, and show the last answer")
+    trying.add_argument("--why", action="store_true", help="say why the rules before it do not answer")
+    return parser

@@ -1,0 +1,262 @@
+"""Whether a request fits the `when` of a rule, looked at condition by condition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from itertools import takewhile
+from typing import NamedTuple
+
+import regex
+from msgspec import Struct
+
+from app.protocol.slicing import each, slices
+from app.script.errors import ScriptError
+from app.script.rules import MessageIs, Numbers, Range, TextIs, Texts, ToolResultIs, When
+
+SEARCH_S = 0.005
+"""What one search of a regex may take."""
+FOLDED = 1 << 18
+"""Characters of a text that are looked at where case does not matter."""
+MOST_SOURCE = 4_000
+"""Characters of a regex."""
+
+
+class Message(NamedTuple):
+    """A message of a conversation; of a tool's result also the tool's name, where a call tells it."""
+
+    role: str
+    text: str
+    tool: str = ""
+
+
+class Request:
+    """What rules see of a request. `key` names who asks (API key or address), `header` takes any case."""
+
+    def __init__(
+        self,
+        api: str,
+        model: str,
+        messages: Sequence[Message],
+        tools: Mapping[str, object],
+        header: Callable[[str], str | None],
+        key: Callable[[], str],
+        path: str = "",
+        tokens: float = 0.0,
+    ) -> None:
+        """`tools`: name to the JSON Schema of its arguments; `tokens`: an estimate of its own."""
+        self.api = api
+        self.model = model
+        self.messages = messages
+        self.tools = tools
+        self.header = header
+        self.key = key
+        self.path = path
+        self.tokens = tokens
+
+    @property
+    def last(self) -> str:
+        """Text of the last message."""
+        return self.messages[-1].text if self.messages else ""
+
+    @property
+    def user(self) -> str:
+        """Text of the last user message."""
+        return next((each.text for each in reversed(self.messages) if each.role == "user"), "")
+
+    @cached_property
+    def turn(self) -> int:
+        """User messages so far, at least 1."""
+        return max(1, sum(each.role == "user" for each in self.messages))
+
+    @cached_property
+    def tool_results(self) -> Sequence[Message]:
+        """Those that end the conversation, in their order."""
+        return list(takewhile(lambda each: each.role == "tool", reversed(self.messages)))[::-1]
+
+    @cached_property
+    def conversation(self) -> bytes:
+        """The same for all requests of one conversation: who asks which model, and how it began."""
+        hashed = blake2b(digest_size=16)
+        for text in (self.key(), self.model):
+            hashed.update(text.encode("utf-8", "surrogatepass") + b"\0")
+        for message in self.messages:
+            hashed.update(f"{message.role}\0{message.text}\0".encode("utf-8", "surrogatepass"))
+            if message.role == "user":
+                break
+        return hashed.digest()
+
+
+class Groups(Struct):
+    """What the regexes of a rule have captured: `numbered` of the first that matched, all names.
+
+    `count`: how many requests have fitted the rule, this one included, in the scope of its `nth`.
+    """
+
+    numbered: Sequence[str] = ()
+    named: dict[str, str] = {}
+    count: int = 0
+
+    def take(self, found: regex.Match[str]) -> None:
+        if not self.numbered:
+            self.numbered = [each or "" for each in (found[0], *found.groups())]
+        self.named |= {name: text or "" for name, text in found.groupdict().items()}
+
+    def values(self) -> dict[str | int, str]:
+        """As templates see them: by number, also where that is a text, and by name."""
+        values: dict[str | int, str] = dict(enumerate(self.numbered))
+        return values | {str(number): text for number, text in enumerate(self.numbered)} | self.named
+
+
+class TooSlow(Exception):
+    """A regex took longer than it may: its rule does not fit."""
+
+
+Check = Callable[[Request, Groups], bool]
+TextCheck = Callable[[str, Groups], bool]
+
+
+class Conditions:
+    """The `when` of a rule but for `nth` and `chance`. ScriptError for a regex that is none."""
+
+    def __init__(self, when: When) -> None:
+        self._checks: dict[str, Check] = {}
+        self.groups: set[str] = set()
+        """Names and numbers of all groups of its regexes."""
+        self._add_request(when)
+        self._add_messages(when)
+
+    def fits(self, request: Request, groups: Groups) -> bool:
+        """Whether all hold; what regexes capture is put into `groups`. May raise TooSlow."""
+        return all(holds(request, groups) for holds in self._checks.values())
+
+    def misfit(self, request: Request) -> str:
+        """The key of the first condition that does not hold; empty when all do."""
+        groups = Groups()
+        return next((key for key, holds in self._checks.items() if not holds(request, groups)), "")
+
+    def _add_request(self, when: When) -> None:
+        if when.model is not None:
+            models = _listed(when.model)
+            self._checks["model"] = lambda request, _: request.model in models
+        if when.api is not None:
+            families = _listed(when.api)
+            self._checks["api"] = lambda request, _: request.api in families
+        if when.turn is not None:
+            turns = numbers(when.turn)
+            self._checks["turn"] = lambda request, _: turns(request.turn)
+        if isinstance(when.tools, bool):
+            some = when.tools
+            self._checks["tools"] = lambda request, _: bool(request.tools) is some
+        elif when.tools is not None:
+            names = _listed(when.tools)
+            self._checks["tools"] = lambda request, _: all(name in request.tools for name in names)
+        for name, wanted in when.headers.items():
+            self._checks[f"headers.{name}"] = self._header(name, wanted)
+
+    def _add_messages(self, when: When) -> None:
+        wanted = when.message if isinstance(when.message, tuple) else (when.message,)
+        for number, given in enumerate(wanted):
+            if given is not None:
+                one = MessageIs(exact=given) if isinstance(given, str) else given
+                self._checks[f"message.{number}" if number else "message"] = self._message(one)
+        result = when.tool_result
+        if isinstance(result, bool):
+            self._checks["tool_result"] = lambda request, _: bool(request.tool_results) is result
+        elif result is not None:
+            wanted_result = ToolResultIs(tool=result) if isinstance(result, str) else result
+            self._checks["tool_result"] = self._tool_result(wanted_result)
+
+    def _header(self, name: str, wanted: str | TextIs | None) -> Check:
+        if wanted is None:
+            return lambda request, _: request.header(name) is not None
+        check = self._text(TextIs(exact=wanted) if isinstance(wanted, str) else wanted)
+
+        def holds(request: Request, groups: Groups) -> bool:
+            found = request.header(name)
+            return found is not None and check(found, groups)
+
+        return holds
+
+    def _message(self, wanted: MessageIs) -> Check:
+        check = self._text(wanted)
+
+        def holds(request: Request, groups: Groups) -> bool:
+            of_role: Iterable[Message] = each(request.messages, slices())
+            if wanted.which == "last":
+                of_role = reversed(request.messages)
+            if wanted.role is not None:
+                of_role = (message for message in of_role if message.role == wanted.role)
+            if wanted.which != "any":
+                one = next(iter(of_role), None)
+                return one is not None and check(one.text, groups)
+            return any(check(message.text, groups) for message in of_role)
+
+        return holds
+
+    def _tool_result(self, wanted: ToolResultIs) -> Check:
+        check = self._text(wanted)
+
+        def holds(request: Request, groups: Groups) -> bool:
+            return any(
+                (wanted.tool is None or wanted.tool == each.tool) and check(each.text, groups)
+                for each in request.tool_results
+            )
+
+        return holds
+
+    def _text(self, wanted: TextIs) -> TextCheck:
+        """What finds out whether a text is what is wanted."""
+        fold = _folded if wanted.ignore_case else str
+        exact = None if wanted.exact is None else {fold(text) for text in _listed(wanted.exact)}
+        parts = None if wanted.contains is None else [fold(text) for text in _listed(wanted.contains)]
+        search = None if wanted.regex is None else self._search(wanted.regex, wanted.ignore_case)
+
+        def holds(text: str, groups: Groups) -> bool:
+            folded = fold(text)
+            if exact is not None and folded not in exact:
+                return False
+            if parts is not None and not any(part in folded for part in parts):
+                return False
+            return search is None or search(text, groups)
+
+        return holds
+
+    def _search(self, source: str, ignore_case: bool) -> TextCheck:
+        if len(source) > MOST_SOURCE:
+            raise ScriptError(f"a regex of {len(source)} characters is too long")
+        try:
+            compiled = regex.compile(source, regex.IGNORECASE if ignore_case else 0, cache_pattern=False)
+        except (regex.error, re.error, RecursionError, OverflowError, MemoryError) as error:
+            raise ScriptError(f"the regex {source[:60]!r} is not understood: {error}") from None
+        self.groups |= {str(number) for number in range(compiled.groups + 1)} | set(compiled.groupindex)
+
+        def found_in(text: str, groups: Groups) -> bool:
+            try:
+                found = compiled.search(text, timeout=SEARCH_S)
+            except (TimeoutError, MemoryError):
+                raise TooSlow(source) from None
+            if found is not None:
+                groups.take(found)
+            return found is not None
+
+        return found_in
+
+
+def numbers(wanted: Numbers) -> Callable[[int], bool]:
+    """Whether a number is one of those."""
+    if isinstance(wanted, Range):
+        least, most = wanted.at_least, wanted.at_most
+        return lambda number: number >= least and (most is None or number <= most)
+    listed = wanted if isinstance(wanted, tuple) else (wanted,)
+    return lambda number: number in listed
+
+
+def _folded(text: str) -> str:
+    return text[:FOLDED].casefold()
+
+
+def _listed(texts: Texts) -> tuple[str, ...]:
+    return (texts,) if isinstance(texts, str) else texts

@@ -1,0 +1,170 @@
+"""The process in which a model computes (`engine: llm`), started by the arbiter, and again after a crash.
+
+By exec, as torch does not survive a fork. It ends with its parent, whatever becomes of that, and only our own
+user can reach its socket. All workers of the server share it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from logging import Logger
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from app.engine.wire import Answer, EngineProcessOptions, Hello, Notice, Ready
+from app.server.handover import ENDPOINT, SETTINGS
+from config import ConfigError, Settings
+from config.sections.model import OWN_LENGTH
+
+MODULE = "app.llm.service"
+ROOT = Path(__file__).parents[2]
+PREFIX = "understudy-engine-"
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+"""Before it is started again: the longer, the more often it has crashed."""
+STABLE_S = 60.0
+"""Who has run so long is taken for sound again."""
+PATIENCE_S = 10.0
+"""For its end in order."""
+POLL_MS = 100
+MOST_PATH_BYTES = 103
+"""Of a socket: what every system takes."""
+
+
+class EngineProcess:
+    """One engine for as long as the arbiter lives."""
+
+    def __init__(self, options: EngineProcessOptions, log: Logger) -> None:
+        """`options` are all but the endpoint and the parent. ConfigError: no place for its socket."""
+        self.options = options
+        self._log = log
+        self._folder = private_folder()
+        self.endpoint = f"ipc://{self._folder}/engine"
+        self._pid: int | None = None
+        self._ready: Ready | None = None
+        self._started_s = 0.0
+        self._again_s: float | None = None
+        self._delay_s = FIRST_DELAY_S
+
+    def begin(self, environ: MutableMapping[str, str]) -> None:
+        """Start it, wait until its model is loaded, and tell workers where it is. ConfigError if not."""
+        self._start()
+        try:
+            self._ready = self._wait()
+        except ConfigError:
+            self.end()
+            raise
+        environ[ENDPOINT] = self.endpoint
+
+    def completed(self, settings: Settings) -> Settings:
+        """`settings` with what the engine found out when it began."""
+        ready = self._ready
+        if ready is None:
+            return settings
+        sizes = {"kv-cache-size": ready.num_blocks, "block-size": ready.block_size}
+        return settings.changed(sizes | {"max-model-len": ready.max_model_len})
+
+    def look(self) -> None:
+        """Start it again some time after it has ended. Called about once a second."""
+        now_s = time.monotonic()
+        if self._again_s is None:
+            if self._runs():
+                return
+            self._log.error("The engine has ended. It is started again in %.1f s.", self._delay_s)
+            if now_s - self._started_s > STABLE_S:
+                self._delay_s = FIRST_DELAY_S
+            self._again_s = now_s + self._delay_s
+            self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
+        elif now_s >= self._again_s:
+            self._start()
+
+    def end(self) -> None:
+        """End it, by force where that takes too long."""
+        pid, deadline_s = self._pid, time.monotonic() + PATIENCE_S
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            while self._runs() and time.monotonic() < deadline_s:
+                time.sleep(0.02)
+            if self._runs():
+                os.kill(pid, signal.SIGKILL)
+        self._pid = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self) -> None:
+        options = replace(self.options, endpoint=self.endpoint, parent_pid=os.getpid())
+        command = [sys.executable, "-m", MODULE, msgspec.json.encode(options).decode()]
+        self._pid = os.posix_spawn(sys.executable, command, _environment(os.environ))
+        self._started_s, self._again_s = time.monotonic(), None
+        self._log.info("The engine loads %s (pid %d)", options.model, self._pid)
+
+    def _runs(self) -> bool:
+        """Whether it has not ended. The arbiter may have taken note of its end before us."""
+        if self._pid is None:
+            return False
+        try:
+            runs = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG) is None
+        except ChildProcessError:
+            runs = False
+        if not runs:
+            self._pid = None
+        return runs
+
+    def _wait(self) -> Ready:
+        """Until it says that it is ready, or why it cannot be."""
+        import zmq  # of servers that have a real engine alone
+
+        context = zmq.Context()
+        try:
+            socket = context.socket(zmq.DEALER)
+            socket.linger = 0
+            socket.connect(self.endpoint)
+            socket.send(msgspec.msgpack.encode([Hello()]))
+            decode = msgspec.msgpack.Decoder(list[Notice]).decode
+            while True:
+                ended = not self._runs()
+                while socket.poll(0 if ended else POLL_MS):
+                    for notice in decode(socket.recv()):
+                        if type(notice) is Ready:
+                            return notice
+                        if type(notice) is Answer and notice.error is not None:
+                            raise self._refused(notice.error)
+                if ended:
+                    raise self._refused("the engine has ended, and says why above")
+        finally:
+            context.destroy(linger=0)  # before anything is forked
+
+    def _refused(self, reason: str) -> ConfigError:
+        return ConfigError(f"setting model: {self.options.model!r} cannot be served by engine llm: {reason}")
+
+
+def private_folder() -> str:
+    """A new one, which nobody else may enter. ConfigError when none can be made."""
+    try:
+        folder = tempfile.mkdtemp(prefix=PREFIX)
+    except OSError as error:
+        raise ConfigError(f"TMPDIR: engine llm has no place for its socket: {error}") from None
+    if len(os.fsencode(folder)) + len("/engine") > MOST_PATH_BYTES:
+        os.rmdir(folder)
+        raise ConfigError(f"TMPDIR: {os.path.dirname(folder)} is too long for the path of a socket")
+    return folder
+
+
+def given_length(settings: Settings) -> int | None:
+    """max-model-len, where somebody has said it."""
+    length = settings.model.max_model_len
+    return None if length == OWN_LENGTH else length
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Ours, with a way to this package, from wherever the server was started."""
+    path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))
+    return {name: text for name, text in environ.items() if name != SETTINGS} | {"PYTHONPATH": path}

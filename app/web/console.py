@@ -1,0 +1,139 @@
+"""The console, put together: imported only where it is switched on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from app.api.admin.config import PeerRanks
+from app.clock.clock import Clock
+from app.clock.streams import Streams
+from app.console import page, routes
+from app.console.feed import Feed
+from app.console.load import Generator
+from app.console.observer import Observer
+from app.engine.cache_manager import KVCacheManager
+from app.engine.engine import Engine
+from app.engine.lifecycle import Operations
+from app.engine.standing import WatchedEngine
+from app.http.body import BodyLimits
+from app.middleware.console import ConsoleWatch
+from app.middleware.stack import MiddlewareStack
+from app.simulated.corpus import sample_sentences
+from app.tokenization import Tokenizer
+from app.web.application import Understudy
+from config import VERSION
+from config.live import LiveSettings
+from config.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from app.kvcache.publisher import Publisher
+
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def has_scripts(app: Understudy) -> bool:
+    """Whether replies can be scripted, and somebody tells which script said what."""
+    return any(route.path == "/admin/script" for route in app.routes)
+
+
+class Console:
+    """One rank's console: what looks at its engine, and what tells it of requests."""
+
+    def __init__(
+        self,
+        live: LiveSettings,
+        server: ServerSettings,
+        engine: WatchedEngine,
+        lifecycle: Operations,
+        clock: Clock,
+        cache: KVCacheManager | None,
+        publisher: Publisher | None,
+    ) -> None:
+        """`server` is as this rank has it."""
+        self._live, self._server, self._engine, self._cache = live, server, engine, cache
+        self._lifecycle = lifecycle
+        self._publishes = publisher is not None
+        self.observer = Observer(engine, lifecycle, clock.now, time.time, cache, publisher)
+        self.watch = ConsoleWatch(self.observer.bars)
+
+    def add_to(
+        self,
+        app: Understudy,
+        middleware: MiddlewareStack,
+        tokenizer: Tokenizer,
+        siblings: PeerRanks,
+        ranks: Sequence[int],
+        body: BodyLimits,
+        streams: Streams,
+    ) -> None:
+        """Give `app` the page and its routes."""
+
+        def switch(on: bool) -> None:
+            self.watch.active = on
+            middleware.refresh()
+
+        observer = self.observer
+        observer.on_switch(switch)
+        feed = Feed(observer, lambda: self._told(siblings.own, ranks) | {"scripts": has_scripts(app)})
+        app.until_drained.append(feed.close)
+        app.caches.append(lambda: observer.bars.caches)
+        generator = self._generator(tokenizer, streams)
+        app.until_drained.append(generator.end)
+        observer.load = generator.told
+        app.add_routes("console", page.routes())
+        app.add_routes("console_stream", routes.stream_routes(feed, observer, siblings))
+        app.add_routes("console_requests", routes.request_routes(observer.bars, tokenizer))
+        app.add_routes("console_knobs", routes.knob_routes(self._live))
+        app.add_routes("console_actions", routes.action_routes(self._lifecycle, self._live.current.dump))
+        app.add_routes("console_load", routes.load_routes(generator, body))
+
+    def _told(self, rank: int, ranks: Sequence[int]) -> dict[str, Any]:
+        """What a page is told of the server once."""
+        settings, steps, cache = self._live.current, self.observer.steps, self._cache
+        counted = settings.kvcache.kv_cache_size - 1 if steps.shared else 0
+        first = self._server.port - (rank if len(ranks) > 1 else 0)
+        return {
+            "version": VERSION,
+            "plays": settings.model.vllm_version,
+            "model": settings.model.served_names[0],
+            "task": settings.model.task,
+            "max_model_len": settings.model.max_model_len,
+            "rank": rank,
+            "ranks": {str(each): first + place for place, each in enumerate(ranks)},
+            "places": settings.scheduling.max_num_seqs,
+            "shared_steps": steps.shared,
+            "profile": settings.steps.profile if steps.shared else "",
+            "budget": steps.budget,
+            "blocks": counted if cache is None else cache.cache.capacity,
+            "numbered": cache is not None,
+            "block_size": settings.kvcache.block_size,
+            "adapter_slots": self._engine.lora.most if isinstance(self._engine, Engine) else 0,
+            "publishes": self._publishes,
+            "index": settings.kvindex.kv_index,
+            "dev_mode": settings.server.server_dev_mode,
+        }
+
+    def _generator(self, tokenizer: Tokenizer, streams: Streams) -> Generator:
+        settings, server = self._live.current, self._server
+        host = LOOPBACK.get(server.host, server.host)
+        refusal = ""
+        if settings.model.task != "generate":
+            refusal = "The load generator asks for completions, which this server has not."
+        elif settings.tls.enabled:
+            refusal = "The load generator does not speak TLS."
+
+        def key() -> str | None:
+            keys = self._live.current.access.api_key
+            return keys[0] if keys else None
+
+        return Generator(
+            lambda: (host, server.port),
+            settings.model.served_names[0],
+            key,
+            lambda: tokenizer.encode(" ".join(sample_sentences())),
+            settings.model.max_model_len,
+            streams("console load"),
+            refusal,
+        )

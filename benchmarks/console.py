@@ -1,0 +1,148 @@
+"""What the console costs: a server without it, one at which nobody looks, and one at which somebody does."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import cores
+from benchmarks.background import Background, background
+from benchmarks.connections import HOST
+from benchmarks.options import parser
+from benchmarks.processes import used_by
+from benchmarks.report import medians, number, share, show, show_machine
+from benchmarks.rounds import interleaved
+from benchmarks.servers import Load, Server, ours
+from benchmarks.steps import PROFILE
+from benchmarks.streams import StreamPlan
+
+WITHOUT, UNSEEN, SEEN = "no console", "nobody looks", "somebody looks"
+REQUESTS, STEPS = "latencies of their own", "steps and a KV cache"
+COLUMNS = ("timing", "console", "chunks/s", "CPU", "beyond", "KB/s to the page")
+LIMIT = 0.03
+"""Of a core, that looking may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one round: chunks a second, share of a core, kilobytes a second that the page got."""
+
+    per_s: float
+    cpu: float
+    page_kb_s: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 1 when looking takes more than it may."""
+    options = _options(argv)
+    cores.pin_client()
+    show_machine()
+    load = Load(0.05, options.itl / 1e3, options.tokens, options.streams)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        streams = stack.enter_context(background())
+        servers = {
+            (timing, console): stack.enter_context(ours(load, name=f"{timing}, {console}", more=more))
+            for timing in (REQUESTS, STEPS)
+            for console, more in _settings(timing, options, folder).items()
+        }
+        rounds = interleaved(
+            list(servers), options.rounds, lambda key: _measure(servers[key], streams, load, key[1] == SEEN)
+        )
+    return _show({key: medians(seen) for key, seen in rounds.items()}, options)
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    flags = parser("console", __doc__)
+    flags.add_argument("--streams", type=int, default=1000, help="that run at the same time")
+    flags.add_argument("--tokens", type=int, default=160, help="length of a stream")
+    flags.add_argument("--itl", type=float, default=50, help="milliseconds between tokens")
+    return flags.parse_args(argv)
+
+
+def _settings(timing: str, options: argparse.Namespace, folder: Path) -> Mapping[str, Mapping[str, str]]:
+    more: dict[str, str] = {"SIM_ZMQ_ENDPOINT": '""'}
+    if timing == STEPS:
+        profile = folder / "profile.yaml"
+        step_s = options.itl / 1e3
+        profile.write_text(
+            PROFILE.format(streams=options.streams, caching="true", step_s=step_s), encoding="utf-8"
+        )
+        more |= {"SIM_PROFILE": str(profile), "SIM_ENABLE_KVCACHE": "true", "SIM_KV_CACHE_SIZE": "40000"}
+    on = {**more, "SIM_CONSOLE": "true"}
+    return {WITHOUT: more, UNSEEN: on, SEEN: on}
+
+
+def _measure(server: Server, streams: Background, load: Load, looks: bool) -> Cost:
+    """Streams that all begin within the time between two tokens, so that nearly all of the time all run."""
+    plan = StreamPlan(server.port, load.streams, load.tokens, load.itl_s, load.length_s)
+    with looking(server.port) if looks else _nobody() as page, used_by(server.worker) as use:
+        run = streams.play(plan).result()
+        got = page.bytes
+    if run.unfinished:
+        raise RuntimeError(f"{run.unfinished} streams of {server.name} did not finish")
+    chunks = sum(len(stream.chunks_ns) for stream in run.arrivals)
+    return Cost(chunks / use.wall_s, use.cpu_s / use.wall_s, got / use.wall_s / 1e3)
+
+
+class Page:
+    """A browser that reads the stream, and no more."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def read(self, sock: socket.socket) -> None:
+        """Until the connection ends."""
+        while data := sock.recv(1 << 16):
+            self.bytes += len(data)
+
+
+@contextmanager
+def _nobody() -> Iterator[Page]:
+    yield Page()
+
+
+@contextmanager
+def looking(port: int) -> Iterator[Page]:
+    """Somebody looks while the block lasts."""
+    page = Page()
+    with socket.create_connection((HOST, port), timeout=30) as sock:
+        sock.sendall(b"GET /admin/console/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        reader = threading.Thread(target=page.read, args=(sock,), daemon=True)
+        reader.start()
+        yield page
+        sock.shutdown(socket.SHUT_RDWR)
+        reader.join(5)
+
+
+def _show(middle: Mapping[tuple[str, str], Cost], options: argparse.Namespace) -> int:
+    rows, most = [], 0.0
+    for (timing, console), cost in middle.items():
+        beyond = cost.cpu - middle[timing, WITHOUT].cpu
+        if console == SEEN:
+            most = max(most, cost.cpu - middle[timing, UNSEEN].cpu)
+        rows.append(
+            (
+                timing,
+                console,
+                number(cost.per_s, 0),
+                share(cost.cpu),
+                f"{beyond:+.1%}",
+                number(cost.page_kb_s, 0) if cost.page_kb_s else "",
+            )
+        )
+    title = f"The console, {options.streams:,} streams, a token every {options.itl:g} ms"
+    too_much = [f"looking takes {most:.1%} of a core, and may take {LIMIT:.0%}"] if most > LIMIT else []
+    show(title, COLUMNS, rows, too_much)
+    return 1 if too_much else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,203 @@
+"""How near a replay comes to its recording: every byte, and the moment of every chunk.
+
+Loops of an agent (user, tool call, tool result, streamed answer) go through the real proxy to one instance of
+the server; another one answers the same requests from the recording. A chunk is late or early by its distance
+from its request, less the recorded distance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from app.recording.exchange import Answer, Chunk, Exchange, bytes_of, read_exchange
+from benchmarks import cores, servers, stamps
+from benchmarks.client import watched
+from benchmarks.connections import HOST, PATH, RECEIVE, opened
+from benchmarks.processes import used_by
+from benchmarks.report import number, share, show, show_machine
+
+LOAD = servers.Load(ttft_s=0.05, itl_s=0.02, tokens=60)
+LIMIT_MS = 5.0
+GAP_S = 0.003
+"""Between the beginnings of requests that run together."""
+SETTLE_S = 0.05
+PATIENCE_S = 60.0
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 1 when a byte was wrong, or a chunk too far from its moment."""
+    options = _options(argv)
+    cores.pin_client()
+    show_machine()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "loops.jsonl"
+        _record(file, options.loops)
+        exchanges = [read_exchange(line) for line in file.read_bytes().splitlines()[1:]]
+        results, warnings = [], list[str]()
+        for together in options.together:
+            replay = {"SIM_REPLAY": str(file), "SIM_REPLAY_MISS": "not-found"}
+            with (
+                servers.ours(LOAD, more=replay) as server,
+                watched() as watch,
+                used_by(server.worker) as use,
+            ):
+                results.append((together, _replay(server.port, exchanges, together)))
+            warnings += [*watch.health.warnings(), *use.warnings("the server")]
+    rows = [_row(together, pieces) for together, pieces in results]
+    show(f"Replay of {options.loops} loops of an agent", COLUMNS, rows, warnings)
+    return 0 if all(_is_good(pieces) for _, pieces in results) else 1
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    flags = argparse.ArgumentParser(prog="python -m benchmarks.replaying", description=__doc__)
+    flags.add_argument("--loops", type=int, default=20, help="loops that are recorded, of two requests each")
+    flags.add_argument(
+        "--together", type=int, nargs="+", default=[1, 40], help="requests that run at the same time"
+    )
+    return flags.parse_args(argv)
+
+
+def _record(file: Path, loops: int) -> None:
+    with servers.ours(LOAD) as live, _proxy(live.port, file) as port:
+        client = HTTPConnection(HOST, port, timeout=PATIENCE_S)
+        for town in range(loops):
+            _loop(client, f"How is the weather in town {town}?")
+
+
+@contextmanager
+def _proxy(port: int, file: Path) -> Iterator[int]:
+    words = ("record", "--proxy", "--target", f"http://{HOST}:{port}", "--out", str(file), "--port", "0")
+    process = subprocess.Popen([*servers.MODULE, *words], cwd=servers.ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield int(process.stdout.readline().split()[0].rpartition(":")[2])
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def _loop(client: HTTPConnection, text: str) -> None:
+    messages: list[Any] = [{"role": "user", "content": text}]
+    body = {"model": "m", "messages": messages, "tools": [TOOL], "tool_choice": "required"}
+    said = json.loads(_asked(client, body))["choices"][0]["message"]
+    messages.append(said)
+    calls = [call["id"] for call in said["tool_calls"]]
+    messages += [{"role": "tool", "tool_call_id": call, "content": "sunny"} for call in calls]
+    more = {"max_tokens": LOAD.tokens, "ignore_eos": True, "stream": True, "tool_choice": "none"}
+    _asked(client, {**body, **more})
+
+
+def _asked(client: HTTPConnection, body: object) -> bytes:
+    client.request("POST", PATH, json.dumps(body), {"Content-Type": "application/json"})
+    return client.getresponse().read()
+
+
+def _last_request(path: str, body: bytes) -> bytes:
+    """A whole HTTP request behind which the server closes the connection."""
+    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What came for one request, and when (Unix time, nanoseconds)."""
+
+    recorded: Answer[Chunk]
+    sent_ns: int = 0
+    pieces: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def errors_ms(self) -> list[float]:
+        """How far each chunk came from its recorded distance to the request; empty when a byte is wrong."""
+        received = b"".join(piece for _, piece in self.pieces)
+        ends = list(accumulate(len(piece) for _, piece in self.pieces))
+        errors, wanted = [], [bytes_of(chunk.data) for chunk in self.recorded.chunks]
+        at = received.find(b"\r\n\r\n") + 4
+        for chunk, content in zip(self.recorded.chunks, wanted, strict=True):
+            start = received.find(content, at)
+            if start < 0 or len(received[at:start].strip(b"0123456789abcdef\r\n")):
+                return []
+            at = start + len(content)
+            arrived_ns = next(ns for (ns, _), end in zip(self.pieces, ends, strict=True) if end >= at)
+            errors.append((arrived_ns - self.sent_ns) / 1e6 - chunk.at_s * 1e3)
+        return errors if received[at:].strip(b"\r\n") in (b"", b"0") else []
+
+
+def _replay(port: int, exchanges: Sequence[Exchange], together: int) -> list[Replayed]:
+    replayed: list[Replayed] = []
+    for start in range(0, len(exchanges), together):
+        replayed += _wave(port, exchanges[start : start + together])
+    return replayed
+
+
+def _wave(port: int, exchanges: Sequence[Exchange]) -> list[Replayed]:
+    """Requests that run together, each on a connection of its own that ends with its answer."""
+    begun = [Replayed(one.answer) for one in exchanges]
+    with opened(port, len(exchanges)) as sockets, selectors.DefaultSelector() as ready:
+        time.sleep(SETTLE_S)
+        for one, asked, sock in zip(begun, exchanges, sockets, strict=True):
+            stamps.ask_for(sock)
+            one.sent_ns = time.time_ns()
+            sock.sendall(_last_request(asked.request.target, bytes_of(asked.request.body)))
+            ready.register(sock, selectors.EVENT_READ, one)
+            _receive(ready, GAP_S)
+        while ready.get_map():
+            _receive(ready, PATIENCE_S)
+    return begun
+
+
+def _receive(ready: selectors.BaseSelector, wait_s: float) -> None:
+    """What comes within `wait_s`, or, beyond that, what comes first."""
+    until_s = time.monotonic() + wait_s
+    while (left_s := until_s - time.monotonic()) > 0 and ready.get_map():
+        for key, _ in ready.select(left_s):
+            sock = key.fileobj
+            assert isinstance(sock, socket.socket)
+            data, ancillary, _, _ = sock.recvmsg(RECEIVE, stamps.ROOM)
+            if data:
+                key.data.pieces.append((stamps.stamp_ns(ancillary) or time.time_ns(), data))
+            else:
+                ready.unregister(sock)
+
+
+COLUMNS = ("together", "answers", "equal bytes", "chunks", "error p50 ms", "p99 ms", "max ms", "within 5 ms")
+
+
+def _errors(replayed: Sequence[Replayed]) -> list[float]:
+    return sorted(abs(error) for one in replayed for error in one.errors_ms())
+
+
+def _is_good(replayed: Sequence[Replayed]) -> bool:
+    return all(one.errors_ms() for one in replayed) and _errors(replayed)[-1] <= LIMIT_MS
+
+
+def _row(together: int, replayed: Sequence[Replayed]) -> list[str]:
+    errors = _errors(replayed)
+    equal = sum(bool(one.errors_ms()) for one in replayed)
+    within = sum(error <= LIMIT_MS for error in errors)
+    return [
+        *(str(together), str(len(replayed)), share(equal / len(replayed)), str(len(errors))),
+        number(statistics.median(errors)),
+        number(errors[len(errors) * 99 // 100]),
+        number(errors[-1]),
+        share(within / len(errors)),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

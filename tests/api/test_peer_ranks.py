@@ -1,0 +1,81 @@
+"""What concerns all ranks is asked of the others, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from app.api.admin.config import PeerRanks
+from app.http.errors import ApiError
+from tests.running_server import free_port
+
+
+class Rank(BaseHTTPRequestHandler):
+    """Answers with the status and the body that the path names, or with the headers that came."""
+
+    def do_GET(self) -> None:
+        status, _, body = self.path.lstrip("/").partition("/")
+        self.send_response(int(status))
+        self.end_headers()
+        self.wfile.write(bytes.fromhex(body) or json.dumps(dict(self.headers)).encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Nowhere."""
+
+
+@pytest.fixture
+def rank() -> Iterator[str]:
+    """The URL of one."""
+    with HTTPServer(("127.0.0.1", 0), Rank) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def path(status: int, body: Any) -> str:
+    return f"/{status}/{json.dumps(body).encode().hex()}"
+
+
+def test_answers_are_told_by_rank_and_none_is_asked_for_ours(rank: str) -> None:
+    assert PeerRanks(0, [(1, rank), (3, rank)]).ask("GET", path(200, [7]), {}) == {"1": [7], "3": [7]}
+    assert PeerRanks(0, []).ask("GET", path(200, [7]), {}) == {}
+
+
+def test_only_who_asks_is_passed_on(rank: str) -> None:
+    headers = {"authorization": "Bearer k", "content-type": "application/json", "cookie": "c"}
+    told = PeerRanks(0, [(1, rank)]).ask("GET", "/200/", headers)["1"]
+    sent = {name.lower(): value for name, value in told.items()}
+    assert sent.get("authorization") == "Bearer k" and "cookie" not in sent
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "message"),
+    [
+        (400, {"error": {"message": "No such key.", "type": "Misfit"}}, "Misfit", "No such key."),
+        (401, {"error": {"message": "Who are you?"}}, "Error", "Who are you?"),
+        (404, {"error": "none"}, "Error", "status 404"),
+        (409, {}, "Error", "status 409"),
+        (500, ["error"], "Error", "status 500"),
+    ],
+)
+def test_the_refusal_of_a_rank_is_that_of_all(
+    rank: str, status: int, body: Any, kind: str, message: str
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        PeerRanks(0, [(1, rank)]).ask("GET", path(status, body), {})
+    assert (refused.value.status, refused.value.type) == (status, kind)
+    assert refused.value.message == f"Rank 1: {message}"
+
+
+def test_a_rank_that_does_not_answer_or_with_no_json_is_unavailable(rank: str) -> None:
+    for url, asked in ((f"http://127.0.0.1:{free_port()}", "/200/"), (rank, "/200/" + b"<html>".hex())):
+        with pytest.raises(ApiError, match="Rank 2 does not answer") as refused:
+            PeerRanks(0, [(2, url)]).ask("GET", asked, {})
+        assert refused.value.status == 503

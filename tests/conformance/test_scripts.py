@@ -1,0 +1,363 @@
+"""Scripted replies in every API family, whole and streamed, with latencies of their own and in steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+import requests
+
+from tests.conformance.clients import told_by
+from tests.conformance.sdk import openai_client
+from tests.running_server import QUICK_STEPS, ROOT, RunningServer, running_server
+
+SCRIPT = str(ROOT / "tests" / "conformance" / "script.yaml")
+EXAMPLE = str(ROOT / "examples" / "scripts" / "weather.yaml")
+FLAGS = ("--model=tiny", "--enable-scale-out", "--enable-prompt-tokens-details", "--script", SCRIPT)
+TIMINGS = {"requests": (), "steps": ("--profile", str(QUICK_STEPS))}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CITIES = [{"city": "Rome"}, {"city": "Oslo"}]
+
+
+@pytest.fixture(scope="module", params=TIMINGS)
+def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    with running_server(*FLAGS, *TIMINGS[request.param]) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai_client(server, strict=False) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(server: RunningServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(
+        base_url=server.url, auth_token="x", max_retries=0, timeout=20, _strict_response_validation=True
+    ) as client:
+        yield client
+
+
+def post(server: RunningServer, path: str, body: Any, **options: Any) -> requests.Response:
+    return requests.post(server.url + path, json=body, timeout=20, **options)
+
+
+def tokens_of(server: RunningServer, text: str) -> int:
+    body = {"model": "tiny", "prompt": text, "add_special_tokens": False}
+    count: int = post(server, "/tokenize", body).json()["count"]
+    return count
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+TOOL: Any = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+
+
+def chat(client: openai.OpenAI, text: str, stream: bool, **asked: Any) -> dict[str, Any]:
+    """Text, thoughts, calls, end and usage of the answer."""
+    create: Any = client.chat.completions.create
+    if not stream:
+        whole = create(model="tiny", messages=user(text), **asked)
+        message = whole.choices[0].message
+        calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+        thoughts = getattr(message, "reasoning", None) or ""
+        return told(message.content or "", thoughts, calls, whole.choices[0].finish_reason, whole.usage)
+    said, thoughts, finish, usage = "", "", None, None
+    called: dict[int, list[str]] = {}
+    options = {"include_usage": True}
+    for chunk in create(model="tiny", messages=user(text), stream=True, stream_options=options, **asked):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            said += choice.delta.content or ""
+            thoughts += getattr(choice.delta, "reasoning", None) or ""
+            finish = choice.finish_reason or finish
+            for call in choice.delta.tool_calls or ():
+                name_and_arguments = called.setdefault(call.index, ["", ""])
+                name_and_arguments[0] += call.function.name or ""
+                name_and_arguments[1] += call.function.arguments or ""
+    return told(said, thoughts, [(name, text) for name, text in called.values()], finish, usage)
+
+
+def told(said: str, thoughts: str, calls: Any, finish: Any, usage: Any) -> dict[str, Any]:
+    parsed = [(name, json.loads(arguments)) for name, arguments in calls]
+    return {"text": said, "thoughts": thoughts, "calls": parsed, "finish": finish, "usage": usage}
+
+
+streamed = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+
+@streamed
+@pytest.mark.parametrize("text", ["Hi.", "Grüße an alle: 你好 👋🏽", "  two\tspaces  and more"])
+def test_a_chat_says_the_text_with_its_exact_tokens(
+    server: RunningServer, client: openai.OpenAI, stream: bool, text: str
+) -> None:
+    answer = chat(client, f"repeat {text}", stream)
+    assert (answer["text"], answer["finish"]) == (text, "stop")
+    assert answer["usage"].completion_tokens == tokens_of(server, text)
+    cut = chat(client, f"repeat {text} and {text} again", stream, max_tokens=2)
+    assert (cut["finish"], cut["usage"].completion_tokens) == ("length", 2)
+
+
+@streamed
+def test_a_chat_thinks_and_calls(server: RunningServer, client: openai.OpenAI, stream: bool) -> None:
+    thinking = chat(client, "think", stream)
+    assert (thinking["thoughts"], thinking["text"]) == ("Let me see.", "I see.")
+    assert thinking["usage"].completion_tokens == tokens_of(server, "Let me see.") + tokens_of(
+        server, "I see."
+    )
+    calling = chat(client, "the weather?", stream, tools=[TOOL])
+    assert calling["text"] == "Let me look."
+    assert calling["calls"] == [("get_weather", each) for each in CITIES]
+    assert calling["finish"] == "tool_calls"
+    required = chat(client, "the weather?", stream, tools=[TOOL], tool_choice="required")
+    assert len(required["calls"]) == 2
+
+
+@streamed
+def test_a_chat_has_the_form_end_and_usage_of_the_script(client: openai.OpenAI, stream: bool) -> None:
+    answer = chat(client, "an object", stream, response_format={"type": "json_object"})
+    assert json.loads(answer["text"]) == {"number": 42, "text": "chat"}
+    usage = chat(client, "the bill", stream)["usage"]
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (1000, 500, 1500)
+    assert usage.prompt_tokens_details.cached_tokens == 900
+    filtered = chat(client, "filter", stream)
+    assert (filtered["text"], filtered["finish"]) == ("I must not", "content_filter")
+    silent = chat(client, "silence", stream)
+    assert (silent["text"], silent["finish"], silent["usage"].completion_tokens) == ("", "stop", 0)
+
+
+@streamed
+def test_completions_say_the_text_and_mark_up_what_is_told_apart_in_chats(
+    server: RunningServer, client: openai.OpenAI, stream: bool
+) -> None:
+    def complete(prompt: Any) -> list[str]:
+        options: Any = {"stream": True} if stream else {}
+        got: Any = client.completions.create(model="tiny", prompt=prompt, max_tokens=100, **options)
+        texts: dict[int, str] = {}
+        for part in got if stream else [got]:
+            for choice in part.choices:
+                texts[choice.index] = texts.get(choice.index, "") + choice.text
+        return [texts[index] for index in sorted(texts)]
+
+    assert complete("repeat one") == ["one"]
+    assert complete(["repeat one", "think"]) == ["one", "<think>\nLet me see.\n</think>\n\nI see."]
+    ids = post(server, "/tokenize", {"model": "tiny", "prompt": "repeat two"}).json()["tokens"]
+    assert complete(ids) == ["two"]
+
+
+@streamed
+def test_responses_have_items_for_thought_text_and_calls(client: openai.OpenAI, stream: bool) -> None:
+    def respond(text: str, **asked: Any) -> Any:
+        create: Any = client.responses.create
+        if not stream:
+            return create(model="tiny", input=text, **asked)
+        *_, last = create(model="tiny", input=text, stream=True, **asked)
+        return last.response
+
+    assert respond("repeat Hi.").output_text == "Hi."
+    assert [item.type for item in respond("think").output] == ["reasoning", "message"]
+    tool = {"type": "function", "name": "get_weather", "parameters": SCHEMA}
+    message, *calls = respond("the weather?", tools=[tool]).output
+    assert message.content[0].text == "Let me look."
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+        ("get_weather", city) for city in CITIES
+    ]
+    usage = respond("the bill").usage
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (1000, 500, 1500)
+    assert usage.input_tokens_details.cached_tokens == 900
+    filtered = respond("filter")
+    assert (filtered.status, filtered.incomplete_details.reason) == ("incomplete", "content_filter")
+
+
+@streamed
+def test_messages_have_blocks_for_thought_text_and_calls(claude: anthropic.Anthropic, stream: bool) -> None:
+    def message(text: str, **asked: Any) -> Any:
+        given = {"model": "tiny", "max_tokens": 200, "messages": user(text), **asked}
+        if not stream:
+            return claude.messages.create(**given)
+        with claude.messages.stream(**given) as events:
+            return events.get_final_message()
+
+    assert [block.text for block in message("repeat Hi.").content] == ["Hi."]
+    thought, text = message("think").content
+    assert (thought.thinking, text.text) == ("Let me see.", "I see.")
+    asked = message("the weather?", tools=[{"name": "get_weather", "input_schema": SCHEMA}])
+    said, *calls = asked.content
+    assert (said.text, asked.stop_reason) == ("Let me look.", "tool_use")
+    assert [(call.name, call.input) for call in calls] == [("get_weather", city) for city in CITIES]
+    assert message("filter").stop_reason == "refusal"
+    usage = message("the bill").usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (100, 900, 500)
+
+
+def test_the_result_of_a_tool_is_known_in_every_family_that_has_tools(
+    client: openai.OpenAI, claude: anthropic.Anthropic
+) -> None:
+    function = {"name": "get_weather", "arguments": "{}"}
+    chat: Any = [
+        *user("the weather?"),
+        {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "a", "content": "sun"},
+    ]
+    items: Any = [
+        *user("the weather?"),
+        {"type": "function_call", "call_id": "a", **function},
+        {"type": "function_call_output", "call_id": "a", "output": "sun"},
+    ]
+    blocks: Any = [
+        *user("the weather?"),
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "a", "name": "get_weather", "input": {}}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "sun"}]},
+    ]
+    answers = [
+        client.chat.completions.create(model="tiny", messages=chat).choices[0].message.content,
+        client.responses.create(model="tiny", input=items).output_text,
+        claude.messages.create(model="tiny", messages=blocks, max_tokens=50).content[0].text,  # type: ignore
+    ]
+    assert answers == ["It says sun."] * 3
+
+
+@streamed
+def test_generate_gives_the_tokens_of_the_text(server: RunningServer, stream: bool) -> None:
+    ids = post(server, "/tokenize", {"model": "tiny", "prompt": "repeat Hi there."}).json()["tokens"]
+    body = {"token_ids": ids, "sampling_params": {"max_tokens": 50}, "stream": stream}
+    answer = post(server, "/inference/v1/generate", body)
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    whole = [json.loads(event) for event in events[:-1]] if stream else [answer.json()]
+    got = [token for part in whole for choice in part["choices"] for token in choice["token_ids"]]
+    text = post(server, "/detokenize", {"model": "tiny", "tokens": got}).json()["prompt"]
+    assert text == "Hi there."
+
+
+@streamed
+def test_faults_strike_as_they_do_by_rules_of_their_own(
+    server: RunningServer, client: openai.OpenAI, stream: bool
+) -> None:
+    with pytest.raises(openai.RateLimitError, match=r"Not now\.") as refused:
+        chat(client, "refuse", stream)
+    assert refused.value.response.headers["Retry-After"] == "7"
+    body = {"model": "tiny", "messages": user("break"), "stream": True}
+    with (
+        pytest.raises(requests.RequestException),
+        post(server, "/v1/chat/completions", body, stream=True) as got,
+    ):
+        list(got.iter_lines())
+    verdict = requests.get(server.url + "/admin/verdict", timeout=20).json()
+    (faults,) = [each["faults"] for each in verdict["clients"].values() if "disconnect" in each["faults"]]
+    assert faults["disconnect"] >= 1
+
+
+@streamed
+def test_what_a_rule_cannot_answer_is_one_error_that_is_not_tried_again(
+    server: RunningServer, client: openai.OpenAI, stream: bool
+) -> None:
+    for text, why in (
+        (
+            "my money",
+            r"rule 10 \(no such tool\): it calls the tool 'get_money', which is none of .*: get_weather",
+        ),
+        ("divide", r"rule 11 \(failing template\): its template .* failed: division by zero"),
+    ):
+        with pytest.raises(openai.InternalServerError, match=why) as failed:
+            chat(client, text, stream, tools=[TOOL])
+        assert failed.value.response.headers["x-should-retry"] == "false"
+    assert chat(client, "repeat Hi.", stream)["text"] == "Hi.", "nobody else's is lost"
+
+
+def test_what_passes_and_what_no_rule_fits_gets_the_mode_below(client: openai.OpenAI) -> None:
+    for text in ("pass", "something else"):
+        assert chat(client, text, False, max_tokens=5)["usage"].completion_tokens == 5
+
+
+def test_a_report_says_which_rule_answered_how_often(server: RunningServer, client: openai.OpenAI) -> None:
+    requests.delete(server.url + "/admin/script", timeout=20)
+    for text in ("repeat a", "repeat b", "think", "nothing fits"):
+        chat(client, text, False, max_tokens=2)
+    report = requests.get(server.url + "/admin/script", timeout=20).json()
+    (file,) = report["files"]
+    answered = {rule["name"]: rule["answered"] for rule in file["rules"] if rule["answered"]}
+    assert (answered, report["unanswered"]) == ({"text": 2, "thought": 1}, 1)
+    caches = requests.get(server.url + "/admin/memory", timeout=20).json()["caches"]
+    assert caches["script counters"]["size_bytes"] <= caches["script counters"]["limit_bytes"]
+
+
+def get_weather(city: str) -> str:
+    """The tool of the agents."""
+    return f"sun in {city}"
+
+
+@streamed
+def test_an_agent_of_the_openai_sdk_goes_round_its_loop(stream: bool) -> None:
+    with (
+        running_server("--model=tiny", "--script", EXAMPLE) as server,
+        openai_client(server, strict=False, max_retries=2) as client,
+    ):
+        messages = user("What is the weather in Rome?")
+        asked = client.chat.completions.create(model="tiny", messages=messages, tools=[TOOL])
+        if stream:
+            with client.chat.completions.stream(model="tiny", messages=messages, tools=[TOOL]) as events:
+                asked = events.get_final_completion()
+        (choice,) = asked.choices
+        assert (choice.message.content, choice.finish_reason) == ("Let me look.", "tool_calls")
+        messages.append(choice.message.model_dump(exclude_none=True))
+        for call in choice.message.tool_calls or ():
+            assert call.type == "function"
+            result = get_weather(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        answer = client.chat.completions.create(model="tiny", messages=messages, tools=[TOOL])
+        assert answer.choices[0].message.content == "The weather: sun in Rome."
+        hello = client.chat.completions.create(
+            model="tiny", messages=user("Hello!"), extra_headers={"X-User": "Ada"}
+        )
+        assert hello.choices[0].message.content == "Hello Ada!", "the SDK tries again after the 503"
+
+
+@pytest.mark.clients
+def test_an_agent_of_pydantic_ai_goes_round_its_loop() -> None:
+    with running_server("--model=tiny", "--script", EXAMPLE) as server:
+        told = told_by("pydantic_ai_agent.py", server)
+    assert told == {
+        "cities": ["Rome"],
+        "answer": "The weather: sun in Rome.",
+        "streamed": "The weather: sun in Rome.",
+    }
+
+
+def test_vectors_are_those_of_the_script(tmp_path: Any) -> None:
+    path = tmp_path / "vectors.yaml"
+    path.write_text(
+        "rules:\n"
+        "- {when: {message: one}, then: {embedding: [1, 0, -0.5]}}\n"
+        "- {when: {message: kitten}, then: {embedding: cat}}\n"
+        "- {when: {message: refuse}, then: {fault: {action: error, status: 503}}}\n"
+    )
+    with (
+        running_server("--model=tiny", "--task=embed", "--script", str(path)) as server,
+        openai_client(server, strict=False) as client,
+    ):
+        create = client.embeddings.create
+        got = create(model="tiny", input=["one", "cat", "kitten"], encoding_format="float")
+        one, cat, kitten = (item.embedding for item in got.data)
+        assert one == [1, 0, -0.5]
+        assert len(cat) == 384 and cat == kitten
+        assert got.usage.prompt_tokens == sum(tokens_of(server, text) for text in ("one", "cat", "kitten"))
+        with pytest.raises(openai.BadRequestError, match="rule 1: its vector has 3 numbers, not 5"):
+            create(model="tiny", input="one", dimensions=5)
+        with pytest.raises(openai.InternalServerError, match="status 503"):
+            create(model="tiny", input="refuse")
+
+
+def test_the_readme_shows_the_script_of_the_agent() -> None:
+    text = (ROOT / "examples" / "scripts" / "weather.yaml").read_text()
+    assert len(text.splitlines()) == 20
+    assert text in (ROOT / "README.md").read_text()

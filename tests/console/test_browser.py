@@ -1,0 +1,384 @@
+"""The page in a real Chromium, against a real server: it shows what is, it acts, and it does not grow."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+
+from app.fidelity.simulate import run
+from tests.needs import CHROMIUM
+from tests.running_server import RunningServer, running_server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.server, pytest.mark.timeout(180)]
+FLAGS = (
+    "--console",
+    "--admin-key",
+    "secret",
+    "--profile",
+    "qwen3-14b-h100",
+    "--kv-index",
+    "--zmq-endpoint",
+    "",
+)
+SMALL = ("--max-num-seqs", "8", "--max-model-len", "2048", "--num-gpu-blocks-override", "400")
+KEY = {"X-Admin-Key": "secret"}
+HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&amp; end"
+LONG = "a prompt that is long enough to have a block or two of its own, in the cache"
+MOMENT = """({
+    at: MODEL.at, running: MODEL.figures.running, blocks: [...MODEL.blocks].join(""),
+    tokens: [...MODEL.bars.values()].map(bar => bar.tokens),
+})"""
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server(*FLAGS, *SMALL) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Seen:
+    """A page, and what it has complained of."""
+
+    def __init__(self, page: Page, server: RunningServer) -> None:
+        self.page, self.server = page, server
+        self.complaints: list[str] = []
+        page.on(
+            "console", lambda it: self.complaints.append(it.text) if it.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda it: self.asked.add(it.url.split("/")[2]))
+        self.asked: set[str] = set()
+
+    def open(self, key: str | None = "secret") -> None:
+        if key:
+            self.page.add_init_script(f"sessionStorage.setItem('key', '{key}')")
+        self.page.goto(f"{self.server.url}/console")
+
+    def tile(self, name: str) -> str:
+        return str(self.page.locator(".tile", has_text=name).locator("strong").inner_text())
+
+    def tab(self, name: str) -> None:
+        self.page.click(f"#tab-{name}")
+
+    def model(self, expression: str) -> Any:
+        """What the page knows, as JavaScript sees it."""
+        return self.page.evaluate(expression)
+
+
+@pytest.fixture
+def seen(browser: Browser, server: RunningServer) -> Iterator[Seen]:
+    context = browser.new_context(viewport={"width": 1280, "height": 1000})
+    it = Seen(context.new_page(), server)
+    yield it
+    context.close()
+    assert it.complaints == []
+    assert it.asked <= {f"127.0.0.1:{server.port}"}, "nothing was asked of anybody else"
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def metric(server: RunningServer, name: str) -> float:
+    lines = requests.get(f"{server.url}/metrics", timeout=20).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
+
+
+def complete(server: RunningServer, **body: Any) -> dict[str, Any]:
+    asked = {"prompt": "Hello there", "ignore_eos": True, **body}
+    answer = requests.post(f"{server.url}/v1/completions", json=asked, timeout=20)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def load(server: RunningServer, **plan: Any) -> None:
+    answer = requests.post(f"{server.url}/admin/console/load", json=plan, headers=KEY, timeout=20)
+    assert answer.status_code == 200, answer.text
+
+
+def quiet(server: RunningServer) -> None:
+    """Nothing runs any more."""
+    until(
+        lambda: metric(server, "num_requests_running") + metric(server, "num_requests_waiting") == 0,
+        "it never rests",
+    )
+
+
+def test_what_it_shows_is_what_the_metrics_say(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
+    load(server, rate=30, seconds=2, prompt_tokens=120, output_tokens=20, groups=2, shared=64)
+    until(
+        lambda: seen.model("model.load && !model.load.active && model.load.sent > 0"), "the load never ends"
+    )
+    quiet(server)
+    time.sleep(0.6)
+    shown = seen.model("model.figures")
+    for name, family in (
+        ("generated", "generation_tokens_total"),
+        ("prompt", "prompt_tokens_total"),
+        ("queries", "prefix_cache_queries_total"),
+        ("hits", "prefix_cache_hits_total"),
+        ("running", "num_requests_running"),
+        ("cache_usage", "kv_cache_usage_perc"),
+    ):
+        assert shown[name] == metric(server, family), name
+    sent = seen.model("model.load.sent")
+    assert seen.model("[...model.bars.values()].filter(bar => bar.reason === 'length').length") >= sent
+    assert seen.model("model.ttft.reduce((a, b) => a + b)") == metric(
+        server, "time_to_first_token_seconds_count"
+    )
+    assert seen.model("model.itl.reduce((a, b) => a + b)") == metric(
+        server, "inter_token_latency_seconds_count"
+    )
+    assert seen.tile("Running") == "0"
+    assert seen.tile("Prefix hits") == f"{shown['hits'] / shown['queries'] * 100:.0f} %"
+    held = seen.model("[...model.blocks].filter(state => state > 1).length")
+    assert held == round(shown["cache_usage"] * 399)
+
+
+def test_the_key_is_asked_for(seen: Seen) -> None:
+    seen.open(key=None)
+    seen.page.fill("#key-text", "secret")
+    seen.page.keyboard.press("Enter")
+    until(lambda: seen.page.inner_text("#state") == "serving", "the key is not taken")
+    assert len(seen.complaints) <= 1  # the browser tells of the 401 itself
+    seen.complaints = [line for line in seen.complaints if "401" not in line]
+
+
+def test_a_hostile_prompt_is_shown_as_it_is(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
+    complete(server, prompt=HOSTILE, max_tokens=5, user="<b>me</b>")
+    until(lambda: seen.model("[...model.bars.values()].some(bar => bar.end !== null)"), "no bar ended")
+    number = seen.model("Math.max(...model.bars.keys())")
+    seen.page.evaluate(f"views.detail.show({number}, model)")
+    until(lambda: "script" in seen.page.inner_text("#detail"), "the prompt is not shown")
+    assert HOSTILE in seen.page.inner_text("#detail pre >> nth=0")
+    assert seen.page.locator("#detail script, #detail img").count() == 0
+    assert seen.model("window.hacked") is None
+
+
+def test_knobs_and_buttons_act(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
+    seen.tab("knobs")
+    seen.page.fill("#knob-failure-injection-rate", "100")
+    seen.page.keyboard.press("Tab")
+    until(lambda: "set" in seen.page.inner_text("#tab-body"), "the knob does not answer")
+    now = requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()
+    assert now["failure-injection-rate"] == 100
+    seen.page.fill("#knob-failure-injection-rate", "101")
+    seen.page.keyboard.press("Tab")
+    until(
+        lambda: "must be between 0 and 100" in seen.page.inner_text("#tab-body"), "nothing says what is wrong"
+    )
+    seen.complaints = [line for line in seen.complaints if "400" not in line]
+    seen.page.fill("#knob-failure-injection-rate", "0")
+    seen.page.keyboard.press("Tab")
+    until(
+        lambda: (
+            requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()[
+                "failure-injection-rate"
+            ]
+            == 0
+        ),
+        "0",
+    )
+    seen.tab("control")
+    seen.page.get_by_role("button", name="Pause").click()
+    until(lambda: seen.page.inner_text("#state") == "paused", "it is not paused")
+    seen.page.get_by_role("button", name="Resume").click()
+    until(lambda: seen.page.inner_text("#state") == "serving", "it does not go on")
+    seen.page.get_by_role("button", name="Sleep").click()
+    until(lambda: seen.page.inner_text("#state") == "sleeping", "it does not sleep")
+    seen.page.get_by_role("button", name="Wake up").click()
+    until(lambda: seen.page.inner_text("#state") == "serving", "it does not wake up")
+    seen.page.get_by_role("button", name="Reset").click()
+    until(lambda: seen.model("[...model.blocks].every(state => state === 0)"), "blocks stay cached")
+
+
+def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
+    complete(
+        server,
+        prompt=LONG,
+        max_tokens=30,
+    )
+    for name, word in (
+        ("load", "requests a second"), ("faults", "Errors by chance"), ("events", "stored"),
+        ("index", "copies"), ("clients", "client"), ("adapters", "adapter slots"), ("ranks", "serving"),
+    ):  # fmt: skip
+        seen.tab(name)
+        until(lambda word=word: word in seen.page.inner_text("#tab-body"), name)
+    seen.tab("index")
+    until(lambda: "copies" in seen.page.inner_text("#tab-body"), "no index")
+    seen.page.fill("#tab-body textarea", LONG)
+    seen.page.get_by_role("button", name="Score").click()
+    until(
+        lambda: re.search(r"127\.0\.0\.1:\d+\s+[1-9]", seen.page.inner_text("#tab-body [role=status]")),
+        "no score",
+    )
+
+
+def test_faults_are_set_and_cleared(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
+    seen.tab("faults")
+    seen.page.locator("#tab-body select").select_option("503 for every tenth request")
+    seen.page.get_by_role("button", name="Apply").first.click()
+
+    def rules() -> Any:
+        return requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()["fault-rules"]
+
+    until(lambda: rules() == [{"action": "error", "status": 503, "every": 10}], "the rule is not set")
+    seen.page.get_by_role("button", name="Clear").click()
+    until(lambda: rules() is None, "the rule stays")
+
+
+def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
+    load(server, rate=20, seconds=1, output_tokens=10)
+    until(lambda: seen.model("model.bars.size > 5"), "no bars")
+    seen.page.focus("#requests")
+    seen.page.keyboard.press("ArrowDown")
+    seen.page.keyboard.press("ArrowDown")
+    assert "prompt tokens" in seen.page.inner_text("#chosen")
+    seen.page.keyboard.press("Enter")
+    assert seen.page.is_visible("#detail")
+    seen.page.keyboard.press("Escape")
+    assert seen.page.is_hidden("#detail")
+    seen.page.keyboard.press("/")
+    seen.page.keyboard.type("cmpl")
+    assert seen.page.input_value("#filter") == "cmpl"
+    seen.page.fill("#filter", "")
+    seen.page.keyboard.press("Escape")
+    seen.page.keyboard.press("4")
+    assert seen.page.get_attribute("#tab-knobs", "aria-selected") == "true"
+    seen.page.keyboard.press("p")
+    until(lambda: seen.page.inner_text("#state") == "paused", "p does not pause")
+    seen.page.keyboard.press("p")
+    until(lambda: seen.page.inner_text("#state") == "serving", "p does not resume")
+    before = seen.page.get_attribute("html", "data-theme")
+    seen.page.keyboard.press("t")
+    assert seen.page.get_attribute("html", "data-theme") != before
+
+
+def test_a_moment_of_before_is_shown_as_it_was(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
+    load(server, rate=10, seconds=3, output_tokens=100, groups=2, shared=64)
+    until(lambda: seen.model("model.figures.running > 2"), "nothing runs")
+    then = seen.model(MOMENT.replace("MODEL", "model"))
+    until(lambda: seen.model(f"model.at > {then['at']} + 3000"), "time stands still")
+    seen.page.evaluate(f"stop({then['at']})")
+    until(lambda: seen.page.inner_text("#state") == "recorded", "it is still live")
+    again = seen.model(MOMENT.replace("MODEL", "shown()"))
+    assert again == then
+    assert seen.tile("Running") == f"{then['running']:.0f}"
+    seen.page.click("#live")
+    until(lambda: seen.page.inner_text("#state") == "serving", "it does not go back to live")
+
+
+def test_a_recording_is_saved_and_opened_again(seen: Seen, server: RunningServer, tmp_path: Path) -> None:
+    seen.open()
+    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
+    load(server, rate=10, seconds=2, output_tokens=20)
+    until(lambda: seen.model("model.bars.size > 8"), "no bars")
+    with seen.page.expect_download() as download:
+        seen.page.click("#save")
+    file = tmp_path / "recording.jsonl"
+    download.value.save_as(file)
+    assert json.loads(file.read_text().splitlines()[0])["version"] == 1
+    last = seen.model("model.figures.generated")
+    seen.page.set_input_files("#file", str(file))
+    until(lambda: seen.page.inner_text("#state") == "a report", "it is not opened")
+    assert 0 < seen.model("model.figures.generated") <= last
+    assert seen.model("model.bars.size") > 8
+    file.write_text('{"version": 99}')
+    seen.page.set_input_files("#file", str(file))
+    until(lambda: "not a recording" in seen.page.inner_text("#state"), "nothing says what is wrong")
+
+
+def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> None:
+    file, complaints = tmp_path / "run.html", list[str]()
+    assert run(["--rate", "8", "--seconds", "30", "--html", str(file)]) == 0
+    page = browser.new_page()
+    page.on("console", lambda it: complaints.append(it.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(file.as_uri())
+    until(lambda: page.inner_text("#state") == "a report", "it shows nothing")
+    assert page.evaluate("model.over.length") == page.evaluate("model.bars.size") > 150
+    page.evaluate("stop(10000)")
+    until(lambda: page.evaluate("shown().figures.running") > 5, "nothing runs in the midst of it")
+    assert page.is_hidden(".tabs-panel")
+    page.close()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_fits_its_window(browser: Browser, server: RunningServer, theme: Any, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
+    it = Seen(context.new_page(), server)
+    it.open()
+    until(lambda: it.page.inner_text("#state") == "serving", "no picture came")
+    assert it.page.get_attribute("html", "data-theme") == theme
+    assert it.model("document.documentElement.scrollWidth") <= width
+    context.close()
+    assert it.complaints == []
+
+
+def test_ten_thousand_requests_pass_without_growth(browser: Browser) -> None:
+    """What the page keeps of bars and elements, and the server of requests, stays within its limits."""
+    flags = ("--console", "--admin-key", "secret", "--max-num-seqs", "64", "--inter-token-latency", "1ms")
+    with running_server(*flags) as server:
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        it = Seen(context.new_page(), server)
+        it.open()
+        until(lambda: it.page.inner_text("#state") == "serving", "no picture came")
+        sizes = []
+        for _ in range(4):
+            load(server, rate=500, seconds=5.2, prompt_tokens=20, output_tokens=2)
+            until(
+                lambda: it.model("model.load !== null && !model.load.active && model.load.sent > 2000"),
+                "never over",
+            )
+            it.page.evaluate("model.load = null")
+            sizes.append(it.model("[model.bars.size, document.querySelectorAll('*').length, recorder.bytes]"))
+        assert metric(server, "request_success_total") >= 9_900
+        bars, elements, _ = zip(*sizes, strict=True)
+        assert max(bars) <= 2500 + 64 + 1000
+        assert max(elements) - min(elements) < 60
+        memory = requests.get(f"{server.url}/admin/memory", headers=KEY, timeout=20).json()["caches"]
+        kept = memory["console requests"]
+        assert kept["size_bytes"] <= kept["limit_bytes"]
+        context.close()
+        assert it.complaints == []

@@ -1,0 +1,298 @@
+"""What a page is told of an engine whose every moment is known."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from app.console import bars, blocks
+from app.console.frames import Frame
+from app.engine.standing import Phase
+from config.settings import StepSettings
+from tests.console.watched import Page, Watched, quick_profile
+
+SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.1}
+
+
+def test_a_request_is_a_bar_from_its_arrival_to_its_end() -> None:
+    it = Watched(slots=1, **SLOW)
+    it.ask("a", prompt_ids=[1, 2, 3], max_tokens=4)
+    it.ask("b", max_tokens=4)
+    page = it.frame()
+    first, second = page.number_of("a"), page.number_of("b")
+    assert page.bars[first][1:5] == ["a", 0, 3, 4]
+    assert page.phases[first] == [Phase.PREFILL]
+    assert second not in page.phases
+    page = it.frame(1.0)
+    assert page.phases[first] == [Phase.PREFILL, Phase.DECODE]
+    assert page.tokens[first] == 3
+    page = it.frame(1.0)
+    number, reason, end_ms, tokens, cached, running_ms, first_ms, last_ms = page.ended[first]
+    assert (reason, tokens, cached) == ("length", 4, 0)
+    assert (running_ms, first_ms, last_ms, end_ms) == pytest.approx((0, 1000, 1300, 1300), abs=1)
+    assert page.phases[second] == [Phase.PREFILL]
+
+
+def test_what_is_over_between_two_frames_has_its_bar_all_the_same() -> None:
+    it = Watched(inter_token_latency=0.001)
+    for number in range(20):
+        it.ask(f"r{number}")
+    page = it.frame(5.0)
+    assert len(page.bars) == len(page.ended) == 20
+    assert not page.phases
+
+
+def test_what_ran_before_somebody_looked_gets_a_bar_and_its_end() -> None:
+    it = Watched(seen=False, **SLOW)
+    it.ask("a", max_tokens=5)
+    it.harness.clock.advance(0.5)
+    it.look()
+    number = it.frame().number_of("a")
+    page = it.frame(5.0)
+    assert page.ended[number][1:4:2] == ["over", 5]
+
+
+def test_an_aborted_one_ends_so() -> None:
+    it = Watched(**SLOW)
+    handle = it.ask("a")
+    number = it.frame().number_of("a")
+    handle.abort()
+    assert it.frame().ended[number][1] == "abort"
+
+
+def test_figures_are_those_of_the_metrics() -> None:
+    it = Watched(slots=3, max_waiting=50, blocks=400, **SLOW)
+    rng = Random(4)
+    for number in range(30):
+        it.ask(f"r{number}", prompt_ids=list(range(rng.randrange(20, 90))), max_tokens=rng.randrange(2, 20))
+    for _ in range(12):
+        figures, metric = it.frame(0.9).figures, it.harness.metric
+        assert figures["running"] == metric("num_requests_running")
+        assert figures["waiting"] == metric("num_requests_waiting")
+        assert figures["generated"] == metric("generation_tokens_total")
+        assert figures["cache_usage"] == metric("kv_cache_usage_perc")
+        assert figures["hits"] == metric("prefix_cache_hits_total")
+        assert figures["length"] == metric("request_success_total", finished_reason="length")
+    assert sum(
+        it.page.frame["ttft"] if "ttft" in it.page.frame else it.observer.picture({}).frame.ttft
+    ) == sum(it.harness.recorder.figures().ttft.counts)
+
+
+def test_tokens_are_those_that_were_emitted() -> None:
+    it = Watched(slots=8, profile=quick_profile())
+    for number in range(12):
+        it.ask(f"r{number}", prompt_ids=list(range(100 + number)), max_tokens=200)
+    for _ in range(8):
+        page = it.frame(0.1)
+        for name in (f"r{number}" for number in range(12)):
+            said = sum(len(event.ids) for event in it.harness.tokens(name))
+            assert page.tokens.get(page.number_of(name), 0) == said
+
+
+def test_steps_are_told_one_by_one_with_what_they_hold() -> None:
+    it = Watched(slots=8, profile=quick_profile(max_num_seqs=8))
+    for number in range(5):
+        it.ask(f"r{number}", prompt_ids=list(range(300)), max_tokens=30)
+    for _ in range(20):
+        it.frame(0.1)
+    page = it.page
+    assert sum(row[2] for row in page.steps) == 5 * 300
+    assert sum(row[3] for row in page.steps) == 5 * 29
+    assert all(
+        later[0] >= earlier[0] + earlier[1] - 0.02
+        for earlier, later in zip(page.steps, page.steps[1:], strict=False)
+    )
+
+
+def test_chunks_of_a_prompt_are_told_when_they_are_computed() -> None:
+    profile = quick_profile(max_num_seqs=4, max_num_batched_tokens=1000)
+    it = Watched(slots=4, sections={"steps": StepSettings(max_num_batched_tokens=1000)}, profile=profile)
+    it.ask("a", prompt_ids=list(range(3500)), max_tokens=3)
+    for _ in range(30):
+        page = it.frame(0.1)
+    number = page.number_of("a")
+    ends_ms = [row[0] + row[1] for row in page.steps if row[2] == 1000]
+    assert len(ends_ms) == 3
+    assert page.chunks == [(number, pytest.approx(end_ms, abs=0.1)) for end_ms in ends_ms]
+
+
+def test_without_steps_what_was_computed_between_frames_is_told() -> None:
+    it = Watched(**SLOW)
+    it.frame()
+    it.ask("a", prompt_ids=list(range(40)), max_tokens=6)
+    for _ in range(10):
+        it.frame()
+    assert sum(row[2] for row in it.page.steps) == 40
+    assert sum(row[3] for row in it.page.steps) == 6
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_the_map_of_blocks_is_the_caches(steps: bool) -> None:
+    """Prompts that share beginnings, more than the cache holds: blocks are shared, cached, evicted."""
+    profile = quick_profile(max_num_seqs=6) if steps else None
+    it = Watched(slots=6, max_waiting=500, blocks=60, profile=profile, inter_token_latency=0.02)
+    rng = Random(3)
+    for number in range(60):
+        group = rng.randrange(4) * 1000
+        it.ask(f"r{number}", prompt_ids=[*range(group, group + 40), number], max_tokens=rng.randrange(5, 60))
+    seen_states = set()
+    for _ in range(120):
+        page = it.frame(0.05)
+        assert page.states() == it.true_states()
+        seen_states |= set(page.states().values())
+    assert seen_states == {1, 2, 3}
+    assert page.evicted
+
+
+def test_a_large_map_is_told_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "SLICE_BLOCKS", 7)
+    it = Watched(seen=False, slots=4, blocks=100, **SLOW)
+    for number in range(4):
+        it.ask(f"r{number}", prompt_ids=list(range(number * 100, number * 100 + 90)))
+    it.harness.clock.advance(0.5)
+    it.look()
+    page = it.frame(0.01)
+    assert len(page.states()) <= 7
+    for _ in range(8):
+        page = it.frame(0.01)
+    assert page.states() == it.true_states()
+
+
+def test_blocks_are_whose_they_are() -> None:
+    it = Watched(slots=4, blocks=100, **SLOW)
+    it.ask("a", prompt_ids=list(range(50)), max_tokens=20)
+    page = it.frame()
+    number = page.number_of("a")
+    sequence = next(iter(it.harness.engine.sequences()))
+    assert [block for block, (_, owner) in page.blocks.items() if owner == number] == sequence.blocks_from(0)
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_a_prefill_that_was_done_elsewhere_is_a_transfer(steps: bool) -> None:
+    profile = quick_profile() if steps else None
+    it = Watched(slots=2, blocks=100, profile=profile, kv_cache_transfer_latency=2.0)
+    it.ask("a", prompt_ids=list(range(60)), remote_prefill=True)
+    it.frame(0.5)
+    page = it.frame(0.5)
+    assert page.phases[page.number_of("a")] == [Phase.TRANSFER]
+    page = it.frame(10)
+    assert page.ended[page.number_of("a")][1] == "length"
+
+
+def test_adapters_in_memory_are_told_with_what_runs() -> None:
+    it = Watched(slots=4, adapters=("x", "y"), max_loras=1, **SLOW)
+    for name in ("x", "x", "y"):
+        it.ask(f"of {name}", adapter=name)
+    page = it.frame()
+    assert page.frame["adapters"] == {"x": 2}
+    assert [row[6] for row in page.bars.values()] == ["x", "x", "y"]
+    assert it.frame(2).frame["adapters"] == {"y": 1}
+
+
+def test_a_preempted_sequence_is_seen_so() -> None:
+    profile = quick_profile(max_num_seqs=4)
+    it = Watched(slots=4, max_waiting=100, blocks=40, profile=profile)
+    for number in range(4):
+        it.ask(f"r{number}", prompt_ids=list(range(number * 100, number * 100 + 60)), max_tokens=100)
+    for _ in range(200):
+        page = it.frame(0.02)
+        assert page.states() == it.true_states()
+    assert page.figures["preemptions"] > 0
+    assert any(Phase.PREEMPTED in phases for phases in page.phases.values())
+    assert len(page.ended) == 4
+
+
+def test_a_picture_and_the_frames_behind_it_tell_what_all_frames_tell() -> None:
+    it = Watched(slots=4, max_waiting=100, blocks=80, inter_token_latency=0.05)
+    late = Page()
+    for number in range(25):
+        it.ask(f"r{number}", prompt_ids=list(range(number % 3 * 50, number % 3 * 50 + 30)), max_tokens=20)
+    for turn in range(30):
+        it.harness.clock.advance(0.1)
+        frame = it.observer.frame()
+        it.page.take(frame)
+        if turn == 9:
+            late.take(it.observer.picture({}))
+        elif turn > 9:
+            late.take(frame)
+    assert late.states() == it.page.states()
+    live = {number for number in it.page.bars if number not in it.page.ended}
+    assert live <= late.bars.keys()
+    assert {number: late.tokens.get(number) for number in live} == {
+        number: it.page.tokens.get(number) for number in live
+    }
+
+
+def test_nothing_is_attached_while_nobody_looks() -> None:
+    it = Watched(seen=False, slots=4, blocks=100, profile=quick_profile(), max_loras=1)
+    cache, executor = it.harness.cache, it.harness.engine.executor
+    assert cache is not None
+    switched: list[bool] = []
+    it.observer.on_switch(switched.append)
+    assert cache.cache.observer is None and executor.watch_step is None
+    it.look()
+    assert cache.cache.observer is not None and executor.watch_step is not None
+    it.ask("a", prompt_ids=list(range(30)))
+    it.frame()
+    it.observer.end()
+    assert cache.cache.observer is None and executor.watch_step is None
+    assert switched == [True, False]
+    it.ask("b", prompt_ids=list(range(30)))  # whose context was made while somebody looked
+    it.harness.clock.advance(10)
+    assert it.observer.bars.size_bytes == 0 and not list(it.observer.bars.live())
+
+
+def test_who_comes_back_sees_the_engine_as_it_is() -> None:
+    it = Watched(slots=4, blocks=100, inter_token_latency=0.05)
+    it.ask("a", prompt_ids=list(range(50)), max_tokens=100)
+    it.frame()
+    it.observer.end()
+    it.harness.clock.advance(1)
+    it.observer.begin()
+    it.page = Page()
+    page = it.frame()
+    assert page.states() == it.true_states()
+    assert len(page.bars) == 1
+
+
+def test_a_frame_has_no_more_than_so_many_new_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bars, "MOST_NEW", 10)
+    it = Watched(slots=100, **SLOW)
+    for number in range(25):
+        it.ask(f"r{number}")
+    page = it.frame(0.1)
+    assert (len(page.bars), page.unseen) == (10, 15)
+    it.frame(0.1)
+    page = it.frame(0.1)
+    assert len(page.bars) == 25, "what still runs gets its bar later"
+
+
+def test_ten_thousand_requests_leave_no_more_than_is_allowed() -> None:
+    it = Watched(slots=200, max_waiting=10_000, inter_token_latency=0.001)
+    for number in range(10_000):
+        it.ask(f"r{number}", prompt_ids=list(range(50)))
+        if not number % 400:
+            it.frame(0.01)
+    page = it.frame(60)
+    assert page.figures["length"] == 10_000
+    assert it.observer.bars.size_bytes <= it.observer.bars.limit_bytes
+    assert not list(it.observer.bars.live())
+
+
+def test_states_of_the_server() -> None:
+    it = Watched(**SLOW)
+    assert it.observer.state == "serving"
+    it.lifecycle.pause("keep", None)  # type: ignore[arg-type]
+    assert it.observer.state == "paused"
+    it.lifecycle.resume()
+    it.lifecycle.drain()
+    assert it.observer.state == "draining"
+
+
+def test_what_has_not_changed_is_left_out() -> None:
+    it = Watched(blocks=50)
+    it.frame()
+    it.harness.clock.advance(0.25)
+    told = it.observer.frame()
+    assert Frame(at=told.at, figures=told.figures) == told

@@ -1,0 +1,143 @@
+"""What the page asks of a server in this process: knobs, requests, actions, the load generator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app import create_app
+from app.console.bars import Origin
+from app.console.routes import told
+from config.loader import load
+from config.settings import TABLE
+from tests.application import request
+from tests.console.watched import Watched
+from tests.engine.harness import embedded_tokenizer
+
+KEY = {"X-Admin-Key": "secret"}
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> \u202e &amp; \x00 ${7*7}"
+
+
+def client(*flags: str) -> Any:
+    return create_app(load(["--console", "--force-dummy-tokenizer", *flags], {})).test_client()
+
+
+def test_there_is_no_console_unless_it_is_switched_on() -> None:
+    asked = create_app(load(["--force-dummy-tokenizer"], {})).test_client()
+    for path in ("/console", "/console/main.js", "/admin/console/knobs", "/admin/console/stream"):
+        assert asked.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["stream", "knobs", "figures", "requests/1"])
+def test_the_admin_key_guards_what_is_told(path: str) -> None:
+    asked = client("--admin-key", "secret")
+    assert asked.get(f"/admin/console/{path}").status_code == 401
+    assert asked.get(f"/admin/console/{path}", headers={"X-Admin-Key": "wrong"}).status_code == 401
+    assert asked.post("/admin/console/pause").status_code == 401
+
+
+def test_the_page_itself_needs_no_key() -> None:
+    """A browser cannot send one with the address that is typed: the page asks for it."""
+    assert client("--admin-key", "secret").get("/console").status_code == 200
+
+
+def test_there_is_a_knob_for_every_live_setting() -> None:
+    knobs = {knob["name"]: knob for knob in client().get("/admin/console/knobs").get_json()}
+    assert list(knobs) == [row.name for row in TABLE if row.live]
+    for row in TABLE:
+        if row.live:
+            assert knobs[row.name]["help"] == row.help and knobs[row.name]["kind"] == row.kind.name
+
+
+def test_a_knob_shows_what_is_set_and_hides_secrets() -> None:
+    asked = client("--admin-key", "secret", "--inter-token-latency", "20ms")
+    knobs = {knob["name"]: knob for knob in asked.get("/admin/console/knobs", headers=KEY).get_json()}
+    assert knobs["inter-token-latency"]["value"] == "20ms"
+    assert knobs["admin-key"]["value"] == "***"
+    asked.post("/admin/config", json={"inter-token-latency": "35ms"}, headers=KEY)
+    knobs = {knob["name"]: knob for knob in asked.get("/admin/console/knobs", headers=KEY).get_json()}
+    assert knobs["inter-token-latency"]["value"] == "35ms"
+
+
+def test_actions_act_also_without_the_development_routes() -> None:
+    asked = client()
+    assert asked.post("/pause").status_code == 404
+    assert asked.post("/admin/console/pause?mode=keep").status_code == 200
+    assert asked.get("/admin/console/figures").get_json()["state"] == "paused"
+    assert asked.post("/admin/console/resume").status_code == 200
+    assert asked.post("/admin/console/sleep?level=1&mode=keep").status_code == 200
+    assert asked.get("/admin/console/figures").get_json()["state"] == "sleeping"
+    assert asked.post("/admin/console/wake_up").status_code == 200
+    assert asked.get("/admin/console/figures").get_json()["state"] == "serving"
+    assert asked.post("/admin/console/pause?mode=never").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "trace_id"),
+    [
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "4bf92f3577b34da6a3ce929d0e0e4736"),
+        ("00-<b>-00f067aa0ba902b7-01", ""),
+        ("x" * 10_000, ""),
+        (f"00-{'a' * 10_000}-b-01", ""),
+    ],
+)
+def test_what_clients_choose_is_kept_short(traceparent: str, trace_id: str) -> None:
+    context = request("/" + "p" * 10_000, "POST", {"traceparent": traceparent, "x-request-id": "r" * 10_000})
+    origin = Origin.of(context)
+    assert origin.trace_id == trace_id
+    assert len(origin.path) <= 128
+    it = Watched()
+    it.observer.bars.refused(context, 400)
+    page = it.frame()
+    assert len(page.bars[1][1]) <= 128 and page.ended[1][1] == "status 400"
+
+
+@pytest.mark.parametrize("number", ["1", "x", "-1", "9" * 30, "<b>"])
+def test_a_request_that_is_not_known_is_404(number: str) -> None:
+    assert client().get(f"/admin/console/requests/{number}").status_code == 404
+
+
+def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
+    it = Watched(slots=2, blocks=50, inter_token_latency=0.1)
+    ids = embedded_tokenizer().encode(HOSTILE)
+    it.ask("a", prompt_ids=ids, max_tokens=30, stop=("x!",), seed=5)
+    it.frame(1.0)
+    bar = it.observer.bars.of(it.page.number_of("a"))
+    assert bar is not None
+    bar.origin = Origin("/v1/completions", "key:12", "4bf92f3577b34da6a3ce929d0e0e4736")
+    answer = told(bar, embedded_tokenizer())
+    assert answer["prompt"] == embedded_tokenizer().decode(ids, skip_special_tokens=False)
+    assert "<script>" in answer["prompt"]
+    assert answer["tokens"] == it.page.tokens[bar.number] > 5
+    assert answer["reply"] == it.harness.said("a")
+    settings = answer["settings"]
+    assert (settings["stop"], settings["seed"], settings["max_tokens"]) == ("('x!',)", 5, 30)
+    assert len(answer["blocks"]) >= 1
+    assert answer["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
+    it.frame(10)
+    answer = told(bar, embedded_tokenizer())
+    assert answer["outcome"]["reason"] == "length" and answer["blocks"] == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b'{"rate": 0}', b'{"rate": 1e9}', b'{"rate": "x"}', b'{"seconds": 1e9}',
+        b'{"unknown": 1}', b'{"prompt_tokens": 0}', b"\xff", b'{"rate": NaN}',
+    ],
+)  # fmt: skip
+def test_a_load_that_makes_no_sense_is_refused(body: bytes) -> None:
+    answer = client().post("/admin/console/load", data=body)
+    assert answer.status_code == 400, answer.text
+    assert "\n" not in answer.get_json()["error"]["message"]
+
+
+def test_a_load_that_cannot_be_played_is_refused() -> None:
+    asked = client("--max-model-len", "512")
+    answer = asked.post("/admin/console/load", json={"prompt_tokens": 500, "output_tokens": 100})
+    assert answer.status_code == 400 and "max-model-len" in answer.get_json()["error"]["message"]
+    answer = asked.post("/admin/console/load", json={"groups": 2, "prompt_tokens": 20, "shared": 20})
+    assert answer.status_code == 400
+    answer = client("--task", "embed").post("/admin/console/load", json={})
+    assert answer.status_code == 400

@@ -1,0 +1,262 @@
+"""What an engine in a process of its own says of a choice, as it is emitted and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from app.engine.errors import EngineFailed, RequestRefused
+from app.engine.outputs import (
+    EngineOutput,
+    Failed,
+    Finish,
+    Part,
+    PartReader,
+    Piece,
+    Started,
+    TokenLogprob,
+    Tokens,
+)
+from app.engine.remote_choice import RemoteChoice
+from app.engine.request import Outcome
+from app.engine.wire import Said, WireLogprob
+from app.metrics.recorder import Recorder
+from tests.engine.harness import engine_request
+
+ARRIVAL_S, NOW_S = 100.0, 109.0
+THOUGHT = Part("reasoning")
+
+
+class Words(PartReader):
+    """Keeps a word until it is whole; one in brackets is a thought."""
+
+    def __init__(self) -> None:
+        self._kept = ""
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        *words, self._kept = (self._kept + text).split(" ")
+        return [self._piece(word) for word in words]
+
+    def finish(self) -> Sequence[Piece]:
+        return [self._piece(self._kept)] if self._kept else []
+
+    def _piece(self, word: str) -> Piece:
+        return (THOUGHT, word[1:-1]) if word.startswith("[") else (None, word)
+
+
+class Play:
+    """A choice, what it emits, and what it tells when it leaves."""
+
+    def __init__(self, reader: PartReader | None = None, takes_plain: bool = False) -> None:
+        self.outputs: list[EngineOutput] = []
+        self.plain: list[tuple[str, int, float]] = []
+        self.left: list[bool] = []
+        self.takes_plain = takes_plain
+        self.recorder = Recorder("test", 4096, {})
+        self.choice = RemoteChoice(
+            engine_request(arrival_s=ARRIVAL_S, prompt_ids=[1] * 10),
+            1,
+            self.emit,
+            self.recorder,
+            lambda: NOW_S,
+            lambda ids: ["\N{REPLACEMENT CHARACTER}" if it == 99 else f"<{it}>" for it in ids],
+            reader,
+            lambda choice, is_computed: self.left.append(is_computed),
+        )
+
+    def emit(self, output: EngineOutput) -> Any:
+        self.outputs.append(output)
+        if self.takes_plain and isinstance(output, Started):
+            return lambda *token: self.plain.append(token)
+        return None
+
+    def say(self, *texts: str, **fields: Any) -> None:
+        ids = list(range(len(texts)))
+        self.choice.take(Said(key=1, ids=ids, texts=list(texts), **{"at_s": 101.0, **fields}))
+
+    def tokens(self) -> list[tuple[list[str], int, Part | None, Finish | None]]:
+        found = (it for it in self.outputs if isinstance(it, Tokens))
+        return [(list(it.texts), len(it.ids), it.part, it.finish) for it in found]
+
+    def metric(self, name: str, labels: str = "") -> float:
+        lines = self.recorder.render().splitlines()
+        return sum(float(it.split()[-1]) for it in lines if it.startswith(f"vllm:{name}{{") and labels in it)
+
+
+def test_tokens_are_told_as_they_come_and_the_last_one_with_the_end() -> None:
+    play = Play()
+    play.say("a", scheduled_s=100.5, cached_tokens=4)
+    play.say("b", "c", at_s=102.0)
+    play.say("d", at_s=103.0, finish="stop", stop_reason=7)
+    assert play.outputs[0] == Started(0, 101.0, 4)
+    assert play.tokens() == [
+        (["a"], 1, None, None),
+        (["b", "c"], 2, None, None),
+        (["d"], 1, None, Finish("stop", 7)),
+    ]
+    assert play.choice.over and play.left == [False]
+    play.say("e")
+    assert len(play.outputs) == 4
+
+
+def test_a_step_that_brings_no_token_is_not_told_but_its_end_is() -> None:
+    play = Play()
+    play.say()
+    assert play.choice.running and play.tokens() == []
+    play.say(finish="length")
+    assert play.tokens() == [([], 0, None, Finish("length"))]
+
+
+def test_plain_tokens_go_by_themselves_where_somebody_takes_them() -> None:
+    play = Play(takes_plain=True)
+    play.say("a")
+    play.say("b", at_s=102.0)
+    play.say("c", "d", at_s=103.0)
+    play.say("e", at_s=104.0, finish="length")
+    play.say("f", at_s=105.0)
+    assert play.plain == [("a", 0, 101.0), ("b", 0, 102.0)]
+    assert [texts for texts, *_ in play.tokens()] == [["c", "d"], ["e"]]
+
+
+@pytest.mark.parametrize(("reads", "logprobs"), [(True, False), (False, True)])
+def test_no_token_goes_by_itself_that_may_be_of_a_part_or_has_alternatives(
+    reads: bool, logprobs: bool
+) -> None:
+    play = Play(Words() if reads else None, takes_plain=True)
+    for text in ("a ", "b ", "c "):
+        play.say(text, logprobs=[WireLogprob(0, -1.0, 1, [])] if logprobs else None)
+    assert play.plain == [] and len(play.tokens()) == 3
+
+
+def test_tokens_whose_text_is_kept_are_told_with_the_text_that_comes_of_them() -> None:
+    play = Play(Words())
+    play.say("On")
+    play.say("e ", "tw")
+    play.say("o [th")
+    play.say("i", "nk] ", "so", finish="stop")
+    assert play.tokens() == [
+        (["", "One"], 2, None, None),
+        (["", "two"], 2, None, None),
+        (["", "think"], 2, THOUGHT, None),
+        (["so"], 1, None, Finish("stop")),
+    ]
+
+
+def test_alternatives_are_kept_with_their_tokens() -> None:
+    play = Play(Words())
+    for number, text in enumerate(("On", "e ", "two")):
+        play.say(text, logprobs=[WireLogprob(number, -1.0, 1, [])], finish="length" if number == 2 else None)
+    told = [it.logprobs or () for it in play.outputs if isinstance(it, Tokens)]
+    assert [[entry.token_id for entry in entries] for entries in told] == [[0, 1], [2]]
+
+
+def test_several_parts_that_one_token_ends_are_told_apart() -> None:
+    play = Play(Words())
+    play.say("One [two] [] three ")
+    play.say(finish="length")
+    assert play.tokens() == [
+        (["One"], 1, None, None),
+        (["two"], 0, THOUGHT, None),
+        ([""], 0, THOUGHT, None),
+        (["three"], 0, None, None),
+        ([], 0, None, Finish("length")),
+    ]
+
+
+def test_an_alternative_is_named_and_half_a_character_has_no_name() -> None:
+    play = Play()
+    entry = WireLogprob(5, -1.5, 3, [(9, -0.5), (99, -1.0), (5, -1.5)])
+    play.say("a", logprobs=[entry], prompt_logprobs=[None, entry])
+    expected = TokenLogprob(5, "<5>", -1.5, [(5, "<5>", -1.5), (9, "<9>", -0.5), (99, "", -1.0)], 3)
+    started, tokens = play.outputs
+    assert isinstance(started, Started) and list(started.prompt_logprobs or ()) == [None, expected]
+    assert isinstance(tokens, Tokens) and list(tokens.logprobs or ()) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"finish": "error", "error": "It broke."}, EngineFailed, "It broke."),
+        ({"finish": "error", "error": "Too long.", "is_refused": True}, RequestRefused, "Too long."),
+        ({"finish": "timeout"}, EngineFailed, "waited too long"),
+    ],
+)
+def test_what_fails_is_told_once_and_nothing_else(fields: Any, error: type[Exception], message: str) -> None:
+    play = Play()
+    play.say(**fields)
+    [failed] = play.outputs
+    assert isinstance(failed, Failed) and type(failed.error) is error and message in str(failed.error)
+    assert play.left == [False]
+    play.choice.fail(ZeroDivisionError())
+    play.choice.abort()
+    play.choice.interrupt()
+    assert len(play.outputs) == 1 and play.left == [False]
+    assert play.metric("request_success_total", 'finished_reason="error"') == 1
+    assert play.metric("request_generation_tokens_sum") == 0
+    assert play.metric("request_queue_time_seconds_sum") == NOW_S - ARRIVAL_S
+    assert play.metric("request_decode_time_seconds_sum") == 0
+
+
+def test_what_breaks_here_is_computed_there_still() -> None:
+    play = Play()
+    play.say("a")
+    play.choice.fail(ZeroDivisionError())
+    assert isinstance(play.outputs[-1], Failed) and play.left == [True]
+
+
+def test_what_is_aborted_here_is_computed_there_still() -> None:
+    aborted, interrupted = Play(), Play()
+    aborted.say("a")
+    aborted.choice.abort()
+    assert (aborted.left, len(aborted.outputs)) == ([True], 2)
+    interrupted.choice.interrupt()
+    assert [type(it) for it in interrupted.outputs] == [Started, Tokens]
+    assert interrupted.tokens() == [([], 0, None, Finish("abort"))] and interrupted.left == [True]
+
+
+def test_its_times_and_tokens_are_counted() -> None:
+    play = Play()
+    play.say("a", scheduled_s=100.5, cached_tokens=4)
+    play.say("b", "c", at_s=104.0)
+    play.say("d", at_s=105.0, finish="stop", preemptions=2)
+    assert play.metric("generation_tokens_total") == 4
+    assert play.metric("time_to_first_token_seconds_sum") == 1.0
+    assert play.metric("inter_token_latency_seconds_count") == 3
+    assert play.metric("inter_token_latency_seconds_sum") == pytest.approx(4.0)
+    assert play.metric("request_queue_time_seconds_sum") == 0.5
+    assert play.metric("request_prefill_time_seconds_sum") == 0.5
+    assert play.metric("request_decode_time_seconds_sum") == 4.0
+    assert play.metric("e2e_request_latency_seconds_sum") == NOW_S - ARRIVAL_S
+    assert play.metric("prompt_tokens_cached_total") == 4
+    assert play.metric("request_success_total", 'finished_reason="stop"') == 1
+    assert play.metric("request_generation_tokens_sum") == 4
+
+
+def test_several_first_tokens_are_one_and_more_that_follow_without_a_wait() -> None:
+    play = Play()
+    play.say("a", "b", "c", finish="stop")
+    assert play.metric("generation_tokens_total") == 3
+    assert play.metric("time_to_first_token_seconds_count") == 1
+    assert play.metric("inter_token_latency_seconds_count") == 2
+    assert play.metric("inter_token_latency_seconds_sum") == 0.0
+
+
+def test_who_watches_is_told_how_it_went() -> None:
+    told: list[Outcome] = []
+    whole, none = Play(), Play()
+    for play in (whole, none):
+        play.choice.watches = [told.append]
+    whole.say("a", scheduled_s=100.5, cached_tokens=4)
+    whole.say("b", at_s=104.0, finish="length")
+    none.choice.abort()
+    first, second = told
+    assert (first.reason, first.scheduled_s, first.first_token_s, first.last_token_s) == (
+        "length", 100.5, 101.0, 104.0,
+    )  # fmt: skip
+    assert (first.ended_s, first.cached_tokens, first.tokens) == (NOW_S, 4, 2)
+    assert (second.reason, second.scheduled_s, second.first_token_s, second.last_token_s) == (
+        "abort", None, None, None,
+    )  # fmt: skip
+    assert (second.cached_tokens, second.tokens) == (0, 0)

@@ -1,0 +1,46 @@
+"""What a worker says to an engine in a process of its own."""
+
+from __future__ import annotations
+
+import msgspec
+
+from app.engine.wire import Generate, Sampling
+
+NEEDED = {"key": 1, "request_id": "cmpl-1", "prompt_ids": [5, 6], "max_tokens": 7, "arrival_s": 0.5}
+
+
+def test_an_order_that_asks_for_nothing_more_is_what_vllms_sampling_params_are_by_default() -> None:
+    order = msgspec.msgpack.decode(msgspec.msgpack.encode({"type": "generate", **NEEDED}), type=Generate)
+    assert msgspec.structs.asdict(order) == {
+        **NEEDED,
+        "min_tokens": 0,
+        "ignore_eos": False,
+        "stop": (),
+        "stop_token_ids": (),
+        "include_stop": False,
+        "seed": None,
+        "sampling": Sampling(),
+        "logprobs": None,
+        "prompt_logprobs": None,
+        "form": None,
+        "priority": 0,
+        "cache_salt": None,
+    }
+    assert msgspec.structs.asdict(order.sampling) == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "allowed_token_ids": None,
+        "bad_words": (),
+        "skip_special_tokens": True,
+    }
+
+
+def test_an_order_takes_no_bytes_for_what_it_does_not_ask() -> None:
+    order = msgspec.msgpack.encode(Generate(**NEEDED, seed=0))
+    assert msgspec.msgpack.decode(order) == {"type": "generate", **NEEDED, "seed": 0}

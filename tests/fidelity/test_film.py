@@ -1,0 +1,108 @@
+"""A simulation in frames tells what became of the load, and the page of it stands alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.console.report import report_of
+from app.engine.standing import Phase
+from app.fidelity import film as films
+from app.fidelity.film import Film
+from app.fidelity.fleet import simulate
+from app.fidelity.simulate import run
+from app.fidelity.simulation import Outcome, Plan
+from app.load.synthetic import Between, Recipe, draw_load
+from app.load.trace import Load
+from config.datasheet import profile_of
+from tests.console.watched import Page
+
+TOLD = "a <b>title</b></script><script>alert(1)</script>"
+
+
+def filmed(pods: int = 1, **engine: Any) -> tuple[Load, Outcome, Film, Page]:
+    profile = profile_of("qwen3-14b-h100", None, 1, None)
+    profile = msgspec.structs.replace(profile, engine=msgspec.structs.replace(profile.engine, **engine))
+    plan = Plan(profile=profile, pods=pods)
+    recipe = Recipe(
+        input_tokens=Between(50, 900), output_tokens=Between(1, 120), rate=10.0, arrivals="poisson",
+        burstiness=0.25, ramp_from=0.0, seconds=20.0, requests=None, prefix_groups=0, prefix_tokens=0, seed=4,
+    )  # fmt: skip
+    load = draw_load(recipe, 40_960, lambda done: None)
+    film = Film(load, plan, TOLD)
+    outcome = simulate(load, plan, 1, lambda done: None, film.watch)
+    page = Page()
+    page.take(film.picture())
+    for frame in film.frames(outcome):
+        page.take(frame)
+    return load, outcome, film, page
+
+
+@pytest.mark.parametrize("pods", [1, 3])
+def test_every_request_comes_runs_and_ends_when_it_did(pods: int) -> None:
+    load, outcome, _, page = filmed(pods)
+    begin_s = min(outcome.send_s)
+    assert len(page.bars) == len(page.ended) == len(load)
+    for number, row in page.ended.items():
+        place = number - 1
+        assert row[3] == load.output_tokens[place]
+        running_ms, first_ms, last_ms = row[5:]
+        assert first_ms == pytest.approx((outcome.first_s[place] - begin_s) * 1000, abs=0.1)
+        assert last_ms == pytest.approx((outcome.last_s[place] - begin_s) * 1000, abs=0.1)
+        assert page.bars[number][5] - 0.1 <= running_ms <= first_ms
+        assert page.phases[number] == [Phase.PREFILL, Phase.DECODE]
+
+
+def test_its_figures_end_as_the_summary_does() -> None:
+    load, outcome, _, page = filmed()
+    assert page.figures["generated"] == sum(load.output_tokens)
+    assert page.figures["prompt"] == sum(load.input_tokens)
+    assert page.figures["length"] == len(load)
+    assert (page.figures["running"], page.figures["waiting"]) == (0, 0)
+    assert sum(page.frame["ttft"]) == len(load)
+    assert len(page.steps) == outcome.steps
+    assert sum(row[2] for row in page.steps) == sum(load.input_tokens)
+
+
+def test_preemptions_are_counted_as_they_come() -> None:
+    _, outcome, _, page = filmed(num_gpu_blocks=300, max_num_seqs=64)
+    assert page.figures["preemptions"] == outcome.preemptions > 0
+
+
+def test_to_watch_a_simulation_changes_nothing() -> None:
+    load, outcome, film, _ = filmed(pods=3)
+    again = simulate(load, film._plan, 1, lambda done: None)
+    assert (again.first_s, again.last_s, again.pod) == (outcome.first_s, outcome.last_s, outcome.pod)
+
+
+def test_large_ones_are_thinned_out_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(films, "MOST_BARS", 50)
+    monkeypatch.setattr(films, "MOST_STEPS", 100)
+    load, _, film, page = filmed()
+    assert len(page.bars) <= 50 and len(page.steps) <= 101
+    assert page.figures["length"] == len(load)
+    assert "has a bar" in film.picture().server["told"] and "step is shown" in film.picture().server["told"]
+
+
+def test_the_page_stands_alone_and_no_text_ends_its_script() -> None:
+    _, outcome, film, _ = filmed()
+    html = report_of(film.picture(), film.frames(outcome))
+    recording = re.search(r'<script type="application/json" id="recording">(.*?)</script>', html, re.DOTALL)
+    assert recording is not None
+    lines = recording[1].split("\n")
+    assert json.loads(lines[0])["server"]["model"] == TOLD
+    assert not re.search(r'<script[^>]*src=|<link rel="stylesheet"', html)
+    assert "alert(1)</script>" not in html
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
+    assert policy is not None and "unsafe" not in policy[1] and "connect-src" not in policy[1]
+
+
+def test_the_command_writes_it(tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    assert run(["--rate", "5", "--seconds", "5", "--html", str(page)]) == 0
+    assert page.read_text("utf-8").startswith("<!doctype html>")

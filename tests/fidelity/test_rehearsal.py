@@ -1,0 +1,410 @@
+"""A rehearsal of an engine that costs exactly what a profile says: the simulation has to find that out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app import cli
+from app.fidelity import rehearsal_report as report
+from app.fidelity import rehearse as command
+from app.fidelity.benchmark_files import read_recordings
+from app.fidelity.fleet import simulate
+from app.fidelity.linear import applied, non_negative
+from app.fidelity.playing import TURNAROUND_S, Played, RecordedStep, play_offline, play_on
+from app.fidelity.rehearsal import Comparison, Figure, Rehearsal, draw_loads, limits_for, rehearse
+from app.fidelity.replay import Recording
+from app.fidelity.simulation import Plan
+from app.fidelity.step_fitting import BENDS, fit_steps, predicted
+from app.load.synthetic import Between, Recipe
+from app.load.trace import Load
+from config import ConfigError
+from config.profile import CostConstants, EngineLimits, Profile, read_profile
+from tests.fidelity.stand_in import StandIn
+
+LIMITS = EngineLimits(
+    num_gpu_blocks=40,
+    block_size=4,
+    max_num_seqs=6,
+    max_num_batched_tokens=32,
+    max_model_len=100,
+    async_scheduling=False,
+)
+CPU = CostConstants(
+    base=2e-3,
+    weights=16e-3,
+    per_token=1e-3,
+    p=4.0,
+    spill=5e-7,
+    per_context=5e-6,
+    per_attention=1e-6,
+    per_sequence=5e-4,
+)
+RECIPE = Recipe(input_tokens=Between(20, 90), output_tokens=Between(4, 24), requests=20)
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.003, 0.05, 2.0]), st.integers(1, 70), st.integers(1, 30)),
+    min_size=1,
+    max_size=25,
+)
+"""Gap, input and output tokens of each."""
+SECONDS = st.sampled_from([0.0, 1e-6, 1e-4, 1e-3, 2e-2])
+
+
+def load_of(requests: Sequence[tuple[float, int, int]]) -> Load:
+    load, at_s = Load("test"), 0.0
+    for gap_s, tokens_in, tokens_out in requests:
+        at_s += gap_s
+        load.arrival_s.append(at_s)
+        load.input_tokens.append(tokens_in)
+        load.output_tokens.append(tokens_out)
+    return load
+
+
+def profile_of(cost: CostConstants, limits: EngineLimits = LIMITS) -> Profile:
+    return Profile(source="-", model="-", device="-", engine=limits, cost=cost)
+
+
+def steps_of(cost: CostConstants, count: int, seed: int) -> list[RecordedStep]:
+    """Decodes, and some prefills beside them, that take exactly what they cost."""
+    random = Random(seed)
+    steps = []
+    for _ in range(count):
+        decodes, prefills = random.randint(0, 16), random.choice([0, 0, 1, 2])
+        if not decodes + prefills:
+            continue
+        chunk = prefills * random.randrange(8, 200, 8)
+        context = sum(random.randint(1, 500) for _ in range(decodes))
+        steps.append(
+            RecordedStep(decodes + chunk, decodes + prefills, context, chunk * chunk / 2, prefills, 1.0)
+        )
+    told = predicted(cost, steps)
+    return [msgspec.structs.replace(it, seconds=seconds) for it, seconds in zip(steps, told, strict=True)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(requests=REQUESTS, in_flight=st.one_of(st.none(), st.integers(1, 8)))
+def test_an_engine_and_its_simulation_tell_the_same_moments_and_steps(
+    requests: list[tuple[float, int, int]], in_flight: int | None
+) -> None:
+    load, engine = load_of(requests), StandIn(LIMITS, CPU)
+    real = play_on(engine, load, in_flight, engine.clock)
+    simulated = play_offline(profile_of(CPU), load, in_flight)
+    assert [it.held for it in real.steps] == [it.held for it in simulated.steps]
+    for name in ("send_s", "first_s", "last_s"):
+        assert getattr(real.recording, name) == pytest.approx(getattr(simulated.recording, name), abs=1e-6)
+    seconds = [it.seconds for it in simulated.steps]
+    assert [it.seconds for it in real.steps] == pytest.approx(seconds, abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(requests=REQUESTS, in_flight=st.one_of(st.none(), st.integers(1, 8)))
+def test_simulate_tells_the_same_moments(
+    requests: list[tuple[float, int, int]], in_flight: int | None
+) -> None:
+    load = load_of(requests)
+    plan = Plan(profile=profile_of(CPU), in_flight=in_flight, turnaround_s=TURNAROUND_S)
+    outcome = simulate(load, plan, 1, lambda done: None)
+    recording = play_offline(profile_of(CPU), load, in_flight).recording
+    for name in ("send_s", "first_s", "last_s"):
+        assert list(getattr(outcome, name)) == getattr(recording, name)
+
+
+def test_the_client_sleeps_until_the_next_request_and_no_longer() -> None:
+    engine = StandIn(LIMITS, CostConstants(base=1.0))
+    played = play_on(engine, load_of([(0.0, 5, 2), (10.0, 5, 1)]), None, engine.clock)
+    assert engine.pauses == pytest.approx([8.0])
+    assert played.recording.first_s == pytest.approx([1.0, 11.0])
+    assert played.recording.last_s == pytest.approx([2.0, 11.0])
+
+
+def test_who_waits_for_a_place_is_sent_when_one_is_free() -> None:
+    engine = StandIn(LIMITS, CostConstants(base=1.0))
+    played = play_on(engine, load_of([(0.0, 5, 2), (0.0, 5, 2), (0.0, 5, 1)]), 2, engine.clock)
+    assert played.recording.send_s == pytest.approx([0.0, 0.0, 2.0 + TURNAROUND_S])
+    assert played.recording.first_s == pytest.approx([1.0, 1.0, 3.0 + TURNAROUND_S])
+
+
+def test_whoever_follows_another_one_misses_the_step_that_is_made_at_its_end() -> None:
+    engine = StandIn(LIMITS, CostConstants(base=1.0))
+    played = play_on(engine, load_of([(0.0, 5, 2), (0.0, 5, 4), (0.0, 5, 1)]), 2, engine.clock)
+    assert played.recording.first_s == pytest.approx([1.0, 1.0, 4.0])
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    base=SECONDS,
+    per_sequence=SECONDS,
+    per_token=st.sampled_from([1e-6, 1e-4, 1e-3]),
+    bend=st.sampled_from(BENDS),
+    per_context=st.sampled_from([0.0, 1e-8, 5e-6]),
+    mixed_context=st.sampled_from([0.0, 1e-6]),
+    spill=st.sampled_from([0.0, 5e-7]),
+    seed=st.integers(0, 5),
+)
+def test_a_fit_finds_what_steps_cost(
+    base: float,
+    per_sequence: float,
+    per_token: float,
+    bend: tuple[float, float],
+    per_context: float,
+    mixed_context: float,
+    spill: float,
+    seed: int,
+) -> None:
+    knee, p = bend
+    cost = CostConstants(
+        base=base,
+        per_sequence=per_sequence,
+        per_token=per_token,
+        weights=knee * per_token,
+        p=p,
+        per_context=per_context,
+        per_attention=per_token / 1000,
+        mixed_context=mixed_context,
+        spill=spill,
+    )
+    fit = fit_steps(steps_of(cost, 200, seed))
+    others = steps_of(cost, 100, seed + 100)
+    assert predicted(fit.cost, others) == pytest.approx([it.seconds for it in others], rel=5e-3)
+    assert fit.median_error < 2e-3
+
+
+def test_a_fit_names_the_constants_that_a_load_tells_apart() -> None:
+    cost = fit_steps(steps_of(CPU, 400, 1)).cost
+    assert msgspec.structs.asdict(cost) == pytest.approx(msgspec.structs.asdict(CPU), rel=0.01, abs=1e-9)
+
+
+def test_a_bend_between_those_that_are_tried_is_nearly_found() -> None:
+    cost = msgspec.structs.replace(CPU, weights=9.5e-3, p=5.0)
+    others = steps_of(cost, 100, 2)
+    fit = fit_steps(steps_of(cost, 400, 1))
+    assert predicted(fit.cost, others) == pytest.approx([it.seconds for it in others], rel=0.1)
+    assert fit.median_error < 0.01
+
+
+def test_steps_that_something_else_made_long_change_the_level_and_not_the_shape() -> None:
+    steps, random = steps_of(CPU, 600, 1), Random(1)
+    slow = [
+        msgspec.structs.replace(
+            it, seconds=it.seconds * random.uniform(0.98, 1.02) * (4 if not place % 50 else 1)
+        )
+        for place, it in enumerate(steps)
+    ]
+    cost = fit_steps(slow).cost
+    assert sum(predicted(cost, slow)) == pytest.approx(sum(it.seconds for it in slow))
+    shares = [ours / theirs.seconds for ours, theirs in zip(predicted(cost, steps), steps, strict=True)]
+    assert max(shares) / min(shares) < 1.05
+
+
+def test_a_few_steps_tell_nothing() -> None:
+    with pytest.raises(ConfigError, match="5 steps were recorded, and a fit needs 20: play more requests"):
+        fit_steps(steps_of(CPU, 400, 1)[:5])
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=4, max_size=12),
+    aims=st.lists(st.integers(-9, 9), min_size=12, max_size=12),
+)
+def test_least_squares_without_negative_numbers_cannot_be_bettered(
+    rows: list[list[int]], aims: list[int]
+) -> None:
+    gram = [[float(sum(row[i] * row[j] for row in rows)) for j in range(4)] for i in range(4)]
+    target = [float(sum(row[i] * aim for row, aim in zip(rows, aims, strict=False))) for i in range(4)]
+    x = non_negative(gram, target)
+    slopes = [aim - value for aim, value in zip(target, applied(gram, x), strict=True)]
+    for value, slope in zip(x, slopes, strict=True):
+        assert value >= 0
+        assert slope < 1e-3, "more of it would be better"
+        assert value < 1e-9 or slope > -1e-3, "less of it would be better"
+
+
+def rehearsed(noise: float = 0.0) -> Rehearsal:
+    loads, random = draw_loads(RECIPE, (2, 5)), Random(1)
+    limits = limits_for(loads, 64)
+    engine = StandIn(limits, CPU, lambda: 1 + random.uniform(-noise, noise))
+    return rehearse(engine, profile_of(CostConstants(), limits), loads, engine.clock, lambda text: None)
+
+
+def test_an_engine_of_the_family_is_rehearsed_without_an_error() -> None:
+    rehearsal = rehearsed()
+    assert rehearsal.within
+    for it in rehearsal.comparisons:
+        assert it.same_steps
+        assert it.noise < 1e-9
+        assert all(abs(figure.error) < 1e-3 for figure in it.figures)
+
+
+def test_what_is_compared_is_not_what_was_fitted() -> None:
+    loads = draw_loads(RECIPE, (2, 5))
+    compared = list(loads.compared[2].input_tokens)
+    others = [list(it.input_tokens) for of in loads.calibrating for it in of.values()]
+    assert compared not in [it[: len(compared)] for it in others]
+    assert [len(it) for it in others] == [10, 10, 10, 10]
+
+
+def test_an_engine_that_is_not_always_as_fast_is_still_told_within_the_bound() -> None:
+    rehearsal = rehearsed(noise=0.05)
+    assert rehearsal.within
+    assert rehearsal.comparisons[0].noise > 1e-3
+
+
+def test_an_engine_has_room_for_all_that_is_in_flight() -> None:
+    limits = limits_for(draw_loads(RECIPE, (3, 5)), 2)
+    assert limits.max_num_seqs == limits.max_num_batched_tokens == 5
+    assert limits.max_model_len == 256
+    assert limits.num_gpu_blocks == 8 * 256 // 16 + 1
+
+
+def played(scale: float, steps: int = 3) -> Played:
+    """Three requests at once, of 2 tokens each."""
+    first, last = [0.1 * scale, 0.2 * scale, 0.3 * scale], [1.1 * scale, 1.2 * scale, 1.3 * scale]
+    recording = Recording(
+        name="-",
+        arrival_s=[0.0] * 3,
+        send_s=[0.0] * 3,
+        first_s=first,
+        last_s=last,
+        input_tokens=[5] * 3,
+        output_tokens=[2] * 3,
+    )
+    return Played(recording, [RecordedStep(3, 3, 0, 0.0, 0, 0.1)] * steps)
+
+
+def test_noise_is_how_far_both_plays_are_apart_and_error_how_far_the_simulation_is_from_their_middle() -> (
+    None
+):
+    figure = Figure("TTFT p50", first_s=0.9, again_s=1.1, simulated_s=0.95)
+    assert figure.real_s == 1.0
+    assert figure.noise == pytest.approx(0.2)
+    assert figure.error == pytest.approx(-0.05)
+    assert figure.most == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("again", "simulated", "within"),
+    [(1.0, 1.049, True), (1.0, 1.051, False), (1.0, 0.951, True), (1.0, 0.949, False), (1.1, 1.15, True)],
+)
+def test_the_median_error_may_exceed_the_median_noise_by_5_points(
+    again: float, simulated: float, within: bool
+) -> None:
+    assert Comparison(3, played(1.0), played(again), played(simulated)).within == within
+
+
+def test_no_single_figure_may_be_off_by_more_than_its_noise_and_10_points() -> None:
+    simulated = played(1.0)
+    simulated.recording.first_s[:] = [0.115, 0.2, 0.3]
+    comparison = Comparison(3, played(1.0), played(1.0), simulated)
+    assert comparison.within
+    simulated.recording.first_s[:] = [0.1, 0.225, 0.3]
+    comparison = Comparison(3, played(1.0), played(1.0), simulated)
+    assert comparison.error < 0.05
+    assert not comparison.within
+
+
+def test_steps_are_the_same_only_if_all_of_them_are() -> None:
+    assert Comparison(3, played(1.0), played(1.1), played(1.2)).same_steps
+    assert not Comparison(3, played(1.0), played(1.0), played(1.0, steps=2)).same_steps
+
+
+def test_the_report_tells_the_figures_the_costs_and_a_verdict() -> None:
+    good = rehearsed()
+    text = report.table(good)
+    assert "2 in flight: 20 requests, " in text
+    assert "5 in flight: 20 requests, " in text
+    assert text.count("the same in the simulation") == 2
+    assert re.search(r"a step costs: base [\d.]+ us, weights [\d.e+]+ us, per-token [\d.]+ us, spill ", text)
+    assert text.endswith("within the bound: noise + 5% in the median, noise + 10% each")
+    bad = msgspec.structs.replace(
+        good, comparisons=[Comparison(7, played(1.0), played(1.0), played(2.0, steps=4))]
+    )
+    assert "3 steps, 4 in the simulation" in report.table(bad)
+    assert "NOT within the bound with 7 in flight" in report.verdict(bad)
+
+
+def test_the_figures_as_json() -> None:
+    document = json.loads(report.as_json(rehearsed()))
+    assert document["within"] is True
+    assert document["cost"]["base"] == pytest.approx(CPU.base, rel=0.01)
+    [two, five] = document["loads"]
+    assert (two["in_flight"], five["in_flight"]) == (2, 5)
+    assert list(two["figures"])[:4] == ["TTFT mean", "TTFT p50", "TTFT p90", "ITL mean"]
+    assert len(two["figures"]) == 9
+    figure = two["figures"]["E2E p90"]
+    assert figure["error"] == pytest.approx(figure["simulated_s"] / figure["first_s"] - 1)
+
+
+def test_the_profile_can_be_read_and_tells_its_errors(tmp_path: Path) -> None:
+    file = tmp_path / "profile.yaml"
+    file.write_text(report.as_yaml(rehearsed()))
+    profile = read_profile(str(file))
+    assert list(profile.errors) == ["2 in flight", "5 in flight"]
+    assert not profile.engine.async_scheduling
+    assert profile.source.startswith("fitted to ")
+
+
+def test_what_a_play_wrote_is_a_recording_that_calibrate_reads(tmp_path: Path) -> None:
+    engine = StandIn(LIMITS, CPU)
+    recording = play_on(engine, load_of([(0.0, 5, 2), (0.5, 7, 3)]), None, engine.clock).recording
+    report.write_requests(recording, tmp_path / "real.csv")
+    [again] = read_recordings(str(tmp_path / "real.csv"))
+    assert again.first_s == pytest.approx(recording.first_s, abs=1e-6)
+    assert (again.input_tokens, again.output_tokens) == ([5, 7], [2, 3])
+
+
+def test_steps_are_written_one_a_row(tmp_path: Path) -> None:
+    steps = steps_of(CPU, 5, 1)
+    report.write_steps(steps, tmp_path / "steps.csv")
+    with (tmp_path / "steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["tokens"]) for row in rows] == [it.tokens for it in steps]
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    report.draw(rehearsed(), "test", tmp_path / "it.png")
+    assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--in-flight", "0"], "--in-flight: '0' must be a whole number from 1 to 256"),
+        (["--in-flight", "4,,8"], "--in-flight: '' must be a whole number from 1 to 256"),
+        (["--input-tokens", "9-3"], "--input-tokens: '9-3' 9 must not exceed 3"),
+        (["--output-tokens", "1"], "no reply has two tokens, so there is no time between tokens"),
+        (["--requests", "3"], "--requests: '3' must be a whole number from 4 to 100000"),
+        (["--rate", "0"], "--rate: '0' must be a number above 0"),
+        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--json", "/nowhere/it.json"], "/nowhere/it.json: there is no folder /nowhere"),
+        (["--out", "/proc/nowhere/it"], "/proc/nowhere/it: "),
+    ],
+)
+def test_bad_flags_are_told_in_one_line(
+    flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["rehearse", *flags]) == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("error: ")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_without_torch_a_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "app.fidelity.real_engine", None)
+    assert command.run(["--model", "tiny"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.endswith("pip install -r requirements-engine.txt\n")
+    assert err.count("\n") == 1

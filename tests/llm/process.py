@@ -1,0 +1,157 @@
+"""The engine as a process, and workers that talk to it over real ZMQ."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from app.engine.wire import (
+    Abort,
+    Answer,
+    Command,
+    EngineProcessOptions,
+    Generate,
+    Hello,
+    Load,
+    Notice,
+    Order,
+    Ready,
+    Said,
+    Sampling,
+)
+from tests.running_server import ROOT
+
+PATIENCE_S = 50.0
+GREEDY = Sampling(temperature=0.0)
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class EngineProcess:
+    """A running process; its log is a file."""
+
+    def __init__(self, options: EngineProcessOptions, folder: Path) -> None:
+        self.options, self.log = options, folder / "log"
+        with self.log.open("wb") as log:
+            command = [sys.executable, "-m", "app.llm.service", msgspec.json.encode(options).decode()]
+            self.process = subprocess.Popen(command, cwd=ROOT, stderr=log, env=ENVIRONMENT)
+
+    def check(self) -> None:
+        assert self.process.poll() is None, self.log.read_text()
+
+
+@contextmanager
+def engine_process(model: Path, **options: object) -> Iterator[EngineProcess]:
+    """An engine for a tiny model, with 256 blocks if `options` do not say otherwise."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are too long for the path of a socket
+        wanted = {"endpoint": f"ipc://{folder}/engine", "model": str(model), "num_blocks": 256, **options}
+        running = EngineProcess(msgspec.convert(wanted, EngineProcessOptions), Path(folder))
+        try:
+            yield running
+        finally:
+            running.process.kill()
+            running.process.wait()
+
+
+class Worker:
+    """What a worker of the server does, in short."""
+
+    def __init__(self, endpoint: str, queued_messages: int = 10_000) -> None:
+        """With few `queued_messages` it is one that soon is behind."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger, self._socket.rcvhwm = 0, queued_messages
+        self._socket.connect(endpoint)
+        self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
+        self.said: dict[int, list[Said]] = {}
+        self.loads: list[Load] = []
+        self.ready: list[Ready] = []
+        self.answers: dict[int, Answer] = {}
+        self._numbers = 0
+
+    def order(self, *orders: Order) -> None:
+        self.raw(msgspec.msgpack.encode(orders))
+
+    def raw(self, *frames: bytes) -> None:
+        self._socket.send_multipart(frames)
+
+    def greet(self) -> Ready:
+        """Waits until the engine is there."""
+        self.order(Hello())
+        before = len(self.ready)
+        self.until(lambda: len(self.ready) > before)
+        return self.ready[-1]
+
+    def generate(self, key: int, prompt_ids: Sequence[int], max_tokens: int = 16, **more: object) -> None:
+        plain = {"sampling": GREEDY, "ignore_eos": True, "request_id": str(key), **more}
+        self.order(
+            Generate(key=key, prompt_ids=list(prompt_ids), max_tokens=max_tokens, arrival_s=0.0, **plain)  # type: ignore[arg-type]
+        )
+
+    def abort(self, *keys: int) -> None:
+        self.order(Abort(list(keys)))
+
+    def command(self, name: str, **more: object) -> Answer:
+        return self.answer(self.ask(name, **more))
+
+    def ask(self, name: str, **more: object) -> int:
+        self._numbers += 1
+        self.order(Command(number=self._numbers, name=name, **more))  # type: ignore[arg-type]
+        return self._numbers
+
+    def answer(self, number: int) -> Answer:
+        self.until(lambda: number in self.answers)
+        return self.answers.pop(number)
+
+    def hear(self, timeout_s: float = 0.1) -> None:
+        """Take in what comes."""
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return
+        for notice in self._decode(self._socket.recv()):
+            match notice:
+                case Said():
+                    self.said.setdefault(notice.key, []).append(notice)
+                case Load():
+                    self.loads.append(notice)
+                case Ready():
+                    self.ready.append(notice)
+                case Answer():
+                    self.answers[notice.number] = notice
+
+    def until(self, holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+        end = time.monotonic() + patience_s
+        while not holds():
+            assert time.monotonic() < end, "the engine did not say it"
+            self.hear()
+
+    def wait(self, *keys: int) -> list[Said]:
+        """The last word of each choice, when all are over."""
+        self.until(lambda: all(self.is_over(key) for key in keys))
+        return [self.said[key][-1] for key in keys]
+
+    def is_over(self, key: int) -> bool:
+        return bool(self.said.get(key)) and self.said[key][-1].finish is not None
+
+    def whole(self, key: int) -> tuple[list[int], str]:
+        """Tokens and text of a choice, which is waited for and then forgotten."""
+        self.wait(key)
+        said = self.said.pop(key)
+        return [it for part in said for it in part.ids], "".join(text for part in said for text in part.texts)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

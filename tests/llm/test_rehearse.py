@@ -1,0 +1,106 @@
+"""`python -m app rehearse` with a tiny model: the real engine and the simulation make the same steps.
+
+How long steps take is the machine's affair, so the verdict is not.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app import cli
+from app.fidelity.benchmark_files import read_recordings
+from app.fidelity.playing import Clock, play_offline, play_on
+from app.fidelity.real_engine import RealEngine
+from app.fidelity.rehearse import OUTSIDE
+from app.llm.random_weights import tiny_checkpoint
+from app.load.trace import Load
+from config.profile import CostConstants, EngineLimits, Profile, read_profile
+
+pytestmark = pytest.mark.engine
+
+SMALL = ("--model", "tiny", "--device", "cpu", "--in-flight", "2,5", "--requests", "8")
+LIMITS = EngineLimits(
+    num_gpu_blocks=120,
+    block_size=16,
+    max_num_seqs=4,
+    max_num_batched_tokens=48,
+    max_model_len=256,
+    async_scheduling=False,
+)
+
+
+def test_a_rehearsal_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = cli.main(["rehearse", *SMALL, "--out", str(tmp_path / "new" / "out")])
+    text = capsys.readouterr().out
+    assert status in (0, OUTSIDE)
+    assert ("\nwithin the bound: " if status == 0 else "NOT within the bound") in text
+    assert text.count("the same in the simulation") == 2
+
+    out = tmp_path / "new" / "out"
+    document = json.loads((out / "rehearsal.json").read_text())
+    assert document["within"] == (status == 0)
+    assert [it["in_flight"] for it in document["loads"]] == [2, 5]
+    assert all(it["same_steps"] and it["requests"] == 8 for it in document["loads"])
+    assert all(figure["simulated_s"] > 0 for it in document["loads"] for figure in it["figures"].values())
+    with (out / "steps.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == document["fitted_steps"]
+
+    profile = read_profile(str(out / "profile.yaml"))
+    assert profile.engine.max_num_seqs == 5
+    assert profile.device.startswith("cpu, float32, ")
+    assert (out / "rehearsal.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("real-1-2", "real-2-2", "simulated-2", "real-1-5", "real-2-5", "simulated-5"):
+        [recording] = read_recordings(str(out / f"{name}.csv"))
+        assert len(recording.send_s) == 8
+
+
+def test_json_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["rehearse", *SMALL, "--json", "-"]) in (0, OUTSIDE)
+    assert set(json.loads(capsys.readouterr().out)) >= {"within", "cost", "loads"}
+
+
+@pytest.mark.parametrize("blocks", [120, 11])
+@pytest.mark.parametrize("in_flight", [None, 1, 3, 4])
+def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
+    in_flight: int | None, blocks: int
+) -> None:
+    """Prompts in chunks, requests that wait for a place, one that has all of the budget; in the smaller cache
+    some that lose their blocks.
+    """
+    load = Load("test")
+    for tokens_in, tokens_out in ((100, 9), (3, 30), (17, 1), (48, 5), (60, 12), (1, 40), (16, 16), (31, 2)):
+        load.arrival_s.append(0.0)
+        load.input_tokens.append(tokens_in)
+        load.output_tokens.append(tokens_out)
+    limits = msgspec.structs.replace(LIMITS, num_gpu_blocks=blocks)
+    engine = RealEngine("tiny", "cpu", 1, limits, 1)
+    profile = Profile(source="-", model="-", device="-", engine=limits, cost=CostConstants(base=1.0))
+    simulated = play_offline(profile, load, in_flight)
+    for _ in range(2):  # what the first time left in the cache is forgotten
+        real = play_on(engine, load, in_flight, patient())
+        assert [it.held for it in real.steps] == [it.held for it in simulated.steps]
+
+
+def patient() -> Clock:
+    """A clock on which every step takes a second."""
+    ticks = count()
+    return Clock(lambda: float(next(ticks)), lambda seconds: None)
+
+
+def test_what_cannot_be_loaded_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["rehearse", "--model", "/nowhere"]) == 1
+    err = capsys.readouterr().err
+    assert err.endswith("error: model /nowhere: There is nothing at /nowhere.\n")
+    assert "Traceback" not in err
+
+
+def test_random_weights_are_the_same_each_time() -> None:
+    one, other = tiny_checkpoint().weights, tiny_checkpoint().weights
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert (one.get(name) == other.get(name)).all()

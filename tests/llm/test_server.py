@@ -1,0 +1,204 @@
+"""A server before a model that computes: nothing of it is played, and nobody but the engine has torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from app.llm.llm import LLM
+from app.llm.sampling_params import SamplingParams
+from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
+from tests.hostile.wire import Wire, get, post, running, wait_until
+from tests.llm.tiny import Shape, edit_config, make_model
+from tests.running_server import ROOT, RunningServer, running_server
+
+EMBEDDED = ROOT / "app" / "tokenization" / "data"
+CHATS = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello there"}]}
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+TRIES = 3
+"""What a random model says may be half a character, an end, or a call that is whole by chance."""
+LONG = HELLO | {"max_tokens": 700, "ignore_eos": True, "stream": True}
+
+
+@contextmanager
+def serving(model: Path | str, *flags: str, env: dict[str, str] | None = None) -> Iterator[RunningServer]:
+    words = ("--engine", "llm", "--model", str(model), "--served-model-name", "tiny", "--zmq-endpoint", "")
+    with running_server(*words, *flags, env=ONE_THREAD | (env or {})) as server:
+        yield server
+
+
+def model_with(tokenizer: Path, folder: Path, vocabulary: int) -> Path:
+    make_model(folder, Shape("qwen3"), vocabulary)
+    for file in tokenizer.iterdir():
+        if file.name not in ("config.json", "generation_config.json"):
+            shutil.copy(file, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model: str) -> Iterator[RunningServer]:
+    with serving(model, "--seed", "3", env={"VLLM_SERVER_DEV_MODE": "1"}) as server:
+        yield server
+
+
+def chat(server: RunningServer, **fields: Any) -> Any:
+    answer = post(server.port, HELLO | fields, CHATS)
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+def children(pid: int) -> set[int]:
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def engine_of(server: RunningServer) -> int:
+    [pid] = [pid for pid in children(server.process.pid) if has_torch(pid)]
+    return pid
+
+
+def test_only_the_engines_process_has_torch(server: RunningServer) -> None:
+    chat(server, max_tokens=2)
+    workers = children(server.process.pid) - {engine_of(server)}
+    assert len(workers) == 1
+    assert not any(map(has_torch, [server.process.pid, *workers]))
+
+
+def test_the_context_is_as_long_as_the_models_own(server: RunningServer) -> None:
+    [told] = get(server.port, "/v1/models").json()["data"]
+    assert told["max_model_len"] == 1024
+
+
+def test_greedy_replies_are_those_of_the_library(server: RunningServer, model: str) -> None:
+    prompt = [3, 14, 15, 92, 65]
+    asked = {"prompt": prompt, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    told = post(server.port, asked | {"return_token_ids": True}).json()["choices"][0]["token_ids"]
+    with LLM(model, device="cpu") as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+        assert llm.generate_single(prompt, params)["token_ids"] == told
+
+
+def test_a_stream_says_what_a_whole_answer_says(server: RunningServer) -> None:
+    asked = {"temperature": 0.8, "seed": 5, "max_tokens": 30}
+    with Wire(server.port) as wire:
+        events = [*wire.post(HELLO | asked | {"stream": True}, CHATS).events()]
+    texts = [event["choices"][0]["delta"].get("content") or "" for event in events]
+    assert "".join(texts) == chat(server, **asked)["choices"][0]["message"]["content"]
+
+
+def test_a_reply_keeps_to_its_schema(server: RunningServer) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "maximum": 99}, "kind": {"enum": ["a", "b"]}},
+        "required": ["n", "kind"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    [choice] = chat(server, response_format=form, max_tokens=90)["choices"]
+    assert choice["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+
+
+def test_a_prompt_that_is_cached_is_counted(server: RunningServer) -> None:
+    asked = {"prompt": list(range(100, 164)), "max_tokens": 1}
+    before = hits(server)
+    post(server.port, asked), post(server.port, asked)
+    assert hits(server) - before == 48
+
+
+def hits(server: RunningServer) -> float:
+    text = get(server.port, "/metrics").body.decode()
+    return float(re.findall(r"^vllm:prefix_cache_hits_total{.*} (\S+)$", text, re.M)[0])
+
+
+def test_what_ran_for_a_worker_that_is_killed_runs_no_more(server: RunningServer) -> None:
+    [worker] = children(server.process.pid) - {engine_of(server)}
+    with Wire(server.port) as wire:
+        next(wire.post(LONG, CHATS).events())
+        os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: bool(children(server.process.pid) - {engine_of(server), worker}))
+    wait_until(lambda: get(server.port, "/health").status == 200)
+    chat(server, max_tokens=2)
+    wait_until(lambda: running(server.port) == 0)
+
+
+def test_an_engine_that_is_killed_has_a_successor(server: RunningServer) -> None:
+    before = engine_of(server)
+    with Wire(server.port) as wire:
+        events = wire.post(LONG, CHATS).events()
+        next(events)
+        os.kill(before, signal.SIGKILL)
+        *_, last = events
+    assert last["error"]["code"] == 500
+    assert get(server.port, "/health").status == 503
+    wait_until(lambda: get(server.port, "/health").status == 200)
+    assert chat(server, max_tokens=4)["usage"]["completion_tokens"] == 4
+    assert engine_of(server) != before
+
+
+def test_weights_go_to_sleep_and_wake_up(server: RunningServer) -> None:
+    asked = {"temperature": 0, "max_tokens": 8}
+    before = chat(server, **asked)["choices"][0]["message"]
+    assert post(server.port, {}, "/sleep?level=2").status == 200
+    assert get(server.port, "/is_sleeping").json() == {"is_sleeping": True}
+    assert post(server.port, {}, "/wake_up").status == 200
+    assert get(server.port, "/is_sleeping").json() == {"is_sleeping": False}
+    assert chat(server, **asked)["choices"][0]["message"] == before
+
+
+def test_weights_that_are_cut_off_end_the_start_with_one_line(model: str, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "broken")
+    weights = tmp_path / "broken" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(RuntimeError, match="status 1") as ended, serving(tmp_path / "broken"):
+        pass
+    told = [line for line in str(ended.value).splitlines() if "INFO" not in line]
+    assert len(told) == 2  # what the test says itself, and the server's line
+    assert told[1].startswith(
+        f"error: setting model: '{tmp_path / 'broken'}' cannot be served by engine llm:"
+    )
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("cases", [CASES, MORE_CASES], ids=["first", "second"])
+def test_every_recorded_exchange_agrees(cases: Path, recorded_server: RunningServer) -> None:
+    report, left = "", [""]
+    for _ in range(TRIES):
+        report = replay(recorded_server.url, "--cases", str(cases), "--only", ",".join(left))
+        left = re.findall(r"^(\w+): \d+ difference", report, re.M)
+        if not left:
+            break
+    agreeing, _, exchanges, *_ = report.splitlines()[-1].split()
+    assert agreeing == exchanges != "0", report
+
+
+@pytest.fixture(scope="module")
+def recorded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Started as the recorded vLLM was, with a model of the same kind and tokenizer."""
+    flags = {
+        "seed": "1",
+        "max-model-len": "2048",
+        "max-num-seqs": "8",
+        "block-size": "32",
+        "enable-prompt-tokens-details": "true",
+        "enable-scale-out": "true",
+    }
+    model = model_with(TOKENIZER, tmp_path_factory.mktemp("tiny"), 4096)
+    edit_config(model, max_position_embeddings=8192)
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    with serving(model, *words, env=ENVIRONMENT) as server:
+        yield server

@@ -1,0 +1,273 @@
+"""The engine's process over real ZMQ: streams, ends, workers that go, and what is no order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.engine.wire import Sampling
+from app.llm.llm import LLM
+from app.llm.sampling_params import SamplingParams
+from tests.llm.process import ENVIRONMENT, EngineProcess, Worker, engine_process
+from tests.llm.tiny import VOCABULARY, prompts
+from tests.running_server import ROOT
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+WANTED = prompts(6, seed=4)
+LONG = 400
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[EngineProcess]:
+    with engine_process(folder, max_num_seqs=4) as running:
+        yield running
+
+
+@pytest.fixture
+def worker(engine: EngineProcess) -> Iterator[Worker]:
+    made = Worker(engine.options.endpoint)
+    made.greet()
+    yield made
+    made.close()
+    engine.check()
+
+
+@pytest.fixture(scope="module")
+def replies(folder: Path) -> list[list[int]]:
+    """What the library says to each of `WANTED`."""
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    with LLM(str(folder), "cpu", num_blocks=256, max_seq_length=512) as llm:
+        return [it["token_ids"] for it in llm.generate(WANTED, params, progress=False)]  # type: ignore[misc]
+
+
+def test_the_engine_says_what_it_is(worker: Worker, engine: EngineProcess) -> None:
+    ready = worker.greet()
+    assert ready == worker.greet()
+    assert (ready.pid, ready.vocab_size, ready.max_model_len) == (engine.process.pid, VOCABULARY, 1024)
+    assert (ready.num_blocks, ready.block_size, ready.dtype, ready.device) == (256, 16, "float32", "cpu")
+
+
+def test_two_workers_hear_each_what_they_ordered(
+    worker: Worker, other: Worker, replies: list[list[int]]
+) -> None:
+    for key, prompt in enumerate(WANTED):
+        (worker if key % 2 else other).generate(key // 2, prompt)
+    said = [(worker if key % 2 else other).whole(key // 2)[0] for key in range(len(WANTED))]
+    assert said == replies
+    assert not worker.said and not other.said
+
+
+def test_each_step_is_one_message_with_moments(worker: Worker) -> None:
+    before = time.monotonic()
+    worker.generate(1, WANTED[0], logprobs=2, prompt_logprobs=1)
+    worker.wait(1)
+    said = worker.said[1]
+    moments = [it.at_s for it in said]
+    assert [len(it.ids) for it in said] == [1] * 16 == [len(it.texts) for it in said]
+    assert moments == sorted(set(moments)) and moments[-1] <= time.monotonic()
+    assert said[0].scheduled_s is not None and before <= said[0].scheduled_s <= moments[0]
+    assert said[0].prompt_logprobs is not None and len(said[0].prompt_logprobs) == len(WANTED[0])
+    assert [it.logprobs is not None and len(it.logprobs) for it in said] == [1] * 16
+    assert [it.finish for it in said] == [None] * 15 + ["length"]
+    assert all(it.scheduled_s is None and it.prompt_logprobs is None for it in said[1:])
+
+
+def test_a_prefix_that_was_computed_is_found(worker: Worker) -> None:
+    prompt = [7] * 100
+    worker.generate(1, prompt)
+    worker.wait(1)
+    loads = worker.loads[-1]
+    worker.generate(2, prompt)
+    worker.wait(2)
+    assert (worker.said[1][0].cached_tokens, worker.said[2][0].cached_tokens) == (0, 96)
+    assert worker.loads[-1].prefix_hits == loads.prefix_hits + 96
+    assert worker.loads[-1].prefix_queries == loads.prefix_queries + 100
+
+
+def test_an_abort_frees_blocks_and_is_the_last_word(worker: Worker) -> None:
+    for key in range(6):
+        worker.generate(key, WANTED[key], LONG)
+    worker.until(
+        lambda: bool(worker.loads) and worker.loads[-1].running == 4 and worker.loads[-1].waiting == 2
+    )
+    worker.abort(*range(6), 99)
+    worker.until(lambda: worker.loads[-1].running == worker.loads[-1].waiting == 0)
+    assert worker.loads[-1].cache_usage == 0
+    assert not any(worker.is_over(key) for key in range(6))
+
+
+def test_choices_of_a_worker_that_closes_end(worker: Worker, engine: EngineProcess) -> None:
+    leaving = Worker(engine.options.endpoint)
+    for key in range(3):
+        leaving.generate(key, WANTED[key], LONG)
+    worker.until(lambda: worker.loads[-1].running == 3)
+    leaving.close()
+    worker.until(lambda: worker.loads[-1].running == 0, patience_s=10)
+    assert worker.loads[-1].cache_usage == 0
+
+
+def test_choices_of_a_worker_that_is_killed_end(worker: Worker, engine: EngineProcess) -> None:
+    code = f"""
+        from tests.llm.process import Worker
+        worker = Worker({engine.options.endpoint!r})
+        worker.generate(1, [1] * 20, {LONG})
+        worker.until(lambda: False)
+    """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT)
+    worker.until(lambda: worker.loads[-1].running == 1)
+    child.kill()
+    child.wait()
+    worker.until(lambda: worker.loads[-1].running == 0, patience_s=10)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    frames=st.lists(
+        st.binary()
+        | st.recursive(
+            st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["type", "key", "keys"]), inner),
+        ).map(msgspec.msgpack.encode),
+        max_size=3,
+    )
+)
+def test_what_is_no_order_changes_nothing(worker: Worker, frames: list[bytes]) -> None:
+    worker.raw(*frames or [b""])
+    worker.generate(1, [1, 2, 3], 1)
+    assert len(worker.whole(1)[0]) == 1
+
+
+def test_orders_that_cannot_be_carried_out(worker: Worker) -> None:
+    cases: list[dict[str, object]] = [
+        {"prompt_ids": []},
+        {"prompt_ids": [VOCABULARY]},
+        {"prompt_ids": [-1]},
+        {"prompt_ids": [1] * 2000},
+        {"max_tokens": 0},
+        {"stop": ("x",)},
+        {"logprobs": 1000},
+        {"sampling": Sampling(top_p=7.0)},
+    ]
+    for key, case in enumerate(cases):
+        worker.generate(key, **{"prompt_ids": [1], **case})  # type: ignore[arg-type]
+    for last in worker.wait(*range(len(cases))):
+        assert last.finish == "error" and last.error and last.is_refused and not last.ids
+    worker.generate(50, [1], LONG)
+    worker.generate(50, [2], 1)  # its key is in use
+    assert len(worker.whole(50)[0]) == LONG
+
+
+def test_prompts_larger_than_the_cache_and_more_than_may_wait(folder: Path) -> None:
+    with engine_process(folder, num_blocks=9, max_num_seqs=1, max_queue_size=1) as engine:
+        worker = Worker(engine.options.endpoint)
+        assert worker.greet().max_model_len == 128
+        worker.generate(1, [1] * 128)
+        assert "128 tokens" in str(worker.wait(1)[0].error)
+        for key in (2, 3, 4):
+            worker.generate(key, [1] * 20, 100)
+            if key == 2:
+                worker.until(lambda: worker.loads[-1].running == 1)
+        last = worker.wait(4)[0]
+        assert "wait" in str(last.error) and not last.is_refused
+        assert [len(worker.whole(key)[0]) for key in (2, 3)] == [100, 100]
+        worker.close()
+
+
+def test_sigterm_ends_streams_and_the_process(folder: Path) -> None:
+    with engine_process(folder) as engine:
+        worker = Worker(engine.options.endpoint)
+        worker.generate(1, [1] * 20, 900)
+        worker.until(lambda: len(worker.said.get(1, [])) > 2)
+        engine.process.terminate()
+        assert worker.wait(1)[0].finish == "error"
+        assert engine.process.wait(20) == 0
+        worker.close()
+
+
+def test_the_engine_ends_with_its_parent(folder: Path, tmp_path: Path) -> None:
+    """Also when the parent has no time for a word, and whether the model is loaded or not."""
+    code = f"""
+        import os, sys, time
+        from pathlib import Path
+        from tests.llm.process import Worker, engine_process
+        with engine_process(Path({str(folder)!r}), parent_pid=os.getpid()) as engine:
+            if sys.argv[1] == "loaded":
+                Worker(engine.options.endpoint).greet()
+            print(engine.process.pid, engine.options.endpoint, flush=True)
+            time.sleep(100)
+    """
+    for state in ("loading", "loaded"):
+        command = [sys.executable, "-c", textwrap.dedent(code), state]
+        parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert parent.stdout is not None
+        pid, endpoint = parent.stdout.readline().split()
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+        until(lambda pid=int(pid): not is_alive(pid))
+        assert not Path(endpoint.removeprefix("ipc://")).exists()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(holds: Callable[[], bool], patience_s: float = 30.0) -> None:
+    end = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    good = {"endpoint": f"ipc://{tmp_path}/e", "model": str(tmp_path)}
+    cases = [
+        ("{", "options"),
+        ('{"endpoint": "ipc:///tmp/x"}', "model"),
+        (msgspec.json.encode(good).decode(), "no .safetensors"),
+        (msgspec.json.encode({**good, "model": "./nothing"}).decode(), "./nothing"),
+        (msgspec.json.encode({**good, "endpoint": "nowhere"}).decode(), "nowhere"),
+    ]
+    for words, told in cases:
+        command = [sys.executable, "-m", "app.llm.service", words]
+        ended = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=50)
+        assert ended.returncode == 1 and told in ended.stderr
+        assert ended.stderr.count("\n") == 1, ended.stderr
+
+
+def test_a_second_engine_at_the_same_place_is_another(folder: Path) -> None:
+    with engine_process(folder) as first:
+        worker = Worker(first.options.endpoint)
+        boots = [worker.greet().boot]
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait()
+        again = EngineProcess(first.options, first.log.parent)
+        try:
+            boots.append(worker.greet().boot)
+            assert len(set(boots)) == 2
+            worker.generate(1, [1], 3)
+            assert len(worker.whole(1)[0]) == 3
+        finally:
+            again.process.kill()
+            again.process.wait()
+            worker.close()

@@ -1,0 +1,153 @@
+"""What the process does, turn by turn: workers that stall, engines that fail, calm when there is no work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+
+import pytest
+
+from app.engine.wire import EngineProcessOptions, TextForm
+from app.llm.engine import LLMEngine
+from app.llm.errors import ModelLoadError, RequestError
+from app.llm.lifecycle import Lifecycle
+from app.llm.loader import load_checkpoint
+from app.llm.sampler import Form
+from app.llm.serving import IDLE_S, EngineService
+from app.llm.startup import engine_options, ready_of
+from app.llm.worker_sockets import WorkerSockets
+from tests.llm.process import Worker
+from tests.llm.tiny import make_engine
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+
+class Turns:
+    """A service, its engine and its address; nothing happens but in `turn`."""
+
+    def __init__(self, folder: Path, endpoint: str, queued_messages: int) -> None:
+        self.endpoint, self.now_s = endpoint, 100.0
+        self.engine: LLMEngine = make_engine(folder)
+        self.sockets = WorkerSockets(endpoint, queued_messages)
+        self.service = EngineService(
+            self.engine,
+            Lifecycle(self.engine, lambda: load_checkpoint(folder)),
+            self.sockets,
+            None,
+            ready_of(self.engine),
+            now=lambda: self.now_s,
+        )
+
+    def turn(self, timeout_s: float = 0.01) -> None:
+        self.service.turn(timeout_s)
+
+    def until(self, holds: Callable[[], bool], *workers: Worker) -> None:
+        for _ in range(20_000):
+            if holds():
+                return
+            self.now_s += 0.05
+            self.turn()
+            for worker in workers:
+                worker.hear(0)
+        raise AssertionError("it did not come to that")
+
+
+@contextmanager
+def serving(folder: Path, queued_messages: int = 1000) -> Iterator[Turns]:
+    with TemporaryDirectory() as short:
+        turns = Turns(folder, f"ipc://{short}/e", queued_messages)
+        try:
+            yield turns
+        finally:
+            turns.sockets.close()
+
+
+def test_a_worker_that_does_not_read_holds_up_nobody(folder: Path) -> None:
+    """Its choices end; it is told so when it reads again, and may order more."""
+    with (
+        serving(folder, queued_messages=20) as turns,
+        Worker(turns.endpoint, queued_messages=1) as stalled,
+        Worker(turns.endpoint) as other,
+    ):
+        for key in range(3):
+            stalled.generate(key, [1] * 20, 450, logprobs=300)
+        other.generate(1, [2] * 20, 450)
+        turns.until(lambda: other.is_over(1), other)
+        assert len(other.whole(1)[0]) == 450
+        assert turns.engine.cache.usage == 0
+        turns.until(lambda: all(stalled.is_over(key) for key in range(3)), stalled, other)
+        for key in range(3):
+            assert stalled.said[key][-1].finish == "error" and len(stalled.whole(key)[0]) < 450
+        stalled.generate(10, [1], 5)
+        turns.until(lambda: stalled.is_over(10), stalled, other)
+        assert len(stalled.whole(10)[0]) == 5
+
+
+def test_a_step_that_fails_ends_choices_and_the_service(folder: Path) -> None:
+    with serving(folder) as turns, Worker(turns.endpoint) as worker:
+        worker.generate(1, [1] * 20, 100)
+        turns.until(lambda: len(worker.said.get(1, [])) > 3, worker)
+        del turns.engine.runner.model  # stands for whatever may go wrong in there
+        with pytest.raises(AttributeError):
+            turns.service.run()
+        last = worker.wait(1)[0]
+        assert last.finish == "error" and last.error and not last.is_refused
+
+
+def test_while_a_form_is_compiled_others_are_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those behind it in the line, and one that is aborted meanwhile."""
+    may_end, begun = Event(), []
+
+    def compile(engine: LLMEngine, text: TextForm) -> Form:
+        begun.append(text.regex)
+        assert may_end.wait(20)
+        raise RequestError("It is no form.")
+
+    monkeypatch.setattr(LLMEngine, "compile", compile)
+    with serving(folder) as turns, Worker(turns.endpoint) as worker:
+        for key, regex in enumerate(("first", "left", "last")):
+            worker.generate(key, [1], 5, form=TextForm(regex=regex))
+        worker.generate(3, [1], 5)
+        turns.until(lambda: worker.is_over(3), worker)
+        worker.abort(1)
+        turns.until(lambda: begun == ["first"], worker)
+        turns.turn()
+        may_end.set()
+        turns.until(lambda: worker.is_over(0) and worker.is_over(2), worker)
+        assert begun == ["first", "last"]
+        assert worker.said[0][0].is_refused and worker.said[0][0].error == "It is no form."
+        assert 1 not in worker.said and len(worker.whole(3)[0]) == 5
+
+
+def test_without_work_workers_hear_of_it_now_and_then(folder: Path) -> None:
+    with serving(folder) as turns, Worker(turns.endpoint) as worker:
+        worker.generate(1, [1], 2)
+        turns.until(lambda: worker.is_over(1), worker)
+        told = len(worker.loads)
+        for _ in range(5):
+            turns.turn()
+            worker.hear(0.02)
+        assert len(worker.loads) == told
+        turns.now_s += IDLE_S
+        turns.until(lambda: len(worker.loads) == told + 1, worker)
+
+
+def test_a_worker_that_left_while_nothing_ran_is_forgotten(folder: Path) -> None:
+    with serving(folder) as turns:
+        with Worker(turns.endpoint) as worker:
+            number = worker.ask("pause")
+            worker.generate(1, [1], 2)
+            turns.until(lambda: number in worker.answers, worker)
+            assert turns.engine.num_waiting == 1
+        turns.until(lambda: turns.engine.num_waiting == 0)
+
+
+def test_lengths_beyond_the_model_are_refused() -> None:
+    options = EngineProcessOptions(endpoint="", model="", max_model_len=2048, num_blocks=1000)
+    assert engine_options(options, 4096).max_seq_length == 2048
+    with pytest.raises(ModelLoadError):
+        engine_options(options, 1024)
+    assert engine_options(EngineProcessOptions(endpoint="", model=""), 1024).max_seq_length == 1024

@@ -1,0 +1,404 @@
+"""Texts of a form: whatever a random model would like to say, they have it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+
+from app.engine.wire import Sampling, TextForm
+from app.llm.aio import AsyncLLM
+from app.llm.engine import EngineOptions
+from app.llm.errors import RequestError
+from app.llm.form_trial import NO_TRIAL, FormTrial, Setup
+from app.llm.llm import LLM, make_engine
+from app.llm.resolve import find_model
+from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
+from app.llm.tokenizer import load_tokenizer
+from tests.llm.process import Worker, engine_process
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+Schema = dict[str, object]
+NAMES = st.sampled_from(["a", "b", "long name", "ä"])
+LEAVES: st.SearchStrategy[Schema] = st.one_of(
+    st.just({"type": "boolean"}),
+    st.just({"type": "null"}),
+    st.builds(
+        lambda low, size: {"type": "integer", "minimum": low, "maximum": low + size},
+        st.integers(-1000, 1000),
+        st.integers(0, 500),
+    ),
+    st.builds(
+        lambda least, more: {"type": "string", "minLength": least, "maxLength": least + more},
+        st.integers(0, 3),
+        st.integers(0, 5),
+    ),
+    st.just({"type": "string", "pattern": "^[a-f]{2}-[0-9]{1,3}$"}),
+    st.just({"type": "string", "format": "date"}),
+    st.builds(
+        lambda values: {"enum": values}, st.lists(st.sampled_from([1, "x", None, 'q"', "日本"]), min_size=1)
+    ),
+    st.builds(lambda value: {"const": value}, st.sampled_from([3, "two words", {"k": [1]}, True])),
+)
+
+
+def nested(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    return st.one_of(
+        st.builds(
+            lambda items, least, more: {
+                "type": "array",
+                "items": items,
+                "minItems": least,
+                "maxItems": least + more,
+            },
+            inner,
+            st.integers(0, 2),
+            st.integers(0, 2),
+        ),
+        st.builds(
+            lambda properties, count: {
+                "type": "object",
+                "properties": properties,
+                "required": list(properties)[:count],
+                "additionalProperties": False,
+            },
+            st.dictionaries(NAMES, inner, max_size=3),
+            st.integers(0, 3),
+        ),
+        st.builds(lambda several: {"anyOf": several}, st.lists(inner, min_size=1, max_size=3)),
+    )
+
+
+SCHEMAS = st.recursive(LEAVES, nested, max_leaves=6)
+
+
+@pytest.fixture(scope="module")
+def llm(model: str) -> Iterator[LLM]:
+    with LLM(model, "cpu", num_blocks=256, max_seq_length=900) as made:
+        yield made
+
+
+def say(llm: LLM, seed: int = 0, **form: object) -> tuple[str, object]:
+    """Text and reason of the end, at a temperature at which nothing would make sense."""
+    wanted = StructuredOutputsParams(**form)  # type: ignore[arg-type]
+    params = SamplingParams(temperature=1.0, seed=seed, max_tokens=800, structured_outputs=wanted)
+    result = llm.generate_single("Say it:", params)
+    return str(result["generated_text"]), result.get("error") or result["finish_reason"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SCHEMAS, st.integers(0, 10**6))
+def test_what_has_a_schema_is_valid(llm: LLM, schema: Schema, seed: int) -> None:
+    text, reason = say(llm, seed, json=schema)
+    assert reason == "stop", text
+    jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["[a-c]{3,9}", r"(yes|no)( sir)?", r"\d{4}-\d\d", "[α-ω]{2,5}!", r"a/b\\c", "^anchored$"]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_what_has_a_pattern_matches(llm: LLM, pattern: str, seed: int) -> None:
+    text, reason = say(llm, seed, regex=pattern)
+    assert re.fullmatch(pattern, text) and reason == "stop"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), min_size=1), st.integers(0, 999)
+)
+def test_a_choice_is_one_of_them(llm: LLM, choices: list[str], seed: int) -> None:
+    text, reason = say(llm, seed, choice=choices)
+    assert text in choices and reason == "stop"
+
+
+def test_grammars_of_both_notations(llm: LLM) -> None:
+    lark = 'start: "SELECT " column (", " column) ~ 1..3\ncolumn: /c[0-9](~1..3)?/'
+    gbnf = 'root ::= "SELECT " column ", " column\ncolumn ::= "c" [0-9]'
+    for grammar in (lark, gbnf):
+        text, reason = say(llm, grammar=grammar)
+        assert re.fullmatch(r"SELECT c\d(~1..3)?(, c\d(~1..3)?){1,3}", text) and reason == "stop"
+
+
+def test_any_object(llm: LLM) -> None:
+    wanted = StructuredOutputsParams(json_object=True)
+    greedy = SamplingParams(
+        temperature=0.0,
+        max_tokens=300,
+        structured_outputs=wanted,
+        logit_bias={token_id: 50.0 for token_id in llm.engine.tokenizer.encode("}", False)},  # type: ignore[union-attr]
+    )
+    assert isinstance(json.loads(str(llm.generate_single("Say it:", greedy)["generated_text"])), dict)
+
+
+TAG = {"begin": "<f=a>", "schema": {"type": "integer", "minimum": 0, "maximum": 99}, "end": "</f>"}
+
+
+def tagged(content: Schema) -> Schema:
+    return {"type": "tag", "begin": "<f=a>", "content": content, "end": "</f>"}
+
+
+NUMBER: Schema = {"type": "json_schema", "json_schema": TAG["schema"]}
+ANY: Schema = {"type": "any_text"}
+GRAMMAR: Schema = {"type": "grammar", "grammar": 'start: "y" z\nz: "z"{1,2}'}
+
+
+def literal(value: str) -> Schema:
+    return {"type": "const_string", "value": value}
+
+
+def triggered(**more: object) -> Schema:
+    return {"type": "triggered_tags", "triggers": ["<f="], "tags": [tagged(NUMBER)], **more}
+
+
+@pytest.mark.parametrize(
+    ("format", "right", "wrong"),
+    [
+        (tagged(ANY), ["<f=a></f>", "<f=a>x < y\n</f>"], ["", "<f=a>", "<f=a></f>x"]),
+        (tagged(NUMBER), ["<f=a>7</f>"], ["<f=a>x</f>", "<f=a>700</f>"]),
+        (triggered(), ["", "x", "x<f=a>1</f>y<f=a>2</f>"], ["<f=b>1</f>", "<f=a>x</f>", "<f=a>1"]),
+        (triggered(at_least_one=True), ["x<f=a>1</f>y"], ["", "x"]),
+        (triggered(at_least_one=True, stop_after_first=True), ["x<f=a>1</f>"], ["x", "<f=a>1</f>y"]),
+        (
+            {"type": "sequence", "elements": [ANY, literal("END"), {"type": "regex", "pattern": "a/b+"}]},
+            ["ENDa/b", "x ENDa/bbb"],
+            ["END", "x", "a/b"],
+        ),
+        ({"type": "or", "elements": [literal("x"), GRAMMAR]}, ["x", "yz", "yzz"], ["", "y", "xyz"]),
+    ],
+)
+def test_structural_tags(llm: LLM, format: Schema, right: list[str], wrong: list[str]) -> None:
+    form = TextForm(structural_tag=json.dumps({"type": "structural_tag", "format": format}))
+    for text in right:
+        assert may_be_said(llm, form, text), text
+    for text in wrong:
+        assert not may_be_said(llm, form, text), text
+
+
+def may_be_said(llm: LLM, form: TextForm, text: str) -> bool:
+    """Whether each token may come after those before it, and then the end."""
+    tokenizer, matcher = llm.engine.tokenizer, llm.engine.compile(form)
+    assert tokenizer is not None
+    for token_id in tokenizer.encode(text, False):
+        if not matcher.mask()[token_id]:
+            return False
+        matcher.add(token_id)
+    return all(bool(matcher.mask()[end]) for end in llm.engine.eos_token_ids)
+
+
+def test_older_structural_tags(llm: LLM) -> None:
+    tag = json.dumps({"structures": [TAG], "triggers": ["<f="]})
+    text, _ = say(llm, structural_tag=tag)
+    assert all(re.match(r"a>\d{1,2}(</f>|$)", rest) for rest in text.split("<f=")[1:])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": '{"type": "nothing"}'},
+        {"json": "{"},
+        {"json": False},
+        {"json": {"type": "array", "uniqueItems": True}},
+        {"regex": "(("},
+        {"regex": "(?=x)y"},
+        {"json": {"type": "array", "maxItems": 10**9}},
+        {"grammar": 'start: %json {"type": "array", "max\\u0049tems": 1000000000}'},
+        {"json": '{"items":' * 5000 + "{}" + "}" * 5000},
+        {"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000},
+        {"structural_tag": '{"format":' + '{"type": "tag", "content":' * 5000},
+        {"regex": "(" * 5000 + "a" + ")" * 5000},
+        {"choice": ["x" * 99, "y"] * 5000},
+        {"json": {"$ref": "#"}},
+        {"json": {"$ref": "http://localhost/x"}},
+        {"grammar": "start: nowhere"},
+        {"grammar": ""},
+        {"structural_tag": "3"},
+        {"structural_tag": "{"},
+        {"structural_tag": '{"format": {"type": "poem"}}'},
+        {"structural_tag": '{"structures": [], "triggers": []}'},
+        {"structural_tag": '{"structures": [{"begin": "x", "end": "y"}], "triggers": ["z"]}'},
+    ],
+)
+def test_a_form_that_cannot_be_is_refused_in_a_short_line(llm: LLM, form: Schema) -> None:
+    wanted = StructuredOutputsParams(**form)  # type: ignore[arg-type]
+    with pytest.raises(RequestError) as raised:
+        next(llm.generate_stream("a", SamplingParams(structured_outputs=wanted)))
+    assert len(str(raised.value)) < 400 and "\n" not in str(raised.value)
+    assert len(say(llm, regex="[ab]{3}")[0]) == 3
+
+
+def test_one_form_and_only_one() -> None:
+    for form in ({}, {"regex": "a", "json_object": True}, {"choice": []}):
+        with pytest.raises(RequestError):
+            StructuredOutputsParams(**form)  # type: ignore[arg-type]
+
+
+def test_ends_of_all_kinds(llm: LLM) -> None:
+    """Stop strings come first; least lengths are kept while the form leaves a way; ends are not ignored."""
+
+    def ended(pattern: str, **more: object) -> tuple[str, object]:
+        wanted = StructuredOutputsParams(regex=pattern)
+        params = SamplingParams(temperature=1.0, seed=3, structured_outputs=wanted, **more)  # type: ignore[arg-type]
+        result = llm.generate_single("Say it:", params)
+        return str(result["generated_text"]), result["finish_reason"]
+
+    assert ended("aaaa;bbbb", stop=[";"]) == ("aaaa", "stop")
+    assert ended("abc", ignore_eos=True) == ("abc", "stop")
+    assert ended("abc", min_tokens=90) == ("abc", "stop")
+    text, reason = ended("[ab]{1,50}", min_tokens=12, max_tokens=12)
+    assert reason == "length" and len(text) >= 12
+    assert ended("[ab]{9}", max_tokens=2)[1] == "length"
+
+
+def test_choices_of_one_request_go_their_own_ways(llm: LLM) -> None:
+    wanted = StructuredOutputsParams(regex="[a-z]{6,9}")
+    params = SamplingParams(temperature=1.0, seed=2, n=4, structured_outputs=wanted)
+    texts = [str(result["generated_text"]) for result in llm.generate(["Say it:"], params)]
+    assert len(set(texts)) == 4 and all(re.fullmatch("[a-z]{6,9}", text) for text in texts)
+
+
+def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> None:
+    free = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    formed = SamplingParams(
+        temperature=1.0, seed=5, structured_outputs=StructuredOutputsParams(regex="[a-z ]{60,70}")
+    )
+    alone = make_engine(model, "cpu", None, EngineOptions(num_blocks=256))
+    tight = make_engine(model, "cpu", None, EngineOptions(num_blocks=10))
+    told = []
+    for engine in (alone, tight):
+        texts = {"free": "", "formed": ""}
+        engine.add_request("free", [5] * 60, free, priority=-1)
+        engine.add_request("formed", [6] * 60, formed)
+        while engine.has_work:
+            for output in engine.step():
+                texts[output.request_id] += output.text
+        told.append(texts)
+    assert tight.scheduler.preemptions and not alone.scheduler.preemptions
+    assert told[0] == told[1] and re.fullmatch("[a-z ]{60,70}", told[0]["formed"])
+
+
+def test_a_model_without_a_tokenizer_has_no_forms(folder: Path) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    with LLM(str(folder), "cpu", num_blocks=64) as llm:
+        assert "tokenizer" in str(llm.generate_single([1, 2], params)["error"])
+
+
+def test_asyncio(model: str) -> None:
+    async def talk() -> str:
+        async with AsyncLLM(lambda: make_engine(model)) as engine:
+            wanted = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["left", "right"]))
+            return (await engine.generate("Where?", wanted))[0].text
+
+    assert asyncio.run(talk()) in ("left", "right")
+
+
+def test_the_process_keeps_a_form_and_lives_on_after_a_bad_one(model: str) -> None:
+    with engine_process(Path(model), max_model_len=512) as engine:
+        worker = Worker(engine.options.endpoint)
+        schema = {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+        form = TextForm(json_schema=json.dumps({"type": "object", **schema}))
+        worker.generate(1, [9], 80, form=TextForm(json_schema='{"type": "x"}'))
+        worker.generate(2, [9], 80, form=form, sampling=Sampling(temperature=1.0), seed=1, ignore_eos=False)
+        assert "form" in str(worker.wait(1)[0].error)
+        text = worker.whole(2)[1]
+        assert isinstance(json.loads(text)["a"], bool)
+        worker.close()
+
+
+EXPLODING = {
+    "allOf": [
+        {
+            "type": "object",
+            "properties": {"p": {"type": "string", "pattern": f"(a|b){{{least},{least + 500}}}"}},
+        }
+        for least in range(1, 30)
+    ],
+    "required": ["p"],
+}
+"""Of these the library computes for minutes, in gigabytes."""
+
+
+def test_a_form_that_explodes_is_refused_and_holds_up_nobody_for_long(model: str) -> None:
+    with (
+        engine_process(Path(model), max_model_len=512) as engine,
+        closing(Worker(engine.options.endpoint)) as worker,
+    ):
+        for key in (1, 2):
+            worker.generate(key, [9], 8, form=TextForm(json_schema=json.dumps(EXPLODING)))
+            [refusal] = worker.wait(key)
+            assert refusal.is_refused and "too long" in str(refusal.error)
+        worker.generate(3, [9], 8, form=TextForm(regex="[ab]{3}"), ignore_eos=False)
+        assert re.fullmatch("[ab]{3}", worker.whole(3)[1])
+
+
+def test_a_form_that_leaves_nothing_to_say_is_the_requests_own_fault(model: str) -> None:
+    with (
+        engine_process(Path(model), max_model_len=512) as engine,
+        closing(Worker(engine.options.endpoint)) as worker,
+    ):
+        sampling = Sampling(temperature=0.0, allowed_token_ids=(40,))
+        worker.generate(1, [9], 8, form=TextForm(regex="[0-9]{3}"), sampling=sampling)
+        assert worker.wait(1)[0].is_refused
+
+
+def test_who_tries_out_forms_may_be_killed_and_has_a_successor(model: str) -> None:
+    tokenizer = load_tokenizer(find_model(model))
+    assert tokenizer is not None
+    with closing(FormTrial(Setup(tokenizer.backend.to_str(), tokenizer.vocab_size, 2, 1.0))) as trial:
+        grammars = [LLMatcher.grammar_from_regex(pattern) for pattern in ("a+", "b+", "c+")]
+        assert trial.flaw(grammars[0]) == ""
+        [child] = [
+            int(it) for it in Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
+        ]
+        os.kill(child, signal.SIGKILL)
+        assert trial.flaw(grammars[1]) == NO_TRIAL
+        assert trial.flaw(grammars[2]) == ""
+
+
+# Tokens that may, and may not, come.
+
+
+def test_only_allowed_tokens_come(llm: LLM) -> None:
+    allowed = [40, 41, 50]
+    params = SamplingParams(temperature=1.0, allowed_token_ids=allowed, max_tokens=30, seed=1)
+    assert set(llm.generate_single("a", params)["token_ids"]) == set(allowed)  # type: ignore[call-overload]
+    for wrong in ([], [10**6]):
+        with pytest.raises(RequestError):
+            next(llm.generate_stream("a", SamplingParams(allowed_token_ids=wrong)))
+
+
+def test_bad_words_do_not_come(llm: LLM) -> None:
+    greedy: Callable[..., SamplingParams] = lambda **more: SamplingParams(  # noqa: E731
+        temperature=0.0, max_tokens=20, ignore_eos=True, **more
+    )
+    said = llm.generate_single("Once", greedy())
+    ids, tokenizer = said["token_ids"], llm.engine.tokenizer
+    assert isinstance(ids, list) and tokenizer is not None
+    word = next(
+        text for text in map(tokenizer.decode, ([it] for it in ids[3:])) if tokenizer.encode(text, False)
+    )
+    again = llm.generate_single("Once", greedy(bad_words=[word]))
+    banned = tokenizer.encode(word.lstrip(), False)
+    others = again["token_ids"]
+    assert isinstance(others, list) and others != ids
+    count = len(banned)
+    assert all(others[start : start + count] != banned for start in range(len(others)))
+
+
+def test_when_nothing_is_left_one_request_ends(llm: LLM) -> None:
+    wanted = StructuredOutputsParams(regex="abc")
+    result = llm.generate_single("a", SamplingParams(structured_outputs=wanted, allowed_token_ids=[5]))
+    assert result["finish_reason"] == "error" and "left" in str(result["error"])
+    assert say(llm, regex="abc") == ("abc", "stop")

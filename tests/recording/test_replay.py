@@ -1,0 +1,197 @@
+"""A recording's answers come at their moments, byte by byte: on the virtual clock, without a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import gevent
+import pytest
+
+from app.clock.clock import VirtualClock
+from app.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
+from app.faults.damage import DamagedStream
+from app.faults.injector import FaultInjector
+from app.http.body import BodyLimits
+from app.http.context import RequestContext
+from app.http.errors import ApiError
+from app.http.response import Response
+from app.recording.exchange import Exchange
+from app.recording.library import Recording
+from app.recording.replay import RecordedBody, Replay
+from config.settings import ReplaySettings, ServerSettings, Settings
+from tests.application import request
+from tests.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written
+
+STREAM = [(0.25, b"data: 1\n\n"), (0.25, b"data: 2\n\n"), (1.5, b"data: [DONE]\n\n")]
+SLOT_S = 1 / SLOTS_PER_S
+
+
+@contextmanager
+def replaying(
+    path: Path, exchanges: Sequence[Exchange], clock: VirtualClock, **given: Any
+) -> Iterator[Replay]:
+    """A middleware that answers from `exchanges`; settings are `given`."""
+    file = written(path / "recording", exchanges)
+    recording = Recording(file, given.get("replay_match") == "nearest")
+    faults = FaultInjector(Random(1), clock.now)
+    replay = Replay(recording, BodyLimits.of(ServerSettings()), faults, TimerWheel(clock), clock.now)
+    replay.on_settings(Settings(replay=ReplaySettings(replay=file, **given)))
+    try:
+        yield replay
+    finally:
+        recording.close()
+
+
+def asking(body: Any, path: str = CHAT, method: str = "POST", **headers: str) -> RequestContext:
+    return request(
+        path, method, {"content-type": "application/json", **headers}, body=json.dumps(body).encode()
+    )
+
+
+def came(clock: VirtualClock, response: Response, until_s: float) -> list[tuple[float, bytes]]:
+    """The pieces of a response, and when each came."""
+    pieces: list[tuple[float, bytes]] = []
+
+    def read() -> None:
+        for piece in response.body:
+            assert isinstance(piece, bytes)
+            pieces.append((clock.now(), piece))
+
+    reader = gevent.spawn(read)
+    while clock.now() < until_s:
+        gevent.sleep(0)
+        clock.advance(SLOT_S)
+    gevent.sleep(0)
+    reader.kill()
+    response.close()
+    return pieces
+
+
+@pytest.mark.parametrize("speed", [1.0, 10.0, 0.5])
+def test_every_chunk_comes_at_its_moment(tmp_path: Path, speed: float) -> None:
+    clock = VirtualClock(100.0)
+    recorded = exchange(chat("Hi", stream=True), *STREAM, head_s=0.1, end_s=1.5)
+    with replaying(tmp_path, [recorded], clock, replay_speed=speed) as replay:
+        context = asking(chat("Hi", stream=True))
+        context.arrival_s = 100.0
+        response = replay.begin(context)
+        assert response is not None
+        pieces = came(clock, response, 105.0)
+    assert [piece for _, piece in pieces] == [b"", *(data for _, data in STREAM)]
+    for (moment_s, _), due_s in zip(pieces, [0.1, 0.25, 0.25, 1.5], strict=True):
+        assert -LEAD_S <= moment_s - 100 - due_s / speed <= 3 * SLOT_S
+
+
+def test_an_answer_in_one_piece_is_waited_for(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    recorded = exchange(chat("Hi"), (2.0, b"{}"), headers=[("content-length", "7"), *JSON_HEADERS])
+    with replaying(tmp_path, [recorded], clock) as replay:
+        waiting = gevent.spawn(replay.begin, asking(chat("Hi")))
+        gevent.sleep(0)
+        clock.advance(1.99)
+        gevent.sleep(0)
+        assert not waiting.ready()
+        clock.advance(0.02)
+        response = waiting.get(timeout=5)
+    assert (response.body, response.status) == (b"{}", 200)
+    assert response.headers == {"Content-Length": "2", "Content-Type": "application/json"}
+
+
+def test_headers_are_the_recorded_ones_but_for_ours_and_secret_ones(tmp_path: Path) -> None:
+    headers = [
+        *(("server", "uvicorn"), ("date", "then"), ("x-request-id", "7"), ("set-cookie", "***")),
+        *(("vary", "a"), ("Vary", "b"), ("Transfer-Encoding", "chunked")),
+    ]
+    with replaying(tmp_path, [exchange({}, (0, b"1"), headers=headers)], VirtualClock()) as replay:
+        response = replay.begin(asking({}))
+    assert response is not None
+    assert response.headers == {"X-Request-Id": "7", "Vary": "a, b"}
+
+
+def test_what_is_not_recorded_goes_on_or_is_refused(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with replaying(tmp_path, [exchange(chat("Hi"), (0, b"1"))], clock) as replay:
+        assert replay.begin(asking(chat("Ho"))) is None
+        assert replay.begin(asking(chat("Hi"), "/admin/config")) is None
+        replay.on_settings(Settings(replay=ReplaySettings(replay_miss="not-found")))
+        with pytest.raises(ApiError) as refused:
+            replay.begin(asking(chat("Ho")))
+        assert (refused.value.status, refused.value.type) == (404, "NotFoundError")
+        assert replay.begin(asking({}, "/admin/config")) is None
+        assert replay.begin(asking({}, "/v1/models", "GET")) is None
+        report = replay.report()
+    assert (report["equal"], report["nearest"], report["missed"]) == (0, 0, 2)
+
+
+def test_the_nearest_answer_is_given_where_that_is_asked_for(tmp_path: Path) -> None:
+    with replaying(
+        tmp_path, [exchange(chat("Hi"), (0, b"1"))], VirtualClock(), replay_match="nearest"
+    ) as replay:
+        response = replay.begin(asking(chat("Ho")))
+        assert response is not None
+        assert response.body == b"1"
+        report = replay.report()
+    assert (report["equal"], report["nearest"], report["answers"]) == (0, 1, [{"line": 2, "times": 1}])
+
+
+def test_an_answer_that_broke_off_breaks_off(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    broken = exchange(chat("Hi"), (0, b"1"), is_broken=True, end_s=1.0)
+    with replaying(tmp_path, [broken], clock) as replay:
+        response = replay.begin(asking(chat("Hi")))
+        assert response is not None
+        pieces = iter(response.body)
+        assert [next(pieces), next(pieces)] == [b"", b"1"]  # type: ignore[list-item]
+        rest = gevent.spawn(next, pieces, None)
+        gevent.sleep(0)
+        clock.advance(1.01)
+        with pytest.raises(ConnectionResetError):
+            rest.get(timeout=5)
+        response.close()
+
+
+def test_a_fault_strikes_a_recorded_answer_and_uses_none_up(tmp_path: Path) -> None:
+    recorded = [exchange(chat("Hi"), (0, text)) for text in (b"1", b"2")]
+    with replaying(tmp_path, recorded, VirtualClock()) as replay:
+        with pytest.raises(ApiError) as struck:
+            replay.begin(asking(chat("Hi"), **{"x-return-error": "503"}))
+        assert struck.value.status == 503
+        response = replay.begin(asking(chat("Hi")))
+        assert response is not None
+        assert response.body == b"1"
+
+
+def test_a_fault_damages_a_recorded_stream(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with replaying(tmp_path, [exchange(chat("Hi"), *STREAM)], clock) as replay:
+        response = replay.begin(asking(chat("Hi"), **{"x-fault": "truncate; after=1"}))
+        assert response is not None
+        assert isinstance(response.body, DamagedStream | RecordedBody)
+        pieces = came(clock, response, 3.0)
+    assert b"".join(piece for _, piece in pieces) == b"data: 1\n\n"
+
+
+def test_ten_thousand_chunks_that_are_due_leave_the_loop_alone(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    recorded = exchange(chat("Hi"), *[(0.0, b"data: 1\n\n")] * 10_000)
+    turns = 0
+
+    def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            gevent.sleep(0)
+
+    with replaying(tmp_path, [recorded], clock) as replay:
+        response = replay.begin(asking(chat("Hi")))
+        assert response is not None
+        counter = gevent.spawn(others)
+        assert sum(len(piece) for piece in response.body if isinstance(piece, bytes)) == 90_000
+        counter.kill()
+        response.close()
+    assert turns > 100

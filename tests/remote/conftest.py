@@ -1,0 +1,29 @@
+"""A server for all tests that leave it, and its engine, as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.remote.served import SENTENCE, Peer, new_peer, served
+from tests.running_server import RunningServer
+
+
+@pytest.fixture(scope="package")
+def folder_of_all(tmp_path_factory: pytest.TempPathFactory) -> Peer:
+    return new_peer(tmp_path_factory.mktemp("peer"))
+
+
+@pytest.fixture(scope="package")
+def remote(folder_of_all: Peer) -> Iterator[RunningServer]:
+    with served(folder_of_all, enable_prompt_tokens_details="true") as server:
+        yield server
+
+
+@pytest.fixture
+def peer(folder_of_all: Peer) -> Iterator[Peer]:
+    """That server's engine, which says `SENTENCE` before each test."""
+    folder_of_all.says(SENTENCE)
+    yield folder_of_all
+    folder_of_all.fails(None)

@@ -1,0 +1,177 @@
+"""What stands for the engine's process where no torch is: a real ZMQ peer that speaks `app.engine.wire`.
+
+Started as `python -m tests.remote.engine OPTIONS`. It works in the folder of its model: says what stands in
+`text`, a token in so many seconds as stand in `pace`, and notes each order as a line of `orders.jsonl`; it
+refuses to start while there is a file `refusal`, for the reason that stands in it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from app.engine.wire import (
+    Abort,
+    Answer,
+    Command,
+    EngineProcessOptions,
+    Generate,
+    Hello,
+    Load,
+    Notice,
+    Order,
+    Ready,
+    Said,
+    WireLogprob,
+)
+
+TOKEN_CHARS = 4
+FIRST_ID = 300
+"""Of the ids that it says: one behind the other."""
+
+
+class Choice:
+    """One that runs."""
+
+    def __init__(self, order: Generate, text: str) -> None:
+        self.order = order
+        self.texts = [text[i : i + TOKEN_CHARS] for i in range(0, len(text), TOKEN_CHARS)] or [""]
+        self.said = 0
+
+    def step(self) -> Said:
+        """Its next token."""
+        order, place = self.order, self.said
+        self.said += 1
+        token_id = FIRST_ID + place
+        said = Said(key=order.key, ids=[token_id], texts=[self.texts[place]], at_s=time.monotonic())
+        if order.logprobs is not None:
+            top = [(token_id + rank, -0.5 - rank) for rank in range(order.logprobs)]
+            said.logprobs = [WireLogprob(token_id, -0.5, 1, top)]
+        if not place:
+            said.scheduled_s, said.cached_tokens = time.monotonic(), 16
+            if order.prompt_logprobs is not None:
+                rest = [WireLogprob(it, -9.0, 7, [(1, -0.1)]) for it in order.prompt_ids[1:]]
+                said.prompt_logprobs = [None, *rest]
+        if self.said == len(self.texts):
+            said.finish = "stop"
+        elif self.said == order.max_tokens:
+            said.finish = "length"
+        return said
+
+
+class Engine:
+    """Choices of all workers, a token of each in a step."""
+
+    def __init__(self, options: EngineProcessOptions) -> None:
+        self.folder = Path(options.model)
+        self.options = options
+        context = zmq.Context()
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.bind(options.endpoint)
+        self.boot = secrets.token_hex(4)
+        self.choices: dict[tuple[bytes, int], Choice] = {}
+        self.notices: dict[bytes, list[Notice]] = {}
+        self.paused = False
+        self.computed = 0
+
+    def run(self) -> None:
+        while os.getppid() == self.options.parent_pid:
+            self.receive(0 if self.choices else 200)
+            if self.choices and not self.paused:
+                self.step()
+            self.send()
+
+    def receive(self, timeout_ms: int) -> None:
+        while self.socket.poll(timeout_ms):
+            worker, data = self.socket.recv_multipart()
+            self.notices.setdefault(worker, [])
+            for order in msgspec.msgpack.decode(data, type=list[Order]):
+                with (self.folder / "orders.jsonl").open("ab") as file:
+                    file.write(msgspec.json.encode(order) + b"\n")
+                self.take(worker, order)
+            timeout_ms = 0
+
+    def take(self, worker: bytes, order: Order) -> None:
+        told = self.notices[worker]
+        match order:
+            case Hello():
+                told.append(self.ready())
+            case Abort():
+                for key in order.keys:
+                    self.choices.pop((worker, key), None)
+                self.tell()
+            case Command():
+                self.paused = order.name in ("pause", "sleep") or (self.paused and order.name != "resume")
+                told.append(Answer(number=order.number, value=True))
+            case Generate() if (self.folder / "error").exists():
+                said = Said(key=order.key, at_s=time.monotonic(), finish="error")
+                said.error, said.is_refused = (self.folder / "error").read_text(), order.seed == 400
+                told.append(said)
+            case Generate():
+                self.choices[worker, order.key] = Choice(order, (self.folder / "text").read_text())
+
+    def ready(self) -> Ready:
+        return Ready(
+            boot=self.boot,
+            pid=os.getpid(),
+            vocab_size=4096,
+            max_model_len=self.options.max_model_len or 2048,
+            num_blocks=64,
+            block_size=self.options.block_size,
+            dtype="float32",
+            device="cpu",
+        )
+
+    def step(self) -> None:
+        time.sleep(float((self.folder / "pace").read_text()))
+        for (worker, key), choice in list(self.choices.items()):
+            said = choice.step()
+            self.notices[worker].append(said)
+            if said.finish is not None:
+                del self.choices[worker, key]
+        self.computed += 16
+        self.tell(8)
+
+    def tell(self, step_tokens: int = 0) -> None:
+        """Every worker how it does."""
+        load = Load(running=len(self.choices), cache_usage=0.25 if self.choices else 0.0)
+        load.step_tokens, load.paused, load.preemptions = step_tokens, self.paused, 3
+        load.prefix_queries, load.prefix_hits = 2 * self.computed, self.computed
+        for told in self.notices.values():
+            told.append(load)
+
+    def send(self) -> None:
+        for worker, told in self.notices.items():
+            if told:
+                self.socket.send_multipart([worker, msgspec.msgpack.encode(told)])
+                told.clear()
+
+
+def main() -> int:
+    options = msgspec.json.decode(sys.argv[1], type=EngineProcessOptions)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    engine = Engine(options)
+    refusal = engine.folder / "refusal"
+    if refusal.exists():
+        engine.socket.poll(5000)
+        worker, _ = engine.socket.recv_multipart()
+        engine.socket.send_multipart(
+            [worker, msgspec.msgpack.encode([Answer(number=0, error=refusal.read_text())])]
+        )
+        time.sleep(0.2)
+        return 1
+    with (engine.folder / "pids").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    engine.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+"""What the tests of scripts share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.script.requests import Books
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Books:
+    """Writes scripts and opens them."""
+    return Books(tmp_path)

@@ -1,0 +1,55 @@
+"""Requests as rules see them, and books of rules written as YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+
+from app.schema import Schemas
+from app.script.book import ScriptBook
+from app.script.matching import Message, Request
+from app.script.opening import accepting
+
+NOON_S = 1_700_000_000.0
+
+
+def request(
+    *said: str | tuple[str, ...],
+    api: str = "chat",
+    model: str = "tiny",
+    tools: Mapping[str, object] | None = None,
+    headers: Mapping[str, str] | None = None,
+    key: str = "key:1",
+) -> Request:
+    """A request with these messages: a text is a user's, a tuple is role, text and tool."""
+    messages = [Message("user", each) if isinstance(each, str) else Message(*each) for each in said]
+    given = headers or {}
+    return Request(api, model, messages, tools or {}, lambda name: given.get(name.lower()), lambda: key)
+
+
+class Books:
+    """Writes scripts into a folder and opens them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now_s = 0.0
+
+    def write(self, text: str, name: str = "a.yaml") -> Path:
+        """The file, with this text."""
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def open(self, *texts: str, seed: int = 1, now: Callable[[], float] | None = None) -> ScriptBook:
+        """A book of one file for each text; the time stands still at 0 s, and at `NOON_S`."""
+        files = [("", str(self.write(text, f"{number}.yaml"))) for number, text in enumerate(texts)]
+        return ScriptBook(
+            files, Random(seed), now or (lambda: self.now_s), lambda: NOON_S, accepting(Schemas())
+        )
+
+
+def said(book: ScriptBook, asked: Request) -> str | None:
+    """The text that a rule says; None where none answers."""
+    decision = book.decide(asked)
+    return None if decision is None or decision.answer is None else decision.answer.reply.text

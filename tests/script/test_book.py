@@ -1,0 +1,206 @@
+"""The rules of several files at work: the first that fits answers, and all is counted."""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+
+import pytest
+
+from app.clock.clock import VirtualClock
+from app.schema import Schemas
+from app.script.at_work import COUNTER_BYTES, Counters
+from app.script.book import ScriptBook
+from app.script.errors import ScriptError, ScriptFailure
+from app.script.opening import accepting
+from tests.script.requests import Books, request, said
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CALL = "rules: [{then: {tool_calls: [{name: get_weather, arguments: {%s}}]}}]"
+
+
+def test_the_first_rule_that_fits_answers(books: Books) -> None:
+    book = books.open(
+        "rules: [{when: {message: a}, then: {text: A}}, {when: {message: b}, then: {text: B}}]",
+        "rules: [{when: {message: b}, then: {text: late}}, {when: {message: c}, then: {text: C}}]",
+    )
+    assert [said(book, request(text)) for text in "abcd"] == ["A", "B", "C", None]
+    report = book.report()
+    assert [[rule["answered"] for rule in file["rules"]] for file in report["files"]] == [[1, 1], [0, 1]]
+    assert report["unanswered"] == 1
+    (line,) = book.unused()
+    assert line.endswith("1.yaml: 1 of 2 rules never answered: rule 1")
+
+
+def test_a_file_of_one_model_answers_for_that_one(books: Books) -> None:
+    files = [("big", str(books.write("rules: [{then: {text: of big}}]")))]
+    book = ScriptBook(files, Random(1), lambda: 0.0, lambda: 0.0, accepting(Schemas()))
+    assert said(book, request("a", model="big")) == "of big"
+    assert said(book, request("a", model="small")) is None
+
+
+def test_nth_counts_for_all_for_a_key_or_for_a_conversation(books: Books) -> None:
+    rule = "{when: {nth: {count: 2, per: %s}}, then: {text: '{{ count }}'}}"
+    asked = [request("x"), request("y"), request("x", key="key:2"), request("x")]
+    for scope, expected in (
+        ("server", [None, "2", None, None]),
+        ("key", [None, "2", None, None]),
+        ("conversation", [None, None, None, "2"]),
+    ):
+        book = books.open(f"rules: [{rule % scope}]")
+        assert [said(book, one) for one in asked] == expected, scope
+    book = books.open("rules: [{when: {nth: {count: {at_least: 3}}}, then: {text: '{{ count }}'}}]")
+    assert [said(book, asked[0]) for _ in range(4)] == [None, None, "3", "4"]
+
+
+def test_chance_is_drawn_by_the_seed_of_the_file(books: Books) -> None:
+    text = "{seed: %d, rules: [{when: {chance: 0.5}, then: {text: x}}]}"
+    drawn = [[said(books.open(text % seed), request("a")) for _ in range(1)] for seed in (3, 3)]
+    assert drawn[0] == drawn[1]
+    book = books.open(text % 3)
+    assert 60 < sum(said(book, request("a")) is not None for _ in range(200)) < 140
+
+
+def test_a_request_with_randomness_of_its_own_gets_the_same_again(books: Books) -> None:
+    book = books.open("rules: [{then: {text: '{{ hex(16) }}'}}]")
+    texts = []
+    for _ in range(2):
+        decision = book.decide(request("a"), Random("own"))
+        assert decision is not None and decision.answer is not None
+        texts.append(decision.answer.reply.text)
+    assert texts[0] == texts[1] != said(book, request("a"))
+
+
+def test_counters_of_conversations_are_bounded_in_bytes() -> None:
+    counters = Counters()
+    most = counters.limit_bytes // COUNTER_BYTES
+    for number in range(most + 500):
+        assert counters.count(1, number.to_bytes(16)) == 1
+    assert counters.size_bytes <= counters.limit_bytes
+    assert counters.count(1, (most + 499).to_bytes(16)) == 2, "the last ones are remembered"
+
+
+def test_a_rule_about_vectors_is_for_requests_for_vectors(books: Books) -> None:
+    book = books.open("rules: [{then: {embedding: [1, 0.5]}}, {then: {text: words}}]")
+    assert said(book, request("a")) == "words"
+    decision = book.decide(request("a", api="embeddings"))
+    assert decision is not None and decision.answer is not None
+    assert decision.answer.embedding == (1.0, 0.5)
+
+
+def test_a_fault_strikes_by_its_own_rule_and_else_others_answer(books: Books) -> None:
+    book = books.open(
+        "rules: [{then: {fault: {action: error, status: 503, times: 1}}},"
+        " {then: {text: a, fault: {action: truncate, after: 2, nth: 2}}}]"
+    )
+    first, second, third = (book.decide(request("a")) for _ in range(3))
+    assert first is not None and first.answer is None
+    assert first.fault is not None and first.fault.error is not None and first.fault.error.status == 503
+    assert second is not None and second.answer is not None and second.fault is None
+    assert third is not None and third.answer is not None
+    assert third.fault is not None and third.fault.name == "truncate"
+
+
+def test_calls_are_checked_against_what_the_request_offers(books: Books) -> None:
+    book = books.open(CALL % "city: '{{ message }}'")
+    decision = book.decide(request("Rome", tools={"get_weather": CITY}))
+    assert decision is not None and decision.answer is not None
+    assert decision.answer.reply.calls == (("get_weather", '{"city": "Rome"}'),)
+    with pytest.raises(
+        ScriptFailure, match=r"rule 1: it calls the tool 'get_weather', which is none of .*: a"
+    ):
+        book.decide(request("Rome", tools={"a": True}))
+    book = books.open(CALL % "town: Rome")
+    with pytest.raises(ScriptFailure, match=r"schema of the tool 'get_weather' does not allow .*town"):
+        book.decide(request("Rome", tools={"get_weather": CITY}))
+    assert book.report()["files"][0]["rules"][0]["failed"] == 1
+    book = books.open("rules: [{then: {tool_calls: [{name: any, unchecked: true}]}}]")
+    assert book.decide(request("Rome")) is not None
+
+
+def test_calls_are_checked_at_the_start_where_the_script_has_schemas(
+    books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    tools = "tools: {get_weather: {type: object, required: [city]}}\n"
+    books.open(tools + CALL % "city: Rome")
+    assert caplog.messages == []
+    books.open(tools + CALL % "town: Rome")
+    books.open(tools + "rules: [{name: x, then: {tool_calls: [{name: get_money}]}}]")
+    books.open(CALL % "")
+    wrong, unknown, later = caplog.messages
+    assert "rule 1: then.tool_calls.0: the schema of the tool 'get_weather' does not allow" in wrong
+    assert "rule 1 (x): then.tool_calls.0: it calls the tool 'get_money', which is none of those" in unknown
+    assert "the tool calls of rule 1 are checked only when requests offer the tools" in later
+
+
+def test_a_regex_without_an_end_spoils_its_rule_only(books: Books, caplog: pytest.LogCaptureFixture) -> None:
+    book = books.open("rules: [{when: {message: {regex: '(a|aa)+$'}}, then: {text: x}}, {then: {text: y}}]")
+    assert [said(book, request("a" * 60 + "b")) for _ in range(3)] == ["y"] * 3
+    assert len(caplog.messages) == 1 and "takes too long, the rule is passed over" in caplog.messages[0]
+    assert book.report()["files"][0]["rules"][0]["too_slow"] == 3
+
+
+def test_a_rule_that_cannot_answer_is_logged_once(books: Books, caplog: pytest.LogCaptureFixture) -> None:
+    book = books.open("rules: [{then: {text: '{{ 1 / turn - 1 / 0 }}'}}]")
+    for _ in range(3):
+        with pytest.raises(ScriptFailure, match="division by zero"):
+            book.decide(request("a"))
+    (line,) = caplog.messages
+    assert "rule 1: its template" in line and "division by zero" in line
+
+
+def test_a_changed_file_is_read_again_and_equal_rules_go_on_counting(books: Books) -> None:
+    book = books.open("rules: [{when: {nth: 2}, then: {text: second}}, {then: {text: old}}]")
+    assert said(book, request("a")) == "old"
+    books.write("rules: [{then: pass, when: {message: x}}, {when: {nth: 2}, then: {text: second}}]", "0.yaml")
+    assert book.has_changed()
+    book.refresh()
+    assert not book.has_changed()
+    assert said(book, request("a")) == "second"
+    assert [rule["rule"] for rule in book.report()["files"][0]["rules"]] == [1, 2]
+
+
+def test_a_broken_file_leaves_the_rules_of_before(books: Books, caplog: pytest.LogCaptureFixture) -> None:
+    book = books.open("rules: [{then: {text: old}}]")
+    caplog.set_level(logging.INFO)
+    books.write("rules: [{then: {txt: new}}]", "0.yaml")
+    for _ in range(3):
+        book.refresh()
+    assert said(book, request("a")) == "old"
+    (line,) = caplog.messages
+    assert "unknown key 'txt'" in line and line.endswith("the rules of before stay")
+    assert "unknown key 'txt'" in str(book.report()["files"][0]["error"])
+    (books.folder / "0.yaml").unlink()
+    book.refresh()
+    assert said(book, request("a")) == "old"
+    books.write("rules: [{then: {text: newest}}]", "0.yaml")
+    book.refresh()
+    assert said(book, request("a")) == "newest" and book.report()["files"][0]["error"] is None
+
+
+def test_everything_counts_from_nothing_after_a_restart(books: Books) -> None:
+    book = books.open("rules: [{when: {nth: 1}, then: {text: first}}]")
+    assert [said(book, request("a")) for _ in range(2)] == ["first", None]
+    book.restart()
+    assert book.report()["unanswered"] == 0
+    assert said(book, request("a")) == "first"
+
+
+def test_a_quota_in_a_rule_fills_up_with_time(books: Books) -> None:
+    clock = VirtualClock()
+    rule = "{then: {text: a, fault: {action: rate-limit, rate: 60, burst: 1}}}"
+    book = books.open(f"rules: [{rule}]", now=clock.now)
+
+    def refused() -> bool:
+        decision = book.decide(request("a"))
+        assert decision is not None
+        return decision.fault is not None and decision.fault.error is not None
+
+    assert [refused(), refused()] == [False, True]
+    clock.advance(1.0)
+    assert not refused()
+
+
+def test_a_schema_of_the_script_that_is_none_stops_the_start(books: Books) -> None:
+    with pytest.raises(ScriptError, match="schema of a tool cannot be used"):
+        books.open("tools: {a: 5}\nrules: [{then: {tool_calls: [{name: a}]}}]")

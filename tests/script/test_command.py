@@ -1,0 +1,99 @@
+"""`python -m app script check` and `script try`, in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.cli import main
+from tests.running_server import ROOT
+
+EXAMPLE = str(ROOT / "examples" / "scripts" / "weather.yaml")
+TOOLS = json.dumps(
+    [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
+)
+
+
+def test_a_script_in_order_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["script", "check", EXAMPLE]) == 0
+    assert capsys.readouterr().out == f"{EXAMPLE}: 5 rules are in order\n"
+
+
+def test_a_script_that_is_wrong_costs_one_line_and_the_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{then: {txt: a}}]")
+    assert main(["script", "check", EXAMPLE, str(path)]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == f"error: script {path}: rule 1: then: unknown key 'txt'; did you mean text?\n"
+
+
+def test_a_try_tells_the_rule_and_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["script", "try", EXAMPLE, "--messages", "the weather in Rome", "--tools", TOOLS]) == 0
+    place, _, told = capsys.readouterr().out.partition("\n")
+    assert place.endswith("rule 1 (ask the tool)")
+    assert json.loads(told) == {
+        "text": "Let me look.",
+        "calls": [{"name": "get_weather", "arguments": {"city": "Rome"}}],
+    }
+
+
+def test_a_try_reads_messages_of_a_file_and_says_why_rules_do_not_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "messages.json"
+    call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    path.write_text(
+        json.dumps(
+            [
+                {"role": "user", "content": "the weather in Rome"},
+                {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+            ]
+        )
+    )
+    assert main(["script", "try", EXAMPLE, "--why", "--messages", f"@{path}"]) == 0
+    why, place, *told = capsys.readouterr().out.splitlines()
+    assert why.endswith("rule 1 (ask the tool): when.tool_result does not hold")
+    assert place.endswith("rule 2 (answer with its result)")
+    assert json.loads("".join(told)) == {"text": "The weather: sunny."}
+
+
+def test_a_try_asks_so_often_with_headers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["script", "try", EXAMPLE, "--messages", "Hello"]) == 0
+    assert '"fault": "error"' in capsys.readouterr().out
+    again = ["--times", "2", "--header", "X-User: Ada"]
+    assert main(["script", "try", EXAMPLE, "--messages", "Hello", *again]) == 0
+    assert '"text": "Hello Ada!"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--messages", "[{"], "--messages: is no JSON"),
+        (["--messages", "[1]"], "--messages: must be a text, or a JSON list of messages"),
+        (["--messages", "a", "--tools", "[1]"], "--tools: must be a JSON list of tools"),
+        (["--messages", "@/nowhere"], "No such file"),
+        (
+            ["--messages", "weather in Rome", "--tools", '{"get_weather": false}'],
+            "does not allow the arguments",
+        ),
+    ],
+)
+def test_what_cannot_be_tried_costs_one_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["script", "try", EXAMPLE, *arguments]) == 1
+    told = capsys.readouterr().err
+    assert line in told and told.startswith("error: ") and told.count("\n") == 1
+
+
+def test_no_rule_is_an_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{when: {message: a}, then: {text: b}}]")
+    assert main(["script", "try", str(path), "--messages", "c"]) == 1
+    assert capsys.readouterr().out == "no rule answers; the mode below does\n"

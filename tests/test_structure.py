@@ -1,0 +1,48 @@
+"""The house of docs/architecture.md: files that import each other in no circle, none of them too long."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MOST_LINES = 400
+
+
+def module_of(path: Path) -> str:
+    """The name by which a file is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {
+    module_of(path): path
+    for folder in ("app", "config", "understudy")
+    for path in (ROOT / folder).rglob("*.py")
+}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules of ours that a file names in its imports, also for types alone."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules = [name for name in names if name in MODULES]
+            yield from modules
+            if len(modules) < len(names) and node.module in MODULES:
+                yield node.module
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Whatever does, at whatever place, is one thing in two files."""
+    graph = {module: set(imported(path)) - {module} for module, path in MODULES.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES) > 300
+
+
+def test_no_file_is_longer_than_a_reader_can_bear() -> None:
+    lengths = {module: len(path.read_text("utf-8").splitlines()) for module, path in MODULES.items()}
+    assert {module: lines for module, lines in lengths.items() if lines > MOST_LINES} == {}
