@@ -218,7 +218,9 @@ class EventStream(StreamingBody):
             self._bell.set()
 
     def close(self) -> None:
-        """The server is done with it. What is unfinished now is finished for nobody."""
+        """The server is done with it. What is unfinished now is finished for nobody: a write failed."""
+        if self.unfinished or self._pending or self._large is not None:
+            self.gone = True
         if self.transport is not None:
             self.transport.close()
         if self._connection is not None:

@@ -83,8 +83,9 @@ class DamagedStream(StreamingBody):
                     return
 
     def close(self) -> None:
-        self.gone = self._stream.gone
+        """Whoever is cut off has not left."""
         self._stream.close()
+        self.gone = self._stream.gone and not self.is_cut_off
 
     def _altered(self, number: int, chunk: bytes) -> bytes:
         """What leaves instead of the chunk of this number, counted from 1."""
