@@ -48,8 +48,11 @@ TICK_S = 1.0
 """How often the arbiter hears that we live."""
 SWEEP_S = 0.2
 """How often idle connections are looked at."""
-CUT_S = 0.5
-"""Before the arbiter's own patience ends, what still runs is cut, so that exit hooks run."""
+CUT_S = 1.0
+"""So long before the arbiter's own patience ends, what still runs is cut, so that exit hooks run; half of the
+patience where that is less."""
+PARTING_S = 0.2
+"""How long connections have to end by themselves when the end has come; and then, to be killed."""
 COLLECT_AFTER = (1_000_000, 10, 10)
 """Thresholds of the garbage collector, out of the way of 10,000 streams; requests leave no cycles behind.
 
@@ -197,15 +200,15 @@ class Worker(GeventWorker):  # type: ignore[misc]
         if self._runs:
             running = len(self._busy) + (0 if self._fast is None else self._fast.count_busy())
             self.log.warning("Worker %s cuts %d requests: the graceful timeout is over", self.pid, running)
-        self._greenlets.join(timeout=CUT_S / 2)
-        self._greenlets.kill(timeout=CUT_S / 2)
+        self._greenlets.join(timeout=PARTING_S)
+        self._greenlets.kill(timeout=PARTING_S)
         if self._fast is not None:
             self._fast.close_all()
 
     def _cut_at(self) -> float:
         """When a graceful end that begins now is over (monotonic seconds)."""
         patience_s: float = self.cfg.graceful_timeout
-        return time.monotonic() + max(0.0, patience_s - CUT_S)
+        return time.monotonic() + patience_s - min(CUT_S, patience_s / 2)
 
     def _is_awaited(self) -> bool:
         """True while a request runs, or may be on its way through a new connection."""
