@@ -37,7 +37,7 @@ NODE_LOCK := tests/conformance/node/package-lock.json
 N := 80
 SEED := 1
 ROOMS :=
-# How many tests run at a time, each file in one process; 0: one after the other.
+# How many files of tests run at a time, each in one process; 0: one test after the other.
 WORKERS := 2
 AT_A_TIME = -n $(WORKERS) --dist loadfile
 
