@@ -214,7 +214,7 @@ class Copy:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES)),
+            preexec_fn=_limit_memory,
         )
         try:
             output, _ = process.communicate(timeout=limit_s)
@@ -232,6 +232,13 @@ class Copy:
             with suppress(OSError):
                 if Path(os.readlink(entry / "cwd")).is_relative_to(self.folder):
                     os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _limit_memory() -> None:
+    """At most `MEMORY_BYTES`, or less where the shell allows no more."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def diff(mutant: Mutant, original: str, code: str) -> str:

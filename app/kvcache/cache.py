@@ -252,7 +252,7 @@ class KVCache:
         if not prompt.cached:
             return []
         # The last token has to be computed, as its output is the first new token.
-        most = max(0, len(prompt.token_ids) - 1) // self.block_size
+        most = (len(prompt.token_ids) - 1) // self.block_size
         return self._pool.longest_prefix(prompt.hashes[:most])
 
     def fits(self, prompt: Prompt, hits: list[Block]) -> bool:

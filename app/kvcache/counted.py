@@ -52,7 +52,7 @@ class CountedBlocks:
     def begin(self, sequence: Hashable, found: int, count: int) -> None:
         """Give a sequence the blocks that it has found, and `count` more. The caller has checked `free`."""
         span = self._left.pop(sequence, None)
-        if span is not None and found:
+        if span is not None:
             span.blocks -= found
             self.free -= found
         self.grow(sequence, count)

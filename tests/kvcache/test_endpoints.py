@@ -69,3 +69,9 @@ def test_a_publisher_of_which_nothing_is_said_batches_as_a_server_without_settin
     assert (ours.rank, ours.replay_endpoint) == (0, at.kv_events_replay_endpoint or None)
     assert (ours.layout, ours.replay_layout) == (at.kv_events_format, at.kv_events_replay_layout)
     assert (ours.batch_events, ours.flush_s) == (at.event_batch_size, at.event_flush_interval)
+    assert ours.replay_batches == at.kv_events_replay_queue_size
+
+
+def test_as_many_events_wait_as_in_vllm_and_a_hundredth_of_the_messages() -> None:
+    ours = PublisherSettings(endpoint=None, topic="kv")
+    assert (ours.queue_events, ours.hwm) == (100_000, 100_000 // 100)
