@@ -129,7 +129,7 @@ def test_messages_wait_for_a_backend_that_is_away_and_it_is_asked_ever_less_ofte
     backend.applying = lambda *a, **k: (asked.append(now), applying(*a, **k))[1]  # type: ignore[method-assign]
     for tick in range(300):
         now = tick / 10
-        pool.step(now)
+        assert not pool.step(now)
     assert len(pool) == 1 and 5 < len(asked) < 12
     backend.away = False
     pool.step(100.0)
