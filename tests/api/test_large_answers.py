@@ -252,6 +252,8 @@ def test_a_body_is_sent_in_one_up_to_some_size() -> None:
 
 def test_the_bytes_of_tokens_are_remembered_within_bounds() -> None:
     known = TokenBytes(limit_bytes=4000)
+    known.of("a")
+    assert known.size_bytes == len(b"[97]") + TokenBytes.PLACE_BYTES
     for number in range(1000):
         text = f"token {number}"
         assert json.loads(encode(known.of(text))) == list(text.encode())
