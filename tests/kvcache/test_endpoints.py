@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.kvcache.endpoints import PublisherSettings, is_bound, of_rank
+from app.kvcache.endpoints import PublisherSettings, is_bound, is_ipv6, of_rank
 from config.settings import Settings
 
 
@@ -62,6 +62,20 @@ def test_what_is_no_endpoint_is_refused(endpoint: str, rank: int) -> None:
 )
 def test_the_form_of_an_address_says_who_binds(endpoint: str, bound: bool) -> None:
     assert is_bound(endpoint) == bound
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "ipv6"),
+    [
+        ("tcp://[fd00:0:0:0:0:0:0:1]:5557", True),
+        ("tcp://:::5557", True),
+        ("tcp://[::1]:5557", True),
+        ("tcp://10.0.0.1:5557", False),
+        ("ipc:///tmp/kv", False),
+    ],
+)
+def test_the_form_of_an_address_says_whether_it_is_of_ipv6(endpoint: str, ipv6: bool) -> None:
+    assert is_ipv6(endpoint) == ipv6
 
 
 def test_a_publisher_of_which_nothing_is_said_batches_as_a_server_without_settings_does() -> None:
