@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from app.kvindex.event_pool import PoolSettings
+from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.pods import FileTargets, FixedTargets, Target
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, Engine, Station, station
@@ -245,3 +245,23 @@ def test_a_target_whose_host_nobody_knows_is_told_of_once(
     assert [record.getMessage() for record in caplog.records] == [
         "KV event sources: nobody knows the host of tcp://nobody.invalid:1, trying on"
     ]
+
+
+def test_a_wait_is_short_while_the_queues_are_full(place: Station, monkeypatch: pytest.MonkeyPatch) -> None:
+    subscriber = place.listen()
+    waited_ms: list[float] = []
+
+    class Waits:
+        def register(self, descriptor: int, events: int) -> None:
+            assert descriptor >= 0
+
+        def poll(self, timeout_ms: float) -> None:
+            waited_ms.append(timeout_ms)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("app.kvindex.subscriber.select.poll", Waits)
+        subscriber.wait(0.5)
+        patch.setattr(Pool, "full", True)
+        subscriber.wait(0.5)
+        subscriber.wait(0.001)
+    assert waited_ms == [500, 10, 1]
