@@ -108,24 +108,12 @@ def test_an_event_names_the_adapter() -> None:
     assert (event.lora_id, event.lora_name, event.extra_keys) == (7, "Alice", [["Alice"]])
 
 
-def test_a_hit_is_announced_on_request_only() -> None:
+def test_a_hit_is_announced_to_nobody() -> None:
     cache = small_cache()
     serve(cache, tokens(0, 10))
-    stored = cache.take_events()
+    assert cache.take_events()
     serve(cache, tokens(0, 10))
     assert cache.take_events() == []
-    serve(cache, tokens(0, 10), report_hits=True)
-    assert cache.take_events() == stored
-
-
-def test_a_hit_is_announced_with_what_its_hashes_cover_besides_tokens() -> None:
-    cache = small_cache()
-    serve(cache, tokens(0, 9), salt="s")
-    first = cache.take_events()
-    begin(cache, "r", tokens(0, 9), salt="s", report_hits=True)
-    again = cache.take_events()
-    assert again == first and isinstance(again[0], BlockStored)
-    assert again[0].extra_keys == [["s"], None]
 
 
 def test_a_block_computed_again_is_announced_again_and_removed_as_often() -> None:
