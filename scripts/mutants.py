@@ -44,10 +44,12 @@ WIRE = tuple(
     for name in ("wire_bodies", "wire_errors", "wire_limits", "messages", "responses", "tool_calls")
 )
 """What real servers answer to bodies of all kinds."""
+POOLED = ("tests/pooling/test_requests.py", "tests/pooling/test_refusals.py")
+"""What requests of the pooling routes are."""
 ROOMS = {
     "engine": ("app/engine", "tests/engine", *ENGINE),
     "clock": ("app/clock", "tests/clock"),
-    "protocol": ("app/protocol", "tests/protocol", "tests/api", *WIRE),
+    "protocol": ("app/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
     "api": ("app/api", "tests/api", "tests/pooling", "tests/script", "tests/conformance", "tests/surface"),
     "kvcache": ("app/kvcache", "tests/kvcache"),
     "kvindex": ("app/kvindex", "tests/kvindex"),
