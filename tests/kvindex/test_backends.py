@@ -8,7 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.kvindex.backend import UNALIGNED, Backend, Clear, Offload, Operation, Outcome, Remove, Stamp, Store
+from app.kvindex.backend import (
+    UNALIGNED,
+    Backend,
+    Clear,
+    Offload,
+    Operation,
+    Outcome,
+    Remove,
+    Stamp,
+    Store,
+    with_pauses,
+)
 from app.kvindex.holders import Source
 from app.kvindex.index import Index
 from tests.kvindex.conftest import MakeBackend
@@ -24,6 +35,16 @@ def test_what_is_stored_is_found(backend: Backend) -> None:
     assert content(backend, [11, 12, 13]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
     assert (backend.size().blocks, backend.size().copies) == (2, 2)
     assert backend.pods() == ["a"]
+
+
+@pytest.mark.parametrize(("count", "turns"), [(0, 0), (4, 0), (5, 1), (8, 2), (9, 2)])
+def test_others_have_a_turn_after_so_many_items(
+    count: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[None] = []
+    monkeypatch.setattr("app.kvindex.backend.pause", lambda: pauses.append(None))
+    assert list(with_pauses(range(count), 4)) == list(range(count))
+    assert len(pauses) == turns
 
 
 def test_outcomes_of_parts_add_up_and_the_last_says_whether_somebody_else_was_first() -> None:
