@@ -17,6 +17,7 @@ from app.kvindex.holders import Source
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.replay_client import Replays
+from app.kvindex.stream import REMEMBERED
 from tests.kvindex.engines import PROMPT, batch, removed, stored
 from tests.kvindex.held import matched
 from tests.kvindex.publisher import station
@@ -167,6 +168,17 @@ def test_a_restart_is_counted_once_though_the_backend_is_away() -> None:
     backend.away = False
     run(pool, 40.0)
     assert index.size().copies == 1
+    assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({}, {}, {})
+
+
+def test_an_engine_that_begins_anew_with_its_clock_set_back_is_noticed() -> None:
+    index, pool = make(shards=1)
+    for sequence in range(REMEMBERED + 6):
+        pool.put(message("a", sequence, stored([sequence + 1], PROMPT[:4])))
+    run(pool)
+    pool.put(Message("a", "m", 0, encode(batch(stored([1], PROMPT[4:8]), ts=1.0))))
+    run(pool)
+    assert matched(index, PROMPT[4:]) == {"a": 1} and matched(index, PROMPT) == {}
     assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({}, {}, {})
 
 
