@@ -194,7 +194,6 @@ class Scheduler(Generic[S]):
                 self._note_need(sequence)
         ends = self._ends.pop(step, ())
         for sequence in sorted(ends, key=_place):
-            sequence.computed = step + 1 + sequence.lead
             self._end(sequence, batch)
             self._leads -= sequence.lead
         if ends:

@@ -48,7 +48,7 @@ class StepOwner(Protocol):
         """Tokens of its prompt that need not be computed."""
 
     def seen(self) -> bool:
-        """The scheduler sees it; False when it is over already."""
+        """The scheduler sees it; False when it needs no step."""
 
     def found(self, tokens: int) -> None:
         """So many tokens of its prompt were cached."""
@@ -159,9 +159,7 @@ class SteppedSequence(Sequence):
         self._executor.enter(self.state)
 
     def seen(self) -> bool:
-        """The scheduler sees it; False when it is over already."""
-        if self.over:
-            return False
+        """The scheduler sees it; False when it needs no step."""
         least = self.request.least_hit_rate
         if least and self._share_cached() < least:
             # Too little is cached: the reply is empty, and comes at once (simulator.md 13.7).

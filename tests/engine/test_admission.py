@@ -45,6 +45,13 @@ def test_running_and_waiting_together_are_bounded_and_refusals_counted() -> None
     assert refusal(harness) is TooManyRequests
 
 
+def test_one_that_needs_no_slot_may_be_the_only_one() -> None:
+    harness = Harness(max_unfinished=1)
+    for name in "ab":
+        harness.ask(name)
+        assert harness.finish(name) == "length"
+
+
 def test_a_draining_engine_goes_on_and_admits_nothing() -> None:
     harness = Harness(slots=1, **SLOW)
     harness.ask("a")

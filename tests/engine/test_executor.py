@@ -217,6 +217,19 @@ def test_many_that_may_start_together_do_so_in_portions() -> None:
     assert started == [128, 256, 300] and (slots.running, slots.waiting) == (150, 0)
 
 
+def test_those_who_may_start_later_share_a_turn_of_the_event_loop() -> None:
+    soon: list[Callable[[], None]] = []
+    slots = SlotExecutor(2, later=soon.append)
+    tasks = [Waiter() for _ in range(3)]
+    for task in tasks:
+        assert not slots.enter(task, soon=True)
+    [turn] = soon
+    turn()
+    assert [task.started for task in tasks] == [True, True, False]
+    slots.enter(Waiter(), soon=True)
+    assert len(soon) == 2
+
+
 def test_those_who_left_the_queue_are_forgotten_though_nobody_ever_gets_a_slot() -> None:
     slots = SlotExecutor(1)
     slots.enter(Waiter())

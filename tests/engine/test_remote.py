@@ -172,7 +172,9 @@ def test_what_the_engine_tells_of_itself_is_counted_once(play: Worker) -> None:
     assert play.metric("iteration_tokens_total_sum") == 8
 
 
-def test_an_engine_that_is_gone_fails_what_it_computed_and_its_successor_begins_anew(play: Worker) -> None:
+def test_an_engine_that_is_gone_fails_what_it_computed_and_its_successor_begins_anew(
+    play: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
     play.ask()
     [key] = play.keys(1)
     play.says(key, "a")
@@ -181,6 +183,7 @@ def test_an_engine_that_is_gone_fails_what_it_computed_and_its_successor_begins_
     play.peer.die()
     until(lambda: not play.engine.healthy)
     assert play.ends() == ["EngineDead"] and play.engine.running == 0
+    assert [it.getMessage() for it in caplog.records] == ["the engine is gone: 1 sequences fail"]
     assert "started again" in (answer.get(timeout=DEADLINE_S).error or "")
     assert play.metric("num_requests_running") == 0
     with pytest.raises(EngineDead):

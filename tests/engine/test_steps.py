@@ -216,6 +216,16 @@ def test_too_little_cached_ends_at_once() -> None:
     assert harness.is_idle()
 
 
+def test_too_little_cached_waits_on_purpose_without_a_place() -> None:
+    harness = stepped(blocks=BLOCKS)
+    harness.ask("a", least_hit_rate=0.5, delays=((0, 0.5),))
+    harness.clock.advance(0.4)
+    assert not harness.of("a") and (harness.engine.running, harness.engine.waiting) == (0, 1)
+    harness.clock.advance(0.4)
+    assert harness.finish("a") == "cache_threshold" and harness.is_idle()
+    assert harness.metric("iteration_tokens_total_count") == 0
+
+
 @pytest.mark.parametrize(("least", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
 def test_enough_cached_is_a_share_of_the_prompt(least: float, finish: str) -> None:
     harness = stepped(blocks=BLOCKS)
@@ -321,6 +331,7 @@ def test_speculation_brings_several_tokens_a_step() -> None:
     assert one.said("a") == three.said("a")
     assert one.metric("iteration_tokens_total_count") == 10
     assert three.metric("iteration_tokens_total_count") == 4
+    assert three.metric("iteration_tokens_total_sum") == one.metric("iteration_tokens_total_sum") == 3 + 10
     assert len({event.at_s for event in three.tokens("a")}) == 4
     counted = {"drafts": 3, "draft_tokens": 6, "accepted_tokens": 6}
     assert {name: three.metric(f"spec_decode_num_{name}_total") for name in counted} == counted
@@ -343,6 +354,19 @@ def test_it_is_an_executor_whose_calls_wait_for_their_turn() -> None:
     executor.shutdown()
     with pytest.raises(RuntimeError):
         executor.submit(divmod, 1, 1)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_after_shutdown_calls_that_wait_are_made_or_dropped(drops: bool) -> None:
+    harness = stepped()
+    executor = harness.engine.executor
+    call = executor.submit(divmod, 17, 5)
+    harness.ask("a")
+    executor.shutdown(cancel_futures=drops)
+    assert call.cancelled() is drops
+    harness.clock.advance(1)
+    assert drops or call.result(0) == (3, 2)
+    assert harness.finish("a") == "length" and harness.is_idle()
 
 
 def test_a_sequence_that_breaks_takes_no_other_with_it() -> None:

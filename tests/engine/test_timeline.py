@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 
 from app.engine.outputs import Part, Started, Tokens
 from app.engine.request import EngineRequest, ToolCalls
+from app.engine.sequence import MOST_AT_ONCE
 from app.engine.timing import PerRequestTiming
 from config.settings import LatencySettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
@@ -38,6 +39,18 @@ def test_a_thought_and_what_is_said_are_a_gap_apart() -> None:
     moments = told(Harness(**GAP), reasoning=True, max_tokens=30)
     assert {kind for kind, _ in moments} == {"reasoning", "text"}
     assert [at_s for _, at_s in moments] == [2.0 + 0.5 * number for number in range(30)]
+
+
+def test_tokens_that_are_due_together_are_told_part_by_part_and_not_too_many_at_once() -> None:
+    asked = {"reasoning": True, "max_tokens": 3000, "seed": 1}
+    apart, together = Harness(inter_token_latency=0.01), Harness(inter_token_latency=1e-9)
+    kinds = [[kind for kind, _ in told(harness, **asked)] for harness in (apart, together)]
+    assert kinds[0] == kinds[1] and set(kinds[0]) == {"reasoning", "text"}
+    sizes = [len(it.texts) for it in together.tokens("a")]
+    assert max(sizes) == MOST_AT_ONCE
+    few = Harness(inter_token_latency=1e-9)
+    told(few, max_tokens=3000, logprobs=2)
+    assert max(len(it.texts) for it in few.tokens("a")) == MOST_AT_ONCE // 4
 
 
 def test_delays_come_before_the_tokens_that_they_name() -> None:

@@ -47,6 +47,12 @@ def test_jitter_stays_within_seventy_per_cent_however_large_the_deviation(
         assert 0.3 * mean_s * 0.999999 <= waits.inter_token() <= 1.7 * mean_s * 1.000001
 
 
+def test_jitter_within_those_bounds_is_a_normal_distribution() -> None:
+    waits, drawn = latency(inter_token_latency=0.5, inter_token_latency_std_dev=0.01, seed=3), Random(3)
+    for _ in range(50):
+        assert waits.inter_token() == drawn.gauss(0.5, 0.01)
+
+
 def test_no_deviation_means_no_jitter_and_no_latency_stays_none() -> None:
     assert {latency(inter_token_latency=0.02).inter_token() for _ in range(9)} == {0.02}
     assert latency(inter_token_latency_std_dev=0.5).inter_token() == 0
