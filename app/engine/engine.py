@@ -231,7 +231,7 @@ class Choice(Protocol):
     """Emitted so far."""
     over: bool
 
-    def enter(self, soon: bool = False) -> None:
+    def enter(self, soon: bool) -> None:
         """Ask to run, or do so in a later turn of the event loop."""
 
     def abort(self) -> None:

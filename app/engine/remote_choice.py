@@ -81,7 +81,7 @@ class RemoteChoice:
         """What was said is not kept here."""
         return ""
 
-    def enter(self, soon: bool = False) -> None:
+    def enter(self, soon: bool) -> None:
         """It has been ordered with the others of its request."""
 
     def take(self, said: Said) -> None:

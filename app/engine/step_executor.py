@@ -87,9 +87,9 @@ class StepExecutor(Executor):
         front: FrontCosts,
         runtime: Runtime,
         lora: LoRASlots,
-        manager: KVCacheManager | None = None,
-        speculation: Speculation | None = None,
-        depth: int = 2,
+        manager: KVCacheManager | None,
+        speculation: Speculation | None,
+        depth: int,
     ) -> None:
         """`manager` is the cache that `blocks` are of, where there is one."""
         self.slots = limits.max_num_seqs
@@ -330,7 +330,7 @@ class StepExecutor(Executor):
                 owner.fail(error)
         if not first.left:
             self._out.popleft()
-        return max(count, 1)
+        return count
 
 
 class HandOut:

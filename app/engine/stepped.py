@@ -154,7 +154,7 @@ class SteppedSequence(Sequence):
         blocks = self.state.blocks
         return blocks is None or blocks.fits()
 
-    def enter(self, soon: bool = False) -> None:
+    def enter(self, soon: bool) -> None:
         """The front has it; the scheduler sees it in a while."""
         self._executor.enter(self.state)
 
@@ -384,7 +384,7 @@ class HashedBlocks:
         if sequence.blocks is not None:
             sequence.blocks.compute(sequence.computed)
 
-    def release(self, sequence: StepState, held: int, findable: int = 0) -> None:
+    def release(self, sequence: StepState, held: int, findable: int) -> None:
         if sequence.blocks is not None:
             sequence.blocks.finish()
 

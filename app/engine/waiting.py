@@ -35,7 +35,7 @@ class WaitingQueue(Generic[W]):
     cannot be loaded now holds up no other (simulator.md 10.2).
     """
 
-    def __init__(self, lora: LoRASlots, by_priority: bool = False) -> None:
+    def __init__(self, lora: LoRASlots, by_priority: bool) -> None:
         self._lora = lora
         self._by_priority = by_priority
         self._heaps: dict[str | None, list[tuple[float, int, W]]] = {}

@@ -135,7 +135,7 @@ class Worker:
     def hears(self, *notices: Notice) -> None:
         """The engine says them, and the worker has taken them."""
         before = len(self.commands)
-        heard = self.engine.command(Command(number=0, name="stats"))
+        heard = self.engine.command(Command(name="stats"))
         until(lambda: len(self.commands) > before)
         self.peer.say(*notices, Answer(number=self.commands[-1].number, value=True))
         heard.get(timeout=DEADLINE_S)

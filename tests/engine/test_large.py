@@ -99,6 +99,14 @@ def test_who_comes_in_such_a_pause_changes_no_reply_and_gets_the_one_that_is_due
     assert len(set(said(mixed, "large"))) == 128
 
 
+def test_the_same_large_request_is_never_answered_the_same() -> None:
+    harness = Harness(slots=500, clock=BusyClock(START_S))
+    for name in "ab":
+        harness.ask(name, **LARGE)
+    harness.clock.advance(100)
+    assert not set(said(harness, "a")) & set(said(harness, "b"))
+
+
 def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:
     harness = Harness(slots=200, max_waiting=0, clock=BusyClock(START_S), time_to_first_token=1.0)
     comer = gevent.spawn(harness.ask, "small", 100)

@@ -29,7 +29,7 @@ def test_until_the_engine_is_ready_nothing_is_ordered(tmp_path: Path) -> None:
         with pytest.raises(EngineDead):
             play.ask()
         with pytest.raises(EngineDead):
-            play.engine.command(Command(number=0, name="resume"))
+            play.engine.command(Command(name="resume"))
         play.greet()
         play.ask()
         assert len(play.keys(1)) == 1
@@ -136,6 +136,7 @@ def test_who_leaves_while_the_rest_of_its_choices_is_ordered_has_no_more_of_them
 def test_who_is_aborted_is_so_in_the_engine(play: Worker) -> None:
     handle = play.ask(choices=2)
     keys = play.keys(2)
+    assert 0 not in keys  # the number of what nobody has asked
     handle.abort()
     until(lambda: len(play.aborted) == 2)
     assert sorted(play.aborted) == keys and play.engine.waiting == 0
@@ -179,7 +180,7 @@ def test_an_engine_that_is_gone_fails_what_it_computed_and_its_successor_begins_
     [key] = play.keys(1)
     play.says(key, "a")
     play.loads(running=3, prefix_queries=64, prefix_hits=32, preemptions=2)
-    answer = play.engine.command(Command(number=0, name="resume"))
+    answer = play.engine.command(Command(name="resume"))
     play.peer.die()
     until(lambda: not play.engine.healthy)
     assert play.ends() == ["EngineDead"] and play.engine.running == 0
@@ -214,9 +215,7 @@ def test_one_engine_may_greet_twice_but_another_knows_nothing_of_what_ran(play: 
 
 
 def test_a_command_has_its_own_answer(play: Worker) -> None:
-    first, second = (
-        play.engine.command(Command(number=0, name="pause", mode=mode)) for mode in ("keep", "wait")
-    )
+    first, second = (play.engine.command(Command(name="pause", mode=mode)) for mode in ("keep", "wait"))
     until(lambda: len(play.commands) == 2)
     one, other = play.commands
     assert (one.mode, other.mode) == ("keep", "wait") and one.number != other.number

@@ -152,6 +152,12 @@ def test_alternatives_are_kept_with_their_tokens() -> None:
     assert [[entry.token_id for entry in entries] for entries in told] == [[0, 1], [2]]
 
 
+@pytest.mark.parametrize("ids", [[1], [1, 2, 3]])
+def test_an_engine_that_says_more_tokens_than_texts_or_fewer_is_not_believed(ids: list[int]) -> None:
+    with pytest.raises(ValueError):
+        Play(Words()).choice.take(Said(key=1, ids=ids, texts=["a", "b"], at_s=101.0))
+
+
 def test_several_parts_that_one_token_ends_are_told_apart() -> None:
     play = Play(Words())
     play.say("One [two] [] three ")

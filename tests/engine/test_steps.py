@@ -141,6 +141,7 @@ def test_one_alarm_serves_all_requests_of_an_engine() -> None:
 
 def test_limits_that_are_not_given_are_those_of_a_server_without_settings() -> None:
     default, given = SchedulerLimits(), Settings()
+    assert default.max_num_seqs == 256  # of vLLM; those of a simulation are fewer
     assert default.max_num_batched_tokens == given.steps.max_num_batched_tokens
     assert default.enable_chunked_prefill == given.steps.enable_chunked_prefill
     assert default.long_prefill_token_threshold == given.steps.long_prefill_token_threshold
@@ -251,6 +252,16 @@ def test_a_remote_prefill_comes_over_the_net() -> None:
     assert harness.is_idle()
 
 
+def test_the_cache_of_a_short_prompt_comes_sooner() -> None:
+    harness = stepped(slots=1, kv_cache_transfer_time_per_token=0.001)
+    harness.ask("long", remote_prefill=True, prompt_ids=[1] * 1000)
+    harness.ask("short", remote_prefill=True, prompt_ids=[2] * 100)
+    harness.clock.advance(2)
+    assert moments(harness, "short")[0] == pytest.approx(0.1, abs=2 * STEP_S)
+    assert moments(harness, "long")[0] == pytest.approx(1.0, abs=2 * STEP_S)
+    assert harness.is_idle()
+
+
 @pytest.mark.parametrize("by_priority", [False, True])
 def test_blocks_of_a_remote_prefill_never_block_who_is_before_it(by_priority: bool) -> None:
     """Whether that one was preempted, or is more important."""
@@ -316,10 +327,15 @@ def test_a_call_is_as_important_as_a_request_of_which_nothing_is_said() -> None:
     harness.ask("now", max_tokens=2)
     harness.clock.advance(0.01)
     came: list[str] = []
+
+    def asks() -> None:
+        harness.engine.submit([engine_request(max_tokens=1)], lambda event: came.append(type(event).__name__))
+
+    asks()
     harness.engine.executor.submit(came.append, "call")
-    harness.engine.submit([engine_request(max_tokens=1)], lambda event: came.append(type(event).__name__))
+    asks()
     harness.clock.advance(1)
-    assert came == ["call", "Started", "Tokens"]
+    assert came == ["Started", "Tokens", "call", "Started", "Tokens"]
 
 
 def test_speculation_brings_several_tokens_a_step() -> None:
@@ -358,11 +374,11 @@ def test_it_is_an_executor_whose_calls_wait_for_their_turn() -> None:
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_after_shutdown_calls_that_wait_are_made_or_dropped(drops: bool) -> None:
-    harness = stepped()
+    harness = stepped(kv_cache_transfer_latency=9.0)  # which a call does not wait for
     executor = harness.engine.executor
     call = executor.submit(divmod, 17, 5)
     harness.ask("a")
-    executor.shutdown(cancel_futures=drops)
+    executor.shutdown(cancel_futures=True) if drops else executor.shutdown()
     assert call.cancelled() is drops
     harness.clock.advance(1)
     assert drops or call.result(0) == (3, 2)

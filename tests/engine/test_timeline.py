@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from app.engine.outputs import Part, Started, Tokens
-from app.engine.request import EngineRequest, ToolCalls
+from app.engine.outputs import Part, Started, TokenLogprob, Tokens
+from app.engine.request import EngineRequest, ScriptedReply, Tool, ToolCalls
 from app.engine.sequence import MOST_AT_ONCE
 from app.engine.timing import PerRequestTiming
 from config.settings import LatencySettings
@@ -51,6 +51,14 @@ def test_tokens_that_are_due_together_are_told_part_by_part_and_not_too_many_at_
     few = Harness(inter_token_latency=1e-9)
     told(few, max_tokens=3000, logprobs=2)
     assert max(len(it.texts) for it in few.tokens("a")) == MOST_AT_ONCE // 4
+
+
+def test_tokens_that_are_told_together_are_counted_with_the_gaps_between_them() -> None:
+    harness = Harness(inter_token_latency=0.0001)
+    told(harness, max_tokens=101)
+    assert len(harness.tokens("a")) < 50
+    assert harness.metric("inter_token_latency_seconds_count") == 100
+    assert harness.metric("inter_token_latency_seconds_sum") == pytest.approx(0.01)
 
 
 def test_delays_come_before_the_tokens_that_they_name() -> None:
@@ -160,6 +168,19 @@ def test_what_is_not_asked_for_is_not_done() -> None:
         "n": 1,
         "together": 1,
     }
+    assert asdict(ScriptedReply()) == {
+        "passes": False,
+        "text": "",
+        "reasoning": "",
+        "calls": (),
+        "in_parts": True,
+        "finish": None,
+        "first_token_s": 0.0,
+        "per_token_s": 0.0,
+        "before": {},
+    }
+    assert Tool("a").schema is True  # anything
+    assert TokenLogprob(1, "a", -1.0, ()).rank == 1
     calls = ToolCalls(tools=())
     assert (calls.least, calls.most, calls.named, calls.lenient) == (0, 1, False, False)
     assert (Started(0, 0.0).cached_tokens, Part("call").number) == (0, 0)

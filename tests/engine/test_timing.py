@@ -38,6 +38,10 @@ def test_a_prompt_of_which_nothing_is_computed_costs_the_overhead(prompt: int, c
     assert waits.time_to_first_token(prompt, cached) == 0.5
 
 
+def test_what_is_not_said_to_be_cached_or_remote_is_computed_here() -> None:
+    assert latency(prefill_time_per_token=1.0, kv_cache_transfer_latency=9.0).time_to_first_token(3) == 3.0
+
+
 @given(mean_s=st.floats(1e-6, 10), share=st.floats(0, 30), seed=st.integers(0, 2**32))
 def test_jitter_stays_within_seventy_per_cent_however_large_the_deviation(
     mean_s: float, share: float, seed: int
