@@ -10,6 +10,7 @@ import gevent
 import pytest
 
 from app.clock.clock import LiveClock, VirtualClock
+from app.engine.outputs import EngineOutput, Started
 from app.engine.sequence import MOST_AT_ONCE
 from tests.engine.harness import START_S, Harness, engine_request
 
@@ -105,6 +106,24 @@ def test_the_same_large_request_is_never_answered_the_same() -> None:
         harness.ask(name, **LARGE)
     harness.clock.advance(100)
     assert not set(said(harness, "a")) & set(said(harness, "b"))
+
+
+def test_each_prompt_is_hashed_once_for_all_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(slots=9, blocks=100)
+    assert harness.cache is not None
+    hashed: list[list[int]] = []
+    prompt = harness.cache.cache.prompt
+    monkeypatch.setattr(
+        harness.cache.cache, "prompt", lambda ids, *rest: hashed.append(ids) or prompt(ids, *rest)
+    )
+    prompts = [[1] * 20, [2] * 20]
+    asked = [engine_request(index=index, n=3, prompt_ids=prompts[index // 3]) for index in range(6)]
+    told: list[EngineOutput] = []
+    harness.engine.submit(asked, told.append)
+    harness.clock.advance(1)
+    assert hashed == prompts
+    cached = {it.index: it.cached_tokens for it in told if isinstance(it, Started)}
+    assert cached == {0: 0, 1: 16, 2: 16, 3: 0, 4: 16, 5: 16}
 
 
 def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,23 @@ def test_an_engine_that_is_gone_fails_what_it_computed_and_its_successor_begins_
     play.loads(prefix_queries=16)
     assert play.metric("prefix_cache_queries_total") == 64 + 16
     assert play.metric("num_preemptions_total") == 2
+
+
+def test_an_engine_that_has_just_gone_takes_no_order(tmp_path: Path) -> None:
+    with worker(tmp_path, max_num_seqs=9999) as play:
+        play.peer.die()
+        for _ in range(1000):  # nobody has noticed; what is sent before the socket knows is lost
+            try:
+                play.ask()
+            except EngineDead:
+                break
+            time.sleep(0.005)
+        else:
+            pytest.fail("it is ordered from nobody")
+        lost = play.engine.waiting
+        assert play.engine.healthy, "it is not looked at meanwhile"
+        until(lambda: not play.engine.healthy)
+        assert play.ends() == ["EngineDead"] * lost and play.engine.waiting == 0
 
 
 def test_one_engine_may_greet_twice_but_another_knows_nothing_of_what_ran(play: Worker) -> None:

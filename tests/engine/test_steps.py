@@ -355,6 +355,31 @@ def test_speculation_brings_several_tokens_a_step() -> None:
     assert "spec_decode" not in one.recorder.render()
 
 
+def told(harness: Harness, **fields: Any) -> list[tuple[str, str]]:
+    """Of all that is said: what it belongs to, and its text."""
+    harness.ask("a", **fields)
+    harness.clock.advance(2)
+    assert harness.finish("a") == "length" and harness.is_idle()
+    return [(it.part.kind if it.part else "text", text) for it in harness.tokens("a") for text in it.texts]
+
+
+def test_tokens_of_one_step_may_be_of_several_parts() -> None:
+    rates = SpeculationRates(acceptance=(1.0, 1.0, 1.0))
+    one, several = stepped(), stepped(profile=replace(PROFILE, speculation=rates))
+    for tokens in (30, 31, 32, 33):  # so that thoughts end at all places of a step
+        asked = {"reasoning": True, "max_tokens": tokens, "seed": tokens}
+        assert told(one, **asked) == told(several, **asked)
+        for harness in (one, several):
+            harness.events.clear()
+
+
+def test_an_image_follows_its_text_after_a_time_of_its_own() -> None:
+    harness = stepped(time_to_generate_image=0.5)
+    assert [kind for kind, _ in told(harness, image=True, max_tokens=3)] == ["text"] * 3 + ["image"]
+    *_, last, image = [event.at_s for event in harness.tokens("a") for _ in event.texts]
+    assert image == pytest.approx(last + 0.5)
+
+
 def test_it_is_an_executor_whose_calls_wait_for_their_turn() -> None:
     harness = stepped(slots=1)
     executor = harness.engine.executor
