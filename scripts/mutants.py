@@ -215,11 +215,11 @@ class Copy:
     def _run(self, room: str, stage: int, limit_s: float, compiles: bool = False) -> tuple[int, str]:
         """The exit status of pytest and the end of its output; TOO_SLOW when it took longer than `limit_s`.
 
-        Only a run without mutant `compiles`, for all others. Hypothesis tries the same on every mutant,
-        and is patient.
+        Only a run without mutant `compiles`, for all others. Hypothesis tries the same on every mutant, is
+        patient, and looks for no simpler example than the first that fails.
         """
         tests = ROOMS[room][1:]
-        options = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci", *STAGES[stage])
+        options = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", *STAGES[stage])
         process = subprocess.Popen(
             [self._python, "-m", "pytest", *options, *tests],
             cwd=self.folder,
