@@ -340,7 +340,6 @@ class StepQueue:
 
     def left(self, sequence: StepState) -> None:
         if sequence.holds_adapter and sequence.adapter is not None:
-            sequence.holds_adapter = False
             self._lora.leave(sequence.adapter)
 
     def remove(self, sequence: StepState) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.engine.errors import Draining, EngineError, QueueFull, TooManyRequests
+from app.engine.outputs import Started, Tokens
 from tests.engine.harness import Harness
 
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
@@ -68,7 +69,10 @@ def test_an_operator_ends_requests_by_name_or_all() -> None:
     assert harness.engine.interrupt({"b", "x"}) == 1
     assert [harness.finish("b", index) for index in range(2)] == ["abort", "abort"]
     assert harness.gauges() == (2, 2) and not harness.of("c")
+    assert [type(it) for it in harness.of("b")] == [Started, Tokens]
+    harness.clock.advance(0.55)
     assert harness.engine.interrupt() == 2
+    assert [type(it) for it in harness.of("a")] == [Started, Tokens, Tokens]
     assert harness.finish("a") == harness.finish("c") == "abort" and harness.is_idle()
     assert harness.engine.interrupt() == 0
 

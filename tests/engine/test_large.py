@@ -10,6 +10,7 @@ import gevent
 import pytest
 
 from app.clock.clock import LiveClock, VirtualClock
+from app.engine.engine import STARTED_AT_ONCE
 from app.engine.outputs import EngineOutput, Started
 from app.engine.sequence import MOST_AT_ONCE
 from tests.engine.harness import START_S, Harness, engine_request
@@ -98,6 +99,23 @@ def test_who_comes_in_such_a_pause_changes_no_reply_and_gets_the_one_that_is_due
     for name in ("large", "small", "last"):
         assert said(mixed, name) == said(alone, name)
     assert len(set(said(mixed, "large"))) == 128
+
+
+def test_what_clients_say_of_their_seeds_holds_for_large_requests_too() -> None:
+    for fields in ({"seed": 3}, {"greedy": True}):
+        harness = Harness(slots=500, clock=BusyClock(START_S))
+        harness.ask("large", **LARGE, **fields)
+        harness.ask("small", **{**LARGE, **fields, "choices": 1})
+        harness.clock.advance(100)
+        assert set(said(harness, "large")) == set(said(harness, "small"))
+
+
+def test_of_many_choices_the_first_start_at_once_and_the_others_in_a_while() -> None:
+    harness = Harness(slots=200, time_to_first_token=1.0)
+    harness.ask(choices=150)
+    assert harness.engine.running == STARTED_AT_ONCE
+    harness.clock.advance(0.01)
+    assert harness.engine.running == 150
 
 
 def test_the_same_large_request_is_never_answered_the_same() -> None:

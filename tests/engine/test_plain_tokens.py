@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.engine.outputs import EngineOutput, Part, Started, Tokens
-from config.profile import read_profile
+from config.profile import SpeculationRates, read_profile
 from tests.engine.harness import Harness, engine_request
 
 WALL_TIME = re.compile("_created|lora_requests_info")
@@ -74,6 +75,14 @@ def test_the_tokens_and_what_is_counted_are_the_same(
     plain, counted_plain = heard(True, blocks, request, **latency)
     assert plain.tokens == usual.tokens and len(plain.tokens) == tokens
     assert plain.finish == usual.finish == "length"
+    assert counted_plain == counted
+
+
+def test_tokens_of_one_step_go_together() -> None:
+    profile = replace(read_profile("qwen3-14b-h100"), speculation=SpeculationRates(acceptance=(1.0, 1.0)))
+    usual, counted = heard(False, None, {"max_tokens": 40}, profile=profile)
+    plain, counted_plain = heard(True, None, {"max_tokens": 40}, profile=profile)
+    assert plain.tokens == usual.tokens and len(plain.tokens) == 40 and plain.by_themselves == 0
     assert counted_plain == counted
 
 

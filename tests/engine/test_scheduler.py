@@ -355,7 +355,7 @@ def test_the_least_important_is_preempted_where_priorities_count() -> None:
 
 def test_who_has_to_give_way_to_itself_lets_the_others_go_on_in_the_same_step() -> None:
     limits = SchedulerLimits(by_priority=True)
-    run = Run([(40, 20, 5), (40, 20, 0)], limits, in_bulk=True)
+    run = Run([(40, 20, 5), (44, 20, 0)], limits, in_bulk=True)
     run.act("add", 0)
     run.act("add", 0)
     while not run.scheduler.idle:

@@ -17,8 +17,8 @@ SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.5}
 PROMPT = list(range(3 * BLOCK_TOKENS))
 
 
-def stepped(**fields: Any) -> Harness:
-    steps = StepSettings(timing="steps", max_num_batched_tokens=2048)
+def stepped(async_scheduling: bool = True, **fields: Any) -> Harness:
+    steps = StepSettings(timing="steps", max_num_batched_tokens=2048, async_scheduling=async_scheduling)
     return Harness(sections={"steps": steps}, profile=read_profile("qwen3-14b-h100"), **fields)
 
 
@@ -70,8 +70,9 @@ def test_its_blocks_have_numbers_where_there_is_a_cache() -> None:
     assert named(without, "a").blocks_from(0) == []
 
 
-def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit() -> None:
-    harness = stepped(slots=1, blocks=2000)
+@pytest.mark.parametrize("ahead", [True, False])
+def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> None:
+    harness = stepped(ahead, slots=1, blocks=2000)
     harness.ask("a", prompt_ids=list(range(9000)), max_tokens=90)
     harness.ask("b")
     sequence, waiting = harness.engine.sequences()
@@ -83,8 +84,8 @@ def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit() -> None:
             assert standing.held == standing.computed // BLOCK_TOKENS == len(sequence.blocks_from(0))
             assert standing.scheduled_s is not None and standing.first_s is None
         harness.clock.advance(0.001)
-    # Two steps are made ahead; once all of it is in one, its token is in flight.
-    assert computed == [4096, 6144, 8192] and standing.computed == 9000
+    # Two steps are made together with async scheduling; once all of it is in one, its token is in flight.
+    assert computed == [2048, 4096, 6144, 8192][ahead:] and standing.computed == 9000
     assert waiting.standing().phase is Phase.QUEUED and waiting.blocks_from(0) == []
     harness.clock.advance(0.3)
     first_s = sequence.standing().first_s

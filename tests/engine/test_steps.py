@@ -135,8 +135,20 @@ def test_one_alarm_serves_all_requests_of_an_engine() -> None:
     for number in range(50):
         harness.ask(str(number), prompt_ids=[1] * (1 + number))
     assert len(harness.wheel) == 1
-    harness.clock.advance(5)
+    for _ in range(500):
+        harness.clock.advance(0.01)
+        assert len(harness.wheel) <= 1
     assert harness.is_idle() and len(harness.wheel) == 0
+
+
+def test_tokens_leave_one_after_another_however_slow_that_is() -> None:
+    front = FrontCosts(out_per_stream=0.1)
+    harness = stepped(profile=replace(PROFILE, front=front))
+    for name in "abc":
+        harness.ask(name, max_tokens=4)
+    harness.clock.advance(5)
+    told = sorted(at_s for name in "abc" for at_s in moments(harness, name))
+    assert [at_s - told[0] for at_s in told] == pytest.approx([0.1 * place for place in range(12)])
 
 
 def test_limits_that_are_not_given_are_those_of_a_server_without_settings() -> None:
@@ -242,13 +254,14 @@ def test_a_remote_prefill_comes_over_the_net() -> None:
     harness = stepped(slots=1, kv_cache_transfer_latency=0.5)
     harness.ask("a", remote_prefill=True, prompt_ids=[1] * 1000)
     harness.clock.advance(0.3)
-    assert harness.gauges() == (0, 1)
+    assert harness.gauges() == (0, 1) and harness.engine.waiting == 1
     harness.ask("b", max_tokens=2)
     harness.clock.advance(0.1)
     assert harness.finish("b") == "length"  # the place was not taken
     harness.clock.advance(1)
     assert moments(harness, "a")[0] == pytest.approx(0.5, abs=2 * STEP_S)
     assert harness.metric("prompt_tokens_by_source_total", source="external_kv_transfer") == 1000
+    assert harness.metric("iteration_tokens_total_sum") == 5 + (3 + 2)  # nothing of its prompt is computed
     assert harness.is_idle()
 
 
@@ -281,6 +294,7 @@ def test_paused_nobody_begins_and_all_go_on_afterwards() -> None:
     harness.ask("a", max_tokens=20)
     harness.clock.advance(0.05)
     harness.engine.pause()
+    assert harness.engine.executor.free() == 0
     harness.ask("b", max_tokens=2)
     harness.clock.advance(1)
     assert harness.finish("a") == "length" and not harness.of("b")
@@ -399,7 +413,7 @@ def test_it_is_an_executor_whose_calls_wait_for_their_turn() -> None:
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_after_shutdown_calls_that_wait_are_made_or_dropped(drops: bool) -> None:
-    harness = stepped(kv_cache_transfer_latency=9.0)  # which a call does not wait for
+    harness = stepped(blocks=BLOCKS, kv_cache_transfer_latency=9.0)  # which a call does not wait for
     executor = harness.engine.executor
     call = executor.submit(divmod, 17, 5)
     harness.ask("a")
@@ -407,6 +421,7 @@ def test_after_shutdown_calls_that_wait_are_made_or_dropped(drops: bool) -> None
     assert call.cancelled() is drops
     harness.clock.advance(1)
     assert drops or call.result(0) == (3, 2)
+    assert harness.metric("iteration_tokens_total_sum") == 3 + 5 + (not drops)
     assert harness.finish("a") == "length" and harness.is_idle()
 
 

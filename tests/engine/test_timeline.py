@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -184,6 +185,11 @@ def test_what_is_not_asked_for_is_not_done() -> None:
     calls = ToolCalls(tools=())
     assert (calls.least, calls.most, calls.named, calls.lenient) == (0, 1, False, False)
     assert (Started(0, 0.0).cached_tokens, Part("call").number) == (0, 0)
+
+
+def test_alternatives_have_the_ranks_that_the_token_itself_has_not() -> None:
+    entry = TokenLogprob(1, "a", -3.0, (), rank=3)
+    assert [*islice(entry.ranks, 5)] == [3, 1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("count", [1, 2])
