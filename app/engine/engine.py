@@ -60,7 +60,7 @@ class Engine:
         recorder: Recorder,
         clock: Clock,
         streams: Streams,
-        lora: LoRASlots | None = None,
+        lora: LoRASlots,
         cache: KVCacheManager | None = None,
         profile: Profile | None = None,
     ) -> None:
@@ -70,7 +70,7 @@ class Engine:
         self.draining = False
         self.healthy = True
         self.wheel = TimerWheel(clock)
-        self.lora = lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
+        self.lora = lora
         by_priority = limits.scheduling_policy == "priority"
         self.timing = PerRequestTiming(
             settings.latency, limits.max_num_seqs, lambda: self.executor.running, streams("latency")

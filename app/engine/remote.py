@@ -244,11 +244,11 @@ def _batches(choices: Sequence[RemoteChoice]) -> list[list[RemoteChoice]]:
     batches: list[list[RemoteChoice]] = []
     room = 0
     for choice in choices:
-        room -= ORDER_TOKENS + len(choice.request.prompt_ids)
-        if not batches or room < 0:
+        if room <= 0:
             batches.append([])
             room = BATCH_TOKENS
         batches[-1].append(choice)
+        room -= ORDER_TOKENS + len(choice.request.prompt_ids)
     return batches
 
 

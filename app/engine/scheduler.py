@@ -287,7 +287,7 @@ class Scheduler(Generic[S]):
             sequence = self.waiting.head() if budget > 0 else None
             if sequence is None:
                 return
-            known, found = sequence.known, 0
+            known = sequence.known
             if not sequence.held:
                 found = blocks.find(sequence, known)
                 if not blocks.fits(sequence, known, found):

@@ -73,6 +73,7 @@ def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
             (request.first_s - START_S, request.last_s - START_S), abs=1e-9
         )
     assert harness.metric("num_preemptions_total") == scheduler.preemptions
+    assert harness.metric("iteration_tokens_total_count") == loop.steps
     assert harness.is_idle()
 
 

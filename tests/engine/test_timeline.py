@@ -62,6 +62,15 @@ def test_tokens_that_are_told_together_are_counted_with_the_gaps_between_them() 
     assert harness.metric("inter_token_latency_seconds_sum") == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("gap_s", [0.0, 0.0001, 0.01])
+def test_choices_of_one_request_take_turns_token_by_token(gap_s: float) -> None:
+    harness = Harness(slots=3, inter_token_latency=gap_s)
+    harness.ask("a", choices=3, together=3, max_tokens=4)
+    harness.clock.advance(1)
+    turns = [it.index for _, it in harness.events if isinstance(it, Tokens)]
+    assert sorted(turns[:3]) == [0, 1, 2] and turns == turns[:3] * 4
+
+
 def test_delays_come_before_the_tokens_that_they_name() -> None:
     moments = told(Harness(**GAP), delays=((0, 1.0), (2, 4.0)), max_tokens=4)
     assert [at_s for _, at_s in moments] == [3.0, 3.5, 8.0, 8.5]
