@@ -149,8 +149,8 @@ class RemoteEngine:
             self._names,
             self._reader_of(request),
             self._leave,
+            submission.ended,
         )
-        choice.ended = submission.ended
         choice.watches = watches_of(request)
         return choice
 

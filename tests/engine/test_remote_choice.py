@@ -64,6 +64,7 @@ class Play:
             lambda ids: ["\N{REPLACEMENT CHARACTER}" if it == 99 else f"<{it}>" for it in ids],
             reader,
             lambda choice, is_computed: self.left.append(is_computed),
+            lambda choice: (1, choice.tokens),
         )
 
     def emit(self, output: EngineOutput) -> Any:
@@ -236,6 +237,8 @@ def test_its_times_and_tokens_are_counted() -> None:
     assert play.metric("request_decode_time_seconds_sum") == 4.0
     assert play.metric("e2e_request_latency_seconds_sum") == NOW_S - ARRIVAL_S
     assert play.metric("prompt_tokens_cached_total") == 4
+    assert play.metric("request_params_n_sum") == 1
+    assert play.metric("request_max_num_generation_tokens_sum") == 4
     assert play.metric("request_success_total", 'finished_reason="stop"') == 1
     assert play.metric("request_generation_tokens_sum") == 4
 
