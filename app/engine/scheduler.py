@@ -136,7 +136,6 @@ class Scheduler(Generic[S]):
         """Who has no place gives back the blocks that it has all the same, if any."""
         if sequence.held:
             self.blocks.release(sequence, sequence.held, 0)
-            sequence.held = 0
         self.blocks.forget(sequence)
 
     # Who runs goes on (rule 3a).

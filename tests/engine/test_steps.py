@@ -16,6 +16,7 @@ from app.engine.batch import SchedulerLimits
 from app.engine.outputs import Started
 from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
+from app.engine.step_executor import StepExecutor
 from app.engine.step_loop import StepLoop
 from app.fidelity.client import Client, OfflineRequest
 from app.kvcache.counted import CountedBlocks
@@ -410,6 +411,18 @@ def test_it_is_an_executor_whose_calls_wait_for_their_turn() -> None:
     executor.shutdown()
     with pytest.raises(RuntimeError):
         executor.submit(divmod, 1, 1)
+
+
+@pytest.mark.parametrize("blocks", [None, BLOCKS])
+def test_a_call_is_one_token_of_its_step(blocks: int | None) -> None:
+    harness = stepped(blocks=blocks)
+    executor = harness.engine.executor
+    assert isinstance(executor, StepExecutor)
+    tokens: list[int] = []
+    executor.watch_step = lambda batch, start_s, end_s: tokens.append(batch.tokens)
+    call = executor.submit(divmod, 17, 5)
+    harness.clock.advance(1)
+    assert call.done() and tokens == [1] and harness.is_idle()
 
 
 @pytest.mark.parametrize("drops", [False, True])
