@@ -87,9 +87,9 @@ class StepExecutor(Executor):
         front: FrontCosts,
         runtime: Runtime,
         lora: LoRASlots,
-        manager: KVCacheManager | None = None,
-        speculation: Speculation | None = None,
-        depth: int = 2,
+        manager: KVCacheManager | None,
+        speculation: Speculation | None,
+        depth: int,
     ) -> None:
         """`manager` is the cache that `blocks` are of, where there is one."""
         self.slots = limits.max_num_seqs
@@ -205,7 +205,7 @@ class StepExecutor(Executor):
             state = self._line.popleft()[1]
             if state.owner is not None and self._is_seen(state.owner):
                 taken.append(state)
-        # What one of them says may have ended others: those have withdrawn by themselves.
+        # What one of them says may have ended it, or others: those have withdrawn by themselves.
         taken = [state for state in taken if state.owner is not None]
         self._in_line -= len(taken)
         return taken
@@ -213,14 +213,14 @@ class StepExecutor(Executor):
     def _is_seen(self, owner: StepOwner) -> bool:
         """Whether the scheduler is to have it. A sequence that is over withdraws by itself."""
         try:
-            seen = owner.seen()
+            if owner.seen():
+                return True
+            if isinstance(owner, StepCall):
+                self._in_line -= 1
         except Exception as error:
             log.exception("what ends a sequence at once could not be handed out")
             owner.fail(error)
-            return False
-        if not seen and isinstance(owner, StepCall):
-            self._in_line -= 1
-        return seen
+        return False
 
     def _transfer(self, state: StepState) -> float:
         return self._timing.time_to_first_token(state.prompt_tokens, remote=True)
@@ -330,7 +330,7 @@ class StepExecutor(Executor):
                 owner.fail(error)
         if not first.left:
             self._out.popleft()
-        return max(count, 1)
+        return count
 
 
 class HandOut:
