@@ -13,9 +13,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from config import VERSION, ConfigError
+from config import VERSION, ConfigError, Settings
 from config.flags import parse, usage
 from config.loader import resolve
+from config.settings import table_of
 from config.sources import Flags, as_environment
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     command = COMMANDS.get(argv[0]) if argv else None
     try:
         try:
-            return command(argv[1:]) if command else _start(argv, parse, _help)
+            return command(argv[1:]) if command else _start(argv, _read, _help)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -37,11 +38,11 @@ def main(argv: Sequence[str]) -> int:
         return BROKEN_PIPE
 
 
-def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Callable[[], str]) -> int:
+def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Callable[[Flags], str]) -> int:
     try:
         flags = read(argv)
         if flags.help or flags.version:
-            print(help() if flags.help else f"understudy {VERSION}")
+            print(help(flags) if flags.help else f"understudy {VERSION}")
             return 0
         variables = _checked(flags)
     except ConfigError as error:
@@ -59,8 +60,8 @@ def _serve(argv: Sequence[str]) -> int:
 
     return _start(
         argv,
-        lambda words: meanings.settings_of(command_line.read(words)),
-        lambda: command_line.usage(meanings.told()),
+        lambda words: meanings.settings_of(command_line.read(words, os.environ)),
+        lambda flags: command_line.usage(meanings.told()),
     )
 
 
@@ -148,9 +149,13 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
 """First word of the command line to what it runs with the words after it; any other line starts a server."""
 
 
-def _help() -> str:
+def _read(argv: Sequence[str]) -> Flags:
+    return parse(argv, os.environ)
+
+
+def _help(flags: Flags) -> str:
     lines = [f"  python -m app {name} --help" for name in COMMANDS]
-    return "\n".join([usage(), "Other commands:", *lines])
+    return "\n".join([usage(table_of(flags.kind or Settings)), "Other commands:", *lines])
 
 
 def _checked(flags: Flags) -> dict[str, str]:

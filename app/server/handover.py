@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 
 from config import Settings
+from config.plugins import kind_with
+from config.settings import PluginSettings
 
 SETTINGS = "UNDERSTUDY_SETTINGS"
 ENDPOINT = "UNDERSTUDY_ENGINE"
@@ -29,9 +31,13 @@ def hand_over(settings: Settings, environ: MutableMapping[str, str]) -> None:
 
 
 def handed_over(environ: Mapping[str, str]) -> Settings | None:
-    """The settings that `hand_over` wrote, or None where nobody did."""
+    """The settings that `hand_over` wrote, or None where nobody did. ConfigError as `kind_with`."""
     text = environ.get(SETTINGS)
-    return None if text is None else msgspec.convert(json.loads(text), Settings)
+    if text is None:
+        return None
+    values = json.loads(text)
+    named = msgspec.convert(values.get("plugins", {}), PluginSettings)
+    return msgspec.convert(values, kind_with(named))
 
 
 SERVING, REPLACED, ENDING = range(3)

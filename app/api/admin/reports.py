@@ -10,7 +10,7 @@ from app.clock.clock import Clock
 from app.faults.audit_trail import AuditReport
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
-from app.http.route import Route, get, probe
+from app.http.route import Handler, Route, get, probe
 from app.kvcache.memo import Bounded
 from app.metrics.exposition import CONTENT_TYPE, Exposition
 
@@ -105,6 +105,15 @@ def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
         )
 
     return [get("/admin/memory", memory)]
+
+
+def plugins_report(report: Callable[[], Mapping[str, object]]) -> Handler:
+
+    def plugins(context: RequestContext) -> Response:
+        """The plugins, their settings, and what each hook has been asked, with errors and long holds."""
+        return json_response(report())
+
+    return plugins
 
 
 Report = Callable[[bool], AuditReport]

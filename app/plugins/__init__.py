@@ -1,0 +1,53 @@
+"""What plugins are made of (docs/plugins.md): all that is promised to stay within one version of the hooks.
+
+Importing this loads pluggy. A server without plugins never does.
+"""
+
+from pluggy import HookimplMarker
+
+from app.engine.batch import Batch
+from app.engine.request import EngineRequest, ScriptedReply
+from app.engine.step_cost import CostModel, StepCost
+from app.faults.fault import Fault
+from app.faults.script import RequestFacts
+from app.http.context import RequestContext
+from app.http.errors import ApiError
+from app.http.response import Response, json_response
+from app.http.route import Route, get, post
+from app.middleware.stack import Middleware
+from app.plugins.host import PluginHost, off_loop
+from config.declaration import About, Count, Duration, NotNegative, Percent, Section
+from config.plugins import API
+from config.profile import Profile
+
+__all__ = [
+    "API",
+    "About",
+    "ApiError",
+    "Batch",
+    "CostModel",
+    "Count",
+    "Duration",
+    "EngineRequest",
+    "Fault",
+    "Middleware",
+    "NotNegative",
+    "Percent",
+    "PluginHost",
+    "Profile",
+    "RequestContext",
+    "RequestFacts",
+    "Response",
+    "Route",
+    "ScriptedReply",
+    "Section",
+    "StepCost",
+    "get",
+    "hookimpl",
+    "json_response",
+    "off_loop",
+    "post",
+]
+
+hookimpl = HookimplMarker("understudy")
+"""Marks a function of a plugin as the hook of that name."""
