@@ -9,15 +9,22 @@ would do with a load; `record` and `calibrate` make a profile of a real one (doc
 real model (docs/llm.md), and `rehearse` shows it beside its simulation.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from config import VERSION, ConfigError, Settings
 from config.flags import parse, usage
 from config.loader import resolve
 from config.settings import table_of
 from config.sources import Flags, as_environment
+
+if TYPE_CHECKING:
+    from app.plugins.offline import PluggedCosts
+    from config.profile import Profile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BROKEN_PIPE = 1
@@ -111,7 +118,13 @@ def _rehearse(argv: Sequence[str]) -> int:
 def _simulate(argv: Sequence[str]) -> int:
     from app.fidelity import simulate
 
-    return simulate.run(argv)
+    return simulate.run(argv, _plugged_costs)
+
+
+def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCosts] | None:
+    from app.plugins.offline import plugged_costs  # and pluggy
+
+    return plugged_costs(settings, profile)
 
 
 def _script(argv: Sequence[str]) -> int:

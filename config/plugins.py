@@ -86,6 +86,18 @@ def kind_with(named: PluginSettings) -> type[Settings]:
     return kind
 
 
+def to_plain(settings: Settings) -> dict[str, Any]:
+    """Settings that differ from their defaults, for JSON: what another process takes by `from_plain`."""
+    plain: dict[str, Any] = msgspec.to_builtins(settings)
+    return plain
+
+
+def from_plain(values: Mapping[str, Any]) -> Settings:
+    """The settings that `to_plain` wrote. ConfigError as `kind_with`."""
+    named = msgspec.convert(values.get("plugins", {}), PluginSettings)
+    return msgspec.convert(values, kind_with(named))
+
+
 def _section_of(plugin: Plugin) -> Section:
     """All defaults of a plugin's settings. ConfigError where they are declared wrongly."""
     assert plugin.settings is not None

@@ -30,14 +30,14 @@ class CheckedCost:
     """The cost off line, where a figure that is not the plugin's would be wrong: ConfigError where it fails."""
 
     def __init__(self, inner: CostModel, plugin: str) -> None:
-        self._inner, self._plugin = inner, plugin
+        self._inner, self.plugin = inner, plugin
 
     def seconds(self, batch: Batch[Any], start_s: float, idle: bool) -> float:
         try:
             return checked(self._inner, batch, start_s, idle)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"plugin {self._plugin}: hook step_cost failed: {reason}") from None
+            raise ConfigError(f"plugin {self.plugin}: hook step_cost failed: {reason}") from None
 
 
 def checked(cost: CostModel, batch: Batch[Any], start_s: float, idle: bool) -> float:

@@ -82,7 +82,7 @@ class PluginRegistry:
             return GuardedCost(cost, guard, profile)
         return None
 
-    def offline_step_cost(self, profile: Profile) -> CostModel | None:
+    def offline_step_cost(self, profile: Profile) -> CheckedCost | None:
         """The same off line."""
         for cost, guard in self._given("step_cost", profile=profile):
             return CheckedCost(cost, guard.plugin)
