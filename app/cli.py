@@ -6,7 +6,8 @@ servers and shows what routing does (docs/fleet.md); `python -m app simulate [fl
 would do with a load; `record` and `calibrate` make a profile of a real one (docs/fidelity.md);
 `record --proxy` keeps whole exchanges, `drift` compares them with a live server (docs/recording.md);
 `python -m app script` checks and tries scripted replies (docs/scripts.md); `python -m app generate` runs a
-real model (docs/llm.md), and `rehearse` shows it beside its simulation.
+real model (docs/llm.md), and `rehearse` shows it beside its simulation; `python -m app plugins` tells of plugins
+(docs/plugins.md).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from config.settings import table_of
 from config.sources import Flags, as_environment
 
 if TYPE_CHECKING:
+    from app.fleet.routing import PolicyMaker
     from app.plugins.offline import PluggedCosts
     from config.profile import Profile
 
@@ -84,7 +86,15 @@ def _start_fleet(argv: Sequence[str]) -> int:
     from app.factory import tokenizer_of
     from app.fleet import command
 
-    return command.run(argv, tokenizer_of)
+    return command.run(argv, tokenizer_of, _plugged_policies)
+
+
+def _plugged_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
+    if not settings.PLUGINS:
+        return {}
+    from app.plugins.offline import registry_of  # and pluggy
+
+    return registry_of(settings).policies()
 
 
 def _calibrate(argv: Sequence[str]) -> int:
@@ -127,6 +137,12 @@ def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCo
     return plugged_costs(settings, profile)
 
 
+def _plugins(argv: Sequence[str]) -> int:
+    from app.plugins import command
+
+    return command.run(argv)
+
+
 def _script(argv: Sequence[str]) -> int:
     if argv[:1] == ["from-recording"]:
         from app.recording import to_script
@@ -158,6 +174,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "rehearse": _rehearse,
     "script": _script,
     "generate": _generate,
+    "plugins": _plugins,
 }
 """First word of the command line to what it runs with the words after it; any other line starts a server."""
 

@@ -138,7 +138,9 @@ def prepare(settings: Settings) -> None:
         check_scripts(settings.scripts)
     check_replay(settings.replay)
     if settings.PLUGINS:
-        build(settings, tokenizer_of(settings))  # once for all workers: their hooks may not be what they should
+        build(
+            settings, tokenizer_of(settings)
+        )  # once for all workers: their hooks may not be what they should
 
 
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
@@ -158,7 +160,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     injector = FaultInjector(components.streams("faults"), clock.now, failing)
     live.subscribe(injector.on_settings)
     book = book_of(components)
-    asked = plugins is not None and plugins.implements("reply", "length")
+    asked = plugins is not None and not settings.engine.is_real and plugins.implements("reply", "length")
     frontend = frontend_of(components, engine, identity, load, injector, book, sampling, asked)
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
@@ -236,8 +238,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
     if settings.server.profiling:
         app.add_routes("profiler", lifecycle_routes.profiler())
-    if plugins is not None:
-        add_plugins(app, plugins)
+    add_plugins(app, plugins)
     plays = {"plays": f"vLLM {settings.model.vllm_version}", "models": settings.model.served_names}
     app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
     if not settings.api.disable_fastapi_docs:
@@ -272,10 +273,10 @@ def add_scripts(app: Understudy, book: ScriptBook) -> None:
     app.add_routes("script", routes(book))
 
 
-def add_plugins(app: Understudy, plugins: PluginRegistry) -> None:
-    """The routes of plugins, behind all of ours, and the report. ConfigError for a route that is taken."""
-    app.add_routes("plugins", [get("/admin/plugins", reports.plugins_report(plugins.report))])
-    for name, routes in plugins.routes(lambda: app.routes):
+def add_plugins(app: Understudy, plugins: PluginRegistry | None) -> None:
+    """The report on plugins, and their routes behind all of ours. ConfigError for a route that is taken."""
+    app.add_routes("plugins", reports.plugin_routes(None if plugins is None else plugins.report))
+    for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
         app.add_routes(name, routes)
 
 

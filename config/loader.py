@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from config.declaration import ConfigError
-from config.real_engine import check_real, real_defaults
 from config.plugins import settings_kind
+from config.real_engine import check_real, real_defaults
 from config.settings import BY_NAME, Settings, Table, table_of
 from config.sources import DEFAULT, Flags, config_path, given, strangers
 from config.validation import check, in_order, read, suggestion, wrong

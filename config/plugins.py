@@ -196,7 +196,9 @@ def _plugin(hooks: Any, name: str, origin: str, version: str = "") -> Plugin:
 
 def _not_imported(name: str, origin: str, error: BaseException) -> ConfigError:
     """What went wrong, and at which line of the innermost file that is not the import system's."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename
+    ]
     place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if len(frames) > 1 else ""
     return ConfigError(f"plugin {name} ({origin}): cannot be imported: {_told(error)}{place}")
 

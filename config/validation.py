@@ -26,7 +26,6 @@ FIRST = (
 """The reference simulator's order (specification, section 1.3); all others follow in the table's order."""
 
 
-
 class Agreement(Struct, frozen=True):
     """A rule between several sections; it is told of the setting `name`."""
 

@@ -34,9 +34,7 @@ class FaultPlan:
     seconds.
     """
 
-    def __init__(
-        self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()
-    ) -> None:
+    def __init__(self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()) -> None:
         """`sources` are those of plugins."""
         self._rng = rng
         self._now = now
@@ -129,9 +127,7 @@ BYTES_PER_TOKEN = 4
 class FaultInjector:
     """Decides by its plan what goes wrong with a request. `now` gives monotonic seconds."""
 
-    def __init__(
-        self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()
-    ) -> None:
+    def __init__(self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()) -> None:
         self.plan = FaultPlan(rng, now, sources)
         self.active = False
         """True as soon as something went wrong on purpose."""

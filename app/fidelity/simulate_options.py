@@ -97,7 +97,7 @@ def read(argv: Sequence[str], plugged: Plugged) -> Options:
 def _costs(
     given: argparse.Namespace, kind: type[Settings], profile: Profile, plugged: Plugged
 ) -> tuple[str, StepCosts]:
-    """What is simulated, in a few words, and what its steps cost: as the profile says, or as a plugin does."""
+    """What is simulated, in a few words, and what its steps cost by the profile or by a plugin."""
     if not kind.PLUGINS:
         return given.profile, usual_costs
     table = table_of(kind)
@@ -108,7 +108,9 @@ def _costs(
     settings = kind().changed(values)
     check(settings, sources)
     found = plugged(settings, profile)
-    return (given.profile, usual_costs) if found is None else (f"{given.profile}, steps by {found[0]}", found[1])
+    return (
+        (given.profile, usual_costs) if found is None else (f"{given.profile}, steps by {found[0]}", found[1])
+    )
 
 
 def _engine(at: EngineLimits, given: argparse.Namespace) -> EngineLimits:

@@ -27,7 +27,7 @@ class GuardedCost:
 
 
 class CheckedCost:
-    """The cost off line, where a figure that is not the plugin's would be wrong: ConfigError where it fails."""
+    """The cost off line, where figures that are not the plugin's would be wrong: what fails is a ConfigError."""
 
     def __init__(self, inner: CostModel, plugin: str) -> None:
         self._inner, self.plugin = inner, plugin

@@ -1,4 +1,4 @@
-"""The hooks, version 1. Each is called once when a server (or a command) starts, and gives what is called later.
+"""The hooks, version 1. Each is called once, when a server or a command starts, and gives what is called later.
 
 So nothing of pluggy is on the way of a request. An implementation names those of the arguments that it needs;
 what it gives may be None, where it has nothing to do with the settings of this start. What is called later
@@ -17,7 +17,7 @@ from app.engine.request import EngineRequest, ScriptedReply
 from app.engine.step_cost import CostModel
 from app.faults.fault import Fault
 from app.faults.script import RequestFacts
-from app.fleet.routing import Policy, Scores
+from app.fleet.routing import PolicyMaker
 from app.http.route import Route
 from app.middleware.stack import Middleware
 from app.plugins.host import PluginHost
@@ -86,8 +86,8 @@ def metrics(host: PluginHost) -> MetricsHook | None:
 
 
 @hookspec
-def routing(host: PluginHost, scores: Scores) -> Mapping[str, Policy] | None:
-    """Routing policies of `python -m app fleet`, by name. `scores` asks the index of KV blocks."""
+def routing(host: PluginHost) -> Mapping[str, PolicyMaker] | None:
+    """Routing policies of `python -m app fleet`, by name."""
 
 
 HOOKS = ("reply", "length", "step_cost", "fault", "middleware", "routes", "metrics", "routing")

@@ -35,7 +35,7 @@ class PluginHost:
 
     @property
     def settings(self) -> Any:
-        """The plugin's own settings of now, an instance of its `Settings`; None where it has no such class."""
+        """The plugin's own settings of now, an instance of its `Settings`; None without such a class."""
         return getattr(self._current(), self._group) if self._has_settings else None
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -11,7 +12,7 @@ from pluggy import HookCaller, HookImpl, PluginManager, PluginValidationError
 from app.engine.request import EngineRequest
 from app.engine.step_cost import CostModel
 from app.faults.injector import FaultSource
-from app.fleet.routing import Policy, Scores
+from app.fleet.routing import POLICIES, PolicyMaker
 from app.http.route import Route
 from app.metrics.exposition import Families
 from app.middleware.stack import Middleware
@@ -21,7 +22,7 @@ from app.plugins.guard import Guard
 from app.plugins.hooks import HOOKS, PROJECT
 from app.plugins.host import PluginHost
 from app.plugins.replies import Worded, length_source, reply_source
-from app.plugins.routing import GuardedPolicy
+from app.plugins.routing import guarded_policy
 from app.plugins.serving import GuardedMiddleware, check_free, fault_source, guarded_families, guarded_route
 from app.simulated.modes import LengthSource, ReplySource
 from config.declaration import ConfigError
@@ -46,7 +47,6 @@ class PluginRegistry:
     ) -> None:
         self._plugins = plugins
         self._current = current
-        self._rng = streams("plugins")
         self._manager = manager_of(plugins)
         self._hosts = {
             each.name: PluginHost(each, current, streams(f"plugin {each.name}"), now) for each in plugins
@@ -57,6 +57,14 @@ class PluginRegistry:
     def implements(self, *names: str) -> bool:
         """Whether any plugin has one of these hooks."""
         return any(self._implementations(name) for name in names)
+
+    def implemented(self) -> dict[str, list[str]]:
+        """Name of each plugin to its hooks."""
+        by_hook = {name: {found.plugin_name for found in self._implementations(name)} for name in HOOKS}
+        return {
+            plugin.name: [name for name, whose in by_hook.items() if plugin.name in whose]
+            for plugin in self._plugins
+        }
 
     def replies(self, worded: Worded) -> list[ReplySource]:
         """Who is asked, one after the other, what is said."""
@@ -109,13 +117,14 @@ class PluginRegistry:
         """Texts of metric families."""
         return [guarded_families(hook, guard) for hook, guard in self._given("metrics")]
 
-    def policies(self, scores: Scores) -> dict[str, Policy]:
-        """Routing policies of a fleet, by name."""
-        found: dict[str, Policy] = {}
-        for given, guard in self._given("routing", scores=scores):
-            if not isinstance(given, Mapping):
-                raise ConfigError(f"plugin {guard.plugin}: hook routing gave {type(given).__name__}")
-            found |= {name: GuardedPolicy(policy, guard, self._rng) for name, policy in given.items()}
+    def policies(self) -> dict[str, PolicyMaker]:
+        """Routing policies of a fleet, by name. ConfigError for a name that is taken."""
+        found: dict[str, PolicyMaker] = {}
+        for given, guard in self._given("routing"):
+            for name, make in given.items():
+                if name in found or name in POLICIES:
+                    raise ConfigError(f"plugin {guard.plugin}: routing policy {name} is there already")
+                found[name] = partial(guarded_policy, make, guard)
         return found
 
     def report(self) -> dict[str, object]:
@@ -125,7 +134,6 @@ class PluginRegistry:
     def _report_of(self, plugin: Plugin) -> dict[str, object]:
         settings = self._current()
         own = [row for row in settings.table.rows if row.group == plugin.group]
-        implemented = [name for name in HOOKS if self._has(plugin, name)]
         idle = Guard(plugin.name, "")
         return {
             "name": plugin.name,
@@ -135,13 +143,10 @@ class PluginRegistry:
             "hooks": {
                 name: {"in_use": (plugin.name, name) in self._guards}
                 | self._guards.get((plugin.name, name), idle).report()
-                for name in implemented
+                for name in self.implemented()[plugin.name]
             },
             "settings": {row.name: row.shown(row.value(settings)) for row in own},
         }
-
-    def _has(self, plugin: Plugin, name: str) -> bool:
-        return any(found.plugin_name == plugin.name for found in self._implementations(name))
 
     def _implementations(self, name: str) -> list[HookImpl]:
         """All of a hook, in the order in which pluggy would call them."""
@@ -179,7 +184,9 @@ def manager_of(plugins: Sequence[Plugin]) -> PluginManager:
             raise ConfigError(f"{named}: has no hooks: no function of it is marked with @hookimpl")
         for caller in callers:
             if not caller.has_spec():
-                raise ConfigError(f"{named}: unknown hook {caller.name!r}{suggestion(caller.name, names=HOOKS)}")
+                raise ConfigError(
+                    f"{named}: unknown hook {caller.name!r}{suggestion(caller.name, names=HOOKS)}"
+                )
             if any(found.wrapper or found.hookwrapper for found in caller.get_hookimpls()):
                 raise ConfigError(f"{named}: hook {caller.name}: wrappers are not called")
     return manager

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from app.fleet.routing import Incoming, Policy
+from app.fleet.routing import Incoming, Policy, PolicyMaker, Scores
 from app.plugins.guard import Guard, HookFailed
+from config.declaration import ConfigError
+
+
+def guarded_policy(make: PolicyMaker, guard: Guard, scores: Scores, rng: Random) -> Policy:
+    """The policy that a plugin makes. ConfigError where it fails at that."""
+    try:
+        policy = make(scores, rng)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"plugin {guard.plugin}: hook routing failed at the start: {reason}") from None
+    return GuardedPolicy(policy, guard, rng)
 
 
 class GuardedPolicy:
-    """A plugin's policy; any pod, by chance, for a request for which it fails. Each such one is a fallback."""
+    """A plugin's policy. A request for which it fails goes to any pod, by chance, and is a fallback."""
 
     def __init__(self, inner: Policy, guard: Guard, rng: Random) -> None:
         self._inner, self._guard, self._rng = inner, guard, rng
@@ -18,6 +29,7 @@ class GuardedPolicy:
 
     @property
     def fallbacks(self) -> int:
+        """Its own, where it counts them, and those for which it failed."""
         return self._failures + int(getattr(self._inner, "fallbacks", 0))
 
     def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:

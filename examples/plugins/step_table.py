@@ -1,7 +1,7 @@
 """What a step costs, from a table of one's own: tokens of a step, and its milliseconds.
 
-    python -m app simulate --plugin examples/plugins/step_table.py --rate 2 --seconds 60
-    python -m app --plugin examples/plugins/step_table.py --timing steps
+python -m app simulate --plugin examples/plugins/step_table.py --rate 2 --seconds 60
+python -m app --plugin examples/plugins/step_table.py --timing steps
 """
 
 import csv
@@ -20,7 +20,9 @@ USUAL = "tokens,ms\n1,10\n256,14\n1024,40\n8192,300\n"
 class Settings(Section, frozen=True, kw_only=True):
     """A table of step costs."""
 
-    file: Annotated[str, About("A CSV file with the columns tokens and ms; empty is an example.", path=True)] = ""
+    file: Annotated[
+        str, About("A CSV file with the columns tokens and ms; empty is an example.", path=True)
+    ] = ""
 
 
 class Table:

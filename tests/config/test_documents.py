@@ -12,9 +12,8 @@ from app.engine.timing import PerRequestTiming
 from config import VERSION
 from config.document import PAGE, render
 from config.flags import usage
-from config.settings import Settings, table_of
 from config.loader import load
-from config.settings import TABLE
+from config.settings import TABLE, Settings, table_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "config" / "examples").glob("*.yaml"))

@@ -10,9 +10,10 @@ from app.clock.clock import Clock
 from app.faults.audit_trail import AuditReport
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
-from app.http.route import Handler, Route, get, probe
+from app.http.route import Route, get, probe
 from app.kvcache.memo import Bounded
 from app.metrics.exposition import CONTENT_TYPE, Exposition
+from config.plugins import API
 
 
 class Drains(Protocol):
@@ -107,13 +108,14 @@ def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
     return [get("/admin/memory", memory)]
 
 
-def plugins_report(report: Callable[[], Mapping[str, object]]) -> Handler:
+def plugin_routes(report: Callable[[], Mapping[str, object]] | None) -> list[Route]:
+    """`report` is None where there are no plugins."""
 
     def plugins(context: RequestContext) -> Response:
-        """The plugins, their settings, and what each hook has been asked, with errors and long holds."""
-        return json_response(report())
+        """The plugins, their settings, and how often each hook was asked, failed or held the event loop."""
+        return json_response({"api": API, "plugins": []} if report is None else report())
 
-    return plugins
+    return [get("/admin/plugins", plugins)]
 
 
 Report = Callable[[bool], AuditReport]
