@@ -6,8 +6,8 @@ servers and shows what routing does (docs/fleet.md); `python -m app simulate [fl
 would do with a load; `record` and `calibrate` make a profile of a real one (docs/fidelity.md);
 `record --proxy` keeps whole exchanges, `drift` compares them with a live server (docs/recording.md);
 `python -m app script` checks and tries scripted replies (docs/scripts.md); `python -m app generate` runs a
-real model (docs/llm.md), and `rehearse` shows it beside its simulation; `python -m app plugins` tells of plugins
-(docs/plugins.md).
+real model (docs/llm.md), and `rehearse` shows it beside its simulation; `python -m app plugins` tells which
+plugins there are (docs/plugins.md).
 """
 
 from __future__ import annotations

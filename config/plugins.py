@@ -105,8 +105,7 @@ def _section_of(plugin: Plugin) -> Section:
         rows(plugin.group, plugin.settings)
         return plugin.settings()
     except Exception as error:
-        reason = "a field lacks its About" if isinstance(error, StopIteration) else _told(error)
-        raise ConfigError(f"plugin {plugin.name} ({plugin.origin}): its Settings: {reason}") from None
+        raise ConfigError(f"plugin {plugin.name} ({plugin.origin}): its Settings: {_told(error)}") from None
 
 
 def _check_rows(kind: type[Settings], plugins: Sequence[Plugin]) -> None:

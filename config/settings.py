@@ -201,7 +201,9 @@ def rows(group: str, section: type[Section]) -> tuple[Setting, ...]:
 
 def _row(group: str, field: FieldInfo, name: str) -> Setting:
     plain, extras, optional = _taken_apart(field.type)
-    about = next(extra for extra in extras if isinstance(extra, About))
+    about = next((extra for extra in extras if isinstance(extra, About)), None)
+    if about is None:
+        raise TypeError(f"{field.name} has no About")
     kind = kind_of(plain, extras)
     return Setting(
         name=name.replace("_", "-"),

@@ -10,11 +10,13 @@ from app.engine.request import EngineRequest, ScriptedReply
 from app.engine.step_cost import CostModel, StepCost
 from app.faults.fault import Fault
 from app.faults.script import RequestFacts
+from app.fleet.routing import Incoming, Policy, PolicyMaker, Scores
 from app.http.context import RequestContext
 from app.http.errors import ApiError
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.middleware.stack import Middleware
+from app.plugins.hooks import PROJECT, FaultHook, LengthHook, MetricsHook, ReplyHook
 from app.plugins.host import PluginHost, off_loop
 from config.declaration import About, Count, Duration, NotNegative, Percent, Section
 from config.plugins import API
@@ -30,15 +32,23 @@ __all__ = [
     "Duration",
     "EngineRequest",
     "Fault",
+    "FaultHook",
+    "Incoming",
+    "LengthHook",
+    "MetricsHook",
     "Middleware",
     "NotNegative",
     "Percent",
     "PluginHost",
+    "Policy",
+    "PolicyMaker",
     "Profile",
+    "ReplyHook",
     "RequestContext",
     "RequestFacts",
     "Response",
     "Route",
+    "Scores",
     "ScriptedReply",
     "Section",
     "StepCost",
@@ -49,5 +59,5 @@ __all__ = [
     "post",
 ]
 
-hookimpl = HookimplMarker("understudy")
+hookimpl = HookimplMarker(PROJECT)
 """Marks a function of a plugin as the hook of that name."""

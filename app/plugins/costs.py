@@ -27,7 +27,7 @@ class GuardedCost:
 
 
 class CheckedCost:
-    """The cost off line, where figures that are not the plugin's would be wrong: what fails is a ConfigError."""
+    """The cost off line, where no other figures than the plugin's will do: ConfigError when it fails."""
 
     def __init__(self, inner: CostModel, plugin: str) -> None:
         self._inner, self.plugin = inner, plugin

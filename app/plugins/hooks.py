@@ -1,4 +1,4 @@
-"""The hooks, version 1. Each is called once, when a server or a command starts, and gives what is called later.
+"""The hooks, version 1. Each is called once, when a server or a command starts, for what is called later.
 
 So nothing of pluggy is on the way of a request. An implementation names those of the arguments that it needs;
 what it gives may be None, where it has nothing to do with the settings of this start. What is called later

@@ -16,7 +16,7 @@ from config.settings import Settings
 
 
 class PluggedCosts(Struct, frozen=True):
-    """Makes the costs of an engine by the plugins of `settings`; these are plain, so that it can be pickled."""
+    """Makes the costs of an engine by the plugins of `settings`, in whatever process it is pickled to."""
 
     settings: dict[str, Any]
 

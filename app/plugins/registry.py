@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from pluggy import HookCaller, HookImpl, PluginManager, PluginValidationError
@@ -30,6 +31,25 @@ from config.plugins import API
 from config.profile import Profile
 from config.settings import Plugin, Settings
 from config.validation import suggestion
+
+
+def _is_list_of(kind: type) -> Callable[[object], bool]:
+    return lambda given: isinstance(given, Sequence) and all(isinstance(one, kind) for one in given)
+
+
+FORMS: Mapping[str, tuple[str, Callable[[object], bool]]] = MappingProxyType(
+    {
+        **dict.fromkeys(("reply", "length", "fault", "metrics"), ("a function", callable)),
+        "step_cost": ("a CostModel", lambda given: callable(getattr(given, "seconds", None))),
+        "middleware": (
+            "a Middleware, or a list of some",
+            lambda given: isinstance(given, Middleware) or _is_list_of(Middleware)(given),
+        ),
+        "routes": ("a list of Routes", _is_list_of(Route)),
+        "routing": ("a mapping of policies", lambda given: isinstance(given, Mapping)),
+    }
+)
+"""What each hook may give besides None, in words, and whether something is that."""
 
 
 class PluginRegistry:
@@ -100,10 +120,8 @@ class PluginRegistry:
         """What is done around requests, the outermost first."""
         made: list[Middleware] = []
         for given, guard in self._given("middleware"):
-            for one in given if isinstance(given, Sequence) else (given,):
-                if not isinstance(one, Middleware):
-                    raise ConfigError(f"plugin {guard.plugin}: hook middleware gave {type(one).__name__}")
-                made.append(GuardedMiddleware(one, guard))
+            many = given if isinstance(given, Sequence) else (given,)
+            made += [GuardedMiddleware(one, guard) for one in many]
         return made
 
     def routes(self, taken: Callable[[], Iterator[Route]]) -> Iterator[tuple[str, list[Route]]]:
@@ -165,6 +183,10 @@ class PluginRegistry:
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 raise ConfigError(f"plugin {plugin}: hook {name} failed at the start: {reason}") from None
+            wanted, fits = FORMS[name]
+            if given is not None and not fits(given):
+                gave = type(given).__name__
+                raise ConfigError(f"plugin {plugin}: hook {name} gave {gave}, which is not {wanted}")
             if given is not None:
                 yield given, self._guards.setdefault((plugin, name), Guard(plugin, name))
 

@@ -1,4 +1,4 @@
-"""What plugins say, as tokens: checked and made under guard, so that a wrong reply is counted as the plugin's."""
+"""What plugins say, as tokens: made under guard, so that a wrong reply is counted as the plugin's."""
 
 from __future__ import annotations
 

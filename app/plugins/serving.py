@@ -82,13 +82,10 @@ def failure(guard: Guard) -> ApiError:
     return internal(f"The plugin {guard.plugin} failed to handle the request.")
 
 
-def guarded_route(route: object, guard: Guard) -> Route:
-    """A plugin's route; it is never on the fast path. ConfigError for what is none."""
-    named = f"plugin {guard.plugin}: hook routes"
-    if not isinstance(route, Route):
-        raise ConfigError(f"{named} gave {type(route).__name__}, not a Route")
+def guarded_route(route: Route, guard: Guard) -> Route:
+    """A plugin's route; it is never on the fast path. ConfigError for a path that is none."""
     if not route.path.startswith("/"):
-        raise ConfigError(f"{named}: path {route.path!r} must begin with a slash")
+        raise ConfigError(f"plugin {guard.plugin}: path {route.path!r} of a route must begin with a slash")
     return replace(route, handle=_guarded_handle(route.handle, guard), plain=None)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from app.plugins import About, EngineRequest, PluginHost, Section, hookimpl
+from app.plugins import About, EngineRequest, LengthHook, PluginHost, Section, hookimpl
 
 API = 1
 VERSION = "1.0"
@@ -22,8 +22,9 @@ class Settings(Section, frozen=True, kw_only=True):
 
 
 @hookimpl
-def length(host: PluginHost):
+def length(host: PluginHost) -> LengthHook:
     def tokens(request: EngineRequest, rng: Random) -> int:
-        return round(host.settings.factor * len(request.prompt_ids))
+        at: Settings = host.settings
+        return round(at.factor * len(request.prompt_ids))
 
     return tokens

@@ -7,7 +7,7 @@ import re
 from random import Random
 from typing import Annotated
 
-from app.plugins import About, EngineRequest, Percent, PluginHost, Section, hookimpl
+from app.plugins import About, EngineRequest, Percent, PluginHost, ReplyHook, Section, hookimpl
 
 API = 1
 VERSION = "1.0"
@@ -26,7 +26,7 @@ def pig_latin(text: str) -> str:
 
 
 @hookimpl
-def reply(host: PluginHost):
+def reply(host: PluginHost) -> ReplyHook:
     def said(request: EngineRequest, rng: Random) -> str | None:
         http = host.request()
         asked = http is not None and http.headers.get("x-pig-latin") == "please"

@@ -6,7 +6,17 @@ python -m app --plugin examples/plugins/rush_hour.py --rush-hour-every 60s --rus
 from math import ceil
 from typing import Annotated
 
-from app.plugins import About, ApiError, Duration, Fault, PluginHost, RequestFacts, Section, hookimpl
+from app.plugins import (
+    About,
+    ApiError,
+    Duration,
+    Fault,
+    FaultHook,
+    PluginHost,
+    RequestFacts,
+    Section,
+    hookimpl,
+)
 
 API = 1
 VERSION = "1.0"
@@ -20,7 +30,7 @@ class Settings(Section, frozen=True, kw_only=True):
 
 
 @hookimpl
-def fault(host: PluginHost):
+def fault(host: PluginHost) -> FaultHook:
     begun_s = host.now()
 
     def overloaded(request: RequestFacts) -> Fault | None:

@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 
-from app.plugins import PluginHost, hookimpl
+from app.plugins import Incoming, PluginHost, PolicyMaker, Scores, hookimpl
 
 API = 1
 VERSION = "1.0"
@@ -20,17 +20,17 @@ class Sticky:
 
     fallbacks = 0
 
-    def choose(self, incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
         try:
-            key = str(msgspec.json.decode(incoming.body, type=dict)["user"]).encode()
+            key = str(msgspec.json.decode(incoming.body, type=dict[str, object])["user"]).encode()
         except (msgspec.MsgspecError, KeyError):
             key = incoming.body[:256]
         return max(pods, key=lambda pod: hashlib.sha256(key + pod.encode()).digest())
 
 
 @hookimpl
-def routing(host: PluginHost):
-    def sticky(scores, rng: Random) -> Sticky:
+def routing(host: PluginHost) -> Mapping[str, PolicyMaker]:
+    def sticky(scores: Scores, rng: Random) -> Sticky:
         return Sticky()
 
     return {"sticky": sticky}

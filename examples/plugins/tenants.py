@@ -11,6 +11,7 @@ from app.plugins import (
     About,
     ApiError,
     Count,
+    MetricsHook,
     Middleware,
     PluginHost,
     RequestContext,
@@ -73,7 +74,7 @@ def middleware(host: PluginHost) -> Middleware:
 
 
 @hookimpl
-def metrics(host: PluginHost):
+def metrics(host: PluginHost) -> MetricsHook:
     return host.one(Tenants).text
 
 
