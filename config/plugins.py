@@ -3,13 +3,11 @@
 What their hooks are is no matter of the settings: `app.plugins` looks at that.
 """
 
+import os
 import re
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +25,7 @@ API = 1
 """The version of the hooks. A plugin says in `API` for which one it was written."""
 GROUP = "understudy"
 """Of the entry points of installed plugins."""
+SECTION = f"[{GROUP}]".encode()
 MODULE_PREFIX = "understudy_plugin_"
 """Before the names of modules that are files."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -137,12 +136,30 @@ def _imported(named: PluginSettings) -> Iterator[Plugin]:
 
 
 def _installed(wanted: bool) -> Iterator[Plugin]:
-    if not wanted:
+    if not wanted or not any(map(_has_plugins, sys.path)):
         return
-    from importlib.metadata import entry_points
+    from importlib.metadata import entry_points  # which takes a tenth of a start to import
 
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         yield _of_package(entry)
+
+
+def _has_plugins(folder: str) -> bool:
+    """Whether a package that is installed in this folder has entry points of ours."""
+    try:
+        packages = [name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info"))]
+    except OSError:
+        return False
+    return any(SECTION in _bytes_of(os.path.join(folder, name, "entry_points.txt")) for name in packages)
+
+
+def _bytes_of(path: str) -> bytes:
+    """What is in a file; nothing where there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _of_package(entry: "EntryPoint") -> Plugin:
@@ -159,7 +176,7 @@ def _of_package(entry: "EntryPoint") -> Plugin:
 def _named(item: str) -> Plugin:
     """The plugin of an item of the setting."""
     is_file = item.endswith(".py")
-    name = Path(item).stem if is_file else item.rpartition(".")[2]
+    name = os.path.basename(item).removesuffix(".py") if is_file else item.rpartition(".")[2]
     try:
         hooks = _file(item) if is_file else import_module(item)
     except (Exception, SystemExit) as error:
@@ -169,8 +186,10 @@ def _named(item: str) -> Plugin:
 
 def _file(path: str) -> ModuleType:
     """The module that a file makes, read anew at every start and reload."""
-    name = MODULE_PREFIX + re.sub(r"\W", "_", Path(path).stem)
-    spec = spec_from_file_location(name, Path(path).expanduser())
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    name = MODULE_PREFIX + re.sub(r"\W", "_", os.path.basename(path).removesuffix(".py"))
+    spec = spec_from_file_location(name, os.path.expanduser(path))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[name] = module  # where its classes and annotations are looked up
@@ -195,6 +214,8 @@ def _plugin(hooks: Any, name: str, origin: str, version: str = "") -> Plugin:
 
 def _not_imported(name: str, origin: str, error: BaseException) -> ConfigError:
     """What went wrong, and at which line of the innermost file that is not the import system's."""
+    import traceback
+
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename
     ]

@@ -44,14 +44,14 @@ class Guard:
             return function(*args, **kwargs)
         except ON_PURPOSE:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # also gunicorn's abort of a worker that a hook keeps busy
             self.failed(error)
             raise HookFailed(self.plugin, self.hook) from None
         finally:
             # A loop that went on meanwhile was held since then only.
             self._held(perf_counter() - begun_s - (_loop_s() - loop_s))
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         """Count an error, and log it if it is the first."""
         self.errors += 1
         if self.errors == 1:

@@ -1,13 +1,13 @@
 """What others add to a server."""
 
-from dataclasses import dataclass
 from typing import Annotated
+
+from msgspec import Struct
 
 from config.declaration import About, NonEmptyItems, Section
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
+class Plugin(Struct, frozen=True):
     """A plugin that has been imported: a module, or whatever else has hooks as attributes."""
 
     name: str

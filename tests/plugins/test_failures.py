@@ -42,6 +42,7 @@ def reply(host):
     def said(request, rng):
         match request.echo_text:
             case "raise": raise RuntimeError("reply")
+            case "exit": raise SystemExit(3)
             case "wrong": return 42
             case "calls": return ScriptedReply(calls=(("f", "no JSON"),))
             case "waits": return ScriptedReply(text="x", per_token_s=nan)
@@ -101,7 +102,7 @@ def hook(server: RunningServer, name: str) -> dict[str, Any]:
     return counted
 
 
-@pytest.mark.parametrize("text", ["raise", "wrong", "calls", "waits"])
+@pytest.mark.parametrize("text", ["raise", "exit", "wrong", "calls", "waits"])
 def test_a_reply_that_fails_is_the_modes(server: RunningServer, text: str) -> None:
     before = hook(server, "reply")["errors"]
     answer = chat(server, text)
