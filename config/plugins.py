@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from config.declaration import ConfigError, Section
+from config.kinds import SWITCH
 from config.settings import BY_NAME, Plugin, PluginSettings, Settings, rows, table_of
-from config.sources import Flags, config_path, given
+from config.sources import CONFIG, IGNORED, IGNORED_SWITCHES, Flags, config_path, given
 from config.validation import read
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ GROUP = "understudy"
 SECTION = f"[{GROUP}]".encode()
 MODULE_PREFIX = "understudy_plugin_"
 """Before the names of modules that are files."""
+RESERVED = frozenset(("config", "help", "v", "version", CONFIG))
+"""Flags and variables that are no settings."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
@@ -102,7 +105,8 @@ def _section_of(plugin: Plugin) -> Section:
     assert plugin.settings is not None
     try:
         rows(plugin.group, plugin.settings)
-        return plugin.settings()
+        defaults = plugin.settings()
+        return msgspec.convert(msgspec.structs.asdict(defaults), plugin.settings)
     except Exception as error:
         raise ConfigError(f"plugin {plugin.name} ({plugin.origin}): its Settings: {_told(error)}") from None
 
@@ -110,9 +114,11 @@ def _section_of(plugin: Plugin) -> Section:
 def _check_rows(kind: type[Settings], plugins: Sequence[Plugin]) -> None:
     """ConfigError where a plugin's setting has a name, or a variable, that another one has."""
     by_group = {plugin.group: plugin for plugin in plugins}
-    seen: set[str] = set()
+    seen = RESERVED | IGNORED | {f"no-{name}" for name in IGNORED_SWITCHES}
     for row in table_of(kind).rows:
         names = {row.name, *row.env}
+        if row.kind is SWITCH:
+            names.add(f"no-{row.name}")
         if row.group in by_group and (twice := sorted(names & seen)):
             plugin = by_group[row.group]
             raise ConfigError(f"plugin {plugin.name} ({plugin.origin}): setting {twice[-1]} is there already")

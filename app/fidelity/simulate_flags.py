@@ -14,6 +14,7 @@ from app.fidelity.routing import POLICIES, RANDOM
 from app.fidelity.sweep import MOST, read_objectives, read_sweep
 from app.load.synthetic import ARRIVALS, Lengths, read_lengths
 from app.load.trace import MOST_TOKENS
+from config import ConfigError
 from config.devices import DEVICES
 from config.durations import parse_duration
 from config.flags import Parser, add_section, whole_number
@@ -46,7 +47,10 @@ def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
     _add_engine(flags.add_argument_group("Limits of the engine, vLLM's: the profile says what is not given"))
     _add_results(flags.add_argument_group("Results"))
     for name in plugin_groups(table):
-        add_section(flags, table, name)
+        try:
+            add_section(flags, table, name)
+        except argparse.ArgumentError as error:
+            raise ConfigError(f"plugin {name}: {error}; simulate has a flag of that name") from None
     return flags
 
 

@@ -16,8 +16,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 LONGEST_HOLD_S = 0.02
 """Nothing holds the event loop longer than this without being told of."""
-ON_PURPOSE = (ApiError, EngineError)
+ON_PURPOSE: tuple[type[Exception], ...] = (ApiError, EngineError)
 """What a hook raises to refuse a request."""
+MAY_REFUSE = frozenset(("reply", "length", "fault", "middleware", "routes"))
+"""Those that are asked about a request before its answer."""
 log = logging.getLogger(__name__)
 
 
@@ -31,6 +33,7 @@ class Guard:
     def __init__(self, plugin: str, hook: str) -> None:
         self.plugin = plugin
         self.hook = hook
+        self._passed = ON_PURPOSE if hook in MAY_REFUSE else ()
         self.calls = 0
         self.errors = 0
         self.long_holds = 0
@@ -42,7 +45,7 @@ class Guard:
         loop_s, begun_s = _loop_s(), perf_counter()
         try:
             return function(*args, **kwargs)
-        except ON_PURPOSE:
+        except self._passed:
             raise
         except (Exception, SystemExit) as error:  # also gunicorn's abort of a worker that a hook keeps busy
             self.failed(error)

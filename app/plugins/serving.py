@@ -17,7 +17,7 @@ from app.http.route import Handler, Route
 from app.kvcache.memo import Bounded
 from app.metrics.exposition import Families
 from app.middleware.stack import Middleware
-from app.plugins.guard import Guard, HookFailed
+from app.plugins.guard import ON_PURPOSE, Guard, HookFailed
 from app.plugins.hooks import FaultHook, MetricsHook
 from config.declaration import ConfigError
 
@@ -49,8 +49,10 @@ class GuardedMiddleware(Middleware):
     def end(self, context: RequestContext, response: Response) -> None:
         try:
             self._guard.call(self._ended, context, response)
-        except (HookFailed, ApiError):
+        except HookFailed:
             return
+        except ON_PURPOSE as error:  # too late for that
+            self._guard.failed(error)
 
     def _begun(self, context: RequestContext) -> Response | None:
         response = self._inner.begin(context)
@@ -136,7 +138,7 @@ def guarded_families(hook: MetricsHook, guard: Guard) -> Families:
     def families() -> str:
         try:
             return guard.call(text)
-        except (HookFailed, ApiError):
+        except HookFailed:
             return ""
 
     return families
@@ -147,9 +149,11 @@ def fault_source(hook: FaultHook, guard: Guard) -> FaultSource:
 
     def checked(facts: RequestFacts) -> Fault | None:
         fault = hook(facts)
-        if fault is not None:
-            _check_fault(fault)
-        return fault
+        if fault is None:
+            return None
+        _check_fault(fault)
+        is_named = fault.name or not (fault.error or fault.damage or fault.delays)
+        return fault if is_named else fault.named(guard.plugin)
 
     def source(facts: RequestFacts) -> Fault | None:
         try:

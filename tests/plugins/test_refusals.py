@@ -56,12 +56,20 @@ def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
         ),
         (SECTION + "    a: Annotated[Count, About('A.')] = 1\nNAME = 'server'", "this name is taken"),
         (
+            SECTION + "    a: Annotated[Count, About('A.')] = 0",
+            "its Settings: ValidationError: Expected `int` >= 1",
+        ),
+        (
             SECTION + "    num_seqs: Annotated[Count, About('A.')] = 1\nNAME = 'max'",
             "setting max-num-seqs is there already",
         ),
         (
             SECTION + "    a: Annotated[Count, About('A.', env=('SIM_PORT',))] = 1",
             "setting SIM_PORT is there already",
+        ),
+        (
+            SECTION + "    access_log: Annotated[Count, About('A.')] = 1\nNAME = 'no'",
+            "setting no-access-log is there already",
         ),
         ("", "has no hooks: no function of it is marked with @hookimpl"),
         (REPLY.replace("reply", "repply"), "unknown hook 'repply'; did you mean reply?"),
