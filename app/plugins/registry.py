@@ -180,7 +180,7 @@ class PluginRegistry:
                 given = found.function(*(known[argument] for argument in found.argnames))
             except ConfigError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 reason = f"{type(error).__name__}: {error}"
                 raise ConfigError(f"plugin {plugin}: hook {name} failed at the start: {reason}") from None
             wanted, fits = FORMS[name]

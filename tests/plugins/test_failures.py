@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -202,6 +203,36 @@ def reply(host):
         ready.touch()
         answer = waiting.result(20).json()["choices"][0]["message"]["content"]
         assert answer.startswith("waited")
+
+
+def test_a_middleware_on_the_fast_path_fails_its_own_request_and_cannot_wait(tmp_path: Path) -> None:
+    path = tmp_path / "fast.py"
+    path.write_text(
+        """
+import time
+from app.plugins import *
+API = 1
+
+class Picky(Middleware):
+    def begin(self, context):
+        if "x-raise" in context.headers:
+            raise KeyError("begin")
+        if "x-wait" in context.headers:
+            time.sleep(0.01)
+
+@hookimpl
+def middleware(host):
+    return Picky()
+"""
+    )
+    with running_server("--plugin", str(path)) as server:
+        assert chat(server, "Hi").status_code == 200
+        assert [chat(server, "Hi", **{name: "1"}).status_code for name in ("x_raise", "x_wait")] == [500, 500]
+        assert chat(server, "Hi").status_code == 200
+        [plugin] = requests.get(f"{server.url}/admin/plugins", timeout=20).json()["plugins"]
+        metrics = requests.get(f"{server.url}/metrics", timeout=20).text
+    assert plugin["hooks"]["middleware"]["errors"] == 2
+    assert re.search(r'understudy_requests_total{.*way="fast".*} 4', metrics)
 
 
 def _is_asked(server: RunningServer) -> bool:
