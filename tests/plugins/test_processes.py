@@ -12,7 +12,7 @@ import requests
 from app.factory import create_app
 from config.loader import load
 from config.vllm import command_line, meanings
-from tests.running_server import RunningServer, running_server
+from tests.running_server import RunningServer, running_gunicorn, running_server
 
 Write = Callable[..., str]
 SAYING = """
@@ -51,7 +51,8 @@ def test_a_reload_reads_a_file_again_and_refuses_one_that_is_broken(plugin: Writ
 
 def test_each_rank_has_the_plugins(plugin: Write) -> None:
     path = plugin(SAYING.format(text="one"))
-    with running_server("--plugin", path, "--data-parallel-size", "2") as server:
+    env = {"SIM_PLUGIN": path, "SIM_DATA_PARALLEL_SIZE": "2"}
+    with running_gunicorn(env=env, ports=2) as server:
         assert said(server.url) == said(f"http://127.0.0.1:{server.port + 1}") == "one"
 
 
