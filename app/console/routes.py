@@ -58,11 +58,7 @@ def stream_routes(feed: Feed, observer: Observer, siblings: PeerRanks) -> list[R
 
     def figures(context: RequestContext) -> Response:
         """What this rank does; with `?ranks=all`, what each does."""
-        own = observer.summary()
-        if context.argument("ranks") != "all":
-            return json_response(own)
-        others = siblings.ask("GET", context.path, context.headers)
-        return json_response(dict(sorted({str(siblings.own): own, **others}.items())))
+        return json_response(siblings.answers(context, observer.summary()))
 
     return [get(f"{ROOT}/stream", stream), get(f"{ROOT}/figures", figures)]
 
