@@ -142,7 +142,7 @@ class Spreads {
     pen.moveTo(0, low + 0.5);
     pen.lineTo(width, low + 0.5);
     pen.stroke();
-    const line = total ? `p50 ${ms(p50)}, p90 ${ms(p90)}, p99 ${ms(p99)}; ${(within * 100).toFixed(within > 0.995 && within < 1 ? 2 : 1)} % of ${whole(total)} within ${ms(limit)}` : "nothing in this time";
+    const line = total ? `p50 ${ms(p50)}, p90 ${ms(p90)}, p99 ${ms(p99)}; ${(within * 100).toFixed(within > 0.995 && within < 1 ? 2 : 1)} % of ${whole(total)} within ${limit} ms` : "nothing in this time";
     $(`${name}-line`).textContent = line;
     $(`${name}-line`).classList.toggle("bad", total > 0 && within < 0.99);
     canvas.setAttribute("aria-label", line);
