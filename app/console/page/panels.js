@@ -189,14 +189,15 @@ class Panels {
   }
 
   queue() {
-    const body = el("tbody"), line = el("p", { class: "muted" });
+    const body = el("tbody"), line = el("p", { class: "muted" }), place = table(["request", "waits", "for", "adapter", "prompt"], body);
     this.refresh = (model) => {
       const waiting = [...model.bars.values()].filter((bar) => bar.end === null && (bar.phase === QUEUED || bar.phase === PREEMPTED));
       waiting.sort((a, b) => b.phase - a.phase || a.arrival - b.arrival);
       line.textContent = `${whole(model.figures.running)} of ${whole(model.server.places)} places are taken, ${whole(waiting.length)} wait${waiting.length > 100 ? "; the first 100 by arrival" : waiting.length ? ", by arrival" : ""}.`;
+      place.hidden = !waiting.length;
       body.replaceChildren(...waiting.slice(0, 100).map((bar) => el("tr", {}, cell(bar.id), cell(ago(model.at - bar.parts[bar.parts.length - 1][1])), cell(why(model, bar)), cell(bar.adapter), cell(whole(bar.prompt)))));
     };
-    return el("div", {}, line, table(["request", "waits", "for", "adapter", "prompt"], body));
+    return el("div", {}, line, place);
   }
 
   adapters() {
