@@ -90,7 +90,8 @@ def _told(decision: Decision) -> Mapping[str, object]:
     if answer is not None:
         reply = msgspec.to_builtins(answer.reply)
         reply["calls"] = [_call(*call) for call in answer.reply.calls]
-        told = {name: value for name, value in reply.items() if value and name != "in_parts"}
+        unsaid = ("in_parts", "passes") if decision.rule.action.numbers else ("in_parts",)
+        told = {name: value for name, value in reply.items() if value and name not in unsaid}
         told |= {} if answer.usage is None else {"usage": msgspec.to_builtins(answer.usage)}
         for name in ("embedding", "score", "classes"):
             told |= {} if (value := getattr(answer, name)) is None else {name: value}
