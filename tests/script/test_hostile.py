@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from app.script import matching
 from app.script.at_work import RuleAtWork
 from app.script.errors import ScriptError
 from app.script.reading import read_script
@@ -120,6 +122,21 @@ def test_a_long_conversation_is_looked_at_in_slices(books: Books) -> None:
     asked.breathe = lambda: breaths.append(1)
     assert said(book, asked) is None
     assert len(breaths) >= 2000
+
+
+def test_a_long_text_is_searched_beside_the_loop(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search looks at its time now and then only, and may go through a long text many times before."""
+    searched = list[int]()
+
+    def beside(search: Any, text: str, **options: Any) -> Any:
+        searched.append(len(text))
+        return search(text, **options)
+
+    monkeypatch.setattr(matching, "call_off_hub", beside)
+    book = books.open("rules: [{when: {message: {regex: ' +$'}}, then: {text: found}}]")
+    long = "x" * (matching.SHORT + 1) + " "
+    assert [said(book, request(text)) for text in ("x ", long, "x")] == ["found", "found", None]
+    assert searched == [len(long)]
 
 
 def test_what_a_regex_captures_of_a_long_text_is_cut(books: Books) -> None:
