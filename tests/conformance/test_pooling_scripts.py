@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,10 @@ rules:
   then: {classes: [0.1, 0.2, 0.7]}
 - when: {message: refuse}
   then: {fault: {action: error, status: 503}}
+- when: {message: late}
+  then: {fault: {action: slow-first-token, seconds: 0.3}}
+- when: {message: broken}
+  then: {fault: {action: truncated-json}}
 - when: {message: cat}
   then: {embedding: [1, 0, -0.5]}
 - when: {message: kitten}
@@ -91,6 +96,29 @@ def test_pooling_gives_the_vectors_and_classes_of_the_script(server: RunningServ
 )
 def test_faults_strike(server: RunningServer, path: str, body: dict[str, Any]) -> None:
     assert post(server, path, body).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "TEXT"}),
+        ("/classify", {"input": "TEXT"}),
+        ("/pooling", {"input": "TEXT"}),
+        ("/score", {"text_1": "a", "text_2": "TEXT"}),
+        ("/rerank", {"query": "a", "documents": ["TEXT"]}),
+    ],
+)
+def test_faults_delay_and_damage_in_every_route(
+    server: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    def asked(text: str) -> Any:
+        return post(server, path, json.loads(json.dumps(body).replace("TEXT", text)))
+
+    begun_s = time.monotonic()
+    assert ok(asked("late"))
+    assert time.monotonic() - begun_s >= 0.3
+    with pytest.raises(ValueError, match="Expecting|Unterminated"):
+        asked("broken").json()
 
 
 def test_delays_hold_numbers_back(server: RunningServer) -> None:
