@@ -248,24 +248,30 @@ class Worker(GeventWorker):  # type: ignore[misc]
             util.close(client)
 
     def _serve_general(self, connection: FastConnection, data: bytes) -> None:
-        """Hub: have a greenlet answer one request of a connection of the fast path."""
-        self._greenlets.spawn(self._answer_one, connection, data)
+        """Hub: have a greenlet answer one request of a connection of the fast path.
 
-    def _answer_one(self, connection: FastConnection, data: bytes) -> None:
+        It has arrived now, however many others are answered before it.
+        """
+        self._greenlets.spawn(self._answer_one, connection, data, time.monotonic())
+
+    def _answer_one(self, connection: FastConnection, data: bytes, arrived_s: float) -> None:
         client = connection.client
         rest = None
         try:
-            rest = self._serve(connection.bound, client, connection.address, data, keeps=False)
+            rest = self._serve(connection.bound, client, connection.address, data, False, arrived_s)
         finally:
             if rest is None or not self.alive:
                 connection.close()
             else:
                 connection.take_back(rest)
 
-    def _serve(self, bound: Any, client: Any, addr: Any, data: bytes, keeps: bool) -> bytes | None:
+    def _serve(
+        self, bound: Any, client: Any, addr: Any, data: bytes, keeps: bool, arrived_s: float | None = None
+    ) -> bytes | None:
         """Requests of one connection, beginning with `data`, until it is to be closed: then None.
 
-        Unless it `keeps` the connection, a single one; then what was read beyond it is returned.
+        Unless it `keeps` the connection, a single one, which came at `arrived_s`; then what was read beyond
+        it is returned.
         """
         req = None
         try:
@@ -277,7 +283,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
                     req = next(parser)
                 if not req:
                     return None
-                self.handle_request(bound, req, client, addr)
+                self.handle_request(bound, req, client, addr, arrived_s)
                 if not discard_body(parser):
                     linger(client)
                     return None
@@ -309,9 +315,13 @@ class Worker(GeventWorker):  # type: ignore[misc]
             return False
         return True
 
-    def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """One request; StopIteration when the connection is to be closed after it."""
-        arrived = time.monotonic()
+    def handle_request(
+        self, listener_name: Any, req: Any, sock: Any, addr: Any, arrived_s: float | None = None
+    ) -> None:
+        """One request, that came just now or `arrived_s`; StopIteration when the connection is to be closed
+        after it.
+        """
+        arrived = time.monotonic() if arrived_s is None else arrived_s
         self._busy.add(sock)
         try:
             response, environ = wsgi.create(
