@@ -18,7 +18,7 @@ from app.http.errors import internal, not_found
 from app.http.response import CLIENT_GONE, Response, StreamingBody, json_response
 from app.middleware.masking import MASK
 from app.middleware.stack import Middleware
-from app.recording.exchange import Answer, RecordingError, bytes_of, read_chunk
+from app.recording.exchange import MOST_BODY_BYTES, Answer, RecordingError, bytes_of, read_chunk
 from app.recording.library import Recording
 from app.recording.masks import masked_pieces
 from app.recording.matching import RequestForm, form_of
@@ -83,11 +83,12 @@ class Replay(Middleware):
         body = self._body.read(context)
         # What was done since it arrived, but for waiting for its body, is no reason to be late.
         asked_s = context.arrival_s + self._now() - came_s
+        if len(body) > MOST_BODY_BYTES:  # of which there are no recordings
+            return self._miss(context)
         form = self._form(context, body)
         key = recording.find(form)
         if key is None:
-            self._miss(context)
-            return None
+            return self._miss(context)
         if form.model is not None:
             self._faults.inject(context, form.model)
         self.equal += key == form.key
