@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import Annotated, Generic, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from config import ConfigError
 
@@ -42,6 +42,9 @@ class Binary(Struct, frozen=True):
 
 Data: TypeAlias = str | Binary
 Headers: TypeAlias = Sequence[tuple[str, str]]
+Moment: TypeAlias = Annotated[float, Meta(ge=0, le=10**6)]
+"""Seconds after the request: eleven days at most."""
+Status: TypeAlias = Annotated[int, Meta(ge=100, le=999)]
 
 
 class Header(Struct, frozen=True):
@@ -56,7 +59,7 @@ class Header(Struct, frozen=True):
 class Chunk(Struct, frozen=True, array_like=True):
     """A piece of a body, `at_s` seconds after the request."""
 
-    at_s: float
+    at_s: Moment
     data: Data
 
 
@@ -78,11 +81,11 @@ class Answer(Struct, Generic[C], frozen=True, omit_defaults=True, weakref=True):
     `is_broken`: there was no end, the connection was lost after `end_s`. Chunks are `Chunk`, or unread JSON.
     """
 
-    status: int
+    status: Status
     headers: Headers
-    head_s: float
+    head_s: Moment
     chunks: Sequence[C]
-    end_s: float
+    end_s: Moment
     is_broken: bool = False
 
     def header(self, name: str) -> str:

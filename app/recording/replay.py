@@ -18,10 +18,11 @@ from app.http.errors import internal, not_found
 from app.http.response import CLIENT_GONE, Response, StreamingBody, json_response
 from app.middleware.masking import MASK
 from app.middleware.stack import Middleware
-from app.recording.exchange import MOST_BODY_BYTES, Answer, RecordingError, bytes_of, read_chunk
+from app.recording.exchange import MOST_BODY_BYTES, Answer, RecordingError
 from app.recording.library import Recording
 from app.recording.masks import masked_pieces
 from app.recording.matching import RequestForm, form_of
+from app.recording.spool import RecordedAnswer
 from config.settings import Settings
 
 PREFIXES = ("/v1/", "/v2/", "/inference/")
@@ -84,11 +85,13 @@ class Replay(Middleware):
         # What was done since it arrived, but for waiting for its body, is no reason to be late.
         asked_s = context.arrival_s + self._now() - came_s
         if len(body) > MOST_BODY_BYTES:  # of which there are no recordings
-            return self._miss(context)
+            self._miss(context)
+            return None
         form = self._form(context, body)
         key = recording.find(form)
         if key is None:
-            return self._miss(context)
+            self._miss(context)
+            return None
         if form.model is not None:
             self._faults.inject(context, form.model)
         self.equal += key == form.key
@@ -113,15 +116,16 @@ class Replay(Middleware):
                 raise not_found("The recording has no answer to this request.")
 
 
-def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Response:
+def _response(answer: RecordedAnswer, pace: Pace, context: RequestContext) -> Response:
     """Waits for its moment, if it comes in one piece."""
-    headers = _headers(answer)
-    if len(answer.chunks) > 1 or answer.is_broken:
-        return Response(RecordedBody(answer, pace, context.connection), answer.status, headers)
-    if not _waited(pace, answer.end_s, context.connection):
+    head = answer.head
+    headers = _headers(head)
+    if len(answer.pieces) > 1 or head.is_broken:
+        return Response(RecordedBody(answer, pace, context.connection), head.status, headers)
+    if not _waited(pace, head.end_s, context.connection):
         return json_response(b"", CLIENT_GONE)
-    data = bytes_of(read_chunk(answer.chunks[0]).data) if answer.chunks else b""
-    response = Response(data, answer.status, streamed=True)
+    data = b"".join(read() for _, read in answer.pieces)
+    response = Response(data, head.status, streamed=True)
     if "Content-Length" in headers and context.method != "HEAD":
         headers["Content-Length"] = str(len(data))
     response.headers = headers
@@ -177,26 +181,25 @@ def _waited(pace: Pace, at_s: float, connection: Connection | None) -> bool:
 class RecordedBody(StreamingBody):
     """The chunks of an answer, each at its moment. Iterate once; `close` always."""
 
-    def __init__(self, answer: Answer[Raw], pace: Pace, connection: Connection | None) -> None:
+    def __init__(self, answer: RecordedAnswer, pace: Pace, connection: Connection | None) -> None:
         super().__init__()
         self._answer = answer
         self._pace = pace
         self._connection = connection
 
     def __iter__(self) -> Iterator[bytes]:
-        answer, wait_for = self._answer, self._pace.wait_for
+        head, wait_for = self._answer.head, self._pace.wait_for
         if self._connection is not None:
             self._connection.watch(self._leave)
-        if wait_for(answer.head_s):
+        if wait_for(head.head_s):
             yield b""  # status line and headers leave now
-        for raw in answer.chunks:
-            chunk = read_chunk(raw)
-            if not wait_for(chunk.at_s):
+        for at_s, read in self._answer.pieces:
+            if not wait_for(at_s):
                 return
-            data = bytes_of(chunk.data)
+            data = read()
             self.bytes_sent += len(data)
             yield data
-        if wait_for(answer.end_s) and answer.is_broken:
+        if wait_for(head.end_s) and head.is_broken:
             break_off(self._connection)
 
     def _leave(self) -> None:
