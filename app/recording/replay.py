@@ -19,7 +19,7 @@ from app.http.errors import internal, not_found
 from app.http.response import CLIENT_GONE, Response, StreamingBody, json_response
 from app.middleware.masking import MASK
 from app.middleware.stack import Middleware
-from app.recording.exchange import MOST_BODY_BYTES, Answer, RecordingError
+from app.recording.exchange import MOST_BODY_BYTES, Answer, RecordingError, sendable
 from app.recording.library import Recording
 from app.recording.masks import masked_pieces
 from app.recording.matching import RequestForm, form_of
@@ -231,7 +231,7 @@ class RecordedBody(StreamingBody):
 def _headers(answer: Answer[Raw]) -> dict[str, str]:
     """The recorded ones, but for those that are ours to set, and masked ones."""
     headers: dict[str, str] = {}
-    for name, value in answer.headers:
+    for name, value in sendable(answer.headers):
         if name.lower() in OURS or value == MASK:
             continue
         name = name.title()
