@@ -327,6 +327,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             response, environ = wsgi.create(
                 req, sock, addr, listener_name, self.cfg, response_class=JoinedResponse
             )
+            response.write_timeout_s = None if self.write_timeout_s == inf else self.write_timeout_s
             environ["wsgi.multithread"] = True
             environ[CONTEXT] = context_of(environ, arrived, response.ended)
             if not self.alive or not self.cfg.keepalive:
@@ -349,7 +350,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             response.force_close()
         try:
             for item in body:
-                self._write(response, item)
+                response.write(item)
             response.close()
         except Exception as error:
             if not response.headers_sent or isinstance(error, OSError):
@@ -365,14 +366,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 self.log.access(response, req, environ, timedelta(seconds=time.monotonic() - arrived))
             if hasattr(body, "close"):
                 body.close()
-
-    def _write(self, response: JoinedResponse, item: bytes) -> None:
-        """Streams over TLS pass here token by token (others are timed by `StreamTransport`)."""
-        if self.certificate is None or self.write_timeout_s == inf:
-            response.write(item)
-            return
-        with gevent.Timeout(self.write_timeout_s, OSError(errno.EPIPE, "the client takes no bytes")):
-            response.write(item)
 
 
 def _give_memory_back() -> None:

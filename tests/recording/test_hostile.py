@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from app.protocol.slicing import slices
 from app.recording.exchange import Data, bytes_of, data_of, json_of
 from tests.fleet import stubs
-from tests.hostile.wire import post
+from tests.hostile.wire import Wire, post
 from tests.recording.recordings import CHAT, chat, exchange, written
 from tests.recording.test_proxy import body_of, recording
 from tests.running_server import ROOT, running_server
@@ -212,3 +212,15 @@ def test_a_speed_that_is_none_stops_the_start_with_one_line(tmp_path: Path, spee
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "replay-speed" in done.stderr
+
+
+@pytest.mark.parametrize("pieces", [[(0.0, b"x" * (6 << 20))], [(0.0, b"x" * (3 << 20))] * 2])
+def test_a_client_that_takes_no_bytes_of_a_replay_is_cut_off(
+    tmp_path: Path, pieces: list[tuple[float, bytes]]
+) -> None:
+    path = written(tmp_path / "r", [exchange(chat("Hi"), *pieces)])
+    flags = ("--force-dummy-tokenizer", "--write-timeout", "0.3s", "--graceful-timeout", "40s")
+    with running_server(*flags, "--replay", path) as server, Wire(server.port, receive_buffer=4096) as wire:
+        wire.post(chat("Hi"), CHAT)
+        wire.begin().close()
+        assert server.stop(timeout_s=20) == 0, "it waited for who takes nothing"
