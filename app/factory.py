@@ -226,6 +226,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes("memory", reports.memory_routes(app.caches))
     app.add_routes("verdict", reports.verdict_routes(audit.report, audit.restart))
     if replay is not None:
+        app.bypasses_fast_path = True
         app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
     app.add_routes("fake_metrics", admin.fake_metrics_routes(frontend.body, live))
     if settings.lora.allow_runtime_lora_updating:
