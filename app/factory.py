@@ -187,7 +187,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.services += [publisher] if publisher is not None else []
     app.services += [engine] if not isinstance(engine, Engine) else []
     if book is not None:
-        add_scripts(app, book)
+        add_scripts(app, book, peers)
     if settings.kvindex.kv_index:
         from app.web.indexer import add_index
 
@@ -263,14 +263,14 @@ def engine_of(
     return engine, RemoteLifecycle(engine), sampling_defaults(components.settings)
 
 
-def add_scripts(app: Understudy, book: ScriptBook) -> None:
+def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:
     """What a server with scripts has besides: their counters, what reads them again, and their report."""
     from app.api.admin.script import routes
     from app.script.opening import ScriptWatch
 
     app.caches.append(lambda: {"script counters": book.counters})
     app.services.append(ScriptWatch(book))
-    app.add_routes("script", routes(book))
+    app.add_routes("script", routes(book, peers))
 
 
 def add_plugins(app: Understudy, plugins: PluginRegistry | None) -> None:
