@@ -46,10 +46,12 @@ WIRE = tuple(
     for name in ("wire_bodies", "wire_errors", "wire_limits", "messages", "responses", "tool_calls")
 )
 """What real servers answer to bodies of all kinds."""
+POOLED = ("tests/pooling/test_requests.py", "tests/pooling/test_refusals.py")
+"""What requests of the pooling routes are."""
 ROOMS = {
     "engine": ("app/engine", "tests/engine", *ENGINE),
     "clock": ("app/clock", "tests/clock"),
-    "protocol": ("app/protocol", "tests/protocol", "tests/api", *WIRE),
+    "protocol": ("app/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
     "api": ("app/api", "tests/api", "tests/pooling", "tests/script", "tests/conformance", "tests/surface"),
     "kvcache": ("app/kvcache", "tests/kvcache"),
     "kvindex": ("app/kvindex", "tests/kvindex"),
@@ -227,7 +229,7 @@ class Copy:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES)),
+            preexec_fn=_limit_memory,
         )
         try:
             output, _ = process.communicate(timeout=limit_s)
@@ -245,6 +247,13 @@ class Copy:
             with suppress(OSError):
                 if Path(os.readlink(entry / "cwd")).is_relative_to(self.folder):
                     os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _limit_memory() -> None:
+    """At most `MEMORY_BYTES`, or less where the shell allows no more."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def diff(mutant: Mutant, original: str, code: str) -> str:

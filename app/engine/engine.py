@@ -29,6 +29,7 @@ from app.metrics.recorder import Recorder
 from config.settings import Settings
 
 if TYPE_CHECKING:
+    from app.engine.step_cost import CostModel
     from app.engine.step_executor import StepExecutor
     from config.profile import Profile
 
@@ -63,8 +64,12 @@ class Engine:
         lora: LoRASlots,
         cache: KVCacheManager | None = None,
         profile: Profile | None = None,
+        cost: CostModel | None = None,
     ) -> None:
-        """With a `profile` sequences share its steps (`timing: steps`); else each has its own latencies."""
+        """With a `profile` sequences share its steps (`timing: steps`); else each has its own latencies.
+
+        `cost` says what a step costs, instead of the profile.
+        """
         limits = settings.scheduling
         self.recorder = recorder
         self.draining = False
@@ -87,7 +92,7 @@ class Engine:
             )
             from app.engine.stepped import SteppedSequence
 
-            steps = step_executor(settings, profile, self._runtime, lora, cache, streams("drafts"))
+            steps = step_executor(settings, profile, self._runtime, lora, cache, streams("drafts"), cost)
             self.executor, self._sequence = steps, partial(SteppedSequence, executor=steps)
         self._model = model
         self._cache = cache

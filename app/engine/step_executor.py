@@ -20,7 +20,7 @@ from app.engine.cache_manager import KVCacheManager
 from app.engine.scheduler import Scheduler
 from app.engine.sequence import Runtime
 from app.engine.speculation import Drafts
-from app.engine.step_cost import StepCost
+from app.engine.step_cost import CostModel, StepCost
 from app.engine.step_loop import StepLoop
 from app.engine.stepped import HashedBlocks, StepCall, StepOwner, StepQueue, StepState
 from app.kvcache.counted import CountedBlocks
@@ -43,8 +43,9 @@ def step_executor(
     lora: LoRASlots,
     cache: KVCacheManager | None,
     rng: Random,
+    cost: CostModel | None = None,
 ) -> StepExecutor:
-    """The executor that `settings` and `profile` describe."""
+    """The executor that `settings` and `profile` describe. `cost` instead of the profile's, if given."""
     scheduling, at, kvcache = settings.scheduling, settings.steps, settings.kvcache
     limits = SchedulerLimits(
         max_num_seqs=scheduling.max_num_seqs,
@@ -62,7 +63,7 @@ def step_executor(
     return StepExecutor(
         limits,
         blocks,
-        StepCost(profile.cost),
+        cost or StepCost(profile.cost),
         profile.front,
         runtime,
         lora,
@@ -83,7 +84,7 @@ class StepExecutor(Executor):
         self,
         limits: SchedulerLimits,
         blocks: Blocks[StepState],
-        cost: StepCost,
+        cost: CostModel,
         front: FrontCosts,
         runtime: Runtime,
         lora: LoRASlots,

@@ -13,7 +13,7 @@ from typing import Generic, Protocol
 
 from app.engine.batch import Batch, S
 from app.engine.scheduler import Scheduler
-from app.engine.step_cost import StepCost
+from app.engine.step_cost import CostModel
 
 
 class Arrivals(Protocol[S]):
@@ -42,7 +42,7 @@ class StepLoop(Generic[S]):
     def __init__(
         self,
         scheduler: Scheduler[S],
-        cost: StepCost,
+        cost: CostModel,
         arrivals: Arrivals[S],
         outputs: Outputs[S],
         out_per_stream_s: float = 0.0,
