@@ -26,7 +26,7 @@ from app.api.pooling import routes as pooling
 from app.api.responder import ServerLoad
 from app.api.responses import routes as responses
 from app.api.responses.store import ResponseStore
-from app.api.sampling import SamplingDefaults
+from app.api.sampling import RealModel
 from app.assembly import (
     book_of,
     cache_of,
@@ -144,7 +144,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     publishes = publishing(settings, server, rank)
     publisher = publisher_of(components, publishes)
     cache = cache_of(components, publisher)
-    engine, lifecycle, sampling = engine_of(components, cache)
+    engine, lifecycle, real = engine_of(components, cache)
     channel = settings.kvcache
     host = channel.kv_side_channel_host or server.pod_ip or socket.gethostname()
     identity = Identity(settings.model, host, components.streams("ids"), port=channel.kv_side_channel_port)
@@ -152,7 +152,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     injector = FaultInjector(components.streams("faults"), clock.now)
     live.subscribe(injector.on_settings)
     book = book_of(components)
-    frontend = frontend_of(components, engine, identity, load, injector, book, sampling)
+    frontend = frontend_of(components, engine, identity, load, injector, book, real)
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
     replay = replay_of(components, injector)
@@ -239,16 +239,16 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
 
 def engine_of(
     components: Components, cache: KVCacheManager | None
-) -> tuple[Engine | RemoteEngine, Operations, SamplingDefaults | None]:
-    """The engine that the settings ask for, who operates it, and how a real one samples by default."""
+) -> tuple[Engine | RemoteEngine, Operations, RealModel | None]:
+    """The engine that the settings ask for, who operates it, and what is known of a real one's model."""
     if not components.settings.engine.is_real:
         simulated = service_of(components, cache)
         return simulated, Lifecycle(simulated, components.recorder, cache), None
     from app.engine.remote_lifecycle import RemoteLifecycle
-    from app.real_engine import remote_engine, sampling_defaults  # and ZMQ
+    from app.real_engine import real_model, remote_engine  # and ZMQ
 
     engine = remote_engine(components)
-    return engine, RemoteLifecycle(engine), sampling_defaults(components.settings)
+    return engine, RemoteLifecycle(engine), real_model(components)
 
 
 def add_scripts(app: Understudy, book: ScriptBook) -> None:

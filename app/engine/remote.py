@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import count
+from math import inf
 
 from gevent.event import AsyncResult
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from app.clock.pause import pause_if_possible
 from app.engine.client import Emit
 from app.engine.engine import Submission, interrupt
 from app.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.engine.heartbeat import LONGEST_SILENCE_S, Heartbeat
 from app.engine.link import EngineLink
 from app.engine.outputs import PartReader
 from app.engine.remote_choice import Names, RemoteChoice
@@ -36,6 +38,7 @@ class RemoteEngine:
     """The `EngineClient` of a worker. Begin it in the worker; others may share the engine.
 
     While the engine's process is gone what ran has failed, what comes is refused, and it is not `healthy`.
+    While it does not go on the last two hold.
     """
 
     def __init__(
@@ -54,6 +57,8 @@ class RemoteEngine:
         """How the engine does, for all its workers."""
         self._link = EngineLink(endpoint, self._take, self._lost)
         self._clock, self._names, self._reader_of = clock, names, reader_of
+        self._heartbeat = Heartbeat(endpoint, clock.now)
+        self._longest_silence_s = min(LONGEST_SILENCE_S, settings.engine.engine_timeout / 2) or inf
         limits = settings.scheduling
         self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
         self._max_unfinished = limits.max_num_queued_reqs
@@ -75,8 +80,8 @@ class RemoteEngine:
 
     @property
     def healthy(self) -> bool:
-        """The engine is there and has loaded its model."""
-        return self._ready is not None
+        """The engine is there, has loaded its model, and goes on."""
+        return self._ready is not None and not self._heartbeat.is_silent(self._longest_silence_s)
 
     @property
     def running(self) -> int:
@@ -92,7 +97,7 @@ class RemoteEngine:
         """See `EngineClient`; also EngineDead."""
         if self.draining:
             raise Draining
-        if self._ready is None:
+        if not self.healthy:
             raise EngineDead
         most, unfinished = self._max_unfinished, self._unfinished
         if most is not None and unfinished + sequences > most:

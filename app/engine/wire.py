@@ -69,6 +69,14 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     skip_special_tokens: bool = True
 
 
+class Thoughts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What comes before a text that has a form: anything up to the token `end_id`."""
+
+    end_id: int
+    begin_id: int | None = None
+    """The token by which the model begins to think, if it does; None: the prompt has begun the thoughts."""
+
+
 class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The form that a text must have: one of these."""
 
@@ -79,6 +87,8 @@ class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grammar: str | None = None
     """In Lark's notation, as a client wrote it."""
     structural_tag: str | None = None
+    thoughts: Thoughts | None = None
+    """None: the form holds from the first token."""
 
 
 class Generate(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):

@@ -121,10 +121,17 @@ class Decoder:
         self.head = Linear(head, packed=packed)
         self.rope = Rope(config, length, device)
 
-    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """The last hidden states of all tokens of a step."""
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        on_layer: Callable[[], object],
+    ) -> torch.Tensor:
+        """The last hidden states of all tokens of a step; `on_layer` is called before each layer."""
         x, turns = F.embedding(tokens, self.embedding), self.rope.at(positions)
         for layer in self.layers:
+            on_layer()
             x = layer(x, turns, attention)
         return x
 

@@ -24,8 +24,8 @@ NO_NUMBERS, NO_TOKEN = -1, -2
 class Form(Protocol):
     """What a structured output lets come next."""
 
-    def mask(self) -> torch.Tensor:
-        """True for each token of the vocabulary that may."""
+    def mask(self) -> torch.Tensor | None:
+        """True for each token of the vocabulary that may; None: all."""
 
     def add(self, token_id: int) -> None:
         """A token has come."""
@@ -123,8 +123,9 @@ def adjust(row: torch.Tensor, state: SamplingState) -> None:
     """Masks, bias and penalties, in vLLM's order, in place. RequestError when a form does not say what may
     follow."""
     params = state.params
-    if state.form is not None:
-        row.masked_fill_(~state.form.mask().to(row.device), -math.inf)
+    allowed = None if state.form is None else state.form.mask()
+    if allowed is not None:
+        row.masked_fill_(~allowed.to(row.device), -math.inf)
     if params.allowed_token_ids is not None:
         others = torch.ones_like(row, dtype=torch.bool)
         others[list(params.allowed_token_ids)] = False

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from app.engine.errors import EngineError
+from app.engine.heartbeat import Heartbeat
 from app.engine.wire import Abort, Answer, Command, Generate, Hello, Load, Notice, Order, Ready, Said
 from app.kvcache.event_sender import EventSender
 from app.llm.engine import LLMEngine
@@ -55,10 +56,12 @@ class EngineService:
         sockets: WorkerSockets,
         events: EventSender | None,
         ready: Ready,
+        heartbeat: Heartbeat,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._lifecycle, self._sockets = engine, lifecycle, sockets
-        self._events, self._ready, self._now = events, ready, now
+        self._events, self._ready, self._heartbeat, self._now = events, ready, heartbeat, now
+        engine.runner.on_layer = heartbeat.beat
         self._workers: dict[bytes, Worker] = {}
         self._numbers = 0
         self._owners: dict[str, tuple[Worker, int]] = {}
@@ -78,6 +81,7 @@ class EngineService:
     def run(self) -> None:
         """Until `stop`. What a step raises is raised here: nothing is known of the engine's state then."""
         due_s = 0.0
+        self._heartbeat.begin()
         try:
             while not self._stopping:
                 rest_s = min(COMPILING_S if self._uncompiled else IDLE_S, max(0.0, due_s - self._now()))
@@ -90,6 +94,7 @@ class EngineService:
 
     def turn(self, timeout_s: float) -> None:
         """Do what was ordered, then a step; waits so long for orders."""
+        self._heartbeat.beat()
         orders = self._sockets.receive(timeout_s)
         for name, listed in orders:
             worker = self._worker(name)
@@ -198,7 +203,8 @@ class EngineService:
             case "sleep":
                 self._lifecycle.sleep(command.level)
             case "wake_up":
-                self._lifecycle.wake_up(command.tags)
+                with self._heartbeat.resting():
+                    self._lifecycle.wake_up(command.tags)
             case "reset_prefix_cache":
                 return self._engine.reset_prefix_cache()
         return None
@@ -283,6 +289,7 @@ class EngineService:
 
     def _end(self, error: str) -> None:
         """Nobody is left to wait for a word."""
+        self._heartbeat.stop()
         for worker in self._workers.values():
             worker.notices += [failed(key, error, self._now()) for key in worker.keys]
         self._tell()

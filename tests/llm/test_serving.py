@@ -10,6 +10,7 @@ from threading import Event
 
 import pytest
 
+from app.engine.heartbeat import Heartbeat
 from app.engine.wire import EngineProcessOptions, TextForm
 from app.llm.engine import LLMEngine
 from app.llm.errors import ModelLoadError, RequestError
@@ -38,6 +39,7 @@ class Turns:
             self.sockets,
             None,
             ready_of(self.engine),
+            Heartbeat(endpoint, now=lambda: self.now_s),
             now=lambda: self.now_s,
         )
 

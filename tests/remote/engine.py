@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from app.engine.heartbeat import Heartbeat
 from app.engine.wire import (
     Abort,
     Answer,
@@ -75,6 +76,7 @@ class Engine:
         context = zmq.Context()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.bind(options.endpoint)
+        self.heartbeat = Heartbeat(options.endpoint)
         self.boot = secrets.token_hex(4)
         self.choices: dict[tuple[bytes, int], Choice] = {}
         self.notices: dict[bytes, list[Notice]] = {}
@@ -82,7 +84,9 @@ class Engine:
         self.computed = 0
 
     def run(self) -> None:
+        self.heartbeat.begin()
         while os.getppid() == self.options.parent_pid:
+            self.heartbeat.beat()
             self.receive(0 if self.choices else 200)
             if self.choices and not self.paused:
                 self.step()
