@@ -180,7 +180,7 @@ class LLMEngine:
             self.scheduler.add(sequence)
 
     def compile(self, form: TextForm) -> Form:
-        """What `add` takes as form; may be called by another thread. RequestError for one that cannot be."""
+        """What `add` takes as form; may be called by other threads. RequestError for one that cannot be."""
         return self._intake.compile(form, self.eos_token_ids)
 
     def encode(self, text: str) -> list[int]:

@@ -1,10 +1,11 @@
-"""Forms are compiled in a thread of their own: a large schema takes seconds, in which others are served."""
+"""Forms are compiled in threads of their own: a large schema takes seconds, in which others are served."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
+from typing import Final
 
 from app.engine.wire import TextForm
 from app.llm.errors import RequestError
@@ -23,18 +24,22 @@ class Compiling:
         self.is_done = self.unwanted = False
 
 
-class FormThread:
-    """Compiles one after another. The thread begins with the first one, and ends with the process."""
+AT_ONCE: Final = 2
+"""So that one which takes long holds up no other."""
+
+
+class FormThreads:
+    """Compile `AT_ONCE` forms. The threads begin with the first ones, and end with the process."""
 
     def __init__(self, compile: Callable[[TextForm], Form]) -> None:
         self._compile = compile
         self._queue: SimpleQueue[Compiling] = SimpleQueue()
-        self._thread: Thread | None = None
+        self._threads: list[Thread] = []
 
     def put(self, text: TextForm) -> Compiling:
-        if self._thread is None:
-            self._thread = Thread(target=self._run, name="forms", daemon=True)
-            self._thread.start()
+        if len(self._threads) < AT_ONCE:
+            self._threads.append(Thread(target=self._run, name="forms", daemon=True))
+            self._threads[-1].start()
         compiling = Compiling(text)
         self._queue.put(compiling)
         return compiling

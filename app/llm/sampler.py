@@ -44,6 +44,10 @@ class SamplingState(Struct):
     """Of a structured output."""
     bad_words: Sequence[Sequence[int]] = ()
     """Tokens of each."""
+    bias: tuple[torch.Tensor, torch.Tensor] | None = None
+    """The ids and numbers of `logit_bias`, which may be many, from the first step on."""
+    others: torch.Tensor | None = None
+    """Likewise True for each token that is not among `allowed_token_ids`."""
 
     @property
     def changes(self) -> bool:
@@ -127,14 +131,18 @@ def adjust(row: torch.Tensor, state: SamplingState) -> None:
     if allowed is not None:
         row.masked_fill_(~allowed.to(row.device), -math.inf)
     if params.allowed_token_ids is not None:
-        others = torch.ones_like(row, dtype=torch.bool)
-        others[list(params.allowed_token_ids)] = False
-        row.masked_fill_(others, -math.inf)
+        if state.others is None:
+            state.others = torch.ones_like(row, dtype=torch.bool)
+            state.others[list(params.allowed_token_ids)] = False
+        row.masked_fill_(state.others, -math.inf)
     _ban_words(row, state)
     if state.bans:
         _ban_ends(row, state)
     if params.logit_bias:
-        row[list(params.logit_bias)] += _numbers(params.logit_bias.values(), row)
+        if state.bias is None:
+            ids = torch.tensor(list(params.logit_bias), device=row.device)
+            state.bias = ids, _numbers(params.logit_bias.values(), row)
+        row.index_add_(0, *state.bias)
     if params.penalises:
         _penalise(row, state)
 

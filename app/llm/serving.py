@@ -14,7 +14,7 @@ from app.engine.wire import Abort, Answer, Command, Generate, Hello, Load, Notic
 from app.kvcache.event_sender import EventSender
 from app.llm.engine import LLMEngine
 from app.llm.errors import LLMError, RequestError
-from app.llm.form_thread import Compiling, FormThread
+from app.llm.form_thread import Compiling, FormThreads
 from app.llm.lifecycle import Lifecycle
 from app.llm.requests import EngineOutput
 from app.llm.sampler import Form
@@ -66,7 +66,7 @@ class EngineService:
         self._numbers = 0
         self._owners: dict[str, tuple[Worker, int]] = {}
         """Whose a request of the engine is, and by which key."""
-        self._forms = FormThread(engine.compile)
+        self._forms = FormThreads(engine.compile)
         self._uncompiled: dict[str, tuple[Compiling, Generate]] = {}
         """Requests that wait for their forms."""
         self._settling: list[tuple[Worker, Command]] = []

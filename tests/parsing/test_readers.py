@@ -116,6 +116,16 @@ def test_thoughts_that_do_not_end_are_all_there_is() -> None:
     assert read(ThoughtReader(HermesReader()), ["<think>Hm </thi"]) == [(Part("reasoning"), "Hm </thi")]
 
 
+@pytest.mark.parametrize("text", ["<think>Hm</think>\n{}", " <think>Hm</think>\n{}"])
+def test_thoughts_that_need_not_come_are_told_by_their_tag(text: str) -> None:
+    assert read(ThoughtReader(None, begun=False), [text]) == [(Part("reasoning"), "Hm"), (None, "\n{}")]
+
+
+@pytest.mark.parametrize("text", ["{}", "<thi", "", "\n", "<b>"])
+def test_without_their_tag_they_have_not_come(text: str) -> None:
+    assert read(ThoughtReader(None, begun=False), [text]) == ([(None, text)] if text else [])
+
+
 def test_a_call_may_follow_thoughts() -> None:
     told = read(ThoughtReader(HermesReader()), [f"Hm</think>So<tool_call>{WEATHER}</tool_call>"])
     assert told == [(Part("reasoning"), "Hm"), (None, "So"), call(0, "weather", ARGUMENTS)]
