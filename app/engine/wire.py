@@ -8,12 +8,15 @@ Moments are seconds of the monotonic clock, which all processes of a machine sha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
 from app.kvcache.endpoints import PublisherSettings
 from app.kvcache.hashing import Algorithm
+
+DEEPEST_SLEEP: Final = 2
+WAKE_TAGS: Final = frozenset(("weights", "kv_cache", "scheduling"))
 
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 EndReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]

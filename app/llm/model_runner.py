@@ -8,8 +8,7 @@ from typing import Final
 import torch
 
 from app.llm.attention import ChunkRows, StepAttention
-from app.llm.checkpoint import Checkpoint
-from app.llm.config import ModelConfig
+from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Decoder
 from app.llm.device_manager import DeviceManager
 from app.llm.errors import ModelLoadError

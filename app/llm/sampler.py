@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from app.llm.draw import draw
 from app.llm.errors import RequestError
-from app.llm.logprobs import logprobs_of
 from app.llm.requests import TokenLogprobs
 from app.llm.sampling_params import SamplingParams
 
@@ -109,6 +108,25 @@ def _add_logprobs(logits: torch.Tensor, states: Sequence[SamplingState], sampled
     whole = logits if len(rows) == len(logits) else logits[rows]
     for row, told in zip(rows, logprobs_of(whole, tokens, counts), strict=True):
         sampled[row].logprobs = told
+
+
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """Of a token in each row of `logits` [rows, vocabulary], and of so many of the likeliest beside it.
+
+    By the model's own logits, before temperature and limits, as vLLM tells them.
+    """
+    logprobs = logits.log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1))
+    ranks = (logprobs > own).sum(-1, keepdim=True) + 1
+    top = logprobs.topk(max(counts))
+    # Ids and ranks are exact in float32, and one tensor is one way from the device.
+    told = torch.cat((own, ranks, top.values, top.indices), dim=1).tolist()
+    width = max(counts)
+    answers = []
+    for token, count, (logprob, rank, *rest) in zip(tokens, counts, told, strict=True):
+        likeliest = zip(map(int, rest[width : width + count]), rest[:count], strict=True)
+        answers.append(TokenLogprobs(token, logprob, int(rank), list(likeliest)))
+    return answers
 
 
 def _adjusted(logits: torch.Tensor, states: Sequence[SamplingState]) -> tuple[torch.Tensor, dict[int, str]]:

@@ -115,4 +115,6 @@ def end_with(
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    logging.shutdown()
+    os._exit(status)  # waits for no form that is still compiled

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from app.engine.errors import EngineError
@@ -14,17 +15,17 @@ from app.engine.wire import Abort, Answer, Command, Generate, Hello, Load, Notic
 from app.kvcache.event_sender import EventSender
 from app.llm.engine import LLMEngine
 from app.llm.errors import LLMError, RequestError
-from app.llm.form_thread import Compiling, FormThreads
 from app.llm.lifecycle import Lifecycle
-from app.llm.requests import EngineOutput
+from app.llm.requests import EngineOutput, failed, request_of, said_of
 from app.llm.sampler import Form
-from app.llm.translation import failed, request_of, said_of
 from app.llm.worker_sockets import WorkerSockets
 
 IDLE_S: Final = 1.0
 """How long it waits for orders before it looks around."""
 COMPILING_S: Final = 0.005
 """The same, while a form is compiled."""
+FORMS_AT_ONCE: Final = 2
+"""A large schema takes seconds to compile, in which others are served, and other forms compiled."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,8 @@ class EngineService:
         self._numbers = 0
         self._owners: dict[str, tuple[Worker, int]] = {}
         """Whose a request of the engine is, and by which key."""
-        self._forms = FormThreads(engine.compile)
-        self._uncompiled: dict[str, tuple[Compiling, Generate]] = {}
+        self._compilers = ThreadPoolExecutor(FORMS_AT_ONCE, "forms")
+        self._uncompiled: dict[str, tuple[Future[Form], Generate]] = {}
         """Requests that wait for their forms."""
         self._settling: list[tuple[Worker, Command]] = []
         """Commands that wait until nothing runs."""
@@ -136,7 +137,7 @@ class EngineService:
         worker.keys.add(order.key)
         self._owners[request_id] = worker, order.key
         if order.form is not None:
-            self._uncompiled[request_id] = self._forms.put(order.form), order
+            self._uncompiled[request_id] = self._compilers.submit(self._engine.compile, order.form), order
         else:
             self._add(request_id, order)
 
@@ -155,20 +156,23 @@ class EngineService:
 
     def _add_compiled(self) -> bool:
         """Those whose forms are there go on; whether one was refused."""
-        done = [(it, order) for it, (compiling, order) in self._uncompiled.items() if compiling.is_done]
-        for request_id, order in done:
-            compiling, _ = self._uncompiled.pop(request_id)
-            if compiling.error is not None:
-                self._refuse(request_id, compiling.error)
-            else:
-                self._add(request_id, order, compiling.form)
+        done = [it for it, (form, _) in self._uncompiled.items() if form.done()]
+        for request_id in done:
+            form, order = self._uncompiled.pop(request_id)
+            error = form.exception()
+            if error is None:
+                self._add(request_id, order, form.result())
+            elif isinstance(error, RequestError):
+                self._refuse(request_id, str(error))
+            else:  # a panic of the library is not even an Exception
+                self._refuse(request_id, f"The form could not be compiled: {type(error).__name__}.")
         return bool(done)
 
     def _abort(self, worker: Worker, key: int) -> None:
         request_id = worker.request_id(key)
         self._engine.abort(request_id)
         if request_id in self._uncompiled:
-            self._uncompiled.pop(request_id)[0].unwanted = True
+            self._uncompiled.pop(request_id)[0].cancel()
         self._owners.pop(request_id, None)
         worker.keys.discard(key)
 
