@@ -174,13 +174,14 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
     families = [engine_families(components.recorder, fakes_of(components))]
     app.services += [publisher] if publisher is not None else []
-    app.services += [engine] if not isinstance(engine, Engine) else []
+    remote = None if isinstance(engine, Engine) else engine
+    app.services += [] if remote is None else [remote]
     if book is not None:
         add_scripts(app, book)
     if settings.kvindex.kv_index:
         from app.web.indexer import add_index
 
-        families.append(add_index(app, live, tokenizer, publisher))
+        families.append(add_index(app, live, tokenizer, publisher, remote))
     if settings.model.task == "generate":
         app.services.append(StartedLater(components.schemas.load))
         plain_chats, plain_completions = PlainChats(frontend), PlainCompletions(frontend)

@@ -20,7 +20,7 @@ from app.engine.link import EngineLink
 from app.engine.outputs import PartReader
 from app.engine.remote_choice import Names, RemoteChoice
 from app.engine.request import EngineRequest, watches_of
-from app.engine.wire import Abort, Answer, Command, Generate, Load, Notice, Ready, Said, Sampling
+from app.engine.wire import Abort, Answer, Blocks, Command, Generate, Load, Notice, Ready, Said, Sampling
 from app.metrics.recorder import Recorder
 from config.settings import Settings
 
@@ -32,6 +32,8 @@ ORDER_TOKENS = 1000
 """What any order counts for besides."""
 ReaderOf = Callable[[EngineRequest], PartReader | None]
 """What finds the parts of a request's text; None for a text that has none."""
+BlocksListener = Callable[[str, int, bytes], None]
+"""Is given what `Blocks` say."""
 
 
 class RemoteEngine:
@@ -62,6 +64,7 @@ class RemoteEngine:
         limits = settings.scheduling
         self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
         self._max_unfinished = limits.max_num_queued_reqs
+        self._listener: BlocksListener = lambda topic, sequence, batch: None
         self._ready: Ready | None = None
         self._numbers = count(1)
         self._choices: dict[int, RemoteChoice] = {}
@@ -69,6 +72,10 @@ class RemoteEngine:
         """Sequences of other workers."""
         self._active: dict[Submission, None] = {}
         self._answers: dict[int, AsyncResult[Answer]] = {}
+
+    def listen(self, listener: BlocksListener) -> None:
+        """Hand the engine's KV events to `listener`; to be called before `start`."""
+        self._listener, self._link.wants_kv_events = listener, True
 
     def start(self) -> None:
         """Connect to the engine."""
@@ -193,6 +200,8 @@ class RemoteEngine:
                 self._said(notice)
             elif type(notice) is Load:
                 self._learn(notice)
+            elif type(notice) is Blocks:
+                self._listener(notice.topic, notice.sequence, notice.batch)
             elif type(notice) is Answer:
                 if (answer := self._answers.pop(notice.number, None)) is not None:
                     answer.set(notice)

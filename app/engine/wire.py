@@ -136,8 +136,11 @@ class Command(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="comman
     nothing runs; or what runs goes on, which asleep it does after wake_up, computed anew."""
 
 
-class Hello(Struct, frozen=True, tag="hello"):
+class Hello(Struct, frozen=True, omit_defaults=True, tag="hello"):
     """A worker is here: the engine answers `Ready` as soon as it is."""
+
+    kv_events: bool = False
+    """It wants to be told of `Blocks`."""
 
 
 Order: TypeAlias = Generate | Abort | Command | Hello
@@ -205,6 +208,15 @@ class Load(Struct, kw_only=True, omit_defaults=True, tag="load"):
     paused: bool = False
 
 
+class Blocks(Struct, frozen=True, tag="blocks"):
+    """KV events, as they are published."""
+
+    topic: str
+    sequence: int
+    batch: bytes
+    """An `EventBatch` in msgpack, in the layout `map`."""
+
+
 class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"):
     """A command is done, or was refused: `error` is one sentence. 0 is of a `Hello`: no engine will be."""
 
@@ -213,4 +225,4 @@ class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"
     error: str | None = None
 
 
-Notice: TypeAlias = Ready | Said | Load | Answer
+Notice: TypeAlias = Ready | Said | Load | Blocks | Answer

@@ -11,8 +11,9 @@ from typing import Final
 
 from app.engine.errors import EngineError
 from app.engine.heartbeat import Heartbeat
-from app.engine.wire import Abort, Answer, Command, Generate, Hello, Load, Notice, Order, Ready, Said
+from app.engine.wire import Abort, Answer, Blocks, Command, Generate, Hello, Load, Notice, Order, Ready, Said
 from app.kvcache.event_sender import EventSender
+from app.kvcache.events import EventBatch, encoder
 from app.llm.engine import LLMEngine
 from app.llm.errors import LLMError, RequestError
 from app.llm.lifecycle import Lifecycle
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 class Worker:
     """One that has sent something."""
 
-    __slots__ = ("keys", "name", "notices", "number")
+    __slots__ = ("keys", "name", "notices", "number", "wants_kv_events")
 
     def __init__(self, name: bytes, number: int) -> None:
         self.name, self.number = name, number
@@ -41,6 +42,7 @@ class Worker:
         """Of its choices that are not over."""
         self.notices: list[Notice] = []
         """What it is to be told next."""
+        self.wants_kv_events = False
 
     def request_id(self, key: int) -> str:
         """What the engine calls a choice."""
@@ -63,6 +65,9 @@ class EngineService:
         self._engine, self._lifecycle, self._sockets = engine, lifecycle, sockets
         self._events, self._ready, self._heartbeat, self._now = events, ready, heartbeat, now
         engine.runner.on_layer = heartbeat.beat
+        self._encode = encoder("map")
+        if events is not None:
+            events.listen(self._note_blocks)
         self._workers: dict[bytes, Worker] = {}
         self._numbers = 0
         self._owners: dict[str, tuple[Worker, int]] = {}
@@ -73,6 +78,8 @@ class EngineService:
         self._settling: list[tuple[Worker, Command]] = []
         """Commands that wait until nothing runs."""
         self._told_s = -math.inf
+        self._is_due = False
+        """Workers are to be told before they would be otherwise."""
         self._stopping = False
 
     def stop(self) -> None:
@@ -88,6 +95,8 @@ class EngineService:
                 rest_s = min(COMPILING_S if self._uncompiled else IDLE_S, max(0.0, due_s - self._now()))
                 self.turn(rest_s if self._engine.idle else 0.0)
                 due_s = math.inf if self._events is None else self._publish(self._events)
+                if self._is_due:
+                    self._tell()
         except BaseException:
             self._end("The engine has failed.")
             raise
@@ -127,6 +136,7 @@ class EngineService:
             case Command():
                 self._command(worker, order)
             case Hello():
+                worker.wants_kv_events = order.kv_events
                 worker.notices.append(self._ready)
 
     def _generate(self, worker: Worker, order: Generate) -> None:
@@ -239,9 +249,18 @@ class EngineService:
                 del self._owners[output.request_id]
                 worker.keys.remove(key)
 
+    def _note_blocks(self, topic: str, sequence: int, batch: EventBatch) -> None:
+        """Of KV events that are published."""
+        wanting = [worker for worker in self._workers.values() if worker.wants_kv_events]
+        if wanting:
+            blocks = Blocks(topic, sequence, self._encode(batch))
+            for worker in wanting:
+                worker.notices.append(blocks)
+            self._is_due = True
+
     def _tell(self) -> None:
         """Every worker gets a message, by which it is seen, too, who is no longer there."""
-        self._told_s = self._now()
+        self._told_s, self._is_due = self._now(), False
         load = self._load()
         for worker in list(self._workers.values()):
             match self._sockets.send(worker.name, [*worker.notices, load]):

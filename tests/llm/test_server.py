@@ -160,6 +160,20 @@ def test_weights_go_to_sleep_and_wake_up(server: RunningServer) -> None:
     assert chat(server, **asked)["choices"][0]["message"] == before
 
 
+def test_an_index_beside_it_knows_its_blocks(model: str) -> None:
+    told = {"model": "tiny", "prompt": "The sea is deep, and so is the sky. " * 5, "max_tokens": 1}
+    with serving(
+        model, "--kv-index", "--kv-index-block-size", "16", "--event-flush-interval", "0s"
+    ) as server:
+
+        def score() -> float:
+            return sum(post(server.port, told, "/score_completions").json().values())
+
+        assert score() == 0
+        tokens = post(server.port, told, "/v1/completions").json()["usage"]["prompt_tokens"]
+        wait_until(lambda: score() == tokens // 16)
+
+
 def test_weights_that_are_cut_off_end_the_start_with_one_line(model: str, tmp_path: Path) -> None:
     shutil.copytree(model, tmp_path / "broken")
     weights = tmp_path / "broken" / "model.safetensors"

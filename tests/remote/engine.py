@@ -1,8 +1,9 @@
 """What stands for the engine's process where no torch is: a real ZMQ peer that speaks `app.engine.wire`.
 
 Started as `python -m tests.remote.engine OPTIONS`. It works in the folder of its model: says what stands in
-`text`, a token in so many seconds as stand in `pace`, and notes each order as a line of `orders.jsonl`; it
-refuses to start while there is a file `refusal`, for the reason that stands in it.
+`text`, a token in so many seconds as stand in `pace`, tells of the KV events that stand in `blocks` with each
+request, and notes each order as a line of `orders.jsonl`; it refuses to start while there is a file `refusal`,
+for the reason that stands in it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from app.engine.heartbeat import Heartbeat
 from app.engine.wire import (
     Abort,
     Answer,
+    Blocks,
     Command,
     EngineProcessOptions,
     Generate,
@@ -34,6 +36,7 @@ from app.engine.wire import (
 )
 
 TOKEN_CHARS = 4
+TOPIC = "kv@pod@model"
 FIRST_ID = 300
 """Of the ids that it says: one behind the other."""
 
@@ -80,6 +83,8 @@ class Engine:
         self.boot = secrets.token_hex(4)
         self.choices: dict[tuple[bytes, int], Choice] = {}
         self.notices: dict[bytes, list[Notice]] = {}
+        self.listeners: set[bytes] = set()
+        """Who is told of blocks."""
         self.paused = False
         self.computed = 0
 
@@ -107,6 +112,8 @@ class Engine:
         match order:
             case Hello():
                 told.append(self.ready())
+                if order.kv_events:
+                    self.listeners.add(worker)
             case Abort():
                 for key in order.keys:
                     self.choices.pop((worker, key), None)
@@ -120,6 +127,8 @@ class Engine:
                 told.append(said)
             case Generate():
                 self.choices[worker, order.key] = Choice(order, (self.folder / "text").read_text())
+                if worker in self.listeners:
+                    told.append(Blocks(TOPIC, 0, (self.folder / "blocks").read_bytes()))
 
     def ready(self) -> Ready:
         return Ready(
