@@ -1,9 +1,9 @@
 """What stands for the engine's process where no torch is: a real ZMQ peer that speaks `app.engine.wire`.
 
 Started as `python -m tests.remote.engine OPTIONS`. It works in the folder of its model: says what stands in
-`text`, a token in so many seconds as stand in `pace`, tells of the KV events that stand in `blocks` with each
-request, and notes each order as a line of `orders.jsonl`; it refuses to start while there is a file `refusal`,
-for the reason that stands in it.
+`text`, a token in so many seconds as stand in `pace`, tells KV events as in `blocks` with each request, and
+notes each order as a line of `orders.jsonl`; it refuses to start while there is a file `refusal`, for the
+reason that stands in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An index of KV blocks beside an engine in a process of its own hears of its blocks without a socket more."""
+"""An index of KV blocks beside an engine in a process of its own hears of its blocks over its connection."""
 
 from __future__ import annotations
 
