@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.outputs import Part, PartReader, Piece
+from app.engine.request import Tool, ToolCalls
+from app.engine.wire import TextForm, Thoughts
 from app.parsing.hermes import HermesReader
 from app.parsing.listed import ListedReader, NamedReader
+from app.parsing.readers import readers
 from app.parsing.thoughts import ThoughtReader
+from tests.engine.harness import engine_request
 
 READERS: dict[str, Callable[[], PartReader]] = {
     "hermes": HermesReader,
@@ -21,6 +25,7 @@ READERS: dict[str, Callable[[], PartReader]] = {
     "named": lambda: NamedReader("f"),
     "thoughts": lambda: ThoughtReader(None),
     "thoughts and calls": lambda: ThoughtReader(HermesReader()),
+    "thoughts that may come": lambda: ThoughtReader(HermesReader(), begun=False),
 }
 WEATHER = '{"name": "weather", "arguments": {"city": "Rome", "note": "a } \\" {"}}'
 
@@ -104,6 +109,27 @@ def test_a_forced_list_that_is_cut_off_before_its_first_name_tells_a_stream_noth
 
 def test_all_that_a_named_tool_gets_are_arguments() -> None:
     assert read(NamedReader("f"), ['{"a"', ": 1}"]) == [call(0, "f", '{"a": 1}')]
+
+
+NAMED = ToolCalls(tools=(Tool("f"),), least=1, named=True)
+BEGUN, POSSIBLE = Thoughts(end_id=2), Thoughts(end_id=2, begin_id=1)
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "text", "told"),
+    [
+        (BEGUN, "Hm</think>{}", [(Part("reasoning"), "Hm"), call(0, "f", "{}")]),
+        (POSSIBLE, "<think>Hm</think>{}", [(Part("reasoning"), "Hm"), call(0, "f", "{}")]),
+        (POSSIBLE, "{}", [call(0, "f", "{}")]),
+        (None, "{}", [call(0, "f", "{}")]),
+    ],
+)
+def test_a_call_that_must_be_made_may_follow_thoughts(
+    thoughts: Thoughts | None, text: str, told: list[Piece]
+) -> None:
+    form = TextForm(json_schema="{}", thoughts=thoughts)
+    reader = readers("hermes")(engine_request(tool_calls=NAMED, form=form, reasoning=True))
+    assert reader is not None and read(reader, [text]) == told
 
 
 @pytest.mark.parametrize("begin", ["", "<think>", "\n<think>"])
