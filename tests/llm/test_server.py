@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from app.engine.heartbeat import LONGEST_SILENCE_S
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
@@ -148,6 +149,16 @@ def test_an_engine_that_is_killed_has_a_successor(server: RunningServer) -> None
     wait_until(lambda: get(server.port, "/health").status == 200)
     assert chat(server, max_tokens=4)["usage"]["completion_tokens"] == 4
     assert engine_of(server) != before
+
+
+def test_an_engine_that_hangs_is_not_healthy_until_it_goes_on(server: RunningServer) -> None:
+    engine = engine_of(server)
+    os.kill(engine, signal.SIGSTOP)
+    wait_until(lambda: get(server.port, "/health").status == 503, LONGEST_SILENCE_S + 20)
+    os.kill(engine, signal.SIGCONT)
+    wait_until(lambda: get(server.port, "/health").status == 200)
+    assert chat(server, max_tokens=4)["usage"]["completion_tokens"] == 4
+    assert engine_of(server) == engine
 
 
 def test_weights_go_to_sleep_and_wake_up(server: RunningServer) -> None:
