@@ -34,6 +34,7 @@ from app.assembly import (
     check_replay,
     fakes_of,
     frontend_of,
+    plugins_of,
     publisher_of,
     publishing,
     replay_of,
@@ -70,6 +71,7 @@ from config.loader import load
 if TYPE_CHECKING:
     from app.engine.remote import RemoteEngine
     from app.engine.wire import EngineProcessOptions
+    from app.plugins.registry import PluginRegistry
     from app.script.book import ScriptBook
 
 
@@ -135,6 +137,10 @@ def prepare(settings: Settings) -> None:
 
         check_scripts(settings.scripts)
     check_replay(settings.replay)
+    if settings.PLUGINS:
+        build(
+            settings, tokenizer_of(settings)
+        )  # once for all workers: their hooks may not be what they should
 
 
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
@@ -144,15 +150,18 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     publishes = publishing(settings, server, rank)
     publisher = publisher_of(components, publishes)
     cache = cache_of(components, publisher)
-    engine, lifecycle, real = engine_of(components, cache)
+    plugins = plugins_of(components)
+    engine, lifecycle, real = engine_of(components, cache, plugins)
     channel = settings.kvcache
     host = channel.kv_side_channel_host or server.pod_ip or socket.gethostname()
     identity = Identity(settings.model, host, components.streams("ids"), port=channel.kv_side_channel_port)
     load = ServerLoad(settings.api.enable_server_load_tracking)
-    injector = FaultInjector(components.streams("faults"), clock.now)
+    failing = [] if plugins is None else plugins.faults()
+    injector = FaultInjector(components.streams("faults"), clock.now, failing)
     live.subscribe(injector.on_settings)
     book = book_of(components)
-    frontend = frontend_of(components, engine, identity, load, injector, book, real)
+    asked = plugins is not None and not settings.engine.is_real and plugins.implements("reply", "length")
+    frontend = frontend_of(components, engine, identity, load, injector, book, real, asked)
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
     replay = replay_of(components, injector)
@@ -163,7 +172,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         from app.web.console import Console  # which other servers do without
 
         console = Console(live, server, engine, lifecycle, clock, cache, publisher)
-    innermost = [audit, *([] if replay is None else [replay]), *([] if console is None else [console.watch])]
+    innermost: list[Middleware] = [] if plugins is None else plugins.middleware()
+    innermost += [audit, *([] if replay is None else [replay]), *([] if console is None else [console.watch])]
     middleware = middleware_of(settings, live, clock, http_metrics, limits, innermost)
     app = Understudy(engine, middleware, components.streams("request ids"))
     app.root_path = server.root_path.rstrip("/")
@@ -173,6 +183,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     )
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
     families = [engine_families(components.recorder, fakes_of(components))]
+    families += [] if plugins is None else plugins.families()
     app.services += [publisher] if publisher is not None else []
     remote = None if isinstance(engine, Engine) else engine
     app.services += [] if remote is None else [remote]
@@ -228,6 +239,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
     if settings.server.profiling:
         app.add_routes("profiler", lifecycle_routes.profiler())
+    add_plugins(app, plugins)
     plays = {"plays": f"vLLM {settings.model.vllm_version}", "models": settings.model.served_names}
     app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
     if not settings.api.disable_fastapi_docs:
@@ -239,11 +251,11 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
 
 
 def engine_of(
-    components: Components, cache: KVCacheManager | None
+    components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
 ) -> tuple[Engine | RemoteEngine, Operations, RealModel | None]:
     """The engine that the settings ask for, who operates it, and what is known of a real one's model."""
     if not components.settings.engine.is_real:
-        simulated = service_of(components, cache)
+        simulated = service_of(components, cache, plugins)
         return simulated, Lifecycle(simulated, components.recorder, cache), None
     from app.engine.remote_lifecycle import RemoteLifecycle
     from app.real_engine import real_model, remote_engine  # and ZMQ
@@ -260,6 +272,13 @@ def add_scripts(app: Understudy, book: ScriptBook) -> None:
     app.caches.append(lambda: {"script counters": book.counters})
     app.services.append(ScriptWatch(book))
     app.add_routes("script", routes(book))
+
+
+def add_plugins(app: Understudy, plugins: PluginRegistry | None) -> None:
+    """The report on plugins, and their routes behind all of ours. ConfigError for a route that is taken."""
+    app.add_routes("plugins", reports.plugin_routes(None if plugins is None else plugins.report))
+    for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
+        app.add_routes(name, routes)
 
 
 def middleware_of(

@@ -6,16 +6,14 @@ from pathlib import Path
 import yaml
 
 from config.declaration import ConfigError
-from config.settings import BY_NAME
 from config.sources import IGNORED
-from config.validation import suggestion
 
 
 def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
     """Setting name to YAML value. Keys may be written with underscores.
 
-    Raises ConfigError when the file cannot be read or parsed, is not a flat mapping, has a key that is no
-    setting, or has a setting twice.
+    Raises ConfigError when the file cannot be read or parsed, is not a flat mapping, or has a setting twice.
+    Which keys are settings is up to the plugins that it may name.
     """
     document = parse_yaml(path)
     if not isinstance(document, dict):
@@ -26,8 +24,6 @@ def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
         if name in IGNORED:
             warn(f"YAML file {path}: {key} is accepted and ignored")
             continue
-        if name not in BY_NAME:
-            raise ConfigError(f"YAML file {path}: unknown key {str(key)!r}{suggestion(name)}")
         if name in values:
             raise ConfigError(f"YAML file {path}: {name} is given twice")
         values[name] = value

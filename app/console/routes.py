@@ -24,7 +24,7 @@ from app.http.route import Route, get, post
 from app.tokenization import Tokenizer
 from config.kinds import Kind
 from config.live import LiveSettings
-from config.settings import TABLE, Setting
+from config.settings import Setting
 
 ROOT = "/admin/console"
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -117,7 +117,7 @@ def knob_routes(live: LiveSettings) -> list[Route]:
 
     def knobs(context: RequestContext) -> Response:
         """The settings that may change, as POST /admin/config takes them."""
-        return json_response([knob_of(row, live) for row in TABLE if row.live])
+        return json_response([knob_of(row, live) for row in live.current.table.rows if row.live])
 
     return [get(f"{ROOT}/knobs", knobs)]
 

@@ -19,6 +19,8 @@ LATER = (
     "yaml",
     "argparse",
     "app.script",
+    "pluggy",
+    "app.plugins",
 )
 """Loaded beside the event loop after the start, or when somebody asks for what needs it."""
 STEPS = ("app.engine.scheduler", "app.engine.stepped", "app.fidelity", "config.profile", "config.datasheet")

@@ -17,7 +17,6 @@ from app.http.route import Route, get, post
 from config import ConfigError
 from config.fake_metrics import FakeMetricsError, merged
 from config.live import LiveSettings
-from config.settings import TABLE
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
@@ -53,7 +52,7 @@ def routes(
 
     def live_names(context: RequestContext) -> Response:
         """The settings that may change, with their meaning."""
-        return json_response({row.name: row.help for row in TABLE if row.live})
+        return json_response({row.name: row.help for row in live.current.table.rows if row.live})
 
     def change(context: RequestContext) -> Response:
         """Change some settings, all or none; answers with all of them. `?check=true` changes nothing."""
