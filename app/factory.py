@@ -188,7 +188,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     remote = None if isinstance(engine, Engine) else engine
     app.services += [] if remote is None else [remote]
     if book is not None:
-        add_scripts(app, book)
+        add_scripts(app, book, peers)
     if settings.kvindex.kv_index:
         from app.web.indexer import add_index
 
@@ -264,14 +264,14 @@ def engine_of(
     return engine, RemoteLifecycle(engine), real_model(components)
 
 
-def add_scripts(app: Understudy, book: ScriptBook) -> None:
+def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:
     """What a server with scripts has besides: their counters, what reads them again, and their report."""
     from app.api.admin.script import routes
     from app.script.opening import ScriptWatch
 
     app.caches.append(lambda: {"script counters": book.counters})
     app.services.append(ScriptWatch(book))
-    app.add_routes("script", routes(book))
+    app.add_routes("script", routes(book, peers))
 
 
 def add_plugins(app: Understudy, plugins: PluginRegistry | None) -> None:

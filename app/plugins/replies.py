@@ -45,8 +45,8 @@ def as_script(said: object) -> ScriptedReply | None:
     waits = (script.first_token_s, script.per_token_s, *script.before.values())
     if not all(0 <= wait <= LONGEST_WAIT_S for wait in waits):
         raise ValueError("gave a wait that is negative, or no number of seconds")
-    for _, arguments in script.calls:
-        msgspec.json.decode(arguments, type=dict[str, object])
+    for call in script.calls:
+        msgspec.json.decode(call.arguments, type=dict[str, object])
     return None if script.passes else script
 
 
