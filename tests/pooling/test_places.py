@@ -29,15 +29,6 @@ COUNTED_ONCE_A_TEXT = (
 NOT_COUNTED = ("vllm:inter_token_latency_seconds", "vllm:request_params_max_tokens")
 
 
-TAKES = "300ms"
-"""A text, in the server `narrow`."""
-
-
-def takes(server: RunningServer, duration: str) -> None:
-    """So long does a text take that comes from now on."""
-    assert post(server, "/admin/config", {"time-to-first-token": duration}).status_code == 200
-
-
 @pytest.fixture
 def fresh() -> Iterator[RunningServer]:
     with running_server("--task=pooling", "--model=tiny") as server:
@@ -47,7 +38,7 @@ def fresh() -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[RunningServer]:
     """One place and one that waits; a text takes a long time."""
-    slow = ("--max-num-seqs=1", "--max-waiting-queue-length=1", f"--time-to-first-token={TAKES}")
+    slow = ("--max-num-seqs=1", "--max-waiting-queue-length=1", "--time-to-first-token=700ms")
     with running_server("--task=pooling", "--model=tiny", "--server-dev-mode", *slow) as server:
         yield server
 
@@ -101,15 +92,12 @@ def test_a_cross_encoder_takes_a_place_for_each_pair(cross: RunningServer) -> No
 
 def test_one_runs_one_waits_and_a_third_is_refused(narrow: RunningServer) -> None:
     with Wire(narrow.port) as first, Wire(narrow.port) as second:
-        takes(narrow, "1h")
         first.post(BASE[EMBED], EMBED)
         wait_until(lambda: running(narrow.port) == 1)
-        takes(narrow, TAKES)
         second.post(BASE[POOL], POOL)
         wait_until(lambda: waiting(narrow.port) == 1)
         assert post(narrow, EMBED, BASE[EMBED]).status_code == 429
-        first.sock.close()
-        assert second.answer().status == 200
+        assert [wire.answer().status for wire in (first, second)] == [200, 200]
     assert (running(narrow.port), waiting(narrow.port)) == (0, 0)
 
 
@@ -132,7 +120,7 @@ def test_a_client_that_leaves_gives_its_places_back(narrow: RunningServer) -> No
 
 def test_a_batch_that_is_aborted_is_an_error(narrow: RunningServer) -> None:
     with Wire(narrow.port) as wire:
-        wire.post({"input": ["a", "b", "c"] * 20}, EMBED)
+        wire.post({"input": ["a", "b", "c"]}, EMBED)
         wait_until(lambda: running(narrow.port) == 1)
         assert post(narrow, "/pause?mode=abort", {}).status_code == 200
         assert wire.answer().status == 503

@@ -210,8 +210,8 @@ def test_every_line_about_a_request_has_its_id_also_when_its_answer_comes_later(
     with running_server(*flags) as server:
         for name, stream in (("whole", False), ("streamed", True)):
             for leaves in (False, True):
-                asked = {**body, "stream": stream, "max_tokens": 4000 if leaves else 4}
-                data = json.dumps(asked).encode()
+                # Who leaves does so before the end, however slow this machine is.
+                data = json.dumps({**body, "stream": stream, "max_tokens": 1000 if leaves else 40}).encode()
                 with Wire(server.port) as wire:
                     own = f"X-Request-Id: {name}-{'left' if leaves else 'answered'}"
                     wire.send(http_post(COMPLETIONS, data, JSON, own, *way))
