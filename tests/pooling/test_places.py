@@ -120,7 +120,7 @@ def test_a_client_that_leaves_gives_its_places_back(narrow: RunningServer) -> No
 
 def test_a_batch_that_is_aborted_is_an_error(narrow: RunningServer) -> None:
     with Wire(narrow.port) as wire:
-        wire.post({"input": ["a", "b", "c"]}, EMBED)
+        wire.post({"input": ["a", "b", "c"] * 20}, EMBED)
         wait_until(lambda: running(narrow.port) == 1)
         assert post(narrow, "/pause?mode=abort", {}).status_code == 200
         assert wire.answer().status == 503
