@@ -36,6 +36,7 @@ FAMILIES = {
     "/v1/responses": "responses",
     "/v1/messages": "messages",
     "/inference/v1/generate": "generate",
+    "/vllm.grpc.engine.VllmEngine/Generate": "generate",
 }
 PROMPT_STEPS = 10
 """Steps of work that a prompt takes besides those of each rule."""

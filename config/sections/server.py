@@ -31,6 +31,13 @@ class ServerSettings(Section, frozen=True, kw_only=True):
 
     host: Annotated[NonEmpty, About("Address to listen on.")] = "0.0.0.0"
     port: Annotated[Port, About("TCP port to listen on.")] = 8000
+    grpc: Annotated[
+        bool, About("Answer gRPC, too, on the same port: vLLM's service VllmEngine; see docs/grpc.md.")
+    ] = False
+    grpc_port: Annotated[
+        Port | None,
+        About("Another port that answers gRPC, which this switches on; rank k has this port + k."),
+    ] = None
     max_request_body_size_mb: Annotated[
         int, Meta(ge=1, le=512), About("Larger request bodies are answered with 413.", unit="MiB")
     ] = 4
@@ -94,6 +101,11 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     profiling: Annotated[
         bool, About("Serve start_profile and stop_profile, which do nothing and say that they did.")
     ] = False
+
+    @property
+    def speaks_grpc(self) -> bool:
+        """gRPC is answered, on whichever port."""
+        return self.grpc or self.grpc_port is not None
 
     @property
     def rank(self) -> int | None:
