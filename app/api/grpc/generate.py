@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from app.api.builder import Prompt
 from app.api.frontend import Frontend
+from app.api.grpc.damage import DamagedMessages
 from app.api.grpc.messages import SERVICE, engine, read, varint
 from app.api.grpc.request import asked_of, features_of
 from app.api.grpc.writer import GenerateWriter
@@ -17,6 +18,7 @@ from app.api.writer import ChoiceState, ResponseWriter
 from app.engine.client import TakeToken
 from app.engine.outputs import EngineOutput, Started, Tokens
 from app.engine.request import EngineRequest
+from app.faults.injector import fault_of
 from app.http.context import RequestContext
 from app.http.errors import ApiError, bad_request
 from app.http.response import Response
@@ -88,9 +90,16 @@ class RpcResponder(Responder):
     ) -> Response:
         """The response, which is a stream where the answer is whole, too: that is one message a choice."""
         assert isinstance(writer, GenerateWriter)
-        body = MessageStream(writer, len(requests), None, None, 1 + (requests[0].logprobs or 0))
+        fault = fault_of(context)
+        body: EventStream
+        if fault is not None and fault.damage is not None:
+            body = DamagedMessages(writer, len(requests), fault.damage)
+        else:
+            body = MessageStream(writer, len(requests), None, None, 1 + (requests[0].logprobs or 0))
         body.handle = self.engine.submit(requests, body.emit)
         response = RpcResponse(body, self.headers, writer.outcome)
+        if fault is not None:
+            response.headers.update(fault.headers)
         self.load.begin()
         response.on_close(self.load.end)
         return response

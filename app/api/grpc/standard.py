@@ -112,9 +112,20 @@ def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
     return [RpcMethod(path, answered, each=True) for path in paths]
 
 
+def _containing(pool: Any, symbol: str) -> Any:
+    """The file that declares it, which may be a method. KeyError where none does."""
+    try:
+        return pool.FindFileContainingSymbol(symbol)
+    except KeyError:
+        service, _, method = symbol.rpartition(".")
+        found = pool.FindServiceByName(service)
+        found.methods_by_name[method]
+        return found.file
+
+
 FINDERS: dict[str, Callable[[Any, Any], Any]] = {
     "file_by_filename": lambda pool, asked: pool.FindFileByName(asked.file_by_filename),
-    "file_containing_symbol": lambda pool, asked: pool.FindFileContainingSymbol(asked.file_containing_symbol),
+    "file_containing_symbol": lambda pool, asked: _containing(pool, asked.file_containing_symbol),
 }
 
 

@@ -7,7 +7,7 @@ have protobuf make it takes several times as long.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -28,6 +28,13 @@ LONGEST_VARINT = 5
 """Bytes, of a token id."""
 
 
+class Alters(Protocol):
+    """Has messages go wrong on purpose."""
+
+    def applied(self, data: bytes) -> bytes:
+        """What leaves instead of these messages."""
+
+
 class GenerateWriter(ResponseWriter):
     """Writes the answer to one call. `outcome` becomes an error's when a choice breaks.
 
@@ -46,6 +53,7 @@ class GenerateWriter(ResponseWriter):
     ) -> None:
         super().__init__(choices)
         self.outcome = RpcOutcome()
+        self.damage: Alters | None = None
         self._prompt_tokens, self._stream = prompt_tokens, stream
         self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
         self._prompt_ids, self._transfer = prompt_ids, transfer
@@ -59,7 +67,8 @@ class GenerateWriter(ResponseWriter):
 
     def chunk(self, output: EngineOutput) -> bytes:
         if type(output) is Tokens:
-            return self._stream_of(output) if self._stream else self._whole_of(output)
+            data = self._stream_of(output) if self._stream else self._whole_of(output)
+            return data if self.damage is None else self.damage.applied(data)
         if type(output) is Started:
             self.take(output)
             return b""
