@@ -46,6 +46,8 @@ class StreamingBody:
     """A body that comes piece by piece. It is either iterated or attached, once; `close` always."""
 
     __slots__ = ("bytes_sent", "gone")
+    endless = False
+    """It goes on for as long as the server does."""
     was_damaged = False
     """Something went wrong with it on purpose."""
 

@@ -1,4 +1,4 @@
-"""What goes wrong with calls, on purpose or not: it has the code that gateways expect, and frees its place."""
+"""What goes wrong with calls, on purpose or not: each has the code that is expected, and frees its place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import grpc
 import psutil
 import pytest
 import requests
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from smg_grpc_proto import vllm_engine_pb2 as messages
+from smg_grpc_proto.generated import common_pb2
 
 from tests.grpc.client import LIMIT_S, Engine, connected, ends_of, generate, tokens_of, wait_until
 from tests.running_server import RunningServer, running_server
@@ -184,6 +186,19 @@ def test_a_server_that_ends_lets_streams_end_and_takes_no_more() -> None:
         said += call
         assert len(tokens_of(said)) == 40
         assert server.process.wait(LIMIT_S) == 0
+
+
+def test_what_goes_on_for_ever_ends_with_the_server() -> None:
+    with running_server("--grpc", "--enable-kvcache", "true") as server, connected(server.port) as engine:
+        watch = health_pb2_grpc.HealthStub(engine.channel).Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        events = engine.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
+        events.initial_metadata()
+        assert server.stop(5) == 0
+        for call in (watch, events):
+            with pytest.raises(grpc.RpcError) as ended:
+                list(call)
+            assert ended.value.code() == Code.UNAVAILABLE
 
 
 def refused_by(port: int) -> grpc.StatusCode | None:

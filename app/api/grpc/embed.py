@@ -30,7 +30,7 @@ def embed_method(frontend: Frontend, settings: ModelSettings) -> RpcMethod:
 
     def embed(context: RequestContext) -> RpcResponse:
         """The vector that POST /v1/embeddings gives for the same tokens."""
-        message = read(context, engine.EmbedRequest)
+        message = read(context, engine.EmbedRequest, frontend.limits.max_model_len)
         given = message.tokenized.input_ids
         if not given:
             raise bad_request("tokenized input is needed", "tokenized")

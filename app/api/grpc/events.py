@@ -45,6 +45,7 @@ class EventBatches(StreamingBody):
     """The batches of `publisher`, from the moment on that somebody takes them."""
 
     __slots__ = ("_outcome", "_publisher", "_transport", "_waiting")
+    endless = True
 
     def __init__(self, publisher: EventSender, outcome: RpcOutcome) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ def generate_method(frontend: Frontend) -> RpcMethod:
     responder = RpcResponder(at.engine, at.load, at.headers, at.batcher, at.write_timeout_s)
 
     def generate(context: RequestContext) -> RpcResponse:
-        message = read(context, engine.GenerateRequest)
+        message = read(context, engine.GenerateRequest, frontend.limits.max_model_len)
         kind = message.WhichOneof("input")
         if kind is None or kind == "tokenized" and not message.tokenized.input_ids:
             raise bad_request("a prompt is needed: tokenized, or text", "input")

@@ -21,7 +21,7 @@ from config.settings import Settings
 
 SERVER_TYPE = "vllm-grpc"
 LOOK_AGAIN_S = 0.01
-LONGEST_WAIT_S = 600.0
+LONGEST_WAIT_S = 60.0
 """For a server that is to be idle before its cache is flushed."""
 
 

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from google.protobuf.message import DecodeError
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 
+from app.api.grpc.sizes import check_size
+from app.clock.pause import Slices
 from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.rpc import RpcResponse, framed
@@ -25,10 +27,15 @@ class Message(Protocol):
     def SerializeToString(self) -> bytes: ...
 
 
-def read(context: RequestContext, kind: Any) -> Any:
-    """The message in the body, of type `kind`. ApiError 400 for what is none."""
+def read(context: RequestContext, kind: Any, most_tokens: int = 0) -> Any:
+    """The message in the body, of type `kind`. ApiError 400 for what is none, or has too much in it.
+
+    A prompt may have `most_tokens`, and some more. May pause.
+    """
+    data = context.body or b""
+    check_size(data, kind.DESCRIPTOR.name, most_tokens, Slices())
     try:
-        return kind.FromString(context.body or b"")
+        return kind.FromString(data)
     except DecodeError:
         raise bad_request(f"The message is no {kind.DESCRIPTOR.full_name}.") from None
 

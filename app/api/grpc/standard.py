@@ -54,6 +54,7 @@ class WatchedHealth(StreamingBody):
     """Tells `status` when it has changed, until the client leaves."""
 
     __slots__ = ("_greenlet", "_status", "_transport")
+    endless = True
 
     def __init__(self, status: Callable[[], int]) -> None:
         super().__init__()

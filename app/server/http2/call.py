@@ -332,6 +332,11 @@ class RpcCall:
     def _expire(self) -> None:
         self._connection.guarded(self.fail, RpcCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
+    def leave(self) -> None:
+        """The server goes down, or gives way to another: what would go on for ever ends."""
+        if self._response is not None and getattr(self._response.body, "endless", False):
+            self.fail(RpcCode.UNAVAILABLE, "The server is shutting down.")
+
     def break_off(self) -> None:
         """End the connection, on purpose."""
         self._connection.close()

@@ -342,6 +342,8 @@ class Http2Connection:
         if not self._is_leaving:
             self._is_leaving = True
             self.guarded(self.outbox.put, frames.goaway(self._last_id, Reason.NO_ERROR))
+            for call in list(self.calls.values()):
+                self.guarded(call.leave)
 
     def _fail(self, reason: Reason, text: str) -> None:
         self._is_leaving = True
