@@ -166,7 +166,7 @@ def test_keys_and_quotas_hold() -> None:
     flags = ["--api-key", "secret", "--requests-per-minute", "2"]
     with running_server("--grpc", *flags) as server, connected(server.port) as engine:
         key = [("authorization", "Bearer secret")]
-        assert engine.refusal(generate())[0] == Code.UNAUTHENTICATED
+        assert engine.refusal(generate()) == (Code.UNAUTHENTICATED, "Unauthorized")
         assert (
             engine.refusal(generate(), metadata=[("authorization", "Bearer other")])[0]
             == Code.UNAUTHENTICATED

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable
 from typing import ParamSpec, Protocol
-from urllib.parse import quote
 
 import gevent
 
@@ -18,29 +17,26 @@ from app.http.response import CLIENT_GONE, Response, StreamingBody
 from app.http.rpc import PREFIX_BYTES, RpcCode, RpcMethod, RpcOutcome, RpcResponse, error_response
 from app.http.stream import StreamSource
 from app.server.fast.path import FastPath
-from app.server.http2 import hpack
 from app.server.http2.frames import (
+    DATA,
     END_HEADERS,
     END_STREAM,
     HEADERS,
     Reason,
     data_frames,
     frame,
+    head,
     reset,
     window_update,
 )
+from app.server.http2.heads import as_rpc, metadata, status
 from app.server.http2.outbox import Outbox
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-OK = b"\x88\x0f\x10\x10application/grpc"
-"""`:status: 200` and the content type, by their places in HPACK's table."""
 TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-LONGEST_MESSAGE = 2000
-"""Characters of a status' message."""
-OF_HTTP = ("content-type", "content-length")
 
 
 class CallConnection(Protocol):
@@ -211,7 +207,7 @@ class RpcCall:
     def _end(self, response: Response) -> None:
         """This is the answer: finish it with the middleware, and send it."""
         assert self._context is not None
-        answer = response if isinstance(response, RpcResponse) else _as_rpc(response)
+        answer = response if isinstance(response, RpcResponse) else as_rpc(response)
         if not self.is_open:  # the client left meanwhile
             answer.status = CLIENT_GONE
         try:
@@ -237,7 +233,7 @@ class RpcCall:
         """Send the metadata before the first message."""
         if not self._begun:
             self._begun = True
-            self._outbox.put(frame(HEADERS, END_HEADERS, self.id, OK + _metadata(response)))
+            self._outbox.put(frame(HEADERS, END_HEADERS, self.id, metadata(response)))
 
     @property
     def lags(self) -> bool:
@@ -254,7 +250,15 @@ class RpcCall:
         self._last |= last
         self._push()
 
-    send_soon = write
+    def send_soon(self, data: bytes) -> None:
+        """As `write`, of a short message."""
+        outbox, size = self._outbox, len(data)
+        if self._unsent or size > self.window or size > outbox.window:
+            self.write(data)
+            return
+        self.window -= size
+        outbox.window -= size
+        outbox.put(head(0, size, DATA, 0, self.id) + data)
 
     def _push(self) -> None:
         """As much as the client's windows allow."""
@@ -308,15 +312,7 @@ class RpcCall:
         """Everything is said: the status, and that is all."""
         response = self._response
         assert response is not None
-        outcome = response.outcome
-        status = [("grpc-status", str(int(outcome.code)))]
-        if outcome.message:
-            status.append(
-                ("grpc-message", quote(outcome.message[:LONGEST_MESSAGE], safe=" !#$&'()*+,/:;=?@[]"))
-            )
-        block = hpack.encode(status)
-        if not self._begun:
-            block = OK + _metadata(response) + block
+        block = status(response.outcome) if self._begun else metadata(response) + status(response.outcome)
         self._outbox.put(frame(HEADERS, END_HEADERS | END_STREAM, self.id, block))
         if not self.has_request:
             self._outbox.put(reset(self.id, Reason.NO_ERROR))
@@ -380,16 +376,3 @@ class RpcCall:
         if path.logs_access:
             path.log_access(context, response)
         response.close()
-
-
-def _as_rpc(response: Response) -> RpcResponse:
-    """What a middleware answered in the method's place; its body says why."""
-    text = response.body.decode(errors="replace") if isinstance(response.body, bytes) else ""
-    answer = error_response(ApiError(response.status, "", text))
-    answer.headers.update(response.headers)
-    return answer
-
-
-def _metadata(response: Response) -> bytes:
-    names = ((name.lower(), value) for name, value in response.headers.items())
-    return hpack.encode((name, value) for name, value in names if name not in OF_HTTP)

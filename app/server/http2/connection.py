@@ -17,6 +17,7 @@ from app.server.fast.path import FastPath
 from app.server.http2 import frames
 from app.server.http2.call import RpcCall
 from app.server.http2.frames import HEAD, HEAD_BYTES, PREFACE, ConnectionFailed, Reason
+from app.server.http2.heads import UNSUPPORTED
 from app.server.http2.hpack import HeaderDecoder, HeaderError
 from app.server.http2.outbox import Outbox
 from app.server.http2.turns import SLICE_S, Timers, Turns
@@ -364,7 +365,3 @@ class Http2Connection:
             for call in list(self.calls.values()):
                 call.gone()
         self.client.close()
-
-
-UNSUPPORTED = b"\x08\x03415\x0f\x10\x0atext/plain"
-"""Status 415 and a content type: what is no call of gRPC (grpc/doc/PROTOCOL-HTTP2.md)."""

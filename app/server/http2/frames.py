@@ -9,6 +9,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client begins with that knows that we speak HTTP/2."""
 
 HEAD = Struct(">BHBBL")
+head = HEAD.pack
+"""The head of a frame: the high and the low part of its payload's size, kind, flags and stream."""
 HEAD_BYTES = 9
 MOST_FRAME_BYTES = 1 << 14
 """Of a payload: what both sides may send unless they say otherwise, which we do not."""
