@@ -32,7 +32,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     host: Annotated[NonEmpty, About("Address to listen on.")] = "0.0.0.0"
     port: Annotated[Port, About("TCP port to listen on.")] = 8000
     grpc: Annotated[
-        bool, About("Answer gRPC, too, on the same port: vLLM's service VllmEngine; see docs/grpc.md.")
+        bool,
+        About(
+            "Answer gRPC, too, on the same port: vLLM's service VllmEngine; see docs/grpc.md. Needs requirements-grpc.txt."
+        ),
     ] = False
     grpc_port: Annotated[
         Port | None,
@@ -147,7 +150,7 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     api_key: Annotated[
         NonEmptyItems,
         About(
-            "Keys of which a request below /v1, /v2, /inference and /cohere must bear one; none when empty.",
+            "Keys of which a request below /v1, /v2, /inference and /cohere, or over gRPC, must bear one; none when empty.",
             env=("VLLM_API_KEY",),
             live=True,
             secret=True,

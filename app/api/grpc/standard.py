@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gevent
@@ -124,7 +124,7 @@ def _containing(pool: Any, symbol: str) -> Any:
         return found.file
 
 
-FINDERS: dict[str, Callable[[Any, Any], Any]] = {
+FINDERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "file_by_filename": lambda pool, asked: pool.FindFileByName(asked.file_by_filename),
     "file_containing_symbol": lambda pool, asked: _containing(pool, asked.file_containing_symbol),
 }
