@@ -34,7 +34,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     grpc: Annotated[
         bool,
         About(
-            "Answer gRPC, too, on the same port: vLLM's service VllmEngine; see docs/grpc.md. Needs requirements-grpc.txt."
+            "Answer gRPC, too, on the same port: vLLM's service VllmEngine; see docs/grpc.md. Needs "
+            "requirements-grpc.txt."
         ),
     ] = False
     grpc_port: Annotated[
@@ -150,7 +151,8 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     api_key: Annotated[
         NonEmptyItems,
         About(
-            "Keys of which a request below /v1, /v2, /inference and /cohere, or over gRPC, must bear one; none when empty.",
+            "Keys of which a request below /v1, /v2, /inference and /cohere, or over gRPC, must bear one; "
+            "none when empty.",
             env=("VLLM_API_KEY",),
             live=True,
             secret=True,

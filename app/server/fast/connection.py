@@ -19,12 +19,13 @@ from app.http.response import CLIENT_GONE, PendingResponse, Response, StreamingB
 from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
 from app.server.fast.path import FastPath
-from app.server.http2.frames import PREFACE
 
 log = logging.getLogger(__name__)
 """Larger bodies are read by the general way."""
 WAYS = {"POST": "fast", "GET": "probe"}
 """How `understudy_requests_total` names what is answered here."""
+HTTP2 = b"PRI "
+"""How no request of HTTP/1.1 begins."""
 BODY_PATIENCE_S = 0.25
 """A body that has not come after so long is waited for by the general way."""
 
@@ -102,7 +103,7 @@ class FastConnection:
     def _next(self) -> None:
         """Answer the request at the beginning of the buffer, if it is all there."""
         data = self._buffer
-        if self.is_new and self._path.rpc is not None and data.startswith(PREFACE[:4]):
+        if self.is_new and self._path.rpc is not None and data.startswith(HTTP2):
             self._all.upgrade(self, data)
             return
         end = data.find(b"\r\n\r\n") + 4

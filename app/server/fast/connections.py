@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from app.server.fast.connection import FastConnection
 from app.server.fast.path import FastPath
-from app.server.http2.connection import Http2Connection
 
-HubConnection = FastConnection | Http2Connection
+if TYPE_CHECKING:
+    from app.server.http2.connection import Http2Connection
+
+HubConnection: TypeAlias = "FastConnection | Http2Connection"
 ServeGeneral = Callable[[FastConnection, bytes], None]
 
 
@@ -31,6 +34,8 @@ class FastConnections:
 
     def upgrade(self, connection: FastConnection, data: bytes) -> None:
         """The connection begins with `data`, and is HTTP/2."""
+        from app.server.http2.connection import Http2Connection  # which few servers need
+
         connection.release()
         other = Http2Connection(self, connection.client, connection.address)
         self.open[other] = None
@@ -64,7 +69,7 @@ class FastConnections:
                 since_s = connection.takes_no_bytes_since_s
                 if since_s is not None and now_s - since_s > self.path.write_timeout_s:
                     connection.close()
-                elif isinstance(connection, Http2Connection):
+                else:
                     connection.look(now_s)
             elif now_s - connection.since_s > self._idle_s:
                 connection.close()
