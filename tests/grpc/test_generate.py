@@ -98,6 +98,12 @@ def test_a_text_is_a_prompt_too(engine: Engine) -> None:
     assert {end.prompt_tokens for end in ends_of(engine.said(request))} == {5}
 
 
+def test_a_prompt_that_is_cut_has_room_for_a_reply(engine: Engine) -> None:
+    request = generate([7] * 5000, truncate_prompt_tokens=10)
+    request.sampling_params.ClearField("max_tokens")
+    assert {end.prompt_tokens for end in ends_of(engine.said(request))} == {10}
+
+
 def test_log_probabilities_are_those_of_http(served: RunningServer, engine: Engine) -> None:
     said = engine.said(generate(range(1, 20), seed=4, logprobs=2, prompt_logprobs=1))
     sampling = {"seed": 4, "max_tokens": 5, "logprobs": 2, "prompt_logprobs": 1}

@@ -36,7 +36,6 @@ def embed_method(frontend: Frontend, settings: ModelSettings) -> RpcMethod:
             raise bad_request("tokenized input is needed", "tokenized")
         check_prompt_length(len(given), frontend.limits.max_model_len)
         asked = EmbeddingRequest(input=list(given), request_id=message.request_id)
-        frontend.faults.inject(context, None)
         name = enter(frontend, asked)
         inputs = prompt_ids(frontend, asked)
         meta = ResponseMeta(

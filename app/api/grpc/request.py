@@ -23,7 +23,9 @@ LONGEST_SALT = 1024
 def asked_of(message: Any, prompt: str | list[int], max_model_len: int) -> CompletionRequest:
     """The same, of `prompt`. ApiError 400 for a field that makes no sense, or that nothing here can do."""
     at = message.sampling_params
-    room = max_model_len - len(prompt) if isinstance(prompt, list) else max_model_len
+    room = max_model_len
+    if isinstance(prompt, list) and not at.HasField("truncate_prompt_tokens"):
+        room -= len(prompt)
     most = at.max_tokens if at.HasField("max_tokens") else room
     if most < 1:
         raise bad_request(f"max_tokens must be at least 1, got {most}", "max_tokens")

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
+LONGEST_S = 1e9
 UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
@@ -69,7 +70,7 @@ class RpcCall:
 
     __slots__ = (
         *("_begun", "_connection", "_context", "_deadline", "_headers", "_lagging", "_last", "_method"),
-        *("_outbox", "_parts", "_received", "_response", "_source", "_unsent"),
+        *("_body", "_outbox", "_response", "_source", "_unsent"),
         *("has_request", "id", "is_open", "since_s", "stalled", "window"),
     )
 
@@ -84,8 +85,8 @@ class RpcCall:
         self.id, self.window = id, window
         self._connection, self._outbox = connection, connection.outbox
         self._method, self._headers = method, headers
-        self._parts: list[bytes] = []
-        self._received = 0
+        self._body = bytearray()
+        """What has come of the next message."""
         self._context: RequestContext | None = None
         self._response: RpcResponse | None = None
         self._source: StreamSource | None = None
@@ -99,7 +100,9 @@ class RpcCall:
         """Since when the rest of its request, or room for its answer, is awaited."""
         self.is_open = True
         if (timeout := TIMEOUT.fullmatch(headers.get("grpc-timeout", ""))) is not None:
-            self._deadline = gevent.get_hub().loop.timer(int(timeout[1]) * UNITS_S[timeout[2]])
+            self._deadline = gevent.get_hub().loop.timer(
+                min(LONGEST_S, int(timeout[1]) * UNITS_S[timeout[2]])
+            )
             self._deadline.start(self._expire)
 
     # What the client says.
@@ -107,10 +110,8 @@ class RpcCall:
     def take(self, data: bytes, is_end: bool) -> None:
         """Hub: the next bytes of its messages."""
         self.has_request |= is_end
-        if data:
-            self._parts.append(data)
-            self._received += len(data)
-            self._connection.buffered += len(data)
+        self._body += data
+        self._connection.buffered += len(data)
         if not self._check():
             return
         if self._method is not None and self._method.each:
@@ -121,9 +122,7 @@ class RpcCall:
     def _check(self) -> bool:
         """False, and the call has ended, when its message is too long, or we have too much to keep."""
         connection, most = self._connection, self._connection.most_message_bytes
-        wanted = self._received
-        if wanted >= PREFIX_BYTES and len(self._parts[0]) >= PREFIX_BYTES:
-            wanted = max(wanted, int.from_bytes(self._parts[0][1:PREFIX_BYTES], "big") + PREFIX_BYTES)
+        wanted = max(len(self._body), self._end_of_message)
         if wanted > most + PREFIX_BYTES or connection.buffered > connection.most_buffered_bytes:
             text = f"A message of {wanted - PREFIX_BYTES} bytes is too long: at most {most} are read."
             self.fail(RpcCode.RESOURCE_EXHAUSTED, text)
@@ -132,26 +131,33 @@ class RpcCall:
 
     def _message(self) -> bytes | None:
         """The next whole message; None, and perhaps the call has ended, when there is none."""
-        data = b"".join(self._parts)
-        end = PREFIX_BYTES + int.from_bytes(data[1:PREFIX_BYTES], "big")
-        if len(data) < max(end, PREFIX_BYTES):
-            if self.has_request and (data or not self._begun):
+        body, end = self._body, self._end_of_message
+        if len(body) < end:
+            if self.has_request and (body or not self._begun):
                 self.fail(RpcCode.INTERNAL, "The call has ended within a message, or without any.")
             return None
-        if data[0]:
+        if body[0]:
             self.fail(RpcCode.UNIMPLEMENTED, "Compressed messages are not read: send them as identity.")
             return None
-        self._parts = [data[end:]] if len(data) > end else []
-        self._received -= end
+        message = bytes(memoryview(body)[PREFIX_BYTES:end])
         self._connection.buffered -= end
-        return data[PREFIX_BYTES:end]
+        self._body = body[end:]
+        return message
+
+    @property
+    def _end_of_message(self) -> int:
+        """How many bytes the next message has with its prefix; 5 until that is there."""
+        body = self._body
+        return PREFIX_BYTES + (
+            int.from_bytes(body[1:PREFIX_BYTES], "big") if len(body) >= PREFIX_BYTES else 0
+        )
 
     def _begin(self) -> None:
         """The request is all there: a greenlet answers it."""
         message = self._message()
         if message is None:
             return
-        if self._received:
+        if self._body:
             self.fail(RpcCode.INTERNAL, "The call has more than one message.")
             return
         self._context = self._new_context(message)
@@ -192,6 +198,8 @@ class RpcCall:
 
     def _handle(self, context: RequestContext) -> None:
         """Greenlet: find the answer."""
+        if not self.is_open:
+            return
         current_request.set(context)
         method, middleware = self._method, self._connection.path.middleware
         try:
@@ -202,7 +210,11 @@ class RpcCall:
                 response = method.handle(context)
         except Exception as error:
             response = self._connection.response_to(error)
-        self._connection.guarded(self._end, response)
+        try:
+            self._connection.guarded(self._end, response)
+        except Exception:  # it could not be rendered
+            log.exception("an answer broke off")
+            self._connection.guarded(self.fail, RpcCode.INTERNAL, "The answer broke off.")
 
     def _end(self, response: Response) -> None:
         """This is the answer: finish it with the middleware, and send it."""
@@ -320,6 +332,8 @@ class RpcCall:
 
     def fail(self, code: RpcCode, text: str) -> None:
         """End it with this status, whatever is under way."""
+        if not self.is_open:
+            return
         self._abandon()
         self._response = RpcResponse(b"", None, RpcOutcome(code, text))
         self._unsent, self._last = b"", True
@@ -361,8 +375,8 @@ class RpcCall:
             self._deadline.stop()
             self._deadline.close()
             self._deadline = None
-        self._connection.buffered -= self._received
-        self._received, self._parts = 0, []
+        self._connection.buffered -= len(self._body)
+        self._body = bytearray()
         self._connection.forget_call(self)
         if self._response is not None:
             self._close_response()

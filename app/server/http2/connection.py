@@ -276,6 +276,8 @@ class Http2Connection:
                     Reason.FLOW_CONTROL_ERROR, "a window is too large, or grows by nothing"
                 )
             for call in list(self.stalled):
+                if self.outbox.window <= 0:
+                    break
                 call.go_on()
         elif (meant := self.calls.get(stream)) is not None:
             meant.window += more
@@ -332,11 +334,11 @@ class Http2Connection:
         for call in list(self.stalled):
             if now_s - call.since_s < self.path.write_timeout_s:
                 break
-            self.outbox.put(frames.reset(call.id, Reason.CANCEL))
+            self.guarded(self.outbox.put, frames.reset(call.id, Reason.CANCEL))
             call.gone()
         late_s = now_s - self.path.read_timeout_s
         for late in [one for one in self.calls.values() if not one.has_request and one.since_s < late_s]:
-            late.fail(RpcCode.DEADLINE_EXCEEDED, "The request did not come in time.")
+            self.guarded(late.fail, RpcCode.DEADLINE_EXCEEDED, "The request did not come in time.")
 
     def leave(self) -> None:
         """Calls that run go on; new ones are to be made elsewhere."""
