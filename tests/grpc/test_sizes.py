@@ -34,7 +34,7 @@ def large(**fields: Any) -> bytes:
 
 
 def test_large_prompts_texts_schemas_and_tensors_are_read() -> None:
-    tensor = messages.TensorData(inline=bytes(LONG), shape=[3, 4])
+    tensor = messages.TensorData(inline=bytes(9 << 20), shape=[3, 4])
     media = messages.MultimodalInputs(pixel_values=tensor, model_specific_tensors={"a": tensor, "b": tensor})
     check(large(mm_inputs=media, extra_mm_inputs=[media]))
     request = generate()
@@ -50,6 +50,7 @@ MANY = {
     "media": field(11, b"") * LONG,
     "placeholders": field(7, field(5, b"") * LONG),
     "tokens one by one": field(2, b"\x10\x01" * LONG),
+    "a long text": field(3, bytes(9 << 20)),
     "unknown fields": b"\xa0\x3f\x01" * LONG,
     "tokens": field(2, field(2, b"\x01" * MOST_TOKENS) + field(2, b"\x01")),
     "dimensions": field(7, field(2, field(2, b"\x01" * LONG * 2))),

@@ -20,9 +20,11 @@ VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
 CONTINUED: Final = bytes(range(0x80, 0x100))
 
 Fields = Mapping[int, "Fields | str"]
-TEXT, TOKENS = "text", "tokens"
+LONGEST_TEXT: Final = 8 << 20
+"""Bytes."""
+TEXT, TENSOR_BYTES, TOKENS = "text", "tensor", "tokens"
 TOKENIZED: Final[Fields] = {1: TEXT, 2: TOKENS}
-TENSOR: Final[Fields] = {1: TEXT}
+TENSOR: Final[Fields] = {1: TENSOR_BYTES}
 MEDIA: Final[Fields] = {2: TENSOR, 3: {2: TENSOR}}
 CONSTRAINTS: Final[Fields] = {16: TEXT, 17: TEXT, 18: TEXT, 19: TEXT}
 LARGE: Final[Mapping[str, Fields]] = {
@@ -60,6 +62,8 @@ class _Scan:
             if at + size > end:
                 raise _no_message()
             self._count(at - begin + (size if inner is None else 0))
+            if inner == TEXT and size > LONGEST_TEXT:
+                raise bad_request(f"A text has more than {LONGEST_TEXT >> 20} MiB.", "input_text")
             if inner == TOKENS:
                 self._count_tokens(self._data[at : at + size])
             elif isinstance(inner, Mapping):
