@@ -7,7 +7,7 @@ have protobuf make it takes several times as long.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -16,7 +16,7 @@ from app.api.grpc.messages import engine, varint
 from app.api.logprobs import SomeEntries, width
 from app.api.pieces import SLICE
 from app.api.pieces import slices as sliced
-from app.api.writer import ChoiceState, ResponseWriter, places
+from app.api.writer import ChoiceState, ResponseWriter
 from app.engine.outputs import EngineOutput, Finish, Started, TokenLogprob, Tokens
 from app.http.rpc import RpcOutcome, framed
 from app.protocol.common import KVTransferParams
@@ -26,6 +26,9 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 """Words of vLLM's; ours besides are told as they are."""
 LONGEST_VARINT = 5
 """Bytes, of a token id."""
+
+
+PlainParts: TypeAlias = tuple[Sequence[bytes], bytes, ChoiceState]
 
 
 class Alters(Protocol):
@@ -59,6 +62,7 @@ class GenerateWriter(ResponseWriter):
         self._prompt_ids, self._transfer = prompt_ids, transfer
         self._input: Any = None
         """Log probabilities of the prompt, once they are written down."""
+        self._plain: dict[int, PlainParts] = {}
         self._begun: set[int] = set()
         """Choices that have told them."""
         self._kept = (
@@ -99,7 +103,7 @@ class GenerateWriter(ResponseWriter):
 
     # A stream.
 
-    def plain_heads(self, index: int) -> tuple[Sequence[bytes], bytes, ChoiceState] | None:
+    def plain_heads(self, index: int) -> PlainParts | None:
         """What the message of a plain token has before its id, by the bytes of that, and behind it.
 
         None where messages of tokens say more.
@@ -116,19 +120,20 @@ class GenerateWriter(ResponseWriter):
         return heads, tail, self.choices[index]
 
     def _stream_of(self, output: Tokens) -> bytes:
-        choice, index = self.choices[output.index], output.index
-        messages = []
-        for place in places(output):
-            ids = output.ids[place : place + 1]
-            choice.tokens += len(ids)
-            if ids:
-                entries = (output.logprobs or ())[place : place + 1]
-                messages.append(self._chunk(index, ids, entries))
-        if output.finish is not None:
-            entries = (output.logprobs or ())[-1:]
-            messages.append(
-                self._complete(output.index, output.finish, output.ids[-1:], _output(entries, self._top))
-            )
+        choice, index, finish = self.choices[output.index], output.index, output.finish
+        choice.tokens += len(output.ids)
+        plain = self._plain.get(index) or self.plain_heads(index)
+        if plain is not None:
+            self._plain[index] = plain
+            heads, tail, _ = plain
+            messages = [heads[len(number)] + number + tail for number in map(varint, output.ids)]
+        else:
+            entries = output.logprobs or ()
+            each = enumerate(output.ids)
+            messages = [self._chunk(index, [one], entries[at : at + 1]) for at, one in each]
+        if finish is not None:
+            last = _output((output.logprobs or ())[-1:], self._top)
+            messages.append(self._complete(index, finish, output.ids[-1:], last))
         return b"".join(messages)
 
     def _chunk(self, index: int, ids: Sequence[int], entries: Sequence[TokenLogprob]) -> bytes:
