@@ -32,14 +32,14 @@ from config import ConfigError  # noqa: E402
 from config.loader import load  # noqa: E402
 
 # A reload runs this file again, with settings that the arbiter has read and found good.
-settings = handed_over(os.environ)
 warnings = []
-if settings is None:
-    try:
+try:
+    settings = handed_over(os.environ)
+    if settings is None:
         settings = load((), os.environ, warnings.append)
-    except ConfigError as error:
-        sys.exit(f"error: {error}")
-    hand_over(settings, os.environ)
+        hand_over(settings, os.environ)
+except ConfigError as error:
+    sys.exit(f"error: {error}")
 
 bind = ranks.addresses(settings.server)
 if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `take_charge` refuses what does not fit

@@ -38,6 +38,7 @@ from config.settings import ReplaySettings, ServerSettings
 
 if TYPE_CHECKING:
     from app.kvcache.publisher import Publisher
+    from app.plugins.registry import PluginRegistry
     from app.recording.replay import Replay
     from app.script.book import ScriptBook
     from config.profile import Profile
@@ -50,18 +51,32 @@ UNKNOWN_VOCABULARY = 2**31
 """Size assumed when a remote tokenizer does not tell its own."""
 
 
-def service_of(components: Components, cache: KVCacheManager | None) -> Engine:
+def plugins_of(components: Components) -> PluginRegistry | None:
+    """The plugins of this process; None without any. ConfigError for one that has wrong hooks."""
+    plugins = components.settings.PLUGINS
+    if not plugins:
+        return None
+    from app.plugins.registry import PluginRegistry  # and pluggy
+
+    return PluginRegistry(plugins, lambda: components.settings, components.streams, components.clock.now)
+
+
+def service_of(
+    components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
+) -> Engine:
     """The engine, with the simulated model behind it."""
     settings = components.settings
+    profile = _profile(settings)
     engine = Engine(
         settings,
-        author_of(components),
+        author_of(components, plugins),
         components.recorder,
         components.clock,
         components.streams,
         LoRASlots(settings.lora.max_loras, components.adapters.__contains__),
         cache,
-        _profile(settings),
+        profile,
+        None if plugins is None or profile is None else plugins.step_cost(profile),
     )
     components.live.subscribe(engine.on_settings)
     return engine
@@ -76,7 +91,7 @@ def _profile(settings: Settings) -> Profile | None:
     return chosen_profile(settings)
 
 
-def author_of(components: Components) -> Model:
+def author_of(components: Components, plugins: PluginRegistry | None = None) -> Model:
     """Who writes the replies."""
     if components.settings.model.task != "generate":
         return Silent()
@@ -89,6 +104,8 @@ def author_of(components: Components) -> Model:
         components.streams("text"),
         components.streams("calls"),
     )
+    if plugins is not None:
+        model.ask_first(plugins.replies(model.worded), plugins.length())
     components.live.subscribe(model.on_settings)
     return model
 
@@ -112,6 +129,7 @@ def frontend_of(
     faults: FaultInjector,
     book: ScriptBook | None = None,
     sampling: SamplingDefaults | None = None,
+    asks_plugins: bool = False,
 ) -> Frontend:
     """What the generating API families share; `sampling` where a model computes."""
     scripts = None
@@ -145,8 +163,9 @@ def frontend_of(
         encoder_only=model.mm_encoder_only,
         omni=model.omni,
         plain_prompt_tokens=PART_BLOCKS * settings.kvcache.block_size,
-        keeps_turns=bool(components.datasets),
+        keeps_turns=bool(components.datasets) or asks_plugins,
         scripts=scripts,
+        asks_plugins=asks_plugins,
     )
 
 

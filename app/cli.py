@@ -6,17 +6,27 @@ servers and shows what routing does (docs/fleet.md); `python -m app simulate [fl
 would do with a load; `record` and `calibrate` make a profile of a real one (docs/fidelity.md);
 `record --proxy` keeps whole exchanges, `drift` compares them with a live server (docs/recording.md);
 `python -m app script` checks and tries scripted replies (docs/scripts.md); `python -m app generate` runs a
-real model (docs/llm.md), and `rehearse` shows it beside its simulation.
+real model (docs/llm.md), and `rehearse` shows it beside its simulation; `python -m app plugins` tells which
+plugins there are (docs/plugins.md).
 """
+
+from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from config import VERSION, ConfigError
+from config import VERSION, ConfigError, Settings
 from config.flags import parse, usage
 from config.loader import resolve
+from config.settings import table_of
 from config.sources import Flags, as_environment
+
+if TYPE_CHECKING:
+    from app.fleet.routing import PolicyMaker
+    from app.plugins.offline import PluggedCosts
+    from config.profile import Profile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BROKEN_PIPE = 1
@@ -28,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     command = COMMANDS.get(argv[0]) if argv else None
     try:
         try:
-            return command(argv[1:]) if command else _start(argv, parse, _help)
+            return command(argv[1:]) if command else _start(argv, _read, _help)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -37,11 +47,11 @@ def main(argv: Sequence[str]) -> int:
         return BROKEN_PIPE
 
 
-def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Callable[[], str]) -> int:
+def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Callable[[Flags], str]) -> int:
     try:
         flags = read(argv)
         if flags.help or flags.version:
-            print(help() if flags.help else f"understudy {VERSION}")
+            print(help(flags) if flags.help else f"understudy {VERSION}")
             return 0
         variables = _checked(flags)
     except ConfigError as error:
@@ -59,8 +69,8 @@ def _serve(argv: Sequence[str]) -> int:
 
     return _start(
         argv,
-        lambda words: meanings.settings_of(command_line.read(words)),
-        lambda: command_line.usage(meanings.told()),
+        lambda words: meanings.settings_of(command_line.read(words, os.environ)),
+        lambda flags: command_line.usage(meanings.told()),
     )
 
 
@@ -76,7 +86,15 @@ def _start_fleet(argv: Sequence[str]) -> int:
     from app.factory import tokenizer_of
     from app.fleet import command
 
-    return command.run(argv, tokenizer_of)
+    return command.run(argv, tokenizer_of, _plugged_policies)
+
+
+def _plugged_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
+    if not settings.PLUGINS:
+        return {}
+    from app.plugins.offline import registry_of  # and pluggy
+
+    return registry_of(settings).policies()
 
 
 def _calibrate(argv: Sequence[str]) -> int:
@@ -110,7 +128,19 @@ def _rehearse(argv: Sequence[str]) -> int:
 def _simulate(argv: Sequence[str]) -> int:
     from app.fidelity import simulate
 
-    return simulate.run(argv)
+    return simulate.run(argv, _plugged_costs)
+
+
+def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCosts] | None:
+    from app.plugins.offline import plugged_costs  # and pluggy
+
+    return plugged_costs(settings, profile)
+
+
+def _plugins(argv: Sequence[str]) -> int:
+    from app.plugins import command
+
+    return command.run(argv)
 
 
 def _script(argv: Sequence[str]) -> int:
@@ -144,13 +174,18 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "rehearse": _rehearse,
     "script": _script,
     "generate": _generate,
+    "plugins": _plugins,
 }
 """First word of the command line to what it runs with the words after it; any other line starts a server."""
 
 
-def _help() -> str:
+def _read(argv: Sequence[str]) -> Flags:
+    return parse(argv, os.environ)
+
+
+def _help(flags: Flags) -> str:
     lines = [f"  python -m app {name} --help" for name in COMMANDS]
-    return "\n".join([usage(), "Other commands:", *lines])
+    return "\n".join([usage(table_of(flags.kind or Settings)), "Other commands:", *lines])
 
 
 def _checked(flags: Flags) -> dict[str, str]:

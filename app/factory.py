@@ -35,6 +35,7 @@ from app.assembly import (
     check_replay,
     fakes_of,
     frontend_of,
+    plugins_of,
     publisher_of,
     publishing,
     replay_of,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from app.engine.wire import EngineProcessOptions
     from app.http.rpc import RpcService
     from app.kvcache.publisher import Publisher
+    from app.plugins.registry import PluginRegistry
     from app.script.book import ScriptBook
 
 
@@ -145,6 +147,10 @@ def prepare(settings: Settings) -> None:
 
         check_scripts(settings.scripts)
     check_replay(settings.replay)
+    if settings.PLUGINS:
+        build(
+            settings, tokenizer_of(settings)
+        )  # once for all workers: their hooks may not be what they should
 
 
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
@@ -154,15 +160,18 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     publishes = publishing(settings, server, rank)
     publisher = publisher_of(components, publishes)
     cache = cache_of(components, publisher)
-    engine, lifecycle, sampling = engine_of(components, cache)
+    plugins = plugins_of(components)
+    engine, lifecycle, sampling = engine_of(components, cache, plugins)
     channel = settings.kvcache
     host = channel.kv_side_channel_host or server.pod_ip or socket.gethostname()
     identity = Identity(settings.model, host, components.streams("ids"), port=channel.kv_side_channel_port)
     load = ServerLoad(settings.api.enable_server_load_tracking)
-    injector = FaultInjector(components.streams("faults"), clock.now)
+    failing = [] if plugins is None else plugins.faults()
+    injector = FaultInjector(components.streams("faults"), clock.now, failing)
     live.subscribe(injector.on_settings)
     book = book_of(components)
-    frontend = frontend_of(components, engine, identity, load, injector, book, sampling)
+    asked = plugins is not None and not settings.engine.is_real and plugins.implements("reply", "length")
+    frontend = frontend_of(components, engine, identity, load, injector, book, sampling, asked)
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
     replay = replay_of(components, injector)
@@ -173,7 +182,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         from app.web.console import Console  # which other servers do without
 
         console = Console(live, server, engine, lifecycle, clock, cache, publisher)
-    innermost = [audit, *([] if replay is None else [replay]), *([] if console is None else [console.watch])]
+    innermost: list[Middleware] = [] if plugins is None else plugins.middleware()
+    innermost += [audit, *([] if replay is None else [replay]), *([] if console is None else [console.watch])]
     middleware = middleware_of(settings, live, clock, http_metrics, limits, innermost)
     app = Understudy(engine, middleware, components.streams("request ids"))
     app.root_path = server.root_path.rstrip("/")
@@ -183,10 +193,11 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     )
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
     families = [engine_families(components.recorder, fakes_of(components))]
+    families += [] if plugins is None else plugins.families()
     app.services += [publisher] if publisher is not None else []
     app.services += [engine] if not isinstance(engine, Engine) else []
     if book is not None:
-        add_scripts(app, book)
+        add_scripts(app, book, peers)
     if settings.kvindex.kv_index:
         from app.web.indexer import add_index
 
@@ -239,6 +250,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
     if settings.server.profiling:
         app.add_routes("profiler", lifecycle_routes.profiler())
+    add_plugins(app, plugins)
     plays = {"plays": f"vLLM {settings.model.vllm_version}", "models": settings.model.served_names}
     app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
     if not settings.api.disable_fastapi_docs:
@@ -283,11 +295,11 @@ def check_grpc(settings: Settings) -> None:
 
 
 def engine_of(
-    components: Components, cache: KVCacheManager | None
+    components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
 ) -> tuple[Engine | RemoteEngine, Operations, SamplingDefaults | None]:
     """The engine that the settings ask for, who operates it, and how a real one samples by default."""
     if not components.settings.engine.is_real:
-        simulated = service_of(components, cache)
+        simulated = service_of(components, cache, plugins)
         return simulated, Lifecycle(simulated, components.recorder, cache), None
     from app.engine.remote_lifecycle import RemoteLifecycle
     from app.real_engine import remote_engine, sampling_defaults  # and ZMQ
@@ -296,14 +308,21 @@ def engine_of(
     return engine, RemoteLifecycle(engine), sampling_defaults(components.settings)
 
 
-def add_scripts(app: Understudy, book: ScriptBook) -> None:
+def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:
     """What a server with scripts has besides: their counters, what reads them again, and their report."""
     from app.api.admin.script import routes
     from app.script.opening import ScriptWatch
 
     app.caches.append(lambda: {"script counters": book.counters})
     app.services.append(ScriptWatch(book))
-    app.add_routes("script", routes(book))
+    app.add_routes("script", routes(book, peers))
+
+
+def add_plugins(app: Understudy, plugins: PluginRegistry | None) -> None:
+    """The report on plugins, and their routes behind all of ours. ConfigError for a route that is taken."""
+    app.add_routes("plugins", reports.plugin_routes(None if plugins is None else plugins.report))
+    for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
+        app.add_routes(name, routes)
 
 
 def middleware_of(

@@ -45,7 +45,8 @@ are never merged.
 `-v N` is understood as klog's verbosity: 0 and 1 log warnings, 2 and 3 info, 4 and more debug. Other flags of
 klog and of vLLM are accepted and change nothing: {ignored}.
 
-Settings marked *live* may change while the server runs.
+Settings marked *live* may change while the server runs. [Plugins](plugins.md) add settings of their own;
+`python -m app --plugin FILE --help` tells those, too.
 """
 _HEAD = "| setting | type | default | environment | live | meaning |\n|---|---|---|---|---|---|\n"
 

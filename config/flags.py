@@ -4,13 +4,15 @@ import argparse
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from config.declaration import DURATION, JSON, OBJECTS, ConfigError
 from config.kinds import SWITCH
-from config.settings import BY_NAME, SECTIONS, TABLE, Setting
+from config.plugins import kind_named_by
+from config.settings import BY_NAME, Setting, Settings, Table, table_of
 from config.sources import IGNORED, IGNORED_SWITCHES, Flags
 from config.validation import suggestion
 
@@ -19,6 +21,9 @@ Plays a vLLM server on one port. A setting is taken from its flag, else from its
 from the YAML file (--config, SIM_CONFIG), else it has its default. --no-NAME turns a switch off.
 DURATION is 250ms, 1.5s or 1m30s (units ns, us, ms, s, m, h); a whole number without a unit is milliseconds.
 """
+REPEATED = "plugin"
+"""The one list whose flag adds to what was given before: each plugin is a thing for itself."""
+NOTHING: Mapping[str, str] = MappingProxyType({})
 DETAILED = 4
 """klog verbosity from which lines count as debugging."""
 _METAVARS = {"text": "TEXT", "whole number": "NUMBER", "number": "NUMBER", "switch": "true|false"} | {
@@ -51,9 +56,29 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     return read
 
 
-def parse(argv: Sequence[str]) -> Flags:
-    """Take the command line apart. Raises ConfigError for unknown flags, missing values and stray words."""
-    return flags_of(given_to(settings_parser(), [_with_dashes(word) for word in argv]))
+def parse(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Flags:
+    """Take the command line apart. Raises ConfigError for unknown flags, missing values and stray words.
+
+    The flags of a plugin are known where `argv`, `environ` or the YAML file name it.
+    """
+    words = [_with_dashes(word) for word in argv]
+    kind = kind_of(words, environ)
+    table = table_of(kind)
+    return flags_of(given_to(settings_parser(table), words, table.by_name), kind)
+
+
+def kind_of(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
+    """The settings that `words` may give: with those of the plugins that are named there or elsewhere."""
+    parser = plain_parser(allow_abbrev=False)
+    parser.add_argument("--config")
+    for row in table_of(Settings).rows:
+        if row.group == "plugins":
+            _add(parser, row)
+    try:
+        values = vars(parser.parse_known_args(words)[0])
+    except (ConfigError, argparse.ArgumentError):  # which is told when all flags are taken apart
+        values = {}
+    return kind_named_by(flags_of(values, None), environ)
 
 
 def given_to(parser: Parser, words: Sequence[str], names: Iterable[str] = BY_NAME) -> dict[str, Any]:
@@ -70,18 +95,18 @@ def given_to(parser: Parser, words: Sequence[str], names: Iterable[str] = BY_NAM
     return vars(given)
 
 
-def flags_of(values: dict[str, Any]) -> Flags:
-    """The results of a `settings_parser` as flags."""
-    flags = Flags(**{name: values.pop(name) for name in Flags.__struct_fields__ if name in values})
+def flags_of(values: dict[str, Any], kind: type[Settings] | None) -> Flags:
+    """The results of a `settings_parser` for settings of this kind as flags."""
+    flags = Flags(kind=kind, **{name: values.pop(name) for name in Flags.__struct_fields__ if name in values})
     if (level := values.pop("v", None)) is not None:
         values.setdefault("log-level", level)
     flags.values = {name: _without_empty(value) for name, value in values.items()}
     return flags
 
 
-def usage() -> str:
+def usage(table: Table) -> str:
     """The text of `python -m app --help`."""
-    return settings_parser().format_help()
+    return settings_parser(table).format_help()
 
 
 def plain_parser(**options: Any) -> Parser:
@@ -96,22 +121,19 @@ def plain_parser(**options: Any) -> Parser:
     )
 
 
-def settings_parser() -> Parser:
+def settings_parser(table: Table) -> Parser:
     """A parser whose results are named like settings; those that are not given are absent."""
     usage = "python -m app [--config FILE] [--setting value ...]"
     parser = plain_parser(usage=usage, description=ABOUT, allow_abbrev=False)
-    add_settings(parser)
+    add_settings(parser, table)
     parser._negative_number_matcher = _NO_FLAG
     return parser
 
 
-def add_settings(parser: Parser) -> None:
+def add_settings(parser: Parser, table: Table) -> None:
     """Give `parser` a flag for every setting, and those that are accepted only."""
-    for name, section in SECTIONS.items():
-        group = parser.add_argument_group((section.__doc__ or "").rstrip("."))
-        for row in TABLE:
-            if row.group == name:
-                _add(group, row)
+    for name in table.sections:
+        add_section(parser, table, name)
     others = parser.add_argument_group("Others")
     others.add_argument("--config", metavar="FILE", help="YAML file with settings.")
     levels = "klog verbosity: 0 and 1 log warnings, 2 and 3 info, 4 and more debug."
@@ -122,13 +144,23 @@ def add_settings(parser: Parser) -> None:
         _add_ignored(parser, name)
 
 
-def _add(group: argparse._ArgumentGroup, row: Setting) -> None:
+def add_section(parser: argparse.ArgumentParser, table: Table, name: str) -> None:
+    """Give `parser` a flag for every setting of one section."""
+    group = parser.add_argument_group((table.sections[name].__doc__ or "").rstrip("."))
+    for row in table.rows:
+        if row.group == name:
+            _add(group, row)
+
+
+def _add(group: argparse._ActionsContainer, row: Setting) -> None:
     default = row.write(row.default).replace("%", "%%")
     kind = row.kind.name
     metavar = _METAVARS.get(kind) or kind.removeprefix("one of ").replace(", ", "|")
     help = row.help.replace("%", "%%")
     if kind in ("list", OBJECTS):
-        group.add_argument(f"--{row.name}", dest=row.name, metavar=metavar, nargs="*", help=help)
+        action = "extend" if row.name == REPEATED else "store"
+        flag = f"--{row.name}"
+        group.add_argument(flag, dest=row.name, metavar=metavar, nargs="*", action=action, help=help)
         return
     help += f" [{default}]" if default else ""
     if kind != "switch":

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from config.declaration import ConfigError
 from config.real_engine import check_real
-from config.settings import BY_NAME, Settings
+from config.settings import Settings
 from config.validation import check, read, suggestion
 
 Subscriber = Callable[[Settings], None]
@@ -41,11 +41,12 @@ class LiveSettings:
 
         Raises ConfigError for a name that is no live setting and for a value that could not be a start's.
         """
+        table = self.current.table
         found: dict[str, object] = {}
         for name, raw in values.items():
-            row = BY_NAME.get(name)
+            row = table.by_name.get(name)
             if row is None:
-                raise ConfigError(f"unknown setting {name!r}{suggestion(name)}")
+                raise ConfigError(f"unknown setting {name!r}{suggestion(name, names=table.by_name)}")
             if not row.live:
                 raise ConfigError(f"setting {name}: cannot change while the server runs")
             found[name] = read(row, raw, SOURCE)

@@ -6,12 +6,13 @@ What only some starts need is imported only by them: argparse for flags, yaml fo
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from config.declaration import ConfigError
+from config.plugins import settings_kind
 from config.real_engine import check_real, real_defaults
-from config.settings import BY_NAME, Setting, Settings
-from config.sources import Flags, config_path, found, strangers
-from config.validation import ORDER, check, read, wrong
+from config.settings import BY_NAME, Settings, Table, table_of
+from config.sources import DEFAULT, Flags, config_path, given, strangers
+from config.validation import check, in_order, read, suggestion, wrong
 
-DEFAULT = "default"
 STRENGTH = {DEFAULT: 0, "YAML": 1, "environment": 2, "flag": 3}
 """Of a source, by the first word of its name."""
 OTHER_NAMES = {"enable-prefix-caching": "enable-kvcache", "num-gpu-blocks-override": "kv-cache-size"}
@@ -34,7 +35,7 @@ def load(
 
     Raises ConfigError, whose text is one line, for anything that cannot be a setting.
     """
-    flags = _parsed(argv) if argv else Flags()
+    flags = _parsed(argv, environ) if argv else Flags()
     for warning in flags.warnings:
         warn(warning)
     return resolve(flags, environ, warn)
@@ -44,35 +45,24 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
     """The settings that parsed `flags` and the other sources lead to; see `load`."""
     path = config_path(flags, environ)
     document = _document(path, warn) if path else {}
-    if unknown := strangers(environ):
+    kind = flags.kind or settings_kind(flags, environ, document, path)
+    table = table_of(kind)
+    _check_names(document, path, table)
+    if unknown := strangers(environ, table):
         warn(f"not a setting, ignored: environment variable {', '.join(unknown)}")
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
-    for row in ORDER:
-        if (given := _given(row, flags, environ, document, f"YAML file {path}")) is not None:
-            raw, sources[row.name] = given
+    for row in in_order(table):
+        if (found := given(row, flags, environ, document, f"YAML file {path}")) is not None:
+            raw, sources[row.name] = found
             values[row.name] = read(row, raw, sources[row.name])
     _take_other_names(values, sources)
     _take_profile(values, sources)
     _take_real_defaults(values, sources)
-    settings = Settings().changed(values)
+    settings = kind().changed(values)
     check(settings, sources)
     check_real(settings, sources)
     return settings
-
-
-def _given(
-    row: Setting, flags: Flags, environ: Mapping[str, str], document: Mapping[str, object], file: str
-) -> tuple[object, str] | None:
-    """Raw value and source of a setting, from the strongest source that has it."""
-    if row.name in flags.values:
-        return flags.values[row.name], f"flag --{flags.names.get(row.name, row.name)}"
-    if variable := found(row, environ):
-        name, text = variable
-        return text, f"environment variable {name}"
-    if row.name in document:
-        return document[row.name], file
-    return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
 
 
 def _take_other_names(values: dict[str, object], sources: dict[str, str]) -> None:
@@ -102,7 +92,7 @@ def _take_profile(values: dict[str, object], sources: dict[str, str]) -> None:
 
     name = str(profile or DEFAULT_PROFILE)
     values |= {"timing": "steps", "profile": name}
-    chosen = chosen_profile(Settings().changed(values))
+    chosen = chosen_profile(Settings().changed({n: v for n, v in values.items() if n in BY_NAME}))
     for setting, value in chosen.settings().items():
         if sources.get(setting, DEFAULT) == DEFAULT:
             values[setting], sources[setting] = value, f"profile {name}"
@@ -115,13 +105,22 @@ def _take_real_defaults(values: dict[str, object], sources: dict[str, str]) -> N
             values[name] = value
 
 
-def _parsed(argv: Sequence[str]) -> Flags:
+def _parsed(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
     from config.flags import parse
 
-    return parse(argv)
+    return parse(argv, environ)
 
 
 def _document(path: str, warn: Warn) -> dict[str, object]:
     from config.yaml_file import read_yaml
 
     return read_yaml(path, warn)
+
+
+def _check_names(document: Mapping[str, object], path: str | None, table: Table) -> None:
+    """ConfigError for the first key of the YAML file that is no setting."""
+    for name in document:
+        if name not in table.by_name:
+            raise ConfigError(
+                f"YAML file {path}: unknown key {name!r}{suggestion(name, names=table.by_name)}"
+            )

@@ -6,8 +6,9 @@ capitals. Durations are seconds here.
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from msgspec import Meta, Struct
 from msgspec.structs import FieldInfo, asdict, fields, replace
@@ -26,6 +27,7 @@ from config.sections.engine import (
 from config.sections.kvindex import KVIndexSettings
 from config.sections.model import LoraSettings, ModelSettings, TokenizerSettings
 from config.sections.observability import LogSettings, MetricsSettings, TracingSettings
+from config.sections.plugins import Plugin, PluginSettings
 from config.sections.reply import (
     DatasetSettings,
     ReplaySettings,
@@ -51,6 +53,8 @@ __all__ = [
     "LoraSettings",
     "MetricsSettings",
     "ModelSettings",
+    "Plugin",
+    "PluginSettings",
     "ReplaySettings",
     "ReplySettings",
     "SchedulingSettings",
@@ -59,17 +63,22 @@ __all__ = [
     "Setting",
     "Settings",
     "StepSettings",
+    "Table",
     "TlsSettings",
     "TokenizerSettings",
     "ToolSettings",
     "TracingSettings",
+    "table_of",
 ]
 
 MASK = "***"
 
 
 class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """All settings, one attribute per section."""
+    """All settings, one attribute per section. With plugins it is a subclass that has theirs, too."""
+
+    PLUGINS: ClassVar[tuple[Plugin, ...]] = ()
+    """In the order in which they are asked."""
 
     server: ServerSettings = ServerSettings()
     tls: TlsSettings = TlsSettings()
@@ -84,6 +93,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     tools: ToolSettings = ToolSettings()
     dataset: DatasetSettings = DatasetSettings()
     scripts: ScriptSettings = ScriptSettings()
+    plugins: PluginSettings = PluginSettings()
     kvcache: KVCacheSettings = KVCacheSettings()
     kvindex: KVIndexSettings = KVIndexSettings()
     steps: StepSettings = StepSettings()
@@ -94,15 +104,20 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
 
+    @property
+    def table(self) -> "Table":
+        """What is known about each of these settings."""
+        return table_of(type(self))
+
     def dump(self, masked: bool = True) -> dict[str, object]:
         """Setting name to value for logs: durations as Go style text, lists as lists, secrets as ``***``."""
-        return {row.name: row.shown(row.value(self), masked) for row in TABLE}
+        return {row.name: row.shown(row.value(self), masked) for row in self.table.rows}
 
     def changed(self, values: Mapping[str, object]) -> "Settings":
         """These settings with other values; setting name to value, as `Setting.read` gives it."""
         sections: dict[str, dict[str, object]] = {}
         for name, value in values.items():
-            row = BY_NAME[name]
+            row = self.table.by_name[name]
             sections.setdefault(row.group, {})[row.attribute] = value
         changes = {group: replace(getattr(self, group), **found) for group, found in sections.items()}
         return replace(self, **changes)
@@ -162,17 +177,36 @@ class Setting(Struct, frozen=True, kw_only=True):
         return list(value) if isinstance(value, tuple) else value
 
 
+class Table:
+    """The rows of all settings of a kind, in the order of its sections."""
+
+    def __init__(self, kind: type[Settings]) -> None:
+        self.sections: dict[str, type[Section]] = {field.name: field.type for field in fields(kind)}
+        """By group."""
+        self.rows = tuple(row for group, section in self.sections.items() for row in rows(group, section))
+        self.by_name = {row.name: row for row in self.rows}
+
+
+@lru_cache(maxsize=8)
+def table_of(kind: type[Settings]) -> Table:
+    """The table of `Settings`, or of what plugins have made of it."""
+    return Table(kind)
+
+
 def rows(group: str, section: type[Section]) -> tuple[Setting, ...]:
-    """The rows of a section, in the order of its fields."""
-    return tuple(_row(group, field) for field in fields(section))
+    """The rows of a section, in the order of its fields. Names of a plugin's begin with its own."""
+    prefix = "" if group in Settings.__struct_fields__ else f"{group}_"
+    return tuple(_row(group, field, prefix + field.name) for field in fields(section))
 
 
-def _row(group: str, field: FieldInfo) -> Setting:
+def _row(group: str, field: FieldInfo, name: str) -> Setting:
     plain, extras, optional = _taken_apart(field.type)
-    about = next(extra for extra in extras if isinstance(extra, About))
+    about = next((extra for extra in extras if isinstance(extra, About)), None)
+    if about is None:
+        raise TypeError(f"{field.name} has no About")
     kind = kind_of(plain, extras)
     return Setting(
-        name=field.name.replace("_", "-"),
+        name=name.replace("_", "-"),
         attribute=field.name,
         group=group,
         kind=kind,
@@ -181,7 +215,7 @@ def _row(group: str, field: FieldInfo) -> Setting:
         default=field.default,
         limits=limits(kind, [extra for extra in extras if isinstance(extra, Meta)]),
         rules=tuple(extra for extra in extras if isinstance(extra, Rule)),
-        **asdict(about) | {"env": (f"SIM_{field.name.upper()}", *about.env)},
+        **asdict(about) | {"env": (f"SIM_{name.upper()}", *about.env)},
     )
 
 
@@ -198,9 +232,9 @@ def _taken_apart(annotation: Any) -> tuple[object, list[object], bool]:
     return annotation, [], False
 
 
-SECTIONS: dict[str, type[Section]] = {field.name: field.type for field in fields(Settings)}
-"""Group name to its section, in the order of `Settings`."""
+SECTIONS = table_of(Settings).sections
+"""Group name to its section, in the order of `Settings`; those of plugins are not in it, nor below."""
 
-TABLE: tuple[Setting, ...] = tuple(row for group, section in SECTIONS.items() for row in rows(group, section))
+TABLE = table_of(Settings).rows
 
-BY_NAME: dict[str, Setting] = {row.name: row for row in TABLE}
+BY_NAME = table_of(Settings).by_name

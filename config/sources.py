@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from config.settings import TABLE, Setting, Settings
+from config.settings import Setting, Settings, Table
 
 PREFIX = "SIM_"
 CONFIG = "SIM_CONFIG"
+DEFAULT = "default"
 EMPTY = '""'
 """An empty variable counts as not set (platforms inject such); these two quotes stand for an empty value."""
 
@@ -33,6 +34,8 @@ class Flags(Struct):
     """What holds when nothing else says anything: other defaults than the settings' own."""
     names: dict[str, str] = {}
     """Setting name to the flag that it was given by, where that has another name."""
+    kind: type[Settings] | None = None
+    """What the words were taken for; None where there were none, and so no plugin was looked for."""
     config: str | None = None
     help: bool = False
     version: bool = False
@@ -48,9 +51,23 @@ def found(row: Setting, environ: Mapping[str, str]) -> tuple[str, str] | None:
     return None
 
 
-def strangers(environ: Mapping[str, str]) -> list[str]:
+def given(
+    row: Setting, flags: Flags, environ: Mapping[str, str], document: Mapping[str, object], file: str
+) -> tuple[object, str] | None:
+    """Raw value and source of a setting, from the strongest source that has it."""
+    if row.name in flags.values:
+        return flags.values[row.name], f"flag --{flags.names.get(row.name, row.name)}"
+    if variable := found(row, environ):
+        name, text = variable
+        return text, f"environment variable {name}"
+    if row.name in document:
+        return document[row.name], file
+    return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
+
+
+def strangers(environ: Mapping[str, str], table: Table) -> list[str]:
     """Variables that look like ours and are not."""
-    known = {name for row in TABLE for name in row.env} | {CONFIG}
+    known = {name for row in table.rows for name in row.env} | {CONFIG}
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
 
@@ -67,9 +84,11 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
     """
     path = config_path(flags, environ)
     variables = {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
-    for row in TABLE:
+    for row in settings.table.rows:
         value = row.value(settings)
-        moved = _absolute(value) if row.path and value is not None else value
+        moved = value
+        if row.path and value is not None:
+            moved = _moved_files(value) if row.name == "plugin" else _moved(value)
         if moved != value or row.name in flags.values or row.name in flags.fallbacks:
             variables[row.env[0]] = row.write(moved) or EMPTY
     return variables
@@ -81,10 +100,19 @@ def _text(environ: Mapping[str, str], name: str) -> str | None:
     return "" if text == EMPTY else text
 
 
-def _absolute(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+def _moved(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     """A path, or a list of paths that may have a name in front (`name=path`); those that exist absolute."""
     if isinstance(value, str):
-        is_relative = not os.path.isabs(value) and os.path.exists(value)
-        return os.path.abspath(value) if is_relative else value
+        return _absolute(value)
     parts = (item.rpartition("=") for item in value)
     return tuple(f"{name}{equals}{_absolute(path)}" for name, equals, path in parts)
+
+
+def _absolute(path: str) -> str:
+    is_relative = not os.path.isabs(path) and os.path.exists(path)
+    return os.path.abspath(path) if is_relative else path
+
+
+def _moved_files(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Files absolute, modules as they are, also where a folder has the name of one."""
+    return tuple(_absolute(item) if item.endswith(".py") else item for item in items)

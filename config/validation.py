@@ -1,11 +1,11 @@
 """The rules between settings, tried in a fixed order, and the line that tells which setting is wrong."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
 from config.declaration import ConfigError
-from config.settings import BY_NAME, MASK, TABLE, Setting, Settings
+from config.settings import BY_NAME, MASK, Setting, Settings, Table
 
 FIRST = (
     "model",
@@ -24,12 +24,6 @@ FIRST = (
     "max-waiting-queue-length",
 )
 """The reference simulator's order (specification, section 1.3); all others follow in the table's order."""
-
-ORDER: tuple[Setting, ...] = (
-    *(BY_NAME[name] for name in FIRST),
-    *(row for row in TABLE if row.name not in FIRST),
-)
-"""In which settings are read and their rules are tried: the first that does not hold stops the start."""
 
 
 class Agreement(Struct, frozen=True):
@@ -125,6 +119,12 @@ AGREEMENTS = (
 )
 
 
+def in_order(table: Table) -> Iterator[Setting]:
+    """As settings are read and their rules are tried: the first that does not hold stops the start."""
+    yield from (table.by_name[name] for name in FIRST)
+    yield from (row for row in table.rows if row.name not in FIRST)
+
+
 def read(row: Setting, raw: object, source: str) -> object:
     """The value that `raw`, from `source`, stands for. Raises ConfigError when it breaks a rule."""
     try:
@@ -135,7 +135,7 @@ def read(row: Setting, raw: object, source: str) -> object:
 
 def check(settings: Settings, sources: Mapping[str, str]) -> None:
     """Raise ConfigError for the first value that does not fit to others; `sources` says where it is from."""
-    for row in ORDER:
+    for row in in_order(settings.table):
         value = row.value(settings)
         flaws = (rule.flaw(value, getattr(settings, row.group)) for rule in row.rules if value is not None)
         if flaw := next(filter(None, flaws), ""):

@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from typing import NoReturn
 
 import yaml
 
 from config.declaration import ConfigError
-from config.settings import BY_NAME
 from config.sources import IGNORED
-from config.validation import suggestion
+
+MOST_VALUES = 500_000
+"""Of a file, with those that aliases stand for."""
+MOST_LEVELS = 100
 
 
 def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
     """Setting name to YAML value. Keys may be written with underscores.
 
-    Raises ConfigError when the file cannot be read or parsed, is not a flat mapping, has a key that is no
-    setting, or has a setting twice.
+    Raises ConfigError when the file cannot be read or parsed, is not a flat mapping, or has a setting twice.
+    Which keys are settings is up to the plugins that it may name.
     """
     document = parse_yaml(path)
     if not isinstance(document, dict):
@@ -26,8 +29,6 @@ def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
         if name in IGNORED:
             warn(f"YAML file {path}: {key} is accepted and ignored")
             continue
-        if name not in BY_NAME:
-            raise ConfigError(f"YAML file {path}: unknown key {str(key)!r}{suggestion(name)}")
         if name in values:
             raise ConfigError(f"YAML file {path}: {name} is given twice")
         values[name] = value
@@ -35,14 +36,27 @@ def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader for which a repeated key is an error."""
+    """A safe loader for which a repeated key is an error, and so are merges (`<<`) that make very much."""
+
+    merged = 0
+    """Keys of all mappings so far, with those that were merged into them."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        keys = [key.value for key, _ in node.value]
-        repeated = next((key for key in keys if keys.count(key) > 1), None)
-        if repeated is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"{repeated} is given twice", node.start_mark)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                self._refuse(f"{key.value} is given twice", node)
+            seen.add(str(key.value))
         return super().construct_mapping(node, deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        self.merged += len(node.value)
+        if self.merged > MOST_VALUES:
+            self._refuse(f"mappings have more than {MOST_VALUES} keys", node)
+
+    def _refuse(self, reason: str, node: yaml.MappingNode) -> NoReturn:
+        raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
 
 
 def parse_yaml(path: str) -> object:
@@ -54,4 +68,24 @@ def parse_yaml(path: str) -> object:
         raise ConfigError(f"YAML file {path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"YAML file {path}: cannot be parsed: {error}") from None
+    if flaw := oversize(document):
+        raise ConfigError(f"YAML file {path}: {flaw}")
     return {} if document is None else document
+
+
+def oversize(document: object) -> str:
+    """What is too much in it once its aliases are written out; empty when nothing is.
+
+    An alias costs a few characters, and ten of ten of ten of them would be more than any memory holds.
+    """
+    pending, seen = [(document, 1)], 0
+    while pending:
+        item, depth = pending.pop()
+        inside = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        if inside and depth > MOST_LEVELS:
+            return f"lists and mappings are nested more than {MOST_LEVELS} levels deep"
+        seen += len(inside)
+        if seen > MOST_VALUES:
+            return f"with its aliases written out, it has more than {MOST_VALUES} values"
+        pending.extend((each, depth + 1) for each in inside)
+    return ""

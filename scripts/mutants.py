@@ -1,9 +1,10 @@
 """Small changes to the code that some test should notice: `make mutants N=80 SEED=1 ROOMS="kvcache schema"`.
 
 Each mutant flips one comparison, condition, sign, boolean or number of a room, and runs that room's tests:
-first those that start no process, then the others. It is killed when a test fails or the tests take far too
-long; one that survives is printed with its diff, for somebody to decide whether a test is missing or the
-change means nothing. The same seed draws the same mutants of the same code, evenly from the rooms.
+first those that start no process, then the others. It is killed when a test fails. Tests that take far too
+long kill it as well, but are counted apart: on a busy machine they may say nothing. What survived, or took
+too long, is printed with its diff, for somebody to decide whether a test is missing or the change means
+nothing. The same seed draws the same mutants of the same code, evenly from the rooms.
 
 All of it happens in a copy in a temporary folder; the working tree is only read.
 """
@@ -24,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from random import Random
 
@@ -44,10 +46,12 @@ WIRE = tuple(
     for name in ("wire_bodies", "wire_errors", "wire_limits", "messages", "responses", "tool_calls")
 )
 """What real servers answer to bodies of all kinds."""
+POOLED = ("tests/pooling/test_requests.py", "tests/pooling/test_refusals.py")
+"""What requests of the pooling routes are."""
 ROOMS = {
     "engine": ("app/engine", "tests/engine", *ENGINE),
     "clock": ("app/clock", "tests/clock"),
-    "protocol": ("app/protocol", "tests/protocol", "tests/api", *WIRE),
+    "protocol": ("app/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
     "api": ("app/api", "tests/api", "tests/pooling", "tests/script", "tests/conformance", "tests/surface"),
     "kvcache": ("app/kvcache", "tests/kvcache"),
     "kvindex": ("app/kvindex", "tests/kvindex"),
@@ -76,9 +80,19 @@ STAGES = (("--fast",), ("-m", "server or slow or redis"))
 """Options of pytest: which tests of a room run first, and which only when those are content."""
 NO_TESTS = 5
 """Exit status of pytest when it has selected none."""
+TOO_SLOW = -1
+"""What stands for the exit status of tests that were ended."""
 PATIENCE, LEAST_LIMIT_S = 4, 30.0
 """The tests of a mutant may take so many times as long as without it, and at least so many seconds."""
 MEMORY_BYTES = 16 << 30
+
+
+class Verdict(Enum):
+    """What the tests make of a mutant."""
+
+    KILLED = "killed"
+    TIMED_OUT = "TIMED OUT"
+    SURVIVED = "SURVIVED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,27 +200,28 @@ class Copy:
             self._limits[room, stage] = max(LEAST_LIMIT_S, PATIENCE * (time.monotonic() - begun))
         return ""
 
-    def kills(self, mutant: Mutant, code: str) -> bool:
-        """Whether the tests of the mutant's room notice that its file is `code`."""
+    def judge(self, mutant: Mutant, code: str) -> Verdict:
+        """What the tests of the mutant's room make of it when its file is `code`."""
         file = self.folder / mutant.path
         original = file.read_text()
         file.write_text(code)
         try:
-            return any(self._notice(mutant.room, stage) for stage in range(len(STAGES)))
+            for stage in range(len(STAGES)):
+                status, _ = self._run(mutant.room, stage, self._limits[mutant.room, stage])
+                if status not in (0, NO_TESTS):
+                    return Verdict.TIMED_OUT if status == TOO_SLOW else Verdict.KILLED
+            return Verdict.SURVIVED
         finally:
             file.write_text(original)
 
-    def _notice(self, room: str, stage: int) -> bool:
-        return self._run(room, stage, self._limits[room, stage])[0] not in (0, NO_TESTS)
-
     def _run(self, room: str, stage: int, limit_s: float, compiles: bool = False) -> tuple[int, str]:
-        """The exit status of pytest and the end of its output; -1 when it took longer than `limit_s`.
+        """The exit status of pytest and the end of its output; TOO_SLOW when it took longer than `limit_s`.
 
-        Only a run without mutant `compiles`, for all others. Hypothesis tries the same on every mutant,
-        and is patient.
+        Only a run without mutant `compiles`, for all others. Hypothesis tries the same on every mutant, is
+        patient, and looks for no simpler example than the first that fails.
         """
         tests = ROOMS[room][1:]
-        options = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci", *STAGES[stage])
+        options = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", *STAGES[stage])
         process = subprocess.Popen(
             [self._python, "-m", "pytest", *options, *tests],
             cwd=self.folder,
@@ -214,14 +229,14 @@ class Copy:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES)),
+            preexec_fn=_limit_memory,
         )
         try:
             output, _ = process.communicate(timeout=limit_s)
             return process.returncode, output[-4000:]
         except subprocess.TimeoutExpired:
             process.kill()
-            return -1, "too slow"
+            return TOO_SLOW, "too slow"
         finally:
             self._end_strays()
             process.communicate()
@@ -234,14 +249,21 @@ class Copy:
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
+def _limit_memory() -> None:
+    """At most `MEMORY_BYTES`, or less where the shell allows no more."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
 def diff(mutant: Mutant, original: str, code: str) -> str:
     old, new = original.splitlines(), code.splitlines()
     return "\n".join(difflib.unified_diff(old, new, mutant.path, mutant.path, lineterm="", n=2))
 
 
-def run(copy: Copy, mutants: Sequence[Mutant]) -> dict[str, list[bool]]:
-    """Whether each mutant was killed, by room; told line by line."""
-    killed: dict[str, list[bool]] = {}
+def run(copy: Copy, mutants: Sequence[Mutant]) -> dict[str, list[Verdict]]:
+    """What became of each mutant, by room; told line by line."""
+    verdicts: dict[str, list[Verdict]] = {}
     for number, mutant in enumerate(mutants, 1):
         original = (copy.folder / mutant.path).read_text()
         code = mutant.code(original)
@@ -249,17 +271,20 @@ def run(copy: Copy, mutants: Sequence[Mutant]) -> dict[str, list[bool]]:
             print(f"{number}/{len(mutants)} is no change: {mutant}", flush=True)
             continue
         begun = time.monotonic()
-        is_killed = copy.kills(mutant, code)
-        killed.setdefault(mutant.room, []).append(is_killed)
-        verdict = "killed" if is_killed else "SURVIVED"
-        print(f"{number}/{len(mutants)} {verdict} in {time.monotonic() - begun:.0f} s: {mutant}", flush=True)
-        if not is_killed:
+        verdict = copy.judge(mutant, code)
+        verdicts.setdefault(mutant.room, []).append(verdict)
+        took_s = time.monotonic() - begun
+        print(f"{number}/{len(mutants)} {verdict.value} in {took_s:.0f} s: {mutant}", flush=True)
+        if verdict is not Verdict.KILLED:
             print(diff(mutant, original, code), flush=True)
-    return killed
+    return verdicts
 
 
-def share(outcomes: Sequence[bool]) -> str:
-    return f"{sum(outcomes)} of {len(outcomes)}"
+def share(verdicts: Sequence[Verdict]) -> str:
+    """How many of them did not survive, and how many of those are in doubt."""
+    survived, late = verdicts.count(Verdict.SURVIVED), verdicts.count(Verdict.TIMED_OUT)
+    doubt = f", {late} of them by time-out" if late else ""
+    return f"{len(verdicts) - survived} of {len(verdicts)}{doubt}"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -277,11 +302,11 @@ def main(argv: Sequence[str]) -> int:
             if wrong := copy.check(room):
                 print(f"{wrong}\nthe tests of {room} fail without any mutant", file=sys.stderr)
                 return 1
-        killed = run(copy, mutants)
-    rows = [f"{room} {share(outcomes)}" for room, outcomes in killed.items()]
-    everything = [outcome for outcomes in killed.values() for outcome in outcomes]
-    percent = 100 * sum(everything) / max(1, len(everything))
-    print(f"killed {share(everything)} ({percent:.0f} %): {', '.join(rows)}")
+        verdicts = run(copy, mutants)
+    rows = [f"{room} {share(those)}" for room, those in verdicts.items()]
+    everything = [verdict for those in verdicts.values() for verdict in those]
+    percent = 100 - 100 * everything.count(Verdict.SURVIVED) / max(1, len(everything))
+    print(f"killed {share(everything)} ({percent:.0f} %): {'; '.join(rows)}")
     return 0
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import Phase, settings
 
 from tests.needs import NEEDS, skipped_line
 from tests.processes import refuse_process, starts_process
@@ -14,6 +15,9 @@ from tests.running_server import GENERAL_WAY, STEPS, RunningServer, running_serv
 
 LEFT_OUT = ("server", "slow", *(need.marker for need in NEEDS))
 """The markers of tests that do not run under --fast."""
+settings.register_profile(
+    "mutants", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate)
+)  # the same examples every time, and the first that fails will do
 
 
 @pytest.fixture(scope="session")

@@ -71,6 +71,8 @@ class Frontend:
     """Prompts tell the texts of their messages, which datasets look for."""
     scripts: ScriptDesk | None = None
     """Decides what is replied, where scripts are set."""
+    asks_plugins: bool = False
+    """Plugins decide about replies, and look at more than a plain request tells."""
     slices: Slices = field(default_factory=slices)
     """Counts the work on all requests, and pauses now and then."""
 

@@ -55,6 +55,7 @@ class PlainHandler(Generic[P]):
             or frontend.encoder_only
             or frontend.keeps_turns
             or frontend.scripts is not None
+            or frontend.asks_plugins
             or frontend.tokenizer.vocab_size is None  # a remote one, which has to be waited for
             or not frontend.faults.is_quiet
         )

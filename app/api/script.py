@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -12,21 +12,20 @@ from msgspec.structs import replace
 
 from app.api.builder import Prompt
 from app.api.writer import ResponseWriter, UsageOverrides
-from app.clock.pause import Slices
+from app.clock.pause import Pace, Slices
 from app.engine.request import EngineRequest
 from app.faults.injector import BYTES_PER_TOKEN, FaultInjector
 from app.http.context import RequestContext, client_name
-from app.http.errors import ApiError, bad_request
+from app.http.errors import ApiError
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.messages import Message as WireMessage
 from app.protocol.messages import content_text
-from app.protocol.pooling import EmbeddingRequest
 from app.protocol.slicing import each, slices
 from app.protocol.validation.sampling import GenerationRequest
 from app.script.book import Decision, ScriptBook
 from app.script.errors import ScriptFailure
-from app.script.matching import Message, Request
+from app.script.matching import KNOWN, Message, Request
 from app.tokenization import Tokenizer
 
 FAMILIES = {
@@ -37,6 +36,15 @@ FAMILIES = {
     "/v1/messages": "messages",
     "/inference/v1/generate": "generate",
     "/vllm.grpc.engine.VllmEngine/Generate": "generate",
+    "/vllm.grpc.engine.VllmEngine/Embed": "embeddings",
+    "/v1/embeddings": "embeddings",
+    "/pooling": "pooling",
+    "/classify": "classify",
+    "/score": "score",
+    "/v1/score": "score",
+    "/rerank": "rerank",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
 }
 PROMPT_STEPS = 10
 """Steps of work that a prompt takes besides those of each rule."""
@@ -44,9 +52,6 @@ MESSAGE = 10
 """Values that a message counts as that is looked at."""
 NO_RETRY = {"x-should-retry": "false"}
 """The SDKs of OpenAI and Anthropic would ask again after a 500."""
-
-
-ScriptedVectors = Sequence["array[float] | str | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,42 +87,22 @@ class ScriptDesk:
             directed += own if decision is None else self._directed(decision, asked, own, writer, context)
         return directed
 
-    def vectors(
-        self,
-        asked: EmbeddingRequest,
-        inputs: Sequence[Sequence[int]],
-        model: str,
-        context: RequestContext,
-    ) -> ScriptedVectors:
-        """What scripts say of each input: its vector, another text whose vector it gets, or nothing.
+    def pooled(
+        self, inputs: Iterable[Sequence[Message]], wants: str, model: str, context: RequestContext
+    ) -> list[Decision | None]:
+        """What scripts say of each input of a request that wants numbers; None where no rule does.
 
-        ApiError as `direct`; 400 where a vector has not as many numbers as the request wants.
+        ApiError as `direct`.
         """
-        said: list[array[float] | str | None] = []
+        said: list[Decision | None] = []
         within = Slices()
-        for number, ids in enumerate(inputs):
-            seen = request_of(context, asked.model or model, self._pooled(asked, number, ids), {})
-            decision = self.decide(seen)
+        for messages in inputs:
+            decision = self.decide(request_of(context, model, messages, {}, wants))
             within.spend(PROMPT_STEPS + self.book.rules)
             if decision is not None and decision.fault is not None:
                 self.faults.strike(context, decision.fault)
-            found = None if decision is None or decision.answer is None else decision.answer.embedding
-            if decision is None or not isinstance(found, tuple):
-                said.append(found if isinstance(found, str) else None)
-                continue
-            if asked.dimensions not in (None, len(found)):
-                place, own = decision.rule.place, len(found)
-                raise bad_request(
-                    f"{place}: its vector has {own} numbers, not {asked.dimensions}.", "dimensions"
-                )
-            said.append(array("f", found))
+            said.append(decision)
         return said
-
-    def _pooled(self, asked: EmbeddingRequest, number: int, ids: Sequence[int]) -> Sequence[Message]:
-        """The messages of one input; a text is a user's."""
-        if asked.conversations:
-            return messages_of(asked.conversations[number])
-        return (Message("user", asked.texts[number] if asked.texts else self.tokenizer.decode(ids)),)
 
     def decide(self, request: Request, own: Random | None = None) -> Decision | None:
         """As `ScriptBook.decide`. ApiError 500, not to be tried again, where the rule cannot answer."""
@@ -162,12 +147,16 @@ class ScriptDesk:
 
 
 def request_of(
-    context: RequestContext, model: str, messages: Sequence[Message], tools: Mapping[str, object]
+    context: RequestContext,
+    model: str,
+    messages: Sequence[Message],
+    tools: Mapping[str, object],
+    wants: str | None = None,
 ) -> Request:
-    """A request as rules see it."""
+    """A request as rules see it; `wants` as `Request` has it."""
     path = context.path if context.route is None else context.route.path
     return Request(
-        FAMILIES.get(path, "embeddings"),
+        FAMILIES.get(path, ""),
         model,
         messages,
         tools,
@@ -175,6 +164,8 @@ def request_of(
         partial(client_name, context),
         path,
         (context.content_length or 0) / BYTES_PER_TOKEN,
+        wants,
+        Pace(time.monotonic),
     )
 
 
@@ -204,4 +195,4 @@ def own_stream(request: EngineRequest, seen: Request) -> Random | None:
     """The randomness of a request that is to repeat itself."""
     if request.seed is None and not request.greedy:
         return None
-    return Random(f"{request.seed} {seen.last}")
+    return Random(f"{request.seed} {seen.last[:KNOWN]}")

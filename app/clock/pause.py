@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 PAUSE_S = 1e-6
 """Not 0: after a sleep of 0 the loop may run fifty more callbacks before it looks at sockets and timers."""
+LONGEST_WORK_S = 0.004
+"""After so long others have their turn."""
 SLICE_STEPS = 400
 """Steps of about 10 us each after which a slice of work ends: about 4 ms."""
 
@@ -55,6 +57,28 @@ class Slices:
         for start in range(0, len(items), size):
             yield items[start : start + size]
             self.spend(steps)
+
+
+class Pace:
+    """Pauses when that is due by the clock: for work of which nobody knows before how long it takes."""
+
+    __slots__ = ("_now", "_pause", "_since_s", "longest_s")
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        longest_s: float = LONGEST_WORK_S,
+        pause: Callable[[], None] = pause_if_possible,
+    ) -> None:
+        """`now` gives monotonic seconds."""
+        self._now, self._pause, self.longest_s = now, pause, longest_s
+        self._since_s = now()
+
+    def __call__(self) -> None:
+        """A part of the work is done; pause when the last pause is long ago."""
+        if self._now() - self._since_s > self.longest_s:
+            self._pause()
+            self._since_s = self._now()
 
 
 SWITCH_S = 0.0005

@@ -73,8 +73,8 @@ class Bar(Struct, gc=False, eq=False):
         it = self.request
         arrival_ms = in_ms(it.arrival_s - began_s)
         return (
-            self.number, it.request_id, it.index, len(it.prompt_ids), it.max_tokens, arrival_ms, it.adapter,
-            self.origin.path, it.n,
+            self.number, it.request_id[:MOST_CHARACTERS], it.index, len(it.prompt_ids), it.max_tokens,
+            arrival_ms, it.adapter and it.adapter[:MOST_CHARACTERS], self.origin.path, it.n,
         )  # fmt: skip
 
 

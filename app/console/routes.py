@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import fields
 
 from app.api.admin.config import PeerRanks
@@ -24,7 +26,7 @@ from app.http.route import Route, get, post
 from app.tokenization import Tokenizer
 from config.kinds import Kind
 from config.live import LiveSettings
-from config.settings import TABLE, Setting
+from config.settings import Setting
 
 ROOT = "/admin/console"
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -32,6 +34,8 @@ SHOWN_TOKENS = 4096
 """Tokens of a prompt that are shown, from its beginning."""
 SHOWN_CHARACTERS = 20_000
 SHOWN_SETTING = 1000
+SHOWN_ITEMS = 20
+"""Of a list or a mapping in a setting."""
 UNSHOWN = frozenset(
     (
         "request_id",
@@ -43,6 +47,7 @@ UNSHOWN = frozenset(
         "observers",
         "media",
         "tool_calls",
+        "adapter",
     )
 )
 """Fields of a request that are no settings, or are shown elsewhere."""
@@ -58,11 +63,7 @@ def stream_routes(feed: Feed, observer: Observer, siblings: PeerRanks) -> list[R
 
     def figures(context: RequestContext) -> Response:
         """What this rank does; with `?ranks=all`, what each does."""
-        own = observer.summary()
-        if context.argument("ranks") != "all":
-            return json_response(own)
-        others = siblings.ask("GET", context.path, context.headers)
-        return json_response(dict(sorted({str(siblings.own): own, **others}.items())))
+        return json_response(siblings.answers(context, observer.summary()))
 
     return [get(f"{ROOT}/stream", stream), get(f"{ROOT}/figures", figures)]
 
@@ -92,7 +93,7 @@ def told(bar: Bar, tokenizer: Tokenizer) -> dict[str, Any]:
     prompt = tokenizer.decode(list(request.prompt_ids[:SHOWN_TOKENS]), skip_special_tokens=False)
     return {
         "number": bar.number,
-        "request_id": request.request_id,
+        "request_id": request.request_id[:SHOWN_SETTING],
         "choice": request.index,
         **msgspec.to_builtins(bar.origin),
         "prompt": prompt[:SHOWN_CHARACTERS],
@@ -110,14 +111,36 @@ def shown(value: object) -> object:
     """Numbers as they are, others as a text that is not too long."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    return (value if isinstance(value, str) else repr(value))[:SHOWN_SETTING]
+    return (value if isinstance(value, str) else brief(value))[:SHOWN_SETTING]
+
+
+def brief(value: object, levels: int = 3) -> str:
+    """The beginning of a value, as text; of our structs what is not as usual. It never looks at all of it."""
+    if isinstance(value, str | bytes):
+        return repr(value[:SHOWN_SETTING])
+    if not isinstance(value, Struct | Collection):
+        return repr(value)[:SHOWN_SETTING]
+    if not levels:
+        return "..."
+    if isinstance(value, Struct):
+        given = ((field.name, getattr(value, field.name), field.default) for field in fields(value))
+        return ", ".join(
+            f"{name}: {brief(it, levels - 1)}" for name, it, usual in given if it not in (usual, {})
+        )
+    first = list(islice(value, SHOWN_ITEMS))
+    if isinstance(value, Mapping):
+        parts = [f"{brief(key, levels - 1)}: {brief(value[key], levels - 1)}" for key in first]
+    else:
+        parts = [brief(each, levels - 1) for each in first]
+    more = ["..."] * (len(value) > SHOWN_ITEMS)
+    return ("{%s}" if isinstance(value, Mapping) else "[%s]") % ", ".join(parts + more)
 
 
 def knob_routes(live: LiveSettings) -> list[Route]:
 
     def knobs(context: RequestContext) -> Response:
         """The settings that may change, as POST /admin/config takes them."""
-        return json_response([knob_of(row, live) for row in TABLE if row.live])
+        return json_response([knob_of(row, live) for row in live.current.table.rows if row.live])
 
     return [get(f"{ROOT}/knobs", knobs)]
 

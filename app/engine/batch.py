@@ -154,7 +154,7 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
     def filled(self, sequence: S) -> None:
         """More of its prompt is computed: `computed` tokens of what it has."""
 
-    def release(self, sequence: S, held: int, findable: int = 0) -> None:
+    def release(self, sequence: S, held: int, findable: int) -> None:
         """Take its blocks back; a preempted one may find the first `findable` again."""
 
     def forget(self, sequence: S) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import chain, count, groupby
 
 from app.clock.pause import pause_if_possible
 from app.engine.errors import PromptExceedsCache
@@ -39,11 +39,11 @@ class KVCacheManager:
         Each prompt is hashed once, with pauses in which others have their turn.
         """
         blocks: list[SequenceBlocks] = []
-        prompt, number = None, -1
-        for request in requests:
-            if prompt is None or request.index // request.n != number:
-                prompt, number = self._prompt(request), request.index // request.n
-            blocks.append(SequenceBlocks(self, f"{request.request_id} {next(self._numbers)}", prompt))
+        for _, choices in groupby(requests, key=lambda it: it.index // it.n):
+            first = next(choices)
+            prompt = self._prompt(first)
+            for request in chain((first,), choices):
+                blocks.append(SequenceBlocks(self, f"{request.request_id} {next(self._numbers)}", prompt))
         return blocks
 
     def _prompt(self, request: EngineRequest) -> Prompt:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as Listed
 from concurrent.futures import Future
 from functools import partial
-from itertools import repeat
+from itertools import count, repeat
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ from app.metrics.recorder import Recorder
 from config.settings import Settings
 
 if TYPE_CHECKING:
+    from app.engine.step_cost import CostModel
     from app.engine.step_executor import StepExecutor
     from config.profile import Profile
 
@@ -60,17 +61,21 @@ class Engine:
         recorder: Recorder,
         clock: Clock,
         streams: Streams,
-        lora: LoRASlots | None = None,
+        lora: LoRASlots,
         cache: KVCacheManager | None = None,
         profile: Profile | None = None,
+        cost: CostModel | None = None,
     ) -> None:
-        """With a `profile` sequences share its steps (`timing: steps`); else each has its own latencies."""
+        """With a `profile` sequences share its steps (`timing: steps`); else each has its own latencies.
+
+        `cost` says what a step costs, instead of the profile.
+        """
         limits = settings.scheduling
         self.recorder = recorder
         self.draining = False
         self.healthy = True
         self.wheel = TimerWheel(clock)
-        self.lora = lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
+        self.lora = lora
         by_priority = limits.scheduling_policy == "priority"
         self.timing = PerRequestTiming(
             settings.latency, limits.max_num_seqs, lambda: self.executor.running, streams("latency")
@@ -87,7 +92,7 @@ class Engine:
             )
             from app.engine.stepped import SteppedSequence
 
-            steps = step_executor(settings, profile, self._runtime, lora, cache, streams("drafts"))
+            steps = step_executor(settings, profile, self._runtime, lora, cache, streams("drafts"), cost)
             self.executor, self._sequence = steps, partial(SteppedSequence, executor=steps)
         self._model = model
         self._cache = cache
@@ -148,13 +153,14 @@ class Engine:
 
         All or none are admitted. Raises any EngineError, and then nothing has begun. May pause.
         """
-        submission = Submission(requests[0].request_id if requests else "", self._active)
         if not requests:
-            return submission
+            return Submission("", self._active)
+        first = requests[0]
+        submission = Submission(first.request_id, self._active)
         replies = self._replies(requests)
         if self._needs_no_slot(requests, replies):
             self.check_accepting(1)
-            emit_at_once(requests[0], replies[0], emit, self._runtime)
+            emit_at_once(first, replies[0], emit, self._runtime)
             return submission
         blocks = repeat(None) if self._cache is None else self._cache.blocks_of(requests)
         sequences = [
@@ -164,8 +170,8 @@ class Engine:
         if self._refuses_full and not all(sequence.fits() for sequence in sequences):
             raise KVCacheFull
         # Nothing may wait between this and the end, or others would take the slots.
-        self.check_admission(len(sequences), requests[0].adapter)
-        if requests[0].observers:
+        self.check_admission(len(sequences), first.adapter)
+        if first.observers:
             _observe(sequences)
         submission.begin(sequences)
         return submission
@@ -193,7 +199,7 @@ class Engine:
             return False
         if not isinstance(slots, SlotExecutor):
             return False
-        request, reply = requests[0], replies[0]
+        [request], [reply] = requests, replies
         special = request.adapter or request.observers or request.delays or request.remote_prefill
         return not (
             special
@@ -212,13 +218,13 @@ class Engine:
         if len(requests) == 1 or sum(map(_work, requests)) <= MOST_TOKENS_UNPAUSED:
             return [reply(request) for request in requests]
         replies, begun_s = [], self._clock.now()
-        first = self._seeds.randrange(SEEDS)
-        for number, request in enumerate(requests):
+        seeds = count(self._seeds.randrange(SEEDS))
+        for request, seed in zip(requests, seeds, strict=False):
             if self._clock.now() - begun_s > LONGEST_WORK_S:
                 pause_if_possible()
                 begun_s = self._clock.now()
             if request.seed is None and not request.greedy:
-                request = replace(request, seed=first + number)
+                request = replace(request, seed=seed)
             replies.append(reply(request))
         return replies
 
@@ -231,7 +237,7 @@ class Choice(Protocol):
     """Emitted so far."""
     over: bool
 
-    def enter(self, soon: bool = False) -> None:
+    def enter(self, soon: bool) -> None:
         """Ask to run, or do so in a later turn of the event loop."""
 
     def abort(self) -> None:

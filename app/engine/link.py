@@ -61,7 +61,7 @@ class EngineLink:
             self._socket.disable_monitor()
             self._socket.close()
         if self._context is not None:
-            self._context.destroy(linger=0)
+            self._context.destroy()
         self._socket = self._context = None
 
     def send(self, orders: Sequence[Order]) -> bool:

@@ -54,6 +54,8 @@ class Part(Struct, gc=False, frozen=True):
     name: str = ""
     raw: str = ""
     """All of a reply whose last call was cut off, with its markup: whole answers tell it as their text."""
+    id: str = ""
+    """What the client is told as the id of a call; where it is empty, the writer draws one."""
 
 
 class Started(Struct, gc=False):

@@ -149,8 +149,8 @@ class RemoteEngine:
             self._names,
             self._reader_of(request),
             self._leave,
+            submission.ended,
         )
-        choice.ended = submission.ended
         choice.watches = watches_of(request)
         return choice
 
@@ -244,11 +244,11 @@ def _batches(choices: Sequence[RemoteChoice]) -> list[list[RemoteChoice]]:
     batches: list[list[RemoteChoice]] = []
     room = 0
     for choice in choices:
-        room -= ORDER_TOKENS + len(choice.request.prompt_ids)
-        if not batches or room < 0:
+        if room <= 0:
             batches.append([])
             room = BATCH_TOKENS
         batches[-1].append(choice)
+        room -= ORDER_TOKENS + len(choice.request.prompt_ids)
     return batches
 
 

@@ -36,15 +36,18 @@ class RemoteChoice:
         names: Names,
         reader: PartReader | None,
         leave: Callable[[RemoteChoice, bool], None],
+        ended: Callable[[RemoteChoice], tuple[int, int]],
     ) -> None:
-        """`leave` is given whether the engine computes it still."""
+        """`leave` is given whether the engine computes it still.
+
+        `ended` is called once, when it is over; it gives `choices` and `longest` of `FinishedSequence`.
+        """
         self.request, self.key = request, key
         self.tokens = 0
         self.over = False
         self.watches: Iterable[Watch] = ()
-        self.ended: Callable[[RemoteChoice], tuple[int, int]] = lambda choice: (0, 0)
-        """Called once, when it is over; it gives `choices` and `longest` of `FinishedSequence`."""
         self._emit, self._recorder, self._now, self._names, self._leave = emit, recorder, now, names, leave
+        self._ended = ended
         self._reader = reader
         self._held: list[int] = []
         """Tokens whose text the reader keeps."""
@@ -81,7 +84,7 @@ class RemoteChoice:
         """What was said is not kept here."""
         return ""
 
-    def enter(self, soon: bool = False) -> None:
+    def enter(self, soon: bool) -> None:
         """It has been ordered with the others of its request."""
 
     def take(self, said: Said) -> None:
@@ -219,7 +222,7 @@ class RemoteChoice:
         end_s = self._now()
         scheduled_s = end_s if self._scheduled_s is None else self._scheduled_s
         first_s = scheduled_s if self._first_s is None else self._first_s
-        choices, longest = self.ended(self)
+        choices, longest = self._ended(self)
         row = FinishedSequence(
             reason,
             prompt_tokens=len(request.prompt_ids),

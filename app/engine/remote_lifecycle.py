@@ -36,7 +36,7 @@ class RemoteLifecycle:
         """See `Operations`. InvalidSleepLevel; weights and cache are freed at levels 1 and 2."""
         if not 0 <= level <= DEEPEST:
             raise InvalidSleepLevel(level)
-        self._do(Command(number=0, name="sleep", level=level, mode=mode), caller_left)
+        self._do(Command(name="sleep", level=level, mode=mode), caller_left)
         self._engine.load.paused, self._engine.load.sleep_level = True, level
         self._engine.recorder.sleeping(level)
         self._engine.recorder.slept("sleep", 0.0)
@@ -50,7 +50,7 @@ class RemoteLifecycle:
         if tags is not None and not TAGS.issuperset(tags):
             raise UnknownWakeTags(TAGS)
         named = None if tags is None else tuple(tags)
-        self._do(Command(number=0, name="wake_up", tags=named))
+        self._do(Command(name="wake_up", tags=named))
         if tags is None or set(tags) >= TAGS:
             self._engine.load.paused, self._engine.load.sleep_level = False, None
         if not self.is_sleeping:
@@ -59,17 +59,17 @@ class RemoteLifecycle:
 
     def pause(self, mode: PauseMode, caller_left: Event) -> None:
         """See `Operations`."""
-        self._do(Command(number=0, name="pause", mode=mode), caller_left)
+        self._do(Command(name="pause", mode=mode), caller_left)
         self._engine.load.paused = True
 
     def resume(self) -> None:
         """See `Operations`."""
-        self._do(Command(number=0, name="resume"))
+        self._do(Command(name="resume"))
         self._engine.load.paused = False
 
     def reset_prefix_cache(self) -> bool:
         """See `Operations`."""
-        return bool(self._do(Command(number=0, name="reset_prefix_cache")).value)
+        return bool(self._do(Command(name="reset_prefix_cache")).value)
 
     def drain(self) -> None:
         """See `Operations`: of this worker."""

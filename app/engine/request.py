@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -48,6 +48,14 @@ class Constraint(Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
 
 
+class ScriptedCall(NamedTuple):
+    """A tool call: arguments are JSON, an empty id is drawn by the writer."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
 class ScriptedReply(Struct, frozen=True, kw_only=True):
     """What a script has decided about a reply; waits are in seconds, on top of the engine's own."""
 
@@ -55,8 +63,7 @@ class ScriptedReply(Struct, frozen=True, kw_only=True):
     """The model decides what is said; only the waits are the script's."""
     text: str = ""
     reasoning: str = ""
-    calls: tuple[tuple[str, str], ...] = ()
-    """Name and arguments, as JSON, of each tool call."""
+    calls: tuple[ScriptedCall, ...] = ()
     in_parts: bool = True
     """Thoughts and calls are told apart from the text; else they are in it, marked up."""
     finish: StopCause | None = None

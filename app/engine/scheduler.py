@@ -12,6 +12,7 @@ another. A property test holds both ways equal.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Generic
 
 from app.engine.batch import Batch, Blocks, FirstCome, S, SchedulerLimits, SequenceState, Speculation, Waiting
@@ -44,7 +45,8 @@ class Scheduler(Generic[S]):
         self._speculation = speculation
         self._in_bulk = in_bulk and speculation is None
         self._limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
-        self._arrivals = self._admissions = 0
+        self._arrivals = 0
+        self._places = count()
         self._step = 0
         """The number of the step that is made next."""
         self._under_way = 0
@@ -80,7 +82,7 @@ class Scheduler(Generic[S]):
                 self._part(sequence)
             elif sequence in self.prefilling:
                 self.prefilling.remove(sequence)
-            self._leave(sequence)
+            self._leave(sequence, 0)
             return
         if sequence in self.fetching:
             self.fetching.remove(sequence)
@@ -118,11 +120,11 @@ class Scheduler(Generic[S]):
         self._under_way -= 1
         for sequence in batch.ends:
             if sequence.running:
-                self._leave(sequence)
+                self._leave(sequence, 0)
             elif self.waiting.remove(sequence):  # it was preempted with its last token in flight
                 self._forget(sequence)
 
-    def _leave(self, sequence: S, findable: int = 0) -> None:
+    def _leave(self, sequence: S, findable: int) -> None:
         """Give place and blocks back; the first `findable` blocks may be found again."""
         self.running.remove(sequence)
         sequence.running = False
@@ -133,8 +135,7 @@ class Scheduler(Generic[S]):
     def _forget(self, sequence: S) -> None:
         """Who has no place gives back the blocks that it has all the same, if any."""
         if sequence.held:
-            self.blocks.release(sequence, sequence.held)
-            sequence.held = 0
+            self.blocks.release(sequence, sequence.held, 0)
         self.blocks.forget(sequence)
 
     # Who runs goes on (rule 3a).
@@ -194,7 +195,6 @@ class Scheduler(Generic[S]):
                 self._note_need(sequence)
         ends = self._ends.pop(step, ())
         for sequence in sorted(ends, key=_place):
-            sequence.computed = step + 1 + sequence.lead
             self._end(sequence, batch)
             self._leads -= sequence.lead
         if ends:
@@ -286,7 +286,7 @@ class Scheduler(Generic[S]):
             sequence = self.waiting.head() if budget > 0 else None
             if sequence is None:
                 return
-            known, found = sequence.known, 0
+            known = sequence.known
             if not sequence.held:
                 found = blocks.find(sequence, known)
                 if not blocks.fits(sequence, known, found):
@@ -303,8 +303,7 @@ class Scheduler(Generic[S]):
             if not sequence.held:
                 sequence.held = -(-(sequence.computed + tokens) // size)
                 blocks.begin(sequence, found, sequence.held - found)
-            self._admissions += 1
-            sequence.running, sequence.place = True, self._admissions
+            sequence.running, sequence.place = True, next(self._places)
             self.running.append(sequence)
             self.prefilling.append(sequence)
             batch.admitted.append(sequence)
@@ -372,7 +371,6 @@ class Scheduler(Generic[S]):
         """It advances with the others no more."""
         self._decoding = [it for it in self._decoding if it is not sequence]
         self._leads -= sequence.lead
-        sequence.decodes = False
         next_need = sequence.held * self.blocks.block_size - sequence.lead
         for calendar, step in ((self._ends, sequence.last_step), (self._needs, next_need)):
             if sequence in (noted := calendar.get(step, [])):

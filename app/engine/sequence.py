@@ -125,7 +125,7 @@ class Sequence:
         """Whether the KV cache has room for the prompt now."""
         return self._blocks is None or self._blocks.fits()
 
-    def enter(self, soon: bool = False) -> None:
+    def enter(self, soon: bool) -> None:
         """Ask to run, or do so in a later turn of the event loop."""
         raise NotImplementedError
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from math import exp
+from typing import Any, Protocol
 
 from app.engine.batch import Batch, S
 from config.profile import CostConstants
 
 TILE_ROWS = 128
 """Rows of a matrix product that are computed together."""
+
+
+class CostModel(Protocol):
+    """What a step costs; `StepCost`, or a plugin's own."""
+
+    def seconds(self, batch: Batch[Any], start_s: float, idle: bool) -> float:
+        """See `StepCost.seconds`. Called once for each step, in order; it must not wait."""
 
 
 class StepCost:

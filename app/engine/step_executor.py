@@ -20,7 +20,7 @@ from app.engine.cache_manager import KVCacheManager
 from app.engine.scheduler import Scheduler
 from app.engine.sequence import Runtime
 from app.engine.speculation import Drafts
-from app.engine.step_cost import StepCost
+from app.engine.step_cost import CostModel, StepCost
 from app.engine.step_loop import StepLoop
 from app.engine.stepped import HashedBlocks, StepCall, StepOwner, StepQueue, StepState
 from app.kvcache.counted import CountedBlocks
@@ -43,8 +43,9 @@ def step_executor(
     lora: LoRASlots,
     cache: KVCacheManager | None,
     rng: Random,
+    cost: CostModel | None = None,
 ) -> StepExecutor:
-    """The executor that `settings` and `profile` describe."""
+    """The executor that `settings` and `profile` describe. `cost` instead of the profile's, if given."""
     scheduling, at, kvcache = settings.scheduling, settings.steps, settings.kvcache
     limits = SchedulerLimits(
         max_num_seqs=scheduling.max_num_seqs,
@@ -62,7 +63,7 @@ def step_executor(
     return StepExecutor(
         limits,
         blocks,
-        StepCost(profile.cost),
+        cost or StepCost(profile.cost),
         profile.front,
         runtime,
         lora,
@@ -83,13 +84,13 @@ class StepExecutor(Executor):
         self,
         limits: SchedulerLimits,
         blocks: Blocks[StepState],
-        cost: StepCost,
+        cost: CostModel,
         front: FrontCosts,
         runtime: Runtime,
         lora: LoRASlots,
-        manager: KVCacheManager | None = None,
-        speculation: Speculation | None = None,
-        depth: int = 2,
+        manager: KVCacheManager | None,
+        speculation: Speculation | None,
+        depth: int,
     ) -> None:
         """`manager` is the cache that `blocks` are of, where there is one."""
         self.slots = limits.max_num_seqs
@@ -205,7 +206,7 @@ class StepExecutor(Executor):
             state = self._line.popleft()[1]
             if state.owner is not None and self._is_seen(state.owner):
                 taken.append(state)
-        # What one of them says may have ended others: those have withdrawn by themselves.
+        # What one of them says may have ended it, or others: those have withdrawn by themselves.
         taken = [state for state in taken if state.owner is not None]
         self._in_line -= len(taken)
         return taken
@@ -213,14 +214,14 @@ class StepExecutor(Executor):
     def _is_seen(self, owner: StepOwner) -> bool:
         """Whether the scheduler is to have it. A sequence that is over withdraws by itself."""
         try:
-            seen = owner.seen()
+            if owner.seen():
+                return True
+            if isinstance(owner, StepCall):
+                self._in_line -= 1
         except Exception as error:
             log.exception("what ends a sequence at once could not be handed out")
             owner.fail(error)
-            return False
-        if not seen and isinstance(owner, StepCall):
-            self._in_line -= 1
-        return seen
+        return False
 
     def _transfer(self, state: StepState) -> float:
         return self._timing.time_to_first_token(state.prompt_tokens, remote=True)
@@ -330,7 +331,7 @@ class StepExecutor(Executor):
                 owner.fail(error)
         if not first.left:
             self._out.popleft()
-        return max(count, 1)
+        return count
 
 
 class HandOut:

@@ -13,7 +13,7 @@ from typing import Generic, Protocol
 
 from app.engine.batch import Batch, S
 from app.engine.scheduler import Scheduler
-from app.engine.step_cost import StepCost
+from app.engine.step_cost import CostModel
 
 
 class Arrivals(Protocol[S]):
@@ -42,7 +42,7 @@ class StepLoop(Generic[S]):
     def __init__(
         self,
         scheduler: Scheduler[S],
-        cost: StepCost,
+        cost: CostModel,
         arrivals: Arrivals[S],
         outputs: Outputs[S],
         out_per_stream_s: float = 0.0,
@@ -72,7 +72,7 @@ class StepLoop(Generic[S]):
         self._wake_s: float | None = None
 
     def wake(self, now_s: float) -> None:
-        """Something has changed outside of steps and arrivals: look at `now_s` whether a step can be made."""
+        """Something has changed while no step is under way: look at `now_s` whether one can be made."""
         self._wake_s = now_s
 
     def advance(self, now_s: float) -> float | None:
@@ -91,25 +91,21 @@ class StepLoop(Generic[S]):
 
         Arrivals are looked at only when a step can be made.
         """
-        wake_s = self._wake_s
         if self._under_way:
-            end_s = self._under_way[0][0]
-            if wake_s is None or len(self._under_way) >= self._depth:
-                return end_s
-            return min(end_s, wake_s)
+            return self._under_way[0][0]
         arrival_s = self._arrivals.next_s()
         transfer_s = self._transfers[0][0] if self._transfers else None
-        moments = [it for it in (wake_s, arrival_s, transfer_s) if it is not None]
+        moments = [it for it in (self._wake_s, arrival_s, transfer_s) if it is not None]
         return min(moments) if moments else None
 
     def go_on(self, due_s: float) -> None:
         """Do what comes next, which is due at `due_s`."""
         self.now_s = now_s = max(due_s, self.now_s)
-        self._wake_s = None
-        if self._under_way and self._under_way[0][0] <= now_s:
+        if self._under_way:
             self._complete(*self._under_way.popleft())
         while len(self._under_way) < self._depth and self._make(now_s):
             pass
+        self._wake_s = None
 
     def _complete(self, end_s: float, batch: Batch[S]) -> None:
         first_s = max(end_s, self._front_s) + self._out_s

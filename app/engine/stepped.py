@@ -48,7 +48,7 @@ class StepOwner(Protocol):
         """Tokens of its prompt that need not be computed."""
 
     def seen(self) -> bool:
-        """The scheduler sees it; False when it is over already."""
+        """The scheduler sees it; False when it needs no step."""
 
     def found(self, tokens: int) -> None:
         """So many tokens of its prompt were cached."""
@@ -154,14 +154,12 @@ class SteppedSequence(Sequence):
         blocks = self.state.blocks
         return blocks is None or blocks.fits()
 
-    def enter(self, soon: bool = False) -> None:
+    def enter(self, soon: bool) -> None:
         """The front has it; the scheduler sees it in a while."""
         self._executor.enter(self.state)
 
     def seen(self) -> bool:
-        """The scheduler sees it; False when it is over already."""
-        if self.over:
-            return False
+        """The scheduler sees it; False when it needs no step."""
         least = self.request.least_hit_rate
         if least and self._share_cached() < least:
             # Too little is cached: the reply is empty, and comes at once (simulator.md 13.7).
@@ -342,7 +340,6 @@ class StepQueue:
 
     def left(self, sequence: StepState) -> None:
         if sequence.holds_adapter and sequence.adapter is not None:
-            sequence.holds_adapter = False
             self._lora.leave(sequence.adapter)
 
     def remove(self, sequence: StepState) -> bool:
@@ -386,7 +383,7 @@ class HashedBlocks:
         if sequence.blocks is not None:
             sequence.blocks.compute(sequence.computed)
 
-    def release(self, sequence: StepState, held: int, findable: int = 0) -> None:
+    def release(self, sequence: StepState, held: int, findable: int) -> None:
         if sequence.blocks is not None:
             sequence.blocks.finish()
 

@@ -42,7 +42,7 @@ class TimedSequence(Sequence):
         self._queued = self._holds_slot = False
         self._due_s = 0.0
 
-    def enter(self, soon: bool = False) -> None:
+    def enter(self, soon: bool) -> None:
         """Ask for a slot, or for one in a later turn; wait in the queue when none is free."""
         if not self._executor.enter(self, soon) and not self.over:
             self._queued = True

@@ -95,7 +95,7 @@ class PerRequestTiming:
         )
 
     def _sample(self, mean_s: float, std_dev_s: float) -> float:
-        if std_dev_s == 0 or mean_s == 0:
+        if std_dev_s == 0:
             return mean_s
         drawn = self._rng.gauss(mean_s, std_dev_s)
         return min(max(drawn, LOWEST * mean_s), HIGHEST * mean_s)

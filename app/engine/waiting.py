@@ -35,7 +35,7 @@ class WaitingQueue(Generic[W]):
     cannot be loaded now holds up no other (simulator.md 10.2).
     """
 
-    def __init__(self, lora: LoRASlots, by_priority: bool = False) -> None:
+    def __init__(self, lora: LoRASlots, by_priority: bool) -> None:
         self._lora = lora
         self._by_priority = by_priority
         self._heaps: dict[str | None, list[tuple[float, int, W]]] = {}
@@ -43,8 +43,6 @@ class WaitingQueue(Generic[W]):
         self.tasks: set[W] = set()
         """All that wait."""
         self._arrivals = 0
-        self._removed = 0
-        """Ws in heaps that wait no more."""
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -63,8 +61,7 @@ class WaitingQueue(Generic[W]):
         if task not in self.tasks:
             return False
         self.tasks.remove(task)
-        self._removed += 1
-        if self._removed > len(self.tasks) + SLACK:
+        if sum(map(len, self._heaps.values())) > 2 * len(self.tasks) + SLACK:
             self._compact()
         return True
 
@@ -89,14 +86,12 @@ class WaitingQueue(Generic[W]):
         for adapter, heap in list(self._heaps.items()):
             self._heaps[adapter] = kept = [entry for entry in heap if entry[2] in self.tasks]
             heapq.heapify(kept)
-        self._removed = 0
 
     def _live(self, adapter: str | None) -> list[tuple[float, int, W]]:
         """The heap of `adapter` without those at its head that wait no more."""
         heap = self._heaps[adapter]
         while heap and heap[0][2] not in self.tasks:
             heapq.heappop(heap)
-            self._removed -= 1
         if not heap:
             del self._heaps[adapter]
         return heap

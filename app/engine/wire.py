@@ -112,8 +112,9 @@ class Abort(Struct, frozen=True, tag="abort"):
 class Command(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
     """What an operator wants; answered by `Answer` with the same number."""
 
-    number: int
     name: Literal["pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "stats"]
+    number: int = 0
+    """Chosen by the worker's `RemoteEngine`."""
     level: int = 0
     """Of sleep."""
     tags: tuple[str, ...] | None = None

@@ -64,6 +64,9 @@ class Fault(Struct, frozen=True, kw_only=True):
     """(before token n, seconds), as an engine request has them."""
     damage: Damage | None = None
 
+    def named(self, name: str) -> Fault:
+        return replace(self, name=name)
+
     def with_headers(self, headers: Mapping[str, str]) -> Fault:
         return replace(self, headers=headers)
 

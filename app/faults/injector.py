@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from sys import getsizeof
@@ -23,16 +23,22 @@ ENTRY_BYTES = 512
 """Memory of an entry without its texts and its script."""
 
 
+FaultSource = Callable[[RequestFacts], Fault | None]
+"""What is to go wrong with a request, if anything."""
+
+
 class FaultPlan:
-    """What goes wrong: as a request asks (X-Return-Error, X-Fault), as rules say, or by chance.
+    """What goes wrong: as a request asks (X-Return-Error, X-Fault), as plugins or rules say, or by chance.
 
     The first of these that has a fault decides; those after it do not see the request. `now` gives monotonic
     seconds.
     """
 
-    def __init__(self, rng: Random, now: Callable[[], float]) -> None:
+    def __init__(self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()) -> None:
+        """`sources` are those of plugins."""
         self._rng = rng
         self._now = now
+        self._sources = tuple(sources)
         self._rate = 0
         self._kinds: tuple[str, ...] = ()
         self._model, self._context = "", 0
@@ -46,7 +52,7 @@ class FaultPlan:
     @property
     def is_quiet(self) -> bool:
         """True when nothing goes wrong but what a request asks for."""
-        return not self._rate and self._script is None
+        return not self._rate and self._script is None and not self._sources
 
     @property
     def size_bytes(self) -> int:
@@ -74,7 +80,7 @@ class FaultPlan:
     def fault_for(self, request: RequestFacts) -> Fault | None:
         """The fault of a request, or None. A header that makes no sense is one, too: 400."""
         headers: dict[str, str] = {}
-        for source in (self._returned, self._asked_for, self._scripted, self._drawn):
+        for source in (self._returned, self._asked_for, *self._sources, self._scripted, self._drawn):
             fault = source(request)
             if fault is not None:
                 headers |= fault.headers
@@ -121,8 +127,8 @@ BYTES_PER_TOKEN = 4
 class FaultInjector:
     """Decides by its plan what goes wrong with a request. `now` gives monotonic seconds."""
 
-    def __init__(self, rng: Random, now: Callable[[], float]) -> None:
-        self.plan = FaultPlan(rng, now)
+    def __init__(self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()) -> None:
+        self.plan = FaultPlan(rng, now, sources)
         self.active = False
         """True as soon as something went wrong on purpose."""
 

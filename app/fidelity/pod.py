@@ -9,7 +9,7 @@ from random import Random
 from app.engine.batch import Batch, Blocks, SchedulerLimits
 from app.engine.scheduler import Scheduler
 from app.engine.speculation import Drafts
-from app.engine.step_cost import StepCost
+from app.engine.step_cost import CostModel
 from app.engine.step_loop import StepLoop
 from app.fidelity.client import note_moments
 from app.fidelity.prefix_blocks import GroupedRequest, PrefixBlocks
@@ -84,6 +84,7 @@ class Pod:
     def __init__(
         self,
         profile: Profile,
+        cost: CostModel,
         grouped: bool,
         seed: str,
         timeline: Timeline,
@@ -102,7 +103,7 @@ class Pod:
         self.scheduler = Scheduler(scheduler_limits(at), blocks, speculation=drafts)
         self.loop = StepLoop(
             self.scheduler,
-            StepCost(profile.cost),
+            cost,
             self,
             self,
             profile.front.out_per_stream,

@@ -19,7 +19,7 @@ from app.fidelity.limits import check_load, longest_tokens
 from app.fidelity.plot import check_drawing, draw_run, draw_sweep
 from app.fidelity.processes import each
 from app.fidelity.progress import Progress
-from app.fidelity.simulate_options import STDOUT, Options, read
+from app.fidelity.simulate_options import STDOUT, Options, Plugged, read
 from app.fidelity.simulation import Outcome, Told
 from app.fidelity.summary import Summary, summarize
 from app.fidelity.sweep import Point, Sweep, highest
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 Write = Callable[[Path], None]
 
 
-def run(argv: Sequence[str]) -> int:
-    """Exit status."""
+def run(argv: Sequence[str], plugged: Plugged) -> int:
+    """Exit status. `plugged` tells what plugins say of the costs."""
     try:
-        options = read(argv)
+        options = read(argv, plugged)
         if options.plot is not None:
             check_drawing()
         # Nothing here refers to itself in a circle, so looking for circles among millions is in vain.

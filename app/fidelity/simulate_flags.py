@@ -14,10 +14,12 @@ from app.fidelity.routing import POLICIES, RANDOM
 from app.fidelity.sweep import MOST, read_objectives, read_sweep
 from app.load.synthetic import ARRIVALS, Lengths, read_lengths
 from app.load.trace import MOST_TOKENS
+from config import ConfigError
 from config.devices import DEVICES
 from config.durations import parse_duration
-from config.flags import Parser, whole_number
+from config.flags import Parser, add_section, whole_number
 from config.profile import DEFAULT_PROFILE
+from config.settings import Settings, Table, table_of
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of them, on virtual time: the steps that timing steps plays live
@@ -30,10 +32,11 @@ THRESHOLD = "long-prefill-token-threshold"
 SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-scheduling")
 Group = argparse._ArgumentGroup
 T = TypeVar("T")
+PLAIN = table_of(Settings)
 
 
-def parser() -> argparse.ArgumentParser:
-    """What is not given is None, where nothing else is said."""
+def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
+    """What is not given is None, where nothing else is said. `table` has the settings of plugins, too."""
     flags = Parser(prog="python -m app simulate", description=ABOUT, allow_abbrev=False)
     told = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
     flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=told)
@@ -43,7 +46,17 @@ def parser() -> argparse.ArgumentParser:
     _add_client(flags.add_argument_group("Client and fleet"))
     _add_engine(flags.add_argument_group("Limits of the engine, vLLM's: the profile says what is not given"))
     _add_results(flags.add_argument_group("Results"))
+    for name in plugin_groups(table):
+        try:
+            add_section(flags, table, name)
+        except argparse.ArgumentError as error:
+            raise ConfigError(f"plugin {name}: {error}; simulate has a flag of that name") from None
     return flags
+
+
+def plugin_groups(table: Table) -> list[str]:
+    """The sections of the settings that are about plugins."""
+    return ["plugins", *(name for name in table.sections if name not in PLAIN.sections)]
 
 
 def _add_data_sheet(group: Group) -> None:

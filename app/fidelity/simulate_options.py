@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from app.fidelity.limits import check_engine
-from app.fidelity.simulate_flags import ENGINE, SWITCHES, THRESHOLD, parser
-from app.fidelity.simulation import Plan
+from app.fidelity.simulate_flags import ENGINE, SWITCHES, THRESHOLD, parser, plugin_groups
+from app.fidelity.simulation import Plan, StepCosts, usual_costs
 from app.fidelity.sweep import Objective, Sweep
 from app.load.synthetic import BURSTINESS, BURSTY, POISSON, RAMP, Between, Recipe
 from config import ConfigError
 from config.datasheet import profile_of
-from config.profile import EngineLimits
+from config.flags import kind_of
+from config.profile import EngineLimits, Profile
+from config.settings import Settings, table_of
+from config.validation import check
+from config.validation import read as read_setting
 
 STDOUT = Path("-")
+Plugged = Callable[[Settings, Profile], tuple[str, StepCosts] | None]
+"""Which plugin of the settings says what the steps of this engine cost, if any does, and how."""
 INPUT_TOKENS, OUTPUT_TOKENS = Between(1000, 1000), Between(128, 128)
 DRAWN = (
     "rate",
@@ -52,19 +58,22 @@ class Options:
     html: Path | None = None
 
 
-def read(argv: Sequence[str]) -> Options:
+def read(argv: Sequence[str], plugged: Plugged) -> Options:
     """The options. ConfigError, in one line, for wrong values and for those that do not go together."""
-    given = parser().parse_args(list(argv))
+    kind = kind_of(argv, {})
+    given = parser(table_of(kind)).parse_args(list(argv))
     profile = profile_of(given.profile, given.device, given.tensor_parallel_size, given.model_config)
     limits = _engine(profile.engine, given)
     check_engine(limits, f"profile {given.profile} with the flags")
     swept = "" if given.sweep is None else given.sweep.name
     if given.turnaround is not None and given.in_flight is None and swept != "in-flight":
         raise ConfigError("--turnaround goes with --in-flight")
+    name, costs = _costs(given, kind, profile, plugged)
     options = Options(
-        profile_name=given.profile,
+        profile_name=name,
         plan=Plan(
             profile=msgspec.structs.replace(profile, engine=limits),
+            step_costs=costs,
             pods=given.pods,
             policy=given.policy,
             in_flight=given.in_flight,
@@ -83,6 +92,25 @@ def read(argv: Sequence[str]) -> Options:
     )
     _check_files(options)
     return options
+
+
+def _costs(
+    given: argparse.Namespace, kind: type[Settings], profile: Profile, plugged: Plugged
+) -> tuple[str, StepCosts]:
+    """What is simulated, in a few words, and what its steps cost by the profile or by a plugin."""
+    if not kind.PLUGINS:
+        return given.profile, usual_costs
+    table = table_of(kind)
+    groups = plugin_groups(table)
+    texts = {row: getattr(given, row.name) for row in table.rows if row.group in groups}
+    sources = {row.name: f"flag --{row.name}" for row in texts}
+    values = {row.name: read_setting(row, text, sources[row.name]) for row, text in texts.items() if text}
+    settings = kind().changed(values)
+    check(settings, sources)
+    found = plugged(settings, profile)
+    return (
+        (given.profile, usual_costs) if found is None else (f"{given.profile}, steps by {found[0]}", found[1])
+    )
 
 
 def _engine(at: EngineLimits, given: argparse.Namespace) -> EngineLimits:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from app.engine.step_cost import CostModel, StepCost
 from app.fidelity.pod import Pod, Timeline, Watch
 from app.fidelity.prefix_blocks import GroupedRequest, shared_keys
 from app.fidelity.routing import BLIND, RANDOM, policy_of
@@ -23,6 +24,15 @@ Told = Callable[[int], None]
 """Is told how many requests are done."""
 
 
+StepCosts = Callable[[Profile], CostModel]
+"""Makes what counts the seconds of one engine's steps."""
+
+
+def usual_costs(profile: Profile) -> CostModel:
+    """Those of the profile."""
+    return StepCost(profile.cost)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What is simulated besides the load."""
@@ -35,6 +45,7 @@ class Plan:
     turnaround_s: float = 0.0
     """From the last token of a request until the next one takes its place."""
     seed: int = 1
+    step_costs: StepCosts = usual_costs
 
     @property
     def apart(self) -> bool:
@@ -88,7 +99,15 @@ class Simulation:
         self._told = told
         self.outcome = out = Outcome(load)
         self.pods = [
-            Pod(plan.profile, bool(load.group), f"{plan.seed}/{number}", out.timeline, self._ended, watch)
+            Pod(
+                plan.profile,
+                plan.step_costs(plan.profile),
+                bool(load.group),
+                f"{plan.seed}/{number}",
+                out.timeline,
+                self._ended,
+                watch,
+            )
             for number in range(first_pod, first_pod + plan.pods)
         ]
         self._policy = policy_of(plan.policy, plan.seed, self._cached)

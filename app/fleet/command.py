@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from app.fleet import report
 from app.fleet.fleet import REPLY_TOKENS, Fleet, check_flags, make_plan, running_fleet
-from app.fleet.options import Options, read
+from app.fleet.options import Options, read, with_policies
 from app.fleet.processes import HOST, FleetError
 from app.fleet.proxy import Proxy, server_of
 from app.fleet.report import Summary, summarize
-from app.fleet.routing import policy_of
+from app.fleet.routing import NO_MORE, PolicyMaker, policy_of
 from app.load.client import LoadClient
 from app.load.workload import Compose, Workload, arrivals, make_workload
 from app.simulated.corpus import Corpus, sample_sentences
@@ -32,7 +32,15 @@ from config.loader import load
 CHECK_EVERY_S = 1.0
 
 
-def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> int:
+Plugged = Callable[[Settings], Mapping[str, PolicyMaker]]
+"""The policies that the plugins of the settings have, by name."""
+
+
+def run(
+    argv: Sequence[str],
+    tokenizer_of: Callable[[Settings], Tokenizer],
+    plugged: Plugged = lambda settings: NO_MORE,
+) -> int:
     """Exit status. `tokenizer_of` makes the tokenizer that a pod would use."""
     progress = Progress(sys.stderr)
     options = None
@@ -40,8 +48,10 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
         options, flags = read(argv)
         check_flags(flags)
         settings = load(flags, {}, warn=lambda text: progress.note(f"warning: {text}"))
+        more = plugged(settings)
+        options = with_policies(options, more)
         with _ended_by_signals():
-            _run(options, settings, flags, _composer(tokenizer_of(settings)), progress)
+            _run(options, settings, flags, _composer(tokenizer_of(settings)), progress, more)
     except (ConfigError, FleetError, TokenizerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -59,7 +69,12 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
 
 
 def _run(
-    options: Options, settings: Settings, flags: Sequence[str], compose: Compose, progress: Progress
+    options: Options,
+    settings: Settings,
+    flags: Sequence[str],
+    compose: Compose,
+    progress: Progress,
+    more: Mapping[str, PolicyMaker],
 ) -> None:
     workload = make_workload(options.requests, options.groups, options.prefix_tokens, options.seed, compose)
     plan = make_plan(settings, flags, workload, options.pods, options.seed)
@@ -67,16 +82,16 @@ def _run(
         with progress.phase("starting indexer and pods", options.pods + 1) as step:
             fleet = ends.enter_context(running_fleet(plan, options.pods, time.monotonic, gevent.sleep, step))
         if options.serve:
-            _serve(fleet, options)
-        summaries = demonstrate(fleet, workload, options, time.perf_counter, progress)
+            _serve(fleet, options, more)
+        summaries = demonstrate(fleet, workload, options, time.perf_counter, progress, more)
     _show(summaries, options, workload)
 
 
-def _serve(fleet: Fleet, options: Options) -> NoReturn:
+def _serve(fleet: Fleet, options: Options, more: Mapping[str, PolicyMaker]) -> NoReturn:
     """A proxy for every policy, until a signal raises KeyboardInterrupt. FleetError when a process ends."""
     with ExitStack() as ends:
         addresses = [
-            (policy, ends.enter_context(proxied(fleet, policy, options.seed))[0])
+            (policy, ends.enter_context(proxied(fleet, policy, options.seed, more))[0])
             for policy in options.policies
         ]
         print("\n".join(_urls(addresses, fleet)), flush=True)
@@ -86,22 +101,29 @@ def _serve(fleet: Fleet, options: Options) -> NoReturn:
 
 
 def demonstrate(
-    fleet: Fleet, workload: Workload, options: Options, now: Callable[[], float], progress: Progress
+    fleet: Fleet,
+    workload: Workload,
+    options: Options,
+    now: Callable[[], float],
+    progress: Progress,
+    more: Mapping[str, PolicyMaker] = NO_MORE,
 ) -> list[Summary]:
     """The figures of every policy, in turns, each with empty caches. FleetError when a process ends."""
     summaries = []
     for name in options.policies:
         fleet.forget()
         with progress.phase(name, len(workload.requests)) as step:
-            summaries.append(_run_policy(fleet, workload, options, name, now, step))
+            summaries.append(_run_policy(fleet, workload, options, name, now, step, more))
         fleet.processes.check()
     return summaries
 
 
 @contextmanager
-def proxied(fleet: Fleet, policy: str, seed: int) -> Iterator[tuple[str, Proxy]]:
+def proxied(
+    fleet: Fleet, policy: str, seed: int, more: Mapping[str, PolicyMaker] = NO_MORE
+) -> Iterator[tuple[str, Proxy]]:
     """Address (host:port) of a proxy that routes by `policy`, and the proxy, while the block lasts."""
-    proxy = Proxy(fleet.pods, policy_of(policy, fleet.indexer.scores, Random(f"{seed}/{policy}")))
+    proxy = Proxy(fleet.pods, policy_of(policy, fleet.indexer.scores, Random(f"{seed}/{policy}"), more))
     server = server_of(proxy)
     server.start()
     try:
@@ -117,9 +139,10 @@ def _run_policy(
     policy: str,
     now: Callable[[], float],
     step: Callable[[], None],
+    more: Mapping[str, PolicyMaker],
 ) -> Summary:
     gaps_s = arrivals(options.rate, Random(f"{options.seed}/arrivals")) if options.rate else None
-    with proxied(fleet, policy, options.seed) as (address, proxy):
+    with proxied(fleet, policy, options.seed, more) as (address, proxy):
         client = LoadClient(address, fleet.model, REPLY_TOKENS, now)
         begun_s = now()
         samples = client.run(workload, options.concurrency, gaps_s, lambda sample: step())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.fleet.routing import POLICIES
@@ -31,6 +31,7 @@ class Options:
     concurrency: int | None
     rate: float | None
     policies: tuple[str, ...]
+    """Empty is all; see `with_policies`."""
     seed: int
     png: Path | None
     json: Path | None
@@ -50,13 +51,23 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
         prefix_tokens=given.prefix_tokens,
         concurrency=None if given.rate else given.concurrency,
         rate=given.rate,
-        policies=tuple(dict.fromkeys(given.policies)),
+        policies=tuple(dict.fromkeys(given.policies or ())),
         seed=given.seed,
         png=None if given.no_png else given.png,
         json=given.json,
         serve=given.serve,
     )
     return options, flags
+
+
+def with_policies(options: Options, more: Iterable[str]) -> Options:
+    """Where no policies are asked for, all; else ConfigError for one that is neither ours nor of `more`."""
+    known = (*POLICIES, *more)
+    for name in options.policies:
+        if name not in known:
+            told = ", ".join(map(repr, known))
+            raise ConfigError(f"argument --policies: invalid choice: {name!r} (choose from {told})")
+    return replace(options, policies=options.policies or known)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,9 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_argument(
         "--policies",
         nargs="+",
-        choices=POLICIES,
-        default=POLICIES,
-        help="ways of routing [all]",
+        help=f"ways of routing: {', '.join(POLICIES)}, and those of plugins [all]",
         metavar="POLICY",
     )
     flags.add_argument(

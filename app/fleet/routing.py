@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -28,6 +29,7 @@ OF_CHAT = (
 """Fields of a request that decide about its tokens and its blocks."""
 RANDOM, ROUND_ROBIN, PREFIX_AWARE = "random", "round-robin", "prefix-aware"
 POLICIES = (RANDOM, ROUND_ROBIN, PREFIX_AWARE)
+NO_MORE: Mapping[str, PolicyMaker] = MappingProxyType({})
 BLOCKS_PER_REQUEST = 25.0
 """What a request in flight counts against a pod. A prefix of 2,000 tokens is 125 blocks: the pod that has it
 gets its requests until it has five more in flight than another pod."""
@@ -113,13 +115,15 @@ def _only(names: Sequence[str], body: Mapping[str, object]) -> dict[str, object]
 
 
 Scores = Callable[[Incoming], Mapping[str, float]]
+"""Pod to cached blocks of a prompt, without those that have none. IndexerError where there is no answer."""
 
 
 class Policy(Protocol):
     """Chooses one of `pods` (at least one). `in_flight` has the requests of every pod at this moment."""
 
-    fallbacks: int
-    """Requests that were routed without the indexer, because it failed."""
+    @property
+    def fallbacks(self) -> int:
+        """Requests that were routed without the indexer, because it failed."""
 
     def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
         """The pod that `incoming` goes to."""
@@ -177,8 +181,14 @@ class PrefixAware:
         return self._rng.choice(_best(worth))
 
 
-def policy_of(name: str, scores: Scores, rng: Random) -> Policy:
-    """The policy of that name, one of `POLICIES`."""
+PolicyMaker = Callable[[Scores, Random], Policy]
+"""Makes a policy of what asks the index, and a stream of randomness."""
+
+
+def policy_of(name: str, scores: Scores, rng: Random, more: Mapping[str, PolicyMaker] = NO_MORE) -> Policy:
+    """The policy of that name, one of `POLICIES` or of `more`."""
+    if name in more:
+        return more[name](scores, rng)
     if name == RANDOM:
         return RandomChoice(rng)
     if name == ROUND_ROBIN:

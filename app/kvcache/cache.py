@@ -109,14 +109,12 @@ class KVCache:
         """Whether `begin` would succeed now."""
         return self.fits(prompt, self.hits(prompt))
 
-    def begin(
-        self, request_id: str, prompt: Prompt, report_hits: bool = False, blocks: int | None = None
-    ) -> int | None:
+    def begin(self, request_id: str, prompt: Prompt, blocks: int | None = None) -> int | None:
         """Give a sequence blocks for its prompt; the number of prompt tokens that were there already.
 
-        None, and nothing has changed, when there are too few free blocks. `report_hits` announces blocks that
-        were there too (vLLM's kv_cache_report_mode full). With `blocks` it gets only so many, and the prompt
-        is computed in parts: `grow` and `compute` go on. ValueError when the request has blocks already.
+        None, and nothing has changed, when there are too few free blocks. With `blocks` it gets only so
+        many, and the prompt is computed in parts: `grow` and `compute` go on. ValueError when the request
+        has blocks already.
         """
         if request_id in self._running:
             raise ValueError(f"request {request_id} has blocks already")
@@ -124,9 +122,6 @@ class KVCache:
         if not self.fits(prompt, hits):
             return None
         found = len(hits)
-        if report_hits and hits:
-            hashes = prompt.hashes[:found]
-            self._events.stored(hashes, None, prompt.token_ids, 0, prompt.keys, prompt.adapter)
         self._pool.use(hits)
         tokens = len(prompt.token_ids)
         wanted = self._blocks_of(tokens) if blocks is None else blocks
@@ -252,7 +247,7 @@ class KVCache:
         if not prompt.cached:
             return []
         # The last token has to be computed, as its output is the first new token.
-        most = max(0, len(prompt.token_ids) - 1) // self.block_size
+        most = (len(prompt.token_ids) - 1) // self.block_size
         return self._pool.longest_prefix(prompt.hashes[:most])
 
     def fits(self, prompt: Prompt, hits: list[Block]) -> bool:

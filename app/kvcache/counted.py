@@ -52,7 +52,7 @@ class CountedBlocks:
     def begin(self, sequence: Hashable, found: int, count: int) -> None:
         """Give a sequence the blocks that it has found, and `count` more. The caller has checked `free`."""
         span = self._left.pop(sequence, None)
-        if span is not None and found:
+        if span is not None:
             span.blocks -= found
             self.free -= found
         self.grow(sequence, count)
@@ -63,12 +63,11 @@ class CountedBlocks:
         queue = self._queue
         while count:
             first = queue[0]
-            if first.blocks > count:
-                first.blocks -= count
-                return
-            count -= first.blocks
-            first.blocks = 0
-            queue.popleft()
+            taken = min(first.blocks, count)
+            first.blocks -= taken
+            count -= taken
+            if not first.blocks:
+                queue.popleft()
 
     def filled(self, sequence: Hashable) -> None:
         """More of its prompt is computed, which nobody else looks for."""
@@ -77,15 +76,15 @@ class CountedBlocks:
         """A sequence no longer uses its `held` blocks; the first `findable` it may find again."""
         self.free += held
         kept = findable if self._caching else 0
-        if held > kept:
-            queue = self._queue
+        queue = self._queue
+        if others := held - kept:
             if queue and not self._left:  # nobody comes back: one span says it all
-                queue[-1].blocks += held - kept
+                queue[-1].blocks += others
             else:
-                queue.append(Span(held - kept))
+                queue.append(Span(others))
         if kept:
             self._left[sequence] = span = Span(kept)
-            self._queue.append(span)
+            queue.append(span)
 
     def forget(self, sequence: Hashable) -> None:
         """A sequence that was to come back does not."""

@@ -50,7 +50,7 @@ class PublisherSettings(Struct, frozen=True, kw_only=True):
     topic: str
     rank: int = 0
     replay_endpoint: str | None = None
-    replay_batches: int = 10_000
+    replay_batches: int = 1024
     replay_layout: ReplayLayout = "topic"
     layout: LayoutName = DEFAULT_LAYOUT
     batch_events: int = 16

@@ -162,7 +162,8 @@ Encode: TypeAlias = Callable[[EventBatch], bytes]
 class Arrays(Struct, frozen=True):
     """How many items the arrays of an older vLLM have, the event's name first.
 
-    `rank` is whether a batch has one; `offsets` whether extra keys of images are pairs with an offset.
+    `rank` is whether a batch has one; `offsets` whether extra keys of images, where there are extra keys, are
+    pairs with an offset.
     """
 
     stored: int
@@ -194,10 +195,10 @@ class Arrays(Struct, frozen=True):
 
 
 _ARRAYS: dict[LayoutName, Arrays] = {
-    "0.9.0": Arrays(stored=6, removed=2, rank=False, offsets=False),
-    "0.9.2": Arrays(stored=6, removed=2, offsets=False),
-    "0.10.2": Arrays(stored=7, removed=3, offsets=False),
-    "0.14": Arrays(stored=8, removed=3, offsets=False),
+    "0.9.0": Arrays(stored=6, removed=2, rank=False),
+    "0.9.2": Arrays(stored=6, removed=2),
+    "0.10.2": Arrays(stored=7, removed=3),
+    "0.14": Arrays(stored=8, removed=3),
     "0.17": Arrays(stored=9, removed=3, offsets=False),
     "0.19": Arrays(stored=9, removed=3),
     "0.20": Arrays(stored=10, removed=4),

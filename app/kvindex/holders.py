@@ -247,7 +247,7 @@ def _drop(masks: dict[str, int], name: str, number: int) -> None:
 
 def bits(mask: int) -> list[int]:
     """The numbers of the bits that are set, lowest first."""
-    digits = bin(mask)[:1:-1]
+    digits = bin(mask)[::-1]  # with "b0" at the end, in which no bit is set
     found, at = [], digits.find("1")
     while at >= 0:
         found.append(at)

@@ -43,9 +43,10 @@ class PoolingModel:
         logits = class_logits(ids, self.classes)
         return logits if activation is False else probabilities(logits)
 
-    def label(self, scores: Sequence[float]) -> str:
-        """The name of the class that scores best."""
-        return f"LABEL_{max(range(len(scores)), key=scores.__getitem__)}"
+    def label(self, scores: Sequence[float], names: Sequence[str] = ()) -> str:
+        """The name of the class that scores best; `names` instead of the model's own."""
+        best = max(range(len(scores)), key=scores.__getitem__)
+        return names[best] if names else f"LABEL_{best}"
 
     def pool(
         self, task: str, ids: Sequence[int], activation: bool | None, turns: Turns

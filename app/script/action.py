@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET, Struct
 
-from app.engine.request import ScriptedReply
+from app.engine.request import ScriptedCall, ScriptedReply
 from app.script.errors import ScriptError, ScriptFailure
-from app.script.rules import Delays, Then, UsageIs
+from app.script.rules import Call, Classes, Delays, Then, UsageIs
 from app.script.templates import MOST_CHARACTERS, NAMES, Template, Values
 from config.durations import parse_duration
 
@@ -22,6 +22,8 @@ Accepts = Callable[[object, object], bool]
 """Whether a JSON Schema accepts a value."""
 Filled = Callable[[Values], object]
 MOST_VECTOR = 1 << 18
+MOST_ID = 256
+"""Characters of the id of a call."""
 INFINITE = (math.inf, -math.inf)
 
 
@@ -32,6 +34,9 @@ class Answer(Struct, frozen=True, kw_only=True):
     usage: UsageIs | None = None
     embedding: tuple[float, ...] | str | None = None
     """A vector, or the text whose vector it is."""
+    score: float | None = None
+    classes: Classes | None = None
+    """Probabilities, in order or by name."""
 
 
 class Action:
@@ -45,15 +50,26 @@ class Action:
         self._reasoning = self._template(then.reasoning, "reasoning")
         self._json = None if then.json is UNSET else self._filled(then.json, "json")
         self._calls = [
-            (call, self._filled(call.arguments, f"tool_calls.{number}.arguments"))
+            _CallFilled(
+                call,
+                self._filled(call.arguments, f"tool_calls.{number}.arguments"),
+                self._template(call.id, f"tool_calls.{number}.id"),
+            )
             for number, call in enumerate(then.tool_calls)
         ]
         self._embedding = self._template(then.embedding, "embedding")
+        self._score = self._template(then.score, "score")
         self._waits = _waits(then.delays) if then.delays is not None else ScriptedReply()
         self.speaks = bool(then.text is not None or self._json or self._calls or then.reasoning is not None)
-        """It has something to say."""
+        """It has words to say."""
+        given = {"embedding": then.embedding, "score": then.score, "classes": then.classes}
+        self.numbers = next((name for name, value in given.items() if value is not None), "")
+        """What it has for requests that want no words (`app.script.matching.WANTS`); empty for nothing."""
         if not isinstance(then.embedding, str | None) and len(then.embedding) > MOST_VECTOR:
             raise ScriptError(f"then.embedding: at most {MOST_VECTOR} numbers")
+        for name in ("embedding", "score", "classes"):
+            if not all(map(math.isfinite, _numbers_of(given[name]))):
+                raise ScriptError(f"then.{name}: infinity, and what is not a number, is no JSON")
 
     def answer(self, request: Request, values: Values, accepts: Accepts) -> Answer:
         """The answer to a request. ScriptFailure where a template fails or a call must not be made."""
@@ -63,22 +79,26 @@ class Action:
             text = json.dumps(self._json(values), ensure_ascii=False)
             if len(text) > MOST_CHARACTERS:
                 raise ScriptFailure(f"its json has more than {MOST_CHARACTERS} characters")
-        calls = [(call, filled(values)) for call, filled in self._calls]
-        for call, arguments in calls:
-            if flaw := "" if call.unchecked else misfit(call.name, arguments, request.tools, accepts):
-                raise ScriptFailure(flaw)
+        calls = [filled.made(values, request.tools, accepts) for filled in self._calls]
         reply = ScriptedReply(
             passes=not self.speaks,
             text=text,
             reasoning="" if self._reasoning is None else self._reasoning.text(values),
-            calls=tuple((call.name, json.dumps(arguments, ensure_ascii=False)) for call, arguments in calls),
+            calls=tuple(calls),
             finish=then.finish_reason,
             first_token_s=waits.first_token_s,
             per_token_s=waits.per_token_s,
             before=waits.before,
         )
         embedding = then.embedding if self._embedding is None else self._embedding.text(values)
-        return Answer(reply=reply, usage=then.usage, embedding=embedding)
+        score = then.score if self._score is None else _number(self._score.value(values))
+        return Answer(
+            reply=reply,
+            usage=then.usage,
+            embedding=embedding,
+            score=None if isinstance(score, str) else score,
+            classes=then.classes,
+        )
 
     def warnings(self, tools: Mapping[str, object], accepts: Accepts) -> Iterable[str]:
         """What is wrong with its calls by the schemas of `tools`, where no template changes them."""
@@ -117,6 +137,36 @@ class Action:
         if not isinstance(value, bool | int | float | None) or value != value or value in INFINITE:
             raise ScriptError(f"then.{key}: {type(value).__name__} is not JSON; put it in quotes")
         return lambda values: value
+
+
+class _CallFilled(NamedTuple):
+    """A tool call whose holes are to be filled."""
+
+    call: Call
+    arguments: Filled
+    id: Template | None
+
+    def made(self, values: Values, tools: Mapping[str, object], accepts: Accepts) -> ScriptedCall:
+        """The call to a request that offers `tools`. ScriptFailure when it must not be made."""
+        name, arguments = self.call.name, self.arguments(values)
+        if flaw := "" if self.call.unchecked else misfit(name, arguments, tools, accepts):
+            raise ScriptFailure(flaw)
+        own_id = "" if self.id is None else self.id.text(values)[:MOST_ID]
+        return ScriptedCall(name, json.dumps(arguments, ensure_ascii=False), own_id)
+
+
+def _numbers_of(value: object) -> Iterable[float]:
+    """The numbers that stand in a key of `then`; none where a text makes them later."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, tuple) else (value,) if isinstance(value, float) else ()
+
+
+def _number(value: object) -> float:
+    """A template's number. ScriptFailure for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ScriptFailure(f"its score is no number, but {str(value)[:60]!r}")
+    return float(value)
 
 
 def misfit(

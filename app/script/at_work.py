@@ -13,7 +13,7 @@ from app.faults.fault import Fault
 from app.faults.script import FaultScript, RequestFacts
 from app.script.action import Accepts, Action, Answer
 from app.script.errors import ScriptError
-from app.script.matching import Conditions, Groups, Request, numbers
+from app.script.matching import KNOWN, WORDS, Conditions, Groups, Request, numbers
 from app.script.reading import place
 from app.script.rules import Nth, Rule, Then
 from app.script.templates import Draws
@@ -22,8 +22,6 @@ from config.fault_rules import read_fault_rule
 COUNTERS_BYTES = 2 << 20
 """Memory of the counters of keys and conversations: about 8,000 of them, the last used ones."""
 COUNTER_BYTES = 256
-KNOWN = 1 << 16
-"""Characters of a text that templates get."""
 
 
 class Counters:
@@ -94,9 +92,10 @@ class RuleAtWork:
         self._fault = None if self._fault_rule is None else FaultScript([self._fault_rule], now_s)
 
     def concerns(self, request: Request) -> bool:
-        """A rule about vectors is for requests that want some, one about words for the others."""
-        vector = self._then.embedding is not None
-        return vector == (request.api == "embeddings") if vector or self.action.speaks else True
+        """Whether it has what the request wants, be it words or numbers; what says nothing is for all."""
+        if self.action.numbers or self.action.speaks:
+            return request.wants == (self.action.numbers or WORDS)
+        return True
 
     def groups_of(self, request: Request, rng: Random, counters: Counters) -> Groups | None:
         """What its regexes have captured; None when it does not answer. May raise TooSlow."""
@@ -122,7 +121,7 @@ class RuleAtWork:
     @property
     def only_fails(self) -> bool:
         """There is nothing in it but a fault."""
-        return not (self.action.speaks or self._then.passes or self._then.embedding is not None)
+        return not (self.action.speaks or self.action.numbers or self._then.passes)
 
     def answer(self, request: Request, groups: Groups, moment: Moment) -> Answer:
         """Its answer. ScriptFailure where it cannot give one."""
@@ -140,7 +139,7 @@ class RuleAtWork:
 def _values(request: Request, groups: Groups, moment: Moment) -> dict[str, object]:
     results = request.tool_results
     return {
-        "match": {name: text[:KNOWN] for name, text in groups.values().items()},
+        "match": groups.values(),
         "message": request.last[:KNOWN],
         "user": request.user[:KNOWN],
         "tool_result": results[-1].text[:KNOWN] if results else "",

@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypedDict
 
-from app.clock.pause import pause_if_possible
 from app.faults.fault import Fault
 from app.script.action import Accepts, Answer
 from app.script.at_work import Counters, Moment, RuleAtWork
@@ -19,8 +18,6 @@ from app.script.reading import read_script
 from app.script.rules import Script
 
 log = logging.getLogger(__name__)
-LONGEST_WORK_S = 0.004
-"""After so long others have their turn."""
 Stamp = tuple[int, int, int]
 """When a file was changed, its size and its inode."""
 
@@ -78,15 +75,18 @@ class ScriptFile:
         stamp = stamp_of(self.path)
         try:
             script = read_script(self.path)
-            self.rules = self._compiled(script, uids, now_s)
+            rules = self._compiled(script, uids, now_s)
+            warnings = list(warnings_of(rules, script, self.path, accepts))
         except ScriptError as error:
             self.error = str(error)
+            for number, rule in enumerate(self.rules, 1):
+                rule.moved(self.path, number)
             raise
         finally:
             self.stamp = stamp
-        self.error = ""
+        self.rules, self.error = rules, ""
         self.rng = self._others if script.seed is None else Random(f"script {script.seed}")
-        for warning in warnings_of(self.rules, script, self.path, accepts):
+        for warning in warnings:
             log.warning("%s", warning)
 
     def _compiled(self, script: Script, uids: Iterator[int], now_s: float) -> list[RuleAtWork]:
@@ -131,11 +131,10 @@ class ScriptBook:
         return sum(len(file.rules) for file in self.files)
 
     def decide(self, request: Request, own: Random | None = None) -> Decision | None:
-        """What the first rule that fits says; None when none does. May pause.
+        """What the first rule that fits says; None when none does. Pauses as the request does.
 
         `own` is the randomness of a request that repeats itself. ScriptFailure when the rule cannot answer.
         """
-        begun_s = self._now()
         for file in self.files:
             if file.model not in ("", request.model):
                 continue
@@ -143,9 +142,7 @@ class ScriptBook:
                 decision = self._asked(rule, request, own or file.rng)
                 if decision is not None:
                     return decision
-                if self._now() - begun_s > LONGEST_WORK_S:
-                    pause_if_possible()
-                    begun_s = self._now()
+                request.breathe()
         self.unanswered += 1
         return None
 

@@ -89,11 +89,17 @@ def _told(decision: Decision) -> Mapping[str, object]:
     told: dict[str, object] = {}
     if answer is not None:
         reply = msgspec.to_builtins(answer.reply)
-        reply["calls"] = [{"name": name, "arguments": json.loads(text)} for name, text in answer.reply.calls]
-        told = {name: value for name, value in reply.items() if value and name != "in_parts"}
+        reply["calls"] = [_call(*call) for call in answer.reply.calls]
+        unsaid = ("in_parts", "passes") if decision.rule.action.numbers else ("in_parts",)
+        told = {name: value for name, value in reply.items() if value and name not in unsaid}
         told |= {} if answer.usage is None else {"usage": msgspec.to_builtins(answer.usage)}
-        told |= {} if answer.embedding is None else {"embedding": answer.embedding}
+        for name in ("embedding", "score", "classes"):
+            told |= {} if (value := getattr(answer, name)) is None else {name: value}
     return told | ({} if fault is None else {"fault": fault.name})
+
+
+def _call(name: str, arguments: str, own_id: str) -> Mapping[str, object]:
+    return {"name": name, "arguments": json.loads(arguments)} | ({"id": own_id} if own_id else {})
 
 
 def _book(files: Sequence[str], seed: int | None) -> ScriptBook:

@@ -7,25 +7,46 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from itertools import takewhile
-from typing import NamedTuple
 
 import regex
 from msgspec import Struct
 
-from app.protocol.slicing import each, slices
+from app.clock.pause import call_off_hub
 from app.script.errors import ScriptError
 from app.script.rules import MessageIs, Numbers, Range, TextIs, Texts, ToolResultIs, When
 
 SEARCH_S = 0.005
 """What one search of a regex may take."""
+SHORT = 1 << 14
+"""Characters of a text that is searched at once; a longer one is searched in another thread, without the GIL.
+
+Between two looks at the time a search may go all through a text many times: one for spaces at the end took
+400 ms of 3 MB of spaces (measured).
+"""
 FOLDED = 1 << 18
 """Characters of a text that are looked at where case does not matter."""
+KNOWN = 1 << 16
+"""Characters of a text that templates get."""
 MOST_SOURCE = 4_000
 """Characters of a regex."""
 
 
-class Message(NamedTuple):
-    """A message of a conversation; of a tool's result also the tool's name, where a call tells it."""
+WANTS = {
+    "embeddings": "embedding",
+    "pooling": "embedding",
+    "classify": "classes",
+    "score": "score",
+    "rerank": "score",
+}
+"""What requests of a family want of a rule; those of other families want words. /pooling may want classes."""
+WORDS = "words"
+
+
+class Message(Struct, frozen=True, gc=False):
+    """A message of a conversation; of a tool's result also the tool's name, where a call tells it.
+
+    It holds texts only: a garbage collection need not look at those of a long conversation.
+    """
 
     role: str
     text: str
@@ -45,8 +66,16 @@ class Request:
         key: Callable[[], str],
         path: str = "",
         tokens: float = 0.0,
+        wants: str | None = None,
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
-        """`tools`: name to the JSON Schema of its arguments; `tokens`: an estimate of its own."""
+        """`tools`: name to the JSON Schema of its arguments; `tokens`: an estimate of its own.
+
+        `wants`: embedding, classes, score or words; what its family wants, unless it is given. `breathe` is
+        called between parts of long work, and may pause.
+        """
+        self.breathe = breathe
+        self.wants = WANTS.get(api, WORDS) if wants is None else wants
         self.api = api
         self.model = model
         self.messages = messages
@@ -83,9 +112,11 @@ class Request:
         for text in (self.key(), self.model):
             hashed.update(text.encode("utf-8", "surrogatepass") + b"\0")
         for message in self.messages:
-            hashed.update(f"{message.role}\0{message.text}\0".encode("utf-8", "surrogatepass"))
+            told = f"{message.role}\0{len(message.text)}\0{message.text[:FOLDED]}\0"
+            hashed.update(told.encode("utf-8", "surrogatepass"))
             if message.role == "user":
                 break
+            self.breathe()
         return hashed.digest()
 
 
@@ -101,8 +132,8 @@ class Groups(Struct):
 
     def take(self, found: regex.Match[str]) -> None:
         if not self.numbered:
-            self.numbered = [each or "" for each in (found[0], *found.groups())]
-        self.named |= {name: text or "" for name, text in found.groupdict().items()}
+            self.numbered = [_captured(found, number) for number in range(len(found.groups()) + 1)]
+        self.named |= {name: _captured(found, name) for name in found.re.groupindex}
 
     def values(self) -> dict[str | int, str]:
         """As templates see them: by number, also where that is a text, and by name."""
@@ -115,7 +146,7 @@ class TooSlow(Exception):
 
 
 Check = Callable[[Request, Groups], bool]
-TextCheck = Callable[[str, Groups], bool]
+TextCheck = Callable[[str, Request, Groups], bool]
 
 
 class Conditions:
@@ -176,7 +207,7 @@ class Conditions:
 
         def holds(request: Request, groups: Groups) -> bool:
             found = request.header(name)
-            return found is not None and check(found, groups)
+            return found is not None and check(found, request, groups)
 
         return holds
 
@@ -184,15 +215,14 @@ class Conditions:
         check = self._text(wanted)
 
         def holds(request: Request, groups: Groups) -> bool:
-            of_role: Iterable[Message] = each(request.messages, slices())
-            if wanted.which == "last":
-                of_role = reversed(request.messages)
+            last = wanted.which == "last"
+            of_role: Iterable[Message] = reversed(request.messages) if last else request.messages
             if wanted.role is not None:
                 of_role = (message for message in of_role if message.role == wanted.role)
             if wanted.which != "any":
                 one = next(iter(of_role), None)
-                return one is not None and check(one.text, groups)
-            return any(check(message.text, groups) for message in of_role)
+                return one is not None and check(one.text, request, groups)
+            return any(check(message.text, request, groups) for message in of_role)
 
         return holds
 
@@ -201,7 +231,7 @@ class Conditions:
 
         def holds(request: Request, groups: Groups) -> bool:
             return any(
-                (wanted.tool is None or wanted.tool == each.tool) and check(each.text, groups)
+                (wanted.tool is None or wanted.tool == each.tool) and check(each.text, request, groups)
                 for each in request.tool_results
             )
 
@@ -214,13 +244,14 @@ class Conditions:
         parts = None if wanted.contains is None else [fold(text) for text in _listed(wanted.contains)]
         search = None if wanted.regex is None else self._search(wanted.regex, wanted.ignore_case)
 
-        def holds(text: str, groups: Groups) -> bool:
+        def holds(text: str, request: Request, groups: Groups) -> bool:
             folded = fold(text)
+            request.breathe()
             if exact is not None and folded not in exact:
                 return False
-            if parts is not None and not any(part in folded for part in parts):
+            if parts is not None and not any(_is_in(part, folded, request) for part in parts):
                 return False
-            return search is None or search(text, groups)
+            return search is None or search(text, request, groups)
 
         return holds
 
@@ -233,9 +264,13 @@ class Conditions:
             raise ScriptError(f"the regex {source[:60]!r} is not understood: {error}") from None
         self.groups |= {str(number) for number in range(compiled.groups + 1)} | set(compiled.groupindex)
 
-        def found_in(text: str, groups: Groups) -> bool:
+        def found_in(text: str, request: Request, groups: Groups) -> bool:
+            request.breathe()
             try:
-                found = compiled.search(text, timeout=SEARCH_S)
+                if len(text) <= SHORT:
+                    found = compiled.search(text, timeout=SEARCH_S)
+                else:
+                    found = call_off_hub(compiled.search, text, timeout=SEARCH_S, concurrent=True)
             except (TimeoutError, MemoryError):
                 raise TooSlow(source) from None
             if found is not None:
@@ -252,6 +287,17 @@ def numbers(wanted: Numbers) -> Callable[[int], bool]:
         return lambda number: number >= least and (most is None or number <= most)
     listed = wanted if isinstance(wanted, tuple) else (wanted,)
     return lambda number: number in listed
+
+
+def _is_in(part: str, text: str, request: Request) -> bool:
+    request.breathe()
+    return part in text
+
+
+def _captured(found: regex.Match[str], group: int | str) -> str:
+    """The text of a group, of which templates get `KNOWN` characters; empty where it took no part."""
+    start, end = found.span(group)
+    return found.string[max(0, start) : max(0, min(end, start + KNOWN))]
 
 
 def _folded(text: str) -> str:

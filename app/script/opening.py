@@ -78,5 +78,8 @@ class ScriptWatch:
     def _look(self) -> None:
         while True:
             gevent.sleep(LOOKS_S)
-            if self._book.has_changed():
-                call_off_hub(self._book.refresh)
+            try:
+                if self._book.has_changed():
+                    call_off_hub(self._book.refresh)
+            except Exception:  # whatever a file has made of us, the next version of it is read
+                log.exception("a script could not be read again")

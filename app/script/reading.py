@@ -19,6 +19,7 @@ from config.yaml_file import parse_yaml
 MOST_BYTES = 2 << 20
 """Of a file."""
 CONTENT = ("text", "json", "tool_calls", "reasoning")
+NUMBERS = ("embedding", "score", "classes")
 OURS = {"Expected": "expected", "Object": "the mapping is", "array": "list", "`": "", " | null": ""}
 """What msgspec says, in the words of YAML."""
 WORDS = {
@@ -71,17 +72,18 @@ def flaw_of(rule: Rule) -> str:
     if not isinstance(then, Then):
         return "" if then == PASS else f"then: must be {PASS!r} or a mapping, got {then[:40]!r}"
     if then == Then():
-        return "then: is empty; it needs a text, json, tool_calls, reasoning, embedding, fault or pass"
+        return f"then: is empty; it needs {', '.join((*CONTENT, *NUMBERS))}, fault or {PASS}"
     said = [key for key in CONTENT if _is_given(then, key)]
-    if then.passes and (said or then.embedding or then.finish_reason):
+    said += [key for key in NUMBERS if _is_given(then, key)]
+    if then.passes and (said or then.finish_reason):
         return (
             f"then: {PASS} leaves what is said to the mode below, so {(said or ['the rest'])[0]} is in vain"
         )
     if _is_given(then, "text") and _is_given(then, "json"):
         return "then: text and json exclude each other"
-    if then.embedding is not None and said:
-        return f"then: {said[0]} and embedding exclude each other: no request gets both"
-    if then.fault is None and not then.passes and not said and then.embedding is None:
+    if len(said) > 1 and said[-1] in NUMBERS:
+        return f"then: {said[0]} and {said[-1]} exclude each other: no request gets both"
+    if then.fault is None and not then.passes and not said:
         return f"then: says nothing; give it a text, or {PASS}: true"
     return ""
 

@@ -9,7 +9,10 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-Family = Literal["chat", "completions", "responses", "messages", "generate", "embeddings"]
+Family = Literal[
+    "chat", "completions", "responses", "messages", "generate",
+    "embeddings", "pooling", "classify", "score", "rerank",
+]  # fmt: skip
 Scope = Literal["server", "key", "conversation"]
 Ordinal = Annotated[int, Meta(ge=1, le=2**53)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -93,6 +96,8 @@ class Call(Part, frozen=True, kw_only=True):
 
     name: str
     arguments: dict[str, object] = {}
+    id: str | None = None
+    """Drawn by the server without one."""
     unchecked: bool = False
     """Made even where the request does not offer the tool, or its schema forbids the arguments."""
 
@@ -115,6 +120,12 @@ class Delays(Part, frozen=True, kw_only=True):
     """Token, counted from 1, to the wait before it."""
 
 
+Classes = (
+    Annotated[tuple[float, ...], Meta(min_length=1, max_length=65_536)]
+    | Annotated[dict[Name, float], Meta(min_length=1, max_length=65_536)]
+)
+
+
 class Then(Part, frozen=True, kw_only=True):
     """What happens then."""
 
@@ -125,6 +136,10 @@ class Then(Part, frozen=True, kw_only=True):
     reasoning: str | None = None
     embedding: Annotated[tuple[float, ...], Meta(min_length=1)] | str | None = None
     """A vector, or the text whose vector it is."""
+    score: float | str | None = None
+    """How well a query and a document match; a text is a template of a number."""
+    classes: Classes | None = None
+    """Probability of each class, in order or by name."""
     finish_reason: Literal["stop", "length", "abort", "content_filter"] | None = None
     usage: UsageIs | None = None
     fault: dict[str, object] | None = None

@@ -8,6 +8,7 @@ work is linear in its own length and in that of the texts that it is given.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -24,11 +25,16 @@ MOST_CHARACTERS = 1 << 18
 """Of a text that a template, or a filter in it, makes."""
 MOST_NODES = 2000
 """Of the tree of one template."""
+MOST_TEXTS = 64
+"""How often a template may name a text of the request, each of which has up to 65,536 characters."""
+MOST_BITS = 1024
+MOST_DIGITS = 20
 MOST_HEX = 64
 NAMES = frozenset(
     ("match", "message", "user", "tool_result", "model", "api", "turn", "count", "now", "unix", "header")
 )
 """What a template can use; `docs/scripts.md` says what each is."""
+TEXTS = frozenset(("match", "message", "user", "tool_result", "header"))
 FUNCTIONS = frozenset(("random", "choose", "hex", "header"))
 """Those of them, and of the draws, that are called."""
 ALLOWED = (
@@ -54,6 +60,8 @@ class Template:
         self.is_constant = not any(mark in source for mark in ("{{", "{%", "{#"))
         if len(source) > MOST_CHARACTERS:
             raise ScriptError(f"a text of {len(source)} characters is too long")
+        if any("\ud800" <= character <= "\udfff" for character in source):
+            raise ScriptError(f"the text {source[:60]!a} has half of a character (a surrogate)")
         if self.is_constant:
             return
         environment = _environment()
@@ -63,9 +71,9 @@ class Template:
             self._template = environment.from_string(source)
             alone = _expression(tree, source)
             self._expression = environment.compile_expression(alone, False) if alone else None
-        except TemplateError as error:
-            raise ScriptError(f"template {source[:60]!r}: {error.message or error}") from None
-        except RecursionError:
+        except (TemplateError, ValueError, OverflowError) as error:  # such as a number of 5,000 digits
+            raise ScriptError(f"template {source[:60]!r}: {getattr(error, 'message', '') or error}") from None
+        except (RecursionError, MemoryError):
             raise ScriptError(f"template {source[:60]!r}: is nested too deeply") from None
 
     def text(self, values: Values) -> str:
@@ -113,23 +121,26 @@ class Draws:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Operators of numbers are for numbers only: a text times a million would be one of a gigabyte."""
+    """Operators of numbers are for those only, of usual size: a text times a million would be a gigabyte."""
 
     intercepted_binops = frozenset("*%")
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if not (isinstance(left, int | float) and isinstance(right, int | float)):
             raise TemplateError(f"{operator} is for numbers")
+        if isinstance(left, int) and isinstance(right, int) and (left | right).bit_length() > MOST_BITS:
+            raise TemplateError(f"{operator} is for numbers of up to {MOST_BITS} bits")
         return super().call_binop(context, operator, left, right)
 
 
 def _environment() -> _Environment:
     environment = _Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     kept = ("upper", "lower", "capitalize", "title", "trim", "int", "float", "length", "first", "last")
-    filters = {name: environment.filters[name] for name in (*kept, "default", "round", "string", "abs")}
+    filters = {name: environment.filters[name] for name in (*kept, "default", "string", "abs")}
     environment.filters = {
         **filters,
         "replace": _replace,
+        "round": _round,
         "json": _json,
         "date": _date,
         "truncate": _truncate,
@@ -143,9 +154,11 @@ def _environment() -> _Environment:
 
 def _check(tree: nodes.Template, names: frozenset[str], groups: frozenset[str] | None) -> None:
     """Raise TemplateError for what a template of a script cannot have."""
+    texts = 0
     for number, node in enumerate(_nodes(tree)):
-        if number > MOST_NODES:
-            raise TemplateError("is too long")
+        texts += isinstance(node, nodes.Name) and node.name in TEXTS
+        if number > MOST_NODES or texts > MOST_TEXTS:
+            raise TemplateError(f"is too long; {MOST_TEXTS} times it may name a text of the request")
         if not isinstance(node, ALLOWED):
             what = CALLED.get(type(node), type(node).__name__.lower())
             raise TemplateError(f"{what} (line {node.lineno}) is not possible in a script")
@@ -208,6 +221,8 @@ def _plain(value: object) -> object:
         str(value)  # which raises its error
     if isinstance(value, str):
         return "".join(_limited(iter((value,))))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TemplateError(f"{value} is no number of JSON")
     return value if isinstance(value, int | float | bool | list | dict) or value is None else str(value)
 
 
@@ -219,7 +234,12 @@ def _replace(text: object, old: str, new: str) -> str:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """What it escapes gets longer, and much longer when that is escaped again."""
+    return "".join(_limited(iter((json.dumps(value, ensure_ascii=False, allow_nan=False),))))
+
+
+def _round(number: float, digits: int = 0) -> float:
+    return round(number, max(-MOST_DIGITS, min(digits, MOST_DIGITS)))
 
 
 def _truncate(text: object, most: int = 100) -> str:

@@ -133,7 +133,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         asked = load((), os.environ, warn=self.log.warning)
         if ranks.addresses(asked.server) != ranks.addresses(self.settings.server):
             raise ConfigError("host, ports and the number of ranks cannot change while the server runs")
-        if self.cfg.preload_app and asked != self.settings:
+        if self.cfg.preload_app and asked.dump(masked=False) != self.settings.dump(masked=False):
             raise ConfigError("with preload_app, settings cannot change while the server runs")
         if asked.tls.ssl_certfile:
             check_pair(asked.tls.ssl_certfile, asked.tls.ssl_keyfile)

@@ -14,9 +14,8 @@ import os
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-import msgspec
-
 from config import Settings
+from config.plugins import from_plain, to_plain
 
 SETTINGS = "UNDERSTUDY_SETTINGS"
 ENDPOINT = "UNDERSTUDY_ENGINE"
@@ -25,13 +24,13 @@ ENDPOINT = "UNDERSTUDY_ENGINE"
 
 def hand_over(settings: Settings, environ: MutableMapping[str, str]) -> None:
     """Write down, as JSON, the settings that differ from their defaults."""
-    environ[SETTINGS] = json.dumps(msgspec.to_builtins(settings))
+    environ[SETTINGS] = json.dumps(to_plain(settings))
 
 
 def handed_over(environ: Mapping[str, str]) -> Settings | None:
-    """The settings that `hand_over` wrote, or None where nobody did."""
+    """The settings that `hand_over` wrote, or None where nobody did. ConfigError as `from_plain`."""
     text = environ.get(SETTINGS)
-    return None if text is None else msgspec.convert(json.loads(text), Settings)
+    return None if text is None else from_plain(json.loads(text))
 
 
 SERVING, REPLACED, ENDING = range(3)

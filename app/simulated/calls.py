@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from app.engine.outputs import Part
 from app.engine.reply import LENGTH, STOP, Reply, Span
-from app.engine.request import EngineRequest, JsonSchema, ToolCalls
+from app.engine.request import EngineRequest, JsonSchema, ScriptedCall, ToolCalls
 from app.schema import Ranges, Schemas, Size
 from app.simulated.corpus import Corpus
 from app.tokenization import Tokenizer
@@ -127,11 +127,11 @@ class CallReplies:
         return Reply(texts, kept, LENGTH if raw else STOP, spans)
 
 
-def written(calls: Sequence[tuple[str, str]], terse: bool = False) -> Written:
-    """Calls, each as name and arguments, marked up; `terse` with no more than parsers of servers need."""
+def written(calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bool = False) -> Written:
+    """Calls, as name, arguments and perhaps id, marked up; `terse` with no more than parsers need."""
     comma, colon = COMPACT if terse else USUAL
     text, places = "", list[Call]()
-    for number, (name, arguments) in enumerate(calls, 1):
+    for number, (name, arguments, *own_id) in enumerate(calls, 1):
         text += ("" if number == 1 else "\n") + (OPENING.rstrip() if terse else OPENING)
         text += f'{{"name"{colon}{json.dumps(name, ensure_ascii=False)}'
         named = len(text)
@@ -140,7 +140,7 @@ def written(calls: Sequence[tuple[str, str]], terse: bool = False) -> Written:
         text += arguments
         end = len(text)
         text += "}" if terse and number == len(calls) else "}" + CLOSING
-        places.append(Call(Part("call", number - 1, name), named, start, end, len(text)))
+        places.append(Call(Part("call", number - 1, name, "", *own_id), named, start, end, len(text)))
     return Written(text, places)
 
 
@@ -153,7 +153,7 @@ def _told(pieces: Sequence[str], calls: Sequence[Call], raw: str) -> tuple[list[
     spans: list[Span] = []
     at = 0
     for part, named, start, end, until in calls:
-        known = Part("call", part.number, part.name, raw)
+        known = Part("call", part.number, part.name, raw, part.id)
         unknown = Part("call", part.number, "", raw)
         while len(texts) < len(pieces) and (at < until or part is calls[-1].part):
             piece = pieces[len(texts)]

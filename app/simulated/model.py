@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from zlib import crc32
 
@@ -12,12 +13,13 @@ from app.dataset import Datasets
 from app.engine.errors import SchemaUnsatisfiable
 from app.engine.outputs import Part
 from app.engine.reply import LENGTH, STOP, Reply, joined
-from app.engine.request import EngineRequest
+from app.engine.request import EngineRequest, ScriptedReply
 from app.schema import SchemaError, Schemas
 from app.simulated.calls import CallReplies
 from app.simulated.corpus import Corpus
-from app.simulated.endings import reply_length, stopped
+from app.simulated.endings import stopped
 from app.simulated.logprobs import prompt_logprobs, reply_logprobs
+from app.simulated.modes import DatasetMode, EchoMode, LengthSource, RandomMode, ReplySource
 from app.simulated.scripted import REASONING, ScriptedReplies, delays_of
 from app.simulated.structured import StructuredReplies
 from app.tokenization import Tokenizer
@@ -60,12 +62,28 @@ class SimulatedModel:
         self._settings = settings
         self._tokenizer = tokenizer
         self._corpus = corpus
-        self._datasets = datasets
-        self._has_datasets = bool(datasets)
+        self._random = RandomMode(corpus)
+        echoes = settings.reply.mode == "echo"
+        self._mode = EchoMode(tokenizer).reply if echoes else self._random.reply
+        self._recorded: ReplySource | None = None
+        if datasets and not echoes:
+            self._recorded = DatasetMode(datasets, corpus).reply
         self._structured = StructuredReplies(tokenizer, corpus, schemas, settings.tools)
         self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
         self._scripted = ScriptedReplies(tokenizer, self._calls)
+        self._plugins: tuple[ReplySource, ...] = ()
         self._text_rng, self._call_rng = text_rng, call_rng
+
+    def ask_first(self, sources: Sequence[ReplySource], length: LengthSource | None) -> None:
+        """From now on `sources` decide about whole replies, `length` about those of mode `random`."""
+        self._plugins = tuple(sources)
+        self._random.length = length
+
+    def worded(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+        """The reply that says what `script` has decided, at its pace."""
+        reply = self._scripted.reply(request, script)
+        reply.delays = delays_of(script, len(reply.ids))
+        return reply
 
     def on_settings(self, settings: Settings) -> None:
         """Live settings have changed."""
@@ -95,8 +113,9 @@ class SimulatedModel:
             return self._encoded(request)
         own = self._own_stream(request)
         rng = own or self._text_rng
-        if request.script is not None and not request.script.passes:
-            reply = self._scripted.reply(request, request.script)
+        decided = self._decided(request, rng) if self._plugins or request.script is not None else None
+        if decided is not None:
+            reply = decided
         elif not request.reasoning:
             reply = self._said(request, rng, own)
         else:
@@ -109,6 +128,15 @@ class SimulatedModel:
             return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
         return reply
 
+    def _decided(self, request: EngineRequest, rng: Random) -> Reply | None:
+        """A whole reply that a script or a plugin decides about."""
+        if request.script is not None and not request.script.passes:
+            return self._scripted.reply(request, request.script)
+        for source in self._plugins:
+            if (reply := source(request, rng)) is not None:
+                return reply
+        return None
+
     def _said(self, request: EngineRequest, rng: Random, own: Random | None) -> Reply:
         if request.tool_calls is not None:
             calls = self._calls.reply(request, request.tool_calls, own or self._call_rng)
@@ -116,40 +144,10 @@ class SimulatedModel:
                 return calls
         if request.constraint is not None:
             said = self._structured.constrained(request.constraint, request.max_tokens, own or self._call_rng)
-        elif self._settings.reply.mode == "echo":
-            said = self._echoed(request)
         else:
-            recorded = self._recorded(request, rng) if self._has_datasets else None
-            said = recorded or self._composed(request, rng)
+            recorded = None if self._recorded is None else self._recorded(request, rng)
+            said = recorded or self._mode(request, rng)
         return stopped(said, request) if request.stop or request.stop_token_ids else said
-
-    def _recorded(self, request: EngineRequest, rng: Random) -> Reply | None:
-        """A recorded reply (5.10); None without a dataset for the model, and when it fails."""
-        dataset = self._datasets.of(request.model)
-        if dataset is None:
-            return None
-        most = request.max_tokens
-        least = most if request.ignore_eos else max(1, request.min_tokens)
-        found = dataset.reply(request.prompt_ids, request.turns, least, most, rng)
-        if found is None:
-            return None
-        ids, texts = self._corpus.compose(found.missing, rng)
-        return Reply([*found.texts, *texts], [*found.ids, *ids], LENGTH if found.reached_limit else STOP)
-
-    def _composed(self, request: EngineRequest, rng: Random) -> Reply:
-        most = request.max_tokens
-        count = most if request.ignore_eos else reply_length(most, request.limited, rng)
-        if count < request.min_tokens:  # where it must not end yet it goes on, and ends by chance
-            room = most - request.min_tokens
-            count = request.min_tokens + (reply_length(room, request.limited, rng) if room > 0 else 0)
-        ids, texts = self._corpus.compose(count, rng)
-        return Reply(texts, ids, LENGTH if count >= most else STOP)
-
-    def _echoed(self, request: EngineRequest) -> Reply:
-        """The text as it came, whatever the limit; `length` tells that the limit was reached (5.2)."""
-        ids = self._tokenizer.encode(request.echo_text)
-        reached = request.limited and len(ids) >= request.max_tokens
-        return Reply(self._tokenizer.pieces(ids), ids, LENGTH if reached else STOP)
 
     def _encoded(self, request: EngineRequest) -> Reply:
         """Exclamation marks, as many as were allowed or else one (section 18)."""

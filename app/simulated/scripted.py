@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from app.engine.outputs import Finish, Part
 from app.engine.reply import LENGTH, STOP, Reply, joined
-from app.engine.request import EngineRequest, ScriptedReply
+from app.engine.request import EngineRequest, ScriptedCall, ScriptedReply
 from app.simulated.calls import CallReplies, written
 from app.simulated.endings import stopped
 from app.tokenization import Tokenizer
@@ -66,7 +66,7 @@ class ScriptedReplies:
         reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(request.max_tokens)
         return stopped(reply, request) if request.stop or request.stop_token_ids else reply
 
-    def _called(self, calls: Sequence[tuple[str, str]], most: int) -> Reply:
+    def _called(self, calls: Sequence[ScriptedCall], most: int) -> Reply:
         return self._calls.marked_up(written(calls), most)
 
 

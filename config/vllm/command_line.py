@@ -1,13 +1,13 @@
 """vLLM's `serve` command line, taken apart: what it says in vLLM's words, and our own settings in it."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from config.flags import Parser, add_settings, flags_of, given_to, plain_parser
-from config.settings import BY_NAME
+from config.flags import NOTHING, Parser, add_settings, flags_of, given_to, kind_of, plain_parser
+from config.settings import table_of
 from config.sources import Flags
 from config.vllm.options import Option, groups, options
 from config.vllm.words import written_out
@@ -46,17 +46,20 @@ class Line(Struct):
     """Our own settings."""
 
 
-def read(argv: Sequence[str]) -> Line:
+def read(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Line:
     """Take the line apart. ConfigError for what vLLM's parser would refuse, too."""
+    words = written_out(argv)
+    kind = kind_of(words, environ)
+    table = table_of(kind)
     parser = plain_parser(conflict_handler="resolve")
-    add_settings(parser)
+    add_settings(parser, table)
     _add_options(parser)
-    results = given_to(parser, written_out(argv), [*options(), *BY_NAME])
+    results = given_to(parser, words, [*options(), *table.by_name])
     model = results.pop(MODEL, None)
     given = {name.removeprefix(OURS): results.pop(name) for name in list(results) if name.startswith(OURS)}
     if model is not None:
         given["model"] = model
-    return Line(given, flags_of(results))
+    return Line(given, flags_of(results, kind))
 
 
 def usage(told: dict[str, str]) -> str:

@@ -188,6 +188,16 @@ def test_a_large_output_is_streamed_in_pieces_of_whole_events(make: Callable[[in
     assert make is message or len(found) > 10
 
 
+def test_a_stream_tells_all_of_a_large_prompt() -> None:
+    writer = completion(1)
+    data = b"".join(piece for output in reply(1, 7) for piece in writer.chunks(output))
+    events = [json.loads(event.removeprefix(b"data: ")) for event in data.split(b"\n\n") if event]
+    first, second = events[0]["choices"][0], events[1]["choices"][0]
+    assert first["prompt_token_ids"] == PROMPT
+    assert len(first["logprobs"]["tokens"]) == len(PROMPT) + 1
+    assert second.get("prompt_token_ids") is None and len(second["logprobs"]["tokens"]) == 1
+
+
 def test_the_roles_of_very_many_choices_leave_in_pieces() -> None:
     options = ChatResponseOptions(n=16384, prompt_ids=PROMPT, token_ids=True)
     size = largest = 0
@@ -252,6 +262,8 @@ def test_a_body_is_sent_in_one_up_to_some_size() -> None:
 
 def test_the_bytes_of_tokens_are_remembered_within_bounds() -> None:
     known = TokenBytes(limit_bytes=4000)
+    known.of("a")
+    assert known.size_bytes == len(b"[97]") + TokenBytes.PLACE_BYTES
     for number in range(1000):
         text = f"token {number}"
         assert json.loads(encode(known.of(text))) == list(text.encode())

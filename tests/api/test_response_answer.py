@@ -33,6 +33,18 @@ def answer(ended: list[ResponseObject] | None = None, asked: Any = None, **shape
     )
 
 
+def test_what_a_request_leaves_out_is_told_as_vllm_tells_it() -> None:
+    made = new_response(ResponsesRequest(input="hi"), META, 9)
+    assert (made.temperature, made.top_p, made.max_output_tokens) == (1.0, 1.0, 9)
+    assert (made.parallel_tool_calls, made.background, made.truncation) == (True, False, "disabled")
+    said = ResponsesRequest(
+        input="hi", temperature=0.0, top_p=0.5, parallel_tool_calls=False, truncation="auto"
+    )
+    made = new_response(said, META, 9)
+    assert (made.temperature, made.top_p) == (0.0, 0.5)
+    assert (made.parallel_tool_calls, made.truncation) == (False, "auto")
+
+
 def logprob(token: str) -> TokenLogprob:
     return TokenLogprob(1, token, -1.0, [(1, token, -1.0), (2, "other", -1.5), (3, "more", -2.0)])
 

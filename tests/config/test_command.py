@@ -78,7 +78,7 @@ def test_help_for_a_reader_who_leaves_is_no_error(command: tuple[str, ...]) -> N
 
 
 def test_the_help_names_the_other_commands() -> None:
-    told = run("--help").stdout.splitlines()[-10:]
+    told = run("--help").stdout.splitlines()[-11:]
     names = (
         "serve",
         "dataset",
@@ -90,6 +90,7 @@ def test_the_help_names_the_other_commands() -> None:
         "rehearse",
         "script",
         "generate",
+        "plugins",
     )
     assert told == [f"  python -m app {name} --help" for name in names]
 

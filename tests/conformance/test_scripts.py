@@ -197,6 +197,33 @@ def test_messages_have_blocks_for_thought_text_and_calls(claude: anthropic.Anthr
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (100, 900, 500)
 
 
+@streamed
+def test_calls_have_the_ids_of_the_script(
+    client: openai.OpenAI, claude: anthropic.Anthropic, stream: bool
+) -> None:
+    asked: Any = {"model": "tiny", "messages": user("the weather?")}
+    items = {"model": "tiny", "input": "the weather?", "tools": [{"type": "function", **TOOL["function"]}]}
+    tools = [{"name": "get_weather", "input_schema": SCHEMA}]
+    if stream:
+        with client.chat.completions.stream(**asked, tools=[TOOL]) as events:
+            chat = events.get_final_completion()
+        *_, last = client.responses.create(**items, stream=True)
+        response = last.response
+        with claude.messages.stream(**asked, max_tokens=200, tools=tools) as blocks:
+            message = blocks.get_final_message()
+    else:
+        chat = client.chat.completions.create(**asked, tools=[TOOL])
+        response = client.responses.create(**items)
+        message = claude.messages.create(**asked, max_tokens=200, tools=tools)
+    ids = (
+        [call.id for call in chat.choices[0].message.tool_calls],
+        [item.call_id for item in response.output if item.type == "function_call"],
+        [block.id for block in message.content if block.type == "tool_use"],
+    )
+    for drawn, said in ids:
+        assert drawn.startswith("chatcmpl-tool-") and said == "call_1"
+
+
 def test_the_result_of_a_tool_is_known_in_every_family_that_has_tools(
     client: openai.OpenAI, claude: anthropic.Anthropic
 ) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.server, pytest.mark.timeout(180)]
 FLAGS = (
     "--console",
+    "--enable-scale-out",
     "--admin-key",
     "secret",
     "--profile",
@@ -64,7 +65,12 @@ class Seen:
         self.page, self.server = page, server
         self.complaints: list[str] = []
         page.on(
-            "console", lambda it: self.complaints.append(it.text) if it.type in ("error", "warning") else None
+            "console",
+            lambda it: (
+                self.complaints.append(f"{it.text} {it.location['url']}")
+                if it.type in ("error", "warning")
+                else None
+            ),
         )
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda it: self.asked.add(it.url.split("/")[2]))
@@ -184,6 +190,69 @@ def test_a_hostile_prompt_is_shown_as_it_is(seen: Seen, server: RunningServer) -
     assert seen.model("window.hacked") is None
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [HOSTILE + "\u202e gnissel \u2066", "\u0627\u0644\u0633\u0644\u0627\u0645 " * 100, "<b>" * 600],
+    ids=["overrides", "right to left", "tags"],
+)
+def test_a_hostile_id_and_prompt_do_not_turn_the_page(seen: Seen, server: RunningServer, prompt: str) -> None:
+    """Marks that turn the direction of writing are shown as what they are; all stands where it stood."""
+    seen.open()
+    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
+    body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2}, "request_id": prompt}
+    answer = requests.post(f"{server.url}/inference/v1/generate", json=body, timeout=20)
+    assert answer.status_code == 200, answer.text
+    complete(server, prompt=prompt, max_tokens=5)
+    until(lambda: seen.model("[...model.bars.values()].some(bar => bar.end !== null)"), "no bar ended")
+    number = seen.model("Math.max(...model.bars.keys())")
+    seen.page.evaluate(f"views.detail.show({number}, model)")
+    until(lambda: seen.page.locator("#detail pre").count(), "the prompt is not shown")
+    ids = seen.model("[...model.bars.values()].map(bar => bar.id)")
+    assert not any(mark in one for one in ids for mark in "\u202e\u2066") and max(map(len, ids)) <= 128
+    assert seen.model("document.documentElement.scrollWidth") <= 1280
+    assert seen.page.locator("#detail b, #detail script").count() == 0
+
+
+def test_a_request_is_followed_while_it_is_looked_at(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
+    load(server, rate=100, seconds=1, prompt_tokens=20, output_tokens=1500)
+    until(lambda: seen.model("[...model.bars.values()].some(bar => bar.tokens > 2)"), "nothing runs")
+    number = seen.model("[...model.bars.values()].find(bar => bar.end === null && bar.tokens > 2).number")
+    seen.page.evaluate(f"views.detail.show({number}, model)")
+    reply = "#detail section:has(h3:text-is('Reply')) pre"
+    until(lambda: seen.page.locator(reply).count(), "no reply is shown")
+    before = seen.page.inner_text(reply)
+    seen.page.evaluate("document.querySelector('#detail pre').focus()")
+    until(lambda: len(seen.page.inner_text(reply)) > len(before), "the reply stands still")
+    assert seen.page.inner_text(reply).startswith(before)
+    assert seen.model("document.activeElement.tagName") == "PRE", "who reads is not disturbed"
+    seen.page.keyboard.press("5")
+    until(lambda: "a place" in seen.page.inner_text("#tab-body"), "nobody waits")
+    assert "8 of 8 places are taken" in seen.page.inner_text("#tab-body")
+    requests.delete(f"{server.url}/admin/console/load", headers=KEY, timeout=20)
+    quiet(server)
+
+
+def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{name: greet <b>, then: {text: hello}}, {name: never, then: pass}]")
+    with running_server("--console", "--script", str(path)) as server:
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        it = Seen(context.new_page(), server)
+        it.open(key=None)
+        until(lambda: it.page.inner_text("#state") == "serving", "no picture came")
+        complete(server)
+        it.tab("scripts")
+        until(lambda: re.search(r"greet <b>\s+1\s", it.page.inner_text("#tab-body")), "no rule is told")
+        path.write_text("rules: [{then: {txt: a}}]")
+        until(lambda: "unknown key 'txt'" in it.page.inner_text("#tab-body"), "the mistake is not told")
+        it.page.get_by_role("button", name="Count from nothing").click()
+        until(lambda: re.search(r"greet <b>\s+0\s", it.page.inner_text("#tab-body")), "it counts on")
+        context.close()
+        assert it.complaints == []
+
+
 def test_knobs_and_buttons_act(seen: Seen, server: RunningServer) -> None:
     seen.open()
     until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
@@ -234,6 +303,7 @@ def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
     for name, word in (
         ("load", "requests a second"), ("faults", "Errors by chance"), ("events", "stored"),
         ("index", "copies"), ("clients", "client"), ("adapters", "adapter slots"), ("ranks", "serving"),
+        ("queue", "places are taken"),
     ):  # fmt: skip
         seen.tab(name)
         until(lambda word=word: word in seen.page.inner_text("#tab-body"), name)
@@ -338,7 +408,8 @@ def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> Non
     assert page.evaluate("model.over.length") == page.evaluate("model.bars.size") > 150
     page.evaluate("stop(10000)")
     until(lambda: page.evaluate("shown().figures.running") > 5, "nothing runs in the midst of it")
-    assert page.is_hidden(".tabs-panel")
+    assert [tab.inner_text() for tab in page.locator("#tabs button").all()] == ["Queue", "Adapters", "Events"]
+    assert "places are taken" in page.inner_text("#tab-body")
     page.close()
     assert complaints == []
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from app import create_app
-from app.console.bars import Origin
-from app.console.routes import told
+from app.console.bars import MOST_CHARACTERS, Origin
+from app.console.routes import SHOWN_SETTING, shown, told
+from app.engine.request import ScriptedReply
 from config.loader import load
 from config.settings import TABLE
 from tests.application import request
@@ -93,6 +94,30 @@ def test_what_clients_choose_is_kept_short(traceparent: str, trace_id: str) -> N
     assert len(page.bars[1][1]) <= 128 and page.ended[1][1] == "status 400"
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (ScriptedReply(passes=True), "passes: True"),
+        (ScriptedReply(text="x" * 10**7, calls=()), "text: 'xxx"),
+        (dict.fromkeys(range(10**6), 0.5), "{0: 0.5, 1: 0.5"),
+        ([["a" * 10**6] * 10**6] * 10**6, "[['aaa"),
+        ([[[["deep"]]]], "[[[...]]]"),
+    ],
+    ids=["struct", "long text", "many", "long list", "deep"],
+)
+def test_a_setting_of_any_size_is_told_in_short(value: object, told: str) -> None:
+    shown_value = shown(value)
+    assert isinstance(shown_value, str) and shown_value.startswith(told)
+    assert len(shown_value) <= SHOWN_SETTING
+
+
+def test_an_id_of_any_length_is_told_in_short() -> None:
+    it = Watched(slots=2, blocks=50)
+    it.ask("i" * 1_000_000, max_tokens=30)
+    (row,) = it.frame().bars.values()
+    assert row[1] == "i" * MOST_CHARACTERS
+
+
 @pytest.mark.parametrize("number", ["1", "x", "-1", "9" * 30, "<b>"])
 def test_a_request_that_is_not_known_is_404(number: str) -> None:
     assert client().get(f"/admin/console/requests/{number}").status_code == 404
@@ -112,7 +137,7 @@ def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
     assert answer["tokens"] == it.page.tokens[bar.number] > 5
     assert answer["reply"] == it.harness.said("a")
     settings = answer["settings"]
-    assert (settings["stop"], settings["seed"], settings["max_tokens"]) == ("('x!',)", 5, 30)
+    assert (settings["stop"], settings["seed"], settings["max_tokens"]) == ("['x!']", 5, 30)
     assert len(answer["blocks"]) >= 1
     assert answer["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
     it.frame(10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -119,6 +120,20 @@ def test_of_fifty_consoles_most_are_refused_in_one_line(watched: RunningServer) 
                 return
         time.sleep(0.2)
     raise AssertionError("places of consoles that have gone stay taken")
+
+
+def test_a_browser_that_does_not_read_holds_nobody_up(watched: RunningServer) -> None:
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", watched.port))
+        deaf.sendall(b"GET /admin/console/stream HTTP/1.1\r\nHost: x\r\nX-Admin-Key: secret\r\n\r\n")
+        with look(watched) as answer:
+            stream = events(answer)
+            assert next(stream)[0] == "picture"
+            said = complete(watched, max_tokens=40)
+            assert said.status_code == 200
+            frames = [frame for _, (kind, frame) in zip(range(12), stream, strict=False) if kind == "frame"]
+            assert any(frame.get("ended") for frame in frames)
 
 
 def test_the_load_generator_sends_what_it_is_told(watched: RunningServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.engine.errors import Draining, EngineError, QueueFull, TooManyRequests
+from app.engine.outputs import Started, Tokens
 from tests.engine.harness import Harness
 
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
@@ -43,6 +44,44 @@ def test_running_and_waiting_together_are_bounded_and_refusals_counted() -> None
     assert harness.metric("admission_rejections_total", reason="max_num_queued_reqs") == 1
     harness.ask("b")
     assert refusal(harness) is TooManyRequests
+
+
+def test_room_is_what_slots_queue_and_limit_leave() -> None:
+    free = Harness(slots=2, max_waiting=3, **SLOW)
+    bounded = Harness(slots=2, max_waiting=3, max_unfinished=4, **SLOW)
+    rooms = []
+    for choices in (0, 1, 2, 1):
+        for harness in (free, bounded):
+            if choices:
+                harness.ask(f"{choices}", choices)
+        rooms.append((free.engine.room(), bounded.engine.room()))
+    assert rooms == [(5, 4), (4, 3), (2, 1), (1, 0)]
+    with pytest.raises(QueueFull, match="2 wait already"):
+        free.ask(choices=2)
+    with pytest.raises(TooManyRequests, match="4 of at most 4"):
+        bounded.ask()
+
+
+def test_an_operator_ends_requests_by_name_or_all() -> None:
+    harness = Harness(slots=2, **SLOW)
+    for name in "abc":
+        harness.ask(name, 2)
+    assert harness.engine.interrupt({"b", "x"}) == 1
+    assert [harness.finish("b", index) for index in range(2)] == ["abort", "abort"]
+    assert harness.gauges() == (2, 2) and not harness.of("c")
+    assert [type(it) for it in harness.of("b")] == [Started, Tokens]
+    harness.clock.advance(0.55)
+    assert harness.engine.interrupt() == 2
+    assert [type(it) for it in harness.of("a")] == [Started, Tokens, Tokens]
+    assert harness.finish("a") == harness.finish("c") == "abort" and harness.is_idle()
+    assert harness.engine.interrupt() == 0
+
+
+def test_one_that_needs_no_slot_may_be_the_only_one() -> None:
+    harness = Harness(max_unfinished=1)
+    for name in "ab":
+        harness.ask(name)
+        assert harness.finish(name) == "length"
 
 
 def test_a_draining_engine_goes_on_and_admits_nothing() -> None:

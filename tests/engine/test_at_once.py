@@ -90,6 +90,7 @@ def test_outputs_and_numbers_are_those_of_the_longer_way(
         ({}, {"least_hit_rate": 0.5}),
         ({}, {"remote_prefill": True}),
         ({}, {"max_tokens": 2000}),
+        ({}, {"choices": 2}),
     ],
 )
 def test_whatever_may_wait_or_is_special_takes_the_longer_way(

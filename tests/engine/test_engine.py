@@ -32,6 +32,13 @@ def test_a_sequence_starts_then_tells_its_tokens_and_then_nothing_more() -> None
     assert harness.is_idle()
 
 
+def test_an_engine_of_this_process_is_there_until_it_is_drained() -> None:
+    engine = Harness().engine
+    assert engine.healthy and not engine.draining
+    engine.drain()
+    assert engine.healthy and engine.draining
+
+
 def test_without_latency_all_is_told_before_submit_returns() -> None:
     harness = Harness()
     harness.ask()

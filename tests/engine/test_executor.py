@@ -162,10 +162,9 @@ class Waiter:
     """A task that keeps its slot; `free` says whether it fits."""
 
     adapter: str | None = None
-    priority = 0
 
-    def __init__(self, fits: bool = True, keeps: bool = True) -> None:
-        self.free, self.keeps, self.started = fits, keeps, False
+    def __init__(self, fits: bool = True, keeps: bool = True, priority: int = 0) -> None:
+        self.free, self.keeps, self.priority, self.started = fits, keeps, priority, False
 
     def fits(self) -> bool:
         return self.free
@@ -215,6 +214,37 @@ def test_many_that_may_start_together_do_so_in_portions() -> None:
         soon.pop()()
         started.append(sum(task.started for task in tasks))
     assert started == [128, 256, 300] and (slots.running, slots.waiting) == (150, 0)
+
+
+def test_those_who_may_start_later_share_a_turn_of_the_event_loop() -> None:
+    soon: list[Callable[[], None]] = []
+    slots = SlotExecutor(2, later=soon.append)
+    tasks = [Waiter() for _ in range(3)]
+    for task in tasks:
+        assert not slots.enter(task, soon=True)
+    [turn] = soon
+    turn()
+    assert [task.started for task in tasks] == [True, True, False]
+    slots.enter(Waiter(), soon=True)
+    assert len(soon) == 2
+    assert SlotExecutor(2, later=soon.append).enter(Waiter()) and len(soon) == 2
+
+
+@pytest.mark.parametrize("by_priority", [False, True])
+def test_who_matters_more_goes_first_only_where_priorities_count(by_priority: bool) -> None:
+    slots = SlotExecutor(1, by_priority=True) if by_priority else SlotExecutor(1)
+    first, *tasks = (Waiter(priority=priority) for priority in (0, 5, 1, 0))
+    slots.enter(first)
+    for task in tasks:
+        slots.enter(task)
+    called = slots.submit(lambda: "as one of priority 0")
+    slots.leave(first)
+    order = [tasks[2], tasks[1], tasks[0]] if by_priority else tasks
+    for task in order:
+        assert task.started and not (task.priority == 0 and called.done())
+        slots.leave(task)
+        assert not by_priority or called.done()
+    assert called.done()
 
 
 def test_those_who_left_the_queue_are_forgotten_though_nobody_ever_gets_a_slot() -> None:

@@ -10,6 +10,8 @@ import gevent
 import pytest
 
 from app.clock.clock import LiveClock, VirtualClock
+from app.engine.engine import STARTED_AT_ONCE
+from app.engine.outputs import EngineOutput, Started
 from app.engine.sequence import MOST_AT_ONCE
 from tests.engine.harness import START_S, Harness, engine_request
 
@@ -97,6 +99,49 @@ def test_who_comes_in_such_a_pause_changes_no_reply_and_gets_the_one_that_is_due
     for name in ("large", "small", "last"):
         assert said(mixed, name) == said(alone, name)
     assert len(set(said(mixed, "large"))) == 128
+
+
+def test_what_clients_say_of_their_seeds_holds_for_large_requests_too() -> None:
+    for fields in ({"seed": 3}, {"greedy": True}):
+        harness = Harness(slots=500, clock=BusyClock(START_S))
+        harness.ask("large", **LARGE, **fields)
+        harness.ask("small", **{**LARGE, **fields, "choices": 1})
+        harness.clock.advance(100)
+        assert set(said(harness, "large")) == set(said(harness, "small"))
+
+
+def test_of_many_choices_the_first_start_at_once_and_the_others_in_a_while() -> None:
+    harness = Harness(slots=200, time_to_first_token=1.0)
+    harness.ask(choices=150)
+    assert harness.engine.running == STARTED_AT_ONCE
+    harness.clock.advance(0.01)
+    assert harness.engine.running == 150
+
+
+def test_the_same_large_request_is_never_answered_the_same() -> None:
+    harness = Harness(slots=500, clock=BusyClock(START_S))
+    for name in "ab":
+        harness.ask(name, **LARGE)
+    harness.clock.advance(100)
+    assert not set(said(harness, "a")) & set(said(harness, "b"))
+
+
+def test_each_prompt_is_hashed_once_for_all_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(slots=9, blocks=100)
+    assert harness.cache is not None
+    hashed: list[list[int]] = []
+    prompt = harness.cache.cache.prompt
+    monkeypatch.setattr(
+        harness.cache.cache, "prompt", lambda ids, *rest: hashed.append(ids) or prompt(ids, *rest)
+    )
+    prompts = [[1] * 20, [2] * 20]
+    asked = [engine_request(index=index, n=3, prompt_ids=prompts[index // 3]) for index in range(6)]
+    told: list[EngineOutput] = []
+    harness.engine.submit(asked, told.append)
+    harness.clock.advance(1)
+    assert hashed == prompts
+    cached = {it.index: it.cached_tokens for it in told if isinstance(it, Started)}
+    assert cached == {0: 0, 1: 16, 2: 16, 3: 0, 4: 16, 5: 16}
 
 
 def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:

@@ -93,6 +93,22 @@ def test_a_caller_who_leaves_awaits_nothing() -> None:
     assert harness.gauges() == (1, 0)
 
 
+def test_who_falls_asleep_again_holds_up_those_that_come_until_then() -> None:
+    harness = Operated()
+    harness.life.sleep(1, "abort", harness.left)
+    harness.life.wake_up(None)
+    harness.ask("a")
+
+    def ends_the_wait() -> None:
+        assert harness.life.paused and not harness.life.is_sleeping
+        harness.ask("b")
+        assert harness.gauges() == (1, 1)
+        harness.clock.advance(5)
+
+    assert harness.waits(lambda: harness.life.sleep(1, "wait", harness.left), ends_the_wait) is None
+    assert harness.life.is_sleeping and harness.finish("a") == "length"
+
+
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_levels_of_sleep_are_told_and_end(level: int) -> None:
     harness = Operated(blocks=40)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.engine.outputs import EngineOutput, Part, Started, Tokens
+from config.profile import SpeculationRates, read_profile
 from tests.engine.harness import Harness, engine_request
 
 WALL_TIME = re.compile("_created|lora_requests_info")
@@ -42,9 +45,9 @@ class Listener:
         self.tokens.append((text, token_id, at_s, None))
 
 
-def heard(takes: bool, blocks: int | None, request: dict[str, Any], **latency: float) -> tuple[Listener, str]:
-    """One request, heard to its end; and what was counted."""
-    harness, listener = Harness(blocks=blocks, **latency), Listener(takes)
+def heard(takes: bool, blocks: int | None, request: dict[str, Any], **fields: Any) -> tuple[Listener, str]:
+    """One request, heard to its end; and what was counted. `fields` are those of `Harness`."""
+    harness, listener = Harness(blocks=blocks, **fields), Listener(takes)
     harness.engine.submit(
         [engine_request(arrival_s=harness.clock.now(), n=1, index=0, **request)], listener.emit
     )
@@ -73,6 +76,27 @@ def test_the_tokens_and_what_is_counted_are_the_same(
     assert plain.tokens == usual.tokens and len(plain.tokens) == tokens
     assert plain.finish == usual.finish == "length"
     assert counted_plain == counted
+
+
+def test_tokens_of_one_step_go_together() -> None:
+    profile = replace(read_profile("qwen3-14b-h100"), speculation=SpeculationRates(acceptance=(1.0, 1.0)))
+    usual, counted = heard(False, None, {"max_tokens": 40}, profile=profile)
+    plain, counted_plain = heard(True, None, {"max_tokens": 40}, profile=profile)
+    assert plain.tokens == usual.tokens and len(plain.tokens) == 40 and plain.by_themselves == 0
+    assert counted_plain == counted
+
+
+@pytest.mark.parametrize("reasoning", [False, True])
+def test_in_shared_steps_they_are_the_same_too(reasoning: bool) -> None:
+    profile = read_profile("qwen3-14b-h100")
+    request = {"max_tokens": 40, "reasoning": reasoning}
+    usual, counted = heard(False, None, request, profile=profile)
+    plain, counted_plain = heard(True, None, request, profile=profile)
+    assert plain.tokens == usual.tokens and len(plain.tokens) == 40
+    assert counted_plain == counted
+    texts = sum(part is None for *_, part in plain.tokens)
+    # Not the last one; nor the first of all, with which the stream begins.
+    assert plain.by_themselves == texts - 1 - (not reasoning)
 
 
 def test_most_tokens_of_a_paced_stream_come_by_themselves() -> None:

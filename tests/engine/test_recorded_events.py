@@ -20,6 +20,7 @@ from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher
 from app.kvcache.prompt import Adapter
+from app.lora.adapters import LoRASlots
 from app.metrics.recorder import Recorder
 from config.profile import Profile, read_profile
 from config.settings import LatencySettings, Settings
@@ -43,8 +44,8 @@ def test_every_step_has_the_recorded_events(profile: Profile | None) -> None:
     cache = KVCache(BLOCKS, BlockHasher("sha256_cbor", BLOCK_SIZE, "0", Random(1)))
     manager = KVCacheManager(cache, recorder, lambda name: Adapter(name, name), batches.append)
     latency = LatencySettings(time_to_first_token=0.05, inter_token_latency=0.01)
-    settings = Settings(latency=latency)
-    engine = Engine(settings, Recorded(), recorder, clock, Streams(1, 0), None, manager, profile)
+    settings, lora = Settings(latency=latency), LoRASlots(0, lambda name: False)
+    engine = Engine(settings, Recorded(), recorder, clock, Streams(1, 0), lora, manager, profile)
     for number, request in enumerate(RECORDING):
         batches.clear()
         outputs: list[Any] = []

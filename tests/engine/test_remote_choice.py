@@ -64,6 +64,7 @@ class Play:
             lambda ids: ["\N{REPLACEMENT CHARACTER}" if it == 99 else f"<{it}>" for it in ids],
             reader,
             lambda choice, is_computed: self.left.append(is_computed),
+            lambda choice: (1, choice.tokens),
         )
 
     def emit(self, output: EngineOutput) -> Any:
@@ -152,6 +153,12 @@ def test_alternatives_are_kept_with_their_tokens() -> None:
     assert [[entry.token_id for entry in entries] for entries in told] == [[0, 1], [2]]
 
 
+@pytest.mark.parametrize("ids", [[1], [1, 2, 3]])
+def test_an_engine_that_says_more_tokens_than_texts_or_fewer_is_not_believed(ids: list[int]) -> None:
+    with pytest.raises(ValueError):
+        Play(Words()).choice.take(Said(key=1, ids=ids, texts=["a", "b"], at_s=101.0))
+
+
 def test_several_parts_that_one_token_ends_are_told_apart() -> None:
     play = Play(Words())
     play.say("One [two] [] three ")
@@ -230,6 +237,8 @@ def test_its_times_and_tokens_are_counted() -> None:
     assert play.metric("request_decode_time_seconds_sum") == 4.0
     assert play.metric("e2e_request_latency_seconds_sum") == NOW_S - ARRIVAL_S
     assert play.metric("prompt_tokens_cached_total") == 4
+    assert play.metric("request_params_n_sum") == 1
+    assert play.metric("request_max_num_generation_tokens_sum") == 4
     assert play.metric("request_success_total", 'finished_reason="stop"') == 1
     assert play.metric("request_generation_tokens_sum") == 4
 

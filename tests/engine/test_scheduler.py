@@ -128,6 +128,7 @@ def test_everybody_gets_all_tokens_and_every_block_comes_back(
     assert sorted(map(id, run.done)) == sorted(id(it) for it in run.all if it not in run.aborted)
     assert all(run.tokens[it] == it.output_tokens for it in run.done)
     assert run.blocks.free == run.blocks.capacity
+    assert not any(run.blocks.find(it, LONGEST) for it in run.all), "who is over is forgotten"
     assert run.scheduler.idle
 
 
@@ -350,6 +351,19 @@ def test_the_least_important_is_preempted_where_priorities_count() -> None:
     while not run.scheduler.preemptions:
         assert run.step()
     assert (run.all[0].preemptions, run.all[1].preemptions) == (1, 0)
+
+
+def test_who_has_to_give_way_to_itself_lets_the_others_go_on_in_the_same_step() -> None:
+    limits = SchedulerLimits(by_priority=True)
+    run = Run([(40, 20, 5), (44, 20, 0)], limits, in_bulk=True)
+    run.act("add", 0)
+    run.act("add", 0)
+    while not run.scheduler.idle:
+        batch = run.scheduler.schedule()
+        assert batch is not None  # though no step is under way whose end would be waited for
+        run.scheduler.complete(batch)
+    assert [it.preemptions for it in run.all] == [1, 0]
+    assert [it.written for it in run.all] == [20, 20]
 
 
 @pytest.mark.parametrize("in_bulk", [True, False])

@@ -16,6 +16,7 @@ from app.engine.batch import SchedulerLimits
 from app.engine.outputs import Started
 from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
+from app.engine.step_executor import StepExecutor
 from app.engine.step_loop import StepLoop
 from app.fidelity.client import Client, OfflineRequest
 from app.kvcache.counted import CountedBlocks
@@ -73,6 +74,7 @@ def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
             (request.first_s - START_S, request.last_s - START_S), abs=1e-9
         )
     assert harness.metric("num_preemptions_total") == scheduler.preemptions
+    assert harness.metric("iteration_tokens_total_count") == loop.steps
     assert harness.is_idle()
 
 
@@ -135,12 +137,25 @@ def test_one_alarm_serves_all_requests_of_an_engine() -> None:
     for number in range(50):
         harness.ask(str(number), prompt_ids=[1] * (1 + number))
     assert len(harness.wheel) == 1
-    harness.clock.advance(5)
+    for _ in range(500):
+        harness.clock.advance(0.01)
+        assert len(harness.wheel) <= 1
     assert harness.is_idle() and len(harness.wheel) == 0
+
+
+def test_tokens_leave_one_after_another_however_slow_that_is() -> None:
+    front = FrontCosts(out_per_stream=0.1)
+    harness = stepped(profile=replace(PROFILE, front=front))
+    for name in "abc":
+        harness.ask(name, max_tokens=4)
+    harness.clock.advance(5)
+    told = sorted(at_s for name in "abc" for at_s in moments(harness, name))
+    assert [at_s - told[0] for at_s in told] == pytest.approx([0.1 * place for place in range(12)])
 
 
 def test_limits_that_are_not_given_are_those_of_a_server_without_settings() -> None:
     default, given = SchedulerLimits(), Settings()
+    assert default.max_num_seqs == 256  # of vLLM; those of a simulation are fewer
     assert default.max_num_batched_tokens == given.steps.max_num_batched_tokens
     assert default.enable_chunked_prefill == given.steps.enable_chunked_prefill
     assert default.long_prefill_token_threshold == given.steps.long_prefill_token_threshold
@@ -216,6 +231,16 @@ def test_too_little_cached_ends_at_once() -> None:
     assert harness.is_idle()
 
 
+def test_too_little_cached_waits_on_purpose_without_a_place() -> None:
+    harness = stepped(blocks=BLOCKS)
+    harness.ask("a", least_hit_rate=0.5, delays=((0, 0.5),))
+    harness.clock.advance(0.4)
+    assert not harness.of("a") and (harness.engine.running, harness.engine.waiting) == (0, 1)
+    harness.clock.advance(0.4)
+    assert harness.finish("a") == "cache_threshold" and harness.is_idle()
+    assert harness.metric("iteration_tokens_total_count") == 0
+
+
 @pytest.mark.parametrize(("least", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
 def test_enough_cached_is_a_share_of_the_prompt(least: float, finish: str) -> None:
     harness = stepped(blocks=BLOCKS)
@@ -231,13 +256,24 @@ def test_a_remote_prefill_comes_over_the_net() -> None:
     harness = stepped(slots=1, kv_cache_transfer_latency=0.5)
     harness.ask("a", remote_prefill=True, prompt_ids=[1] * 1000)
     harness.clock.advance(0.3)
-    assert harness.gauges() == (0, 1)
+    assert harness.gauges() == (0, 1) and harness.engine.waiting == 1
     harness.ask("b", max_tokens=2)
     harness.clock.advance(0.1)
     assert harness.finish("b") == "length"  # the place was not taken
     harness.clock.advance(1)
     assert moments(harness, "a")[0] == pytest.approx(0.5, abs=2 * STEP_S)
     assert harness.metric("prompt_tokens_by_source_total", source="external_kv_transfer") == 1000
+    assert harness.metric("iteration_tokens_total_sum") == 5 + (3 + 2)  # nothing of its prompt is computed
+    assert harness.is_idle()
+
+
+def test_the_cache_of_a_short_prompt_comes_sooner() -> None:
+    harness = stepped(slots=1, kv_cache_transfer_time_per_token=0.001)
+    harness.ask("long", remote_prefill=True, prompt_ids=[1] * 1000)
+    harness.ask("short", remote_prefill=True, prompt_ids=[2] * 100)
+    harness.clock.advance(2)
+    assert moments(harness, "short")[0] == pytest.approx(0.1, abs=2 * STEP_S)
+    assert moments(harness, "long")[0] == pytest.approx(1.0, abs=2 * STEP_S)
     assert harness.is_idle()
 
 
@@ -260,6 +296,7 @@ def test_paused_nobody_begins_and_all_go_on_afterwards() -> None:
     harness.ask("a", max_tokens=20)
     harness.clock.advance(0.05)
     harness.engine.pause()
+    assert harness.engine.executor.free() == 0
     harness.ask("b", max_tokens=2)
     harness.clock.advance(1)
     assert harness.finish("a") == "length" and not harness.of("b")
@@ -306,10 +343,15 @@ def test_a_call_is_as_important_as_a_request_of_which_nothing_is_said() -> None:
     harness.ask("now", max_tokens=2)
     harness.clock.advance(0.01)
     came: list[str] = []
+
+    def asks() -> None:
+        harness.engine.submit([engine_request(max_tokens=1)], lambda event: came.append(type(event).__name__))
+
+    asks()
     harness.engine.executor.submit(came.append, "call")
-    harness.engine.submit([engine_request(max_tokens=1)], lambda event: came.append(type(event).__name__))
+    asks()
     harness.clock.advance(1)
-    assert came == ["call", "Started", "Tokens"]
+    assert came == ["Started", "Tokens", "call", "Started", "Tokens"]
 
 
 def test_speculation_brings_several_tokens_a_step() -> None:
@@ -321,11 +363,37 @@ def test_speculation_brings_several_tokens_a_step() -> None:
     assert one.said("a") == three.said("a")
     assert one.metric("iteration_tokens_total_count") == 10
     assert three.metric("iteration_tokens_total_count") == 4
+    assert three.metric("iteration_tokens_total_sum") == one.metric("iteration_tokens_total_sum") == 3 + 10
     assert len({event.at_s for event in three.tokens("a")}) == 4
     counted = {"drafts": 3, "draft_tokens": 6, "accepted_tokens": 6}
     assert {name: three.metric(f"spec_decode_num_{name}_total") for name in counted} == counted
     assert three.metric("spec_decode_num_accepted_tokens_per_pos_total", position="1") == 3
     assert "spec_decode" not in one.recorder.render()
+
+
+def told(harness: Harness, **fields: Any) -> list[tuple[str, str]]:
+    """Of all that is said: what it belongs to, and its text."""
+    harness.ask("a", **fields)
+    harness.clock.advance(2)
+    assert harness.finish("a") == "length" and harness.is_idle()
+    return [(it.part.kind if it.part else "text", text) for it in harness.tokens("a") for text in it.texts]
+
+
+def test_tokens_of_one_step_may_be_of_several_parts() -> None:
+    rates = SpeculationRates(acceptance=(1.0, 1.0, 1.0))
+    one, several = stepped(), stepped(profile=replace(PROFILE, speculation=rates))
+    for tokens in (30, 31, 32, 33):  # so that thoughts end at all places of a step
+        asked = {"reasoning": True, "max_tokens": tokens, "seed": tokens}
+        assert told(one, **asked) == told(several, **asked)
+        for harness in (one, several):
+            harness.events.clear()
+
+
+def test_an_image_follows_its_text_after_a_time_of_its_own() -> None:
+    harness = stepped(time_to_generate_image=0.5)
+    assert [kind for kind, _ in told(harness, image=True, max_tokens=3)] == ["text"] * 3 + ["image"]
+    *_, last, image = [event.at_s for event in harness.tokens("a") for _ in event.texts]
+    assert image == pytest.approx(last + 0.5)
 
 
 def test_it_is_an_executor_whose_calls_wait_for_their_turn() -> None:
@@ -343,6 +411,32 @@ def test_it_is_an_executor_whose_calls_wait_for_their_turn() -> None:
     executor.shutdown()
     with pytest.raises(RuntimeError):
         executor.submit(divmod, 1, 1)
+
+
+@pytest.mark.parametrize("blocks", [None, BLOCKS])
+def test_a_call_is_one_token_of_its_step(blocks: int | None) -> None:
+    harness = stepped(blocks=blocks)
+    executor = harness.engine.executor
+    assert isinstance(executor, StepExecutor)
+    tokens: list[int] = []
+    executor.watch_step = lambda batch, start_s, end_s: tokens.append(batch.tokens)
+    call = executor.submit(divmod, 17, 5)
+    harness.clock.advance(1)
+    assert call.done() and tokens == [1] and harness.is_idle()
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_after_shutdown_calls_that_wait_are_made_or_dropped(drops: bool) -> None:
+    harness = stepped(blocks=BLOCKS, kv_cache_transfer_latency=9.0)  # which a call does not wait for
+    executor = harness.engine.executor
+    call = executor.submit(divmod, 17, 5)
+    harness.ask("a")
+    executor.shutdown(cancel_futures=True) if drops else executor.shutdown()
+    assert call.cancelled() is drops
+    harness.clock.advance(1)
+    assert drops or call.result(0) == (3, 2)
+    assert harness.metric("iteration_tokens_total_sum") == 3 + 5 + (not drops)
+    assert harness.finish("a") == "length" and harness.is_idle()
 
 
 def test_a_sequence_that_breaks_takes_no_other_with_it() -> None:

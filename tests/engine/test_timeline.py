@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from random import Random
 from typing import Any
 
 import pytest
 from msgspec.structs import asdict
 
-from app.engine.outputs import Part, Started, Tokens
-from app.engine.request import EngineRequest, ToolCalls
+from app.engine.outputs import Part, Started, TokenLogprob, Tokens
+from app.engine.request import EngineRequest, ScriptedReply, Tool, ToolCalls
+from app.engine.sequence import MOST_AT_ONCE
 from app.engine.timing import PerRequestTiming
 from config.settings import LatencySettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
@@ -38,6 +40,35 @@ def test_a_thought_and_what_is_said_are_a_gap_apart() -> None:
     moments = told(Harness(**GAP), reasoning=True, max_tokens=30)
     assert {kind for kind, _ in moments} == {"reasoning", "text"}
     assert [at_s for _, at_s in moments] == [2.0 + 0.5 * number for number in range(30)]
+
+
+def test_tokens_that_are_due_together_are_told_part_by_part_and_not_too_many_at_once() -> None:
+    asked = {"reasoning": True, "max_tokens": 3000, "seed": 1}
+    apart, together = Harness(inter_token_latency=0.01), Harness(inter_token_latency=1e-9)
+    kinds = [[kind for kind, _ in told(harness, **asked)] for harness in (apart, together)]
+    assert kinds[0] == kinds[1] and set(kinds[0]) == {"reasoning", "text"}
+    sizes = [len(it.texts) for it in together.tokens("a")]
+    assert max(sizes) == MOST_AT_ONCE
+    few = Harness(inter_token_latency=1e-9)
+    told(few, max_tokens=3000, logprobs=2)
+    assert max(len(it.texts) for it in few.tokens("a")) == MOST_AT_ONCE // 4
+
+
+def test_tokens_that_are_told_together_are_counted_with_the_gaps_between_them() -> None:
+    harness = Harness(inter_token_latency=0.0001)
+    told(harness, max_tokens=101)
+    assert len(harness.tokens("a")) < 50
+    assert harness.metric("inter_token_latency_seconds_count") == 100
+    assert harness.metric("inter_token_latency_seconds_sum") == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.0001, 0.01])
+def test_choices_of_one_request_take_turns_token_by_token(gap_s: float) -> None:
+    harness = Harness(slots=3, inter_token_latency=gap_s)
+    harness.ask("a", choices=3, together=3, max_tokens=4)
+    harness.clock.advance(1)
+    turns = [it.index for _, it in harness.events if isinstance(it, Tokens)]
+    assert sorted(turns[:3]) == [0, 1, 2] and turns == turns[:3] * 4
 
 
 def test_delays_come_before_the_tokens_that_they_name() -> None:
@@ -147,9 +178,27 @@ def test_what_is_not_asked_for_is_not_done() -> None:
         "n": 1,
         "together": 1,
     }
+    assert asdict(ScriptedReply()) == {
+        "passes": False,
+        "text": "",
+        "reasoning": "",
+        "calls": (),
+        "in_parts": True,
+        "finish": None,
+        "first_token_s": 0.0,
+        "per_token_s": 0.0,
+        "before": {},
+    }
+    assert Tool("a").schema is True  # anything
+    assert TokenLogprob(1, "a", -1.0, ()).rank == 1
     calls = ToolCalls(tools=())
     assert (calls.least, calls.most, calls.named, calls.lenient) == (0, 1, False, False)
     assert (Started(0, 0.0).cached_tokens, Part("call").number) == (0, 0)
+
+
+def test_alternatives_have_the_ranks_that_the_token_itself_has_not() -> None:
+    entry = TokenLogprob(1, "a", -3.0, (), rank=3)
+    assert [*islice(entry.ranks, 5)] == [3, 1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("count", [1, 2])

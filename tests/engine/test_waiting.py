@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.engine.waiting import SLACK, WaitingQueue
+from app.engine.waiting import FIRST, SLACK, WaitingQueue
 from app.lora.adapters import LoRASlots
 
 ADAPTERS = [None, "a", "b", "c"]
@@ -31,7 +31,7 @@ class Line(RuleBasedStateMachine):
 
     def begin(self) -> None:
         self.queue: WaitingQueue[Ticket] = WaitingQueue(self.lora, self.by_priority)
-        self.line: list[tuple[int, int, Ticket]] = []
+        self.line: list[tuple[float, int, Ticket]] = []
         self.arrivals = 0
         self.running: list[Ticket] = []
         self.places: dict[Ticket, int] = {}
@@ -49,14 +49,27 @@ class Line(RuleBasedStateMachine):
         self.queue.add(ticket)
         self.stands(ticket, self.arrivals)
 
-    def stands(self, ticket: Ticket, number: int) -> None:
+    @rule(adapter=st.sampled_from(ADAPTERS))
+    def comes_before_all_others(self, adapter: str | None) -> None:
+        ticket = Ticket(adapter, 0)
+        self.arrivals += 1
+        self.queue.add(ticket, first=True)
+        self.stands(ticket, self.arrivals, first=True)
+
+    def stands(self, ticket: Ticket, number: int, first: bool = False) -> None:
         self.places[ticket] = number
-        self.line.append((ticket.priority if self.by_priority else 0, number, ticket))
+        priority = FIRST if first else ticket.priority if self.by_priority else 0
+        self.line.append((priority, number, ticket))
 
     def next(self) -> Ticket | None:
         resident = set(self.lora)
-        ready = [it for it in self.line if it[2].adapter is None or it[2].adapter in resident]
-        if not ready and self.lora.has_room():
+        room = self.lora.has_room()
+        ready = [
+            it
+            for it in self.line
+            if it[2].adapter is None or it[2].adapter in resident or (it[0] == FIRST and room)
+        ]
+        if not ready and room:
             ready = self.line
         return min(ready)[2] if ready else None
 

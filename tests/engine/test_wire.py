@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import asdict
 
-from app.engine.wire import Generate, Sampling
+from app.engine.wire import Command, EngineProcessOptions, Generate, Load, Said, Sampling
 
 NEEDED = {"key": 1, "request_id": "cmpl-1", "prompt_ids": [5, 6], "max_tokens": 7, "arrival_s": 0.5}
 
@@ -44,3 +45,35 @@ def test_an_order_that_asks_for_nothing_more_is_what_vllms_sampling_params_are_b
 def test_an_order_takes_no_bytes_for_what_it_does_not_ask() -> None:
     order = msgspec.msgpack.encode(Generate(**NEEDED, seed=0))
     assert msgspec.msgpack.decode(order) == {"type": "generate", **NEEDED, "seed": 0}
+
+
+def test_notices_and_commands_that_say_nothing_more_mean_nothing_more() -> None:
+    notices = (Said(key=1), Load(), Command(name="pause"))
+    said = [
+        {name: value for name, value in asdict(it).items() if value not in (0, None, False)} for it in notices
+    ]
+    assert said == [{"key": 1, "ids": [], "texts": []}, {}, {"name": "pause", "mode": "keep"}]
+
+
+def test_an_engines_process_that_is_told_no_more_than_its_model_is_a_small_vllm() -> None:
+    assert asdict(EngineProcessOptions(endpoint="ipc:///tmp/a", model="m")) == {
+        "endpoint": "ipc:///tmp/a",
+        "model": "m",
+        "parent_pid": None,
+        "device": "auto",
+        "dtype": "auto",
+        "num_blocks": 1024,
+        "block_size": 16,
+        "max_model_len": None,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 512,
+        "max_queue_size": 10_000,
+        "enable_prefix_caching": True,
+        "prefix_caching_hash_algo": "sha256",
+        "hash_seed": None,
+        "int_hashes": True,
+        "seed": None,
+        "threads": None,
+        "kv_events": None,
+        "log_level": "INFO",
+    }

@@ -11,7 +11,7 @@ import pytest
 
 from app.factory import tokenizer_of
 from app.fleet.fleet import Fleet, make_plan, running_fleet
-from app.fleet.options import Options, read
+from app.fleet.options import Options, read, with_policies
 from app.load.workload import Workload, make_workload
 from app.simulated.corpus import Corpus, sample_sentences
 from config.loader import load
@@ -21,7 +21,8 @@ FAST = ["--prefill-time-per-token", "20us", "--prefill-overhead", "2ms", "--inte
 
 @pytest.fixture(scope="session")
 def options() -> Options:
-    return read(["--pods", "2", "--requests", "24", "--groups", "4", "--prefix-tokens", "320"])[0]
+    flags = ["--pods", "2", "--requests", "24", "--groups", "4", "--prefix-tokens", "320"]
+    return with_policies(read(flags)[0], ())
 
 
 @pytest.fixture(scope="session")

@@ -26,9 +26,8 @@ def begin(
     adapter: Adapter | None = None,
     salt: str | None = None,
     placeholders: tuple[Placeholder, ...] = (),
-    report_hits: bool = False,
 ) -> int | None:
-    return cache.begin(request_id, cache.prompt(ids, adapter, salt, placeholders), report_hits)
+    return cache.begin(request_id, cache.prompt(ids, adapter, salt, placeholders))
 
 
 def serve(cache: KVCache, ids: list[int], reply: list[int] | None = None, **options: Any) -> int | None:

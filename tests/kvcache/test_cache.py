@@ -25,6 +25,11 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     assert serve(cache, tokens(0, 4)) == 0
 
 
+def test_the_last_token_is_computed_though_it_is_a_block_and_all_there_is() -> None:
+    cache = small_cache(block_size=1)
+    assert [serve(cache, [7]), serve(cache, [7]), serve(cache, [7, 8])] == [0, 0, 1]
+
+
 def test_a_longer_prompt_finds_what_it_shares_and_a_changed_one_what_comes_before_the_change() -> None:
     cache = small_cache()
     serve(cache, tokens(0, 12))
@@ -51,6 +56,15 @@ def test_a_placeholder_that_is_not_in_the_prompt_counts_for_nothing() -> None:
     cache = small_cache()
     serve(cache, tokens(0, 10))
     assert serve(cache, tokens(0, 10), placeholders=(Placeholder("img", 2, 10**12),)) == 8
+
+
+@pytest.mark.parametrize("image", [Placeholder("img", 0, 4), Placeholder("img", 4, 5)])
+def test_an_image_may_begin_or_end_with_the_prompt(image: Placeholder) -> None:
+    cache = small_cache()
+    serve(cache, tokens(0, 9))
+    shared = image.offset
+    assert serve(cache, tokens(0, 9), placeholders=(image,)) == shared
+    assert serve(cache, tokens(0, 9), placeholders=(image,)) == 8
 
 
 def test_blocks_of_a_reply_are_stored_when_the_token_behind_them_is_there() -> None:
@@ -94,14 +108,12 @@ def test_an_event_names_the_adapter() -> None:
     assert (event.lora_id, event.lora_name, event.extra_keys) == (7, "Alice", [["Alice"]])
 
 
-def test_a_hit_is_announced_on_request_only() -> None:
+def test_a_hit_is_announced_to_nobody() -> None:
     cache = small_cache()
     serve(cache, tokens(0, 10))
-    stored = cache.take_events()
+    assert cache.take_events()
     serve(cache, tokens(0, 10))
     assert cache.take_events() == []
-    serve(cache, tokens(0, 10), report_hits=True)
-    assert cache.take_events() == stored
 
 
 def test_a_block_computed_again_is_announced_again_and_removed_as_often() -> None:

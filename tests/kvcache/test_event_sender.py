@@ -44,3 +44,18 @@ def test_events_go_to_listeners_in_batches_with_numbers_and_the_time_of_day() ->
     sender.turn()
     assert heard == [(0, 1.5, 1), (1, 1.5, 2)]
     assert (sender.published.batches, sender.published.events) == (2, 3)
+
+
+def test_who_answers_replays_looks_for_requests_ten_times_a_second_as_vllm_does() -> None:
+    settings = PublisherSettings(endpoint=None, topic=TOPIC, replay_endpoint="tcp://127.0.0.1:0")
+    clock = VirtualClock(100.0)
+    sender = EventSender(settings, now=clock.now)
+    try:
+        assert sender.turn() == 100.1
+        sender.put(removed(1))
+        sender.turn()
+        sender.put(removed(2))
+        clock.advance(0.95)
+        assert sender.turn() == 101.0  # fewer events than a batch wait a second
+    finally:
+        sender.close()

@@ -137,6 +137,12 @@ def test_hashes_with_extra_keys_are_vllms(extras: list[Extra], numbers: list[int
         assert [low64(block) for block in ours.hashes(IDS, extras)] == numbers
 
 
+@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
+def test_without_a_seed_32_random_bytes_are_one_as_in_vllm(algorithm: Algorithm) -> None:
+    seed = Random(7).randbytes(32).hex()
+    assert none_hash(algorithm, None, Random(7)) == none_hash(algorithm, seed, Random(0))
+
+
 ids_of_any_width = st.integers(0, 300) | st.integers(60_000, 70_000) | st.integers(2**31, 2**33)
 extra_keys = st.none() | st.tuples(st.tuples(st.text(max_size=30), st.integers(-100, 100)))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import zmq
 
-from app.kvcache.publisher import Publisher
+from app.kvcache.publisher import PAUSE_EVERY, Publisher
 from app.kvcache.replay_buffer import BATCH_BYTES, ReplayBuffer
 from tests.kvcache.sockets import END, TOPIC, Peers, meet, patience, removed, until
 
@@ -77,6 +77,17 @@ def test_only_the_last_batches_are_kept(peers: Peers, start: int, expected: list
     client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
     ask(client, start)
     assert sequences(answer(client)) == expected
+
+
+def test_in_a_long_replay_others_have_their_turns(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[None] = []
+    monkeypatch.setattr("app.kvcache.publisher.pause", lambda: pauses.append(None))
+    publisher = published(peers, 3 * PAUSE_EVERY)
+    assert not pauses
+    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
+    ask(client, 0)
+    assert sequences(answer(client)) == list(range(3 * PAUSE_EVERY))
+    assert len(pauses) == 3
 
 
 def test_large_batches_are_kept_as_far_as_they_fit() -> None:

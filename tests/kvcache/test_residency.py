@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from app.clock.clock import VirtualClock
-from app.kvcache.residency import Residency
+from app.kvcache.residency import LIFE_BYTES, Residency
 from tests.kvcache.caches import begin, serve, small_cache, tokens
 
 
@@ -69,6 +69,16 @@ def test_only_a_share_of_the_blocks_is_followed(clock: VirtualClock, observed: O
     for start in range(0, 10_000, 100):
         serve(cache, tokens(start, 40))
     assert 0.1 < len(observed.lifetimes) / 990 < 0.3
+
+
+def test_no_more_blocks_are_followed_than_memory_allows(clock: VirtualClock, observed: Observed) -> None:
+    residency = Residency(observed, 1.0, Random(0), clock.now, limit_bytes=3 * LIFE_BYTES)
+    for block in range(5):
+        residency.allocated(block)
+    assert residency.size_bytes == residency.limit_bytes
+    for block in range(5):
+        residency.evicted(block)
+    assert (residency.size_bytes, observed.lifetimes) == (0, [0.0] * 3)
 
 
 def test_nothing_is_observed_of_blocks_that_are_cleared(clock: VirtualClock, observed: Observed) -> None:

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.kvindex.backend import UNALIGNED, Backend, Clear, Offload, Operation, Remove, Stamp, Store
+from app.kvindex.backend import (
+    UNALIGNED,
+    Backend,
+    Clear,
+    Offload,
+    Operation,
+    Outcome,
+    Remove,
+    Stamp,
+    Store,
+    with_pauses,
+)
 from app.kvindex.holders import Source
 from app.kvindex.index import Index
 from tests.kvindex.conftest import MakeBackend
@@ -24,6 +35,21 @@ def test_what_is_stored_is_found(backend: Backend) -> None:
     assert content(backend, [11, 12, 13]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
     assert (backend.size().blocks, backend.size().copies) == (2, 2)
     assert backend.pods() == ["a"]
+
+
+@pytest.mark.parametrize(("count", "turns"), [(0, 0), (4, 0), (5, 1), (8, 2), (9, 2)])
+def test_others_have_a_turn_after_so_many_items(
+    count: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[None] = []
+    monkeypatch.setattr("app.kvindex.backend.pause", lambda: pauses.append(None))
+    assert list(with_pauses(range(count), 4)) == list(range(count))
+    assert len(pauses) == turns
+
+
+def test_outcomes_of_parts_add_up_and_the_last_says_whether_somebody_else_was_first() -> None:
+    assert Outcome(1, 2, 3).plus(Outcome(10, 20, 30)) == Outcome(11, 22, 33)
+    assert Outcome(1).plus(Outcome(applied=False)) == Outcome(1, applied=False)
 
 
 def test_a_lookup_ends_at_the_first_block_that_nobody_has(backend: Backend) -> None:

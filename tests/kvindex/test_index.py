@@ -204,6 +204,29 @@ def test_offloaded_blocks_of_a_group_that_is_unknown_are_counted(index: Index) -
 
 
 @pytest.mark.parametrize(
+    ("last", "beyond", "loss"),
+    [
+        ({"group_idx": 63}, {"group_idx": 64}, "bad_group_idx"),
+        ({"medium": "t" * 64}, {"medium": "t" * 65}, "bad_medium"),
+        ({"lora_name": "n" * 512}, {"lora_name": "n" * 513}, "bad_lora_name"),
+    ],
+)
+def test_the_last_that_is_taken_and_the_first_that_is_not(
+    index: Index, last: dict[str, Any], beyond: dict[str, Any], loss: str
+) -> None:
+    tell(index, "a", stored([1], PROMPT[:4], **last))
+    assert losses(index) == {} and index.size().copies == 1
+    tell(index, "a", stored([2], PROMPT[4:8], **beyond))
+    assert losses(index) == {loss: 1} and index.size().copies == 1
+
+
+@pytest.mark.parametrize(("length", "taken"), [(64, 1), (65, 0)])
+def test_a_block_hash_has_up_to_64_bytes(index: Index, length: int, taken: int) -> None:
+    tell(index, "a", stored([bytes(length)], PROMPT[:4]))
+    assert index.size().copies == taken
+
+
+@pytest.mark.parametrize(
     ("event", "reason"),
     [
         (stored([1], PROMPT[:3]), "token_count"),

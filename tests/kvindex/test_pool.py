@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from app.kvcache.events import encoder
 from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp, Steps
-from app.kvindex.event_pool import Pool, PoolSettings
-from app.kvindex.feed import Message
+from app.kvindex.event_pool import POD_BYTES, Pool, PoolSettings
+from app.kvindex.feed import FEED_BYTES, Message
 from app.kvindex.holders import Source
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.replay_client import Replays
+from app.kvindex.stream import REMEMBERED
 from tests.kvindex.engines import PROMPT, batch, removed, stored
 from tests.kvindex.held import matched
 from tests.kvindex.publisher import station
@@ -119,6 +120,24 @@ def test_what_waits_is_bounded_in_messages_and_bytes() -> None:
     assert not pool.full
 
 
+def test_what_is_remembered_of_pods_and_engines_is_reckoned() -> None:
+    _, few = make(most_pods=1, most_engines=1)
+    _, pods = make(most_pods=11, most_engines=1)
+    _, engines = make(most_pods=1, most_engines=11)
+    assert pods.limit_bytes - few.limit_bytes == 10 * POD_BYTES
+    assert engines.limit_bytes - few.limit_bytes == 10 * FEED_BYTES
+    _, pool = make(shards=2)
+    assert pool.size_bytes == 0
+    for pod in ("a", "b"):
+        pool.put(message(pod, 0, stored([1], PROMPT[:4])))
+    assert pool.size_bytes > 2 * POD_BYTES
+    run(pool)
+    assert pool.size_bytes == 2 * (POD_BYTES + FEED_BYTES)
+    pool.gone("a")
+    run(pool)
+    assert pool.size_bytes == POD_BYTES + FEED_BYTES
+
+
 def test_messages_wait_for_a_backend_that_is_away_and_it_is_asked_ever_less_often() -> None:
     backend = Flaky()
     index, pool = make(backend, shards=1)
@@ -129,7 +148,7 @@ def test_messages_wait_for_a_backend_that_is_away_and_it_is_asked_ever_less_ofte
     backend.applying = lambda *a, **k: (asked.append(now), applying(*a, **k))[1]  # type: ignore[method-assign]
     for tick in range(300):
         now = tick / 10
-        pool.step(now)
+        assert not pool.step(now)
     assert len(pool) == 1 and 5 < len(asked) < 12
     backend.away = False
     pool.step(100.0)
@@ -149,6 +168,17 @@ def test_a_restart_is_counted_once_though_the_backend_is_away() -> None:
     backend.away = False
     run(pool, 40.0)
     assert index.size().copies == 1
+    assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({}, {}, {})
+
+
+def test_an_engine_that_begins_anew_with_its_clock_set_back_is_noticed() -> None:
+    index, pool = make(shards=1)
+    for sequence in range(REMEMBERED + 6):
+        pool.put(message("a", sequence, stored([sequence + 1], PROMPT[:4])))
+    run(pool)
+    pool.put(Message("a", "m", 0, encode(batch(stored([1], PROMPT[4:8]), ts=1.0))))
+    run(pool)
+    assert matched(index, PROMPT[4:]) == {"a": 1} and matched(index, PROMPT) == {}
     assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({}, {}, {})
 
 

@@ -74,6 +74,16 @@ def test_after_a_restart_nothing_is_known() -> None:
     assert made.judge(6, 106.0) is Verdict.FIRST
 
 
+@pytest.mark.parametrize("applied", [(), (5, 6)], ids=["new", "restarted"])
+def test_what_came_before_the_first_number_of_a_replay_is_no_restart(applied: tuple[int, ...]) -> None:
+    made = stream(*applied)
+    if applied:
+        made.restart()
+    made.apply(3, 103.0, replayed=True)
+    assert made.judge(0, 100.0) is Verdict.DUPLICATE
+    assert made.judge(0, 104.0) is Verdict.RESTART
+
+
 def test_a_stream_remembers_a_bounded_number_of_batches() -> None:
     made = stream(*range(10_000))
     assert len(made._recent) == REMEMBERED

@@ -188,6 +188,16 @@ def test_what_is_lost_is_counted_once_though_the_backend_fails_halfway(fails_at:
     assert index.losses.events == {"token_count": 1, "unknown_block": 1}
 
 
+def test_a_few_long_blocks_are_more_than_a_slice() -> None:
+    backend = Failing()
+    index, pool = make(backend)
+    event = stored(range(1, 21), range(20 * 1024), None, 1024)
+    pool.put(Message("a", "m", 0, encoder()(batch(event, ts=1000.0))))
+    work_off(pool)
+    assert index.size().copies == 20 * 1024 // 4
+    assert backend.calls > 1
+
+
 KEYS: list[Any] = [["alice"], None, [["img", 3], b"\1\2"]]
 
 

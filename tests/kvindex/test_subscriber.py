@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from app.kvindex.event_pool import PoolSettings
-from app.kvindex.pods import FileTargets, FixedTargets, Target
+from app.kvindex.event_pool import Pool, PoolSettings
+from app.kvindex.pods import POD_BYTES, FileTargets, FixedTargets, Presence, Target
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, Engine, Station, station
 from tests.running_server import free_port
@@ -245,3 +245,34 @@ def test_a_target_whose_host_nobody_knows_is_told_of_once(
     assert [record.getMessage() for record in caplog.records] == [
         "KV event sources: nobody knows the host of tcp://nobody.invalid:1, trying on"
     ]
+
+
+def test_what_is_remembered_of_topics_and_connections_is_reckoned(place: Station) -> None:
+    subscriber = place.listen()
+    assert subscriber.size_bytes == 0
+    engine = place.engine("kv@a@m")
+    place.meet(engine)
+    engine.publish(FIRST)
+    place.until(lambda: place.matched(PROMPT) == {"a": 1})
+    assert POD_BYTES < subscriber.size_bytes < 2 * POD_BYTES < subscriber.limit_bytes
+    assert Presence(30, most_pods=7).limit_bytes == 7 * POD_BYTES
+
+
+def test_a_wait_is_short_while_the_queues_are_full(place: Station, monkeypatch: pytest.MonkeyPatch) -> None:
+    subscriber = place.listen()
+    waited_ms: list[float] = []
+
+    class Waits:
+        def register(self, descriptor: int, events: int) -> None:
+            assert descriptor >= 0
+
+        def poll(self, timeout_ms: float) -> None:
+            waited_ms.append(timeout_ms)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("app.kvindex.subscriber.select.poll", Waits)
+        subscriber.wait(0.5)
+        patch.setattr(Pool, "full", True)
+        subscriber.wait(0.5)
+        subscriber.wait(0.001)
+    assert waited_ms == [500, 10, 1]

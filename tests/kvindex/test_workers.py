@@ -18,6 +18,17 @@ def test_work_gives_what_it_returns_or_raises() -> None:
     workers.close()
 
 
+def test_one_thread_does_what_comes_one_after_the_other() -> None:
+    workers = Workers(3)
+    threads = set()
+    for _ in range(5):
+        threads.add(workers.call(threading.get_ident, 10))
+        while workers._unfinished:
+            time.sleep(0.001)
+    assert len(threads) == 1
+    workers.close()
+
+
 def test_work_that_never_ends_is_given_up_and_others_go_on() -> None:
     workers, end = Workers(2), threading.Event()
     with pytest.raises(TimeoutError):

@@ -316,3 +316,9 @@ def test_counting_takes_the_same_conversation() -> None:
     assert counted.messages == sent.messages
     assert counted.tools == sent.tools
     assert counted.chat_template_kwargs == sent.chat_template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(("content", "told"), [("sunny", "Tool result: sunny"), (None, "Tool result: ")])
+def test_a_result_that_the_assistant_tells_is_its_text(content: str | None, told: str) -> None:
+    block = {"type": "tool_result", "tool_use_id": "t1", "content": content}
+    assert messages(user({"type": "text", "text": "hi"}), assistant(block))[-1]["content"] == told

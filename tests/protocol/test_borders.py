@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.clock.pause import Slices
 from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
@@ -116,6 +117,15 @@ def test_an_error_names_five_tokens_that_the_model_does_not_know() -> None:
     with pytest.raises(ApiError) as caught:
         LIMITS.check_vocabulary("ids", wrong, slices())
     assert "[50, 51, -1, 52, 53]" in caught.value.message and str(VOCABULARY) in caught.value.message
+
+
+def test_who_looks_for_them_stops_at_the_fifth() -> None:
+    pauses: list[None] = []
+    ids = [VOCABULARY] * 5 + [0] * 1_000_000
+    for wrong in (ids, ids[::-1]):
+        with pytest.raises(ApiError):
+            LIMITS.check_vocabulary("ids", wrong, Slices(1, lambda: pauses.append(None)))
+        assert (len(pauses) > 10) == (wrong is not ids)
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(0, False), (1, True), (63, True), (64, False)])

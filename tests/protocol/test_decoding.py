@@ -10,7 +10,7 @@ from app.http.errors import ApiError
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import Request, UnparsableBody, decode, decode_first
-from app.protocol.lora import LoadAdapterRequest
+from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
 from app.protocol.pooling import RerankRequest, ScoreRequest
 from app.protocol.responses import ResponsesRequest
 from app.protocol.tokenize import (
@@ -374,6 +374,13 @@ def test_an_adapter_needs_a_name_and_a_path(name: str, path: str) -> None:
         return
     with pytest.raises(ApiError) as caught:
         request.check_values()
+    assert answer(caught.value) == (400, "InvalidUserInput", None)
+
+
+def test_an_adapter_that_is_to_go_needs_a_name() -> None:
+    decode(b'{"lora_name":"a"}', JSON, UnloadAdapterRequest).check_values()
+    with pytest.raises(ApiError) as caught:
+        decode(b'{"lora_name":""}', JSON, UnloadAdapterRequest).check_values()
     assert answer(caught.value) == (400, "InvalidUserInput", None)
 
 

@@ -11,6 +11,7 @@ from msgspec import NODEFAULT, UNSET, Struct
 from app.protocol import (
     anthropic,
     chat,
+    common,
     completions,
     generate,
     options,
@@ -85,6 +86,7 @@ DEFAULTS: dict[type[Struct], dict[str, Any]] = {
     tokenize.ScoreTextRequest: {"add_special_tokens": True},
     tokenize.ScoreChatRequest: {"add_generation_prompt": True},
     tokenize.DetokenizeRequest: {},
+    common.KVTransferParams: {"do_remote_prefill": True, "tp_size": 1},
 }
 
 

@@ -105,7 +105,7 @@ def test_calls_are_checked_against_what_the_request_offers(books: Books) -> None
     book = books.open(CALL % "city: '{{ message }}'")
     decision = book.decide(request("Rome", tools={"get_weather": CITY}))
     assert decision is not None and decision.answer is not None
-    assert decision.answer.reply.calls == (("get_weather", '{"city": "Rome"}'),)
+    assert decision.answer.reply.calls == (("get_weather", '{"city": "Rome"}', ""),)
     with pytest.raises(
         ScriptFailure, match=r"rule 1: it calls the tool 'get_weather', which is none of .*: a"
     ):

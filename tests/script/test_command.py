@@ -63,6 +63,16 @@ def test_a_try_reads_messages_of_a_file_and_says_why_rules_do_not_answer(
     assert json.loads("".join(told)) == {"text": "The weather: sunny."}
 
 
+def test_a_try_scores_a_query_and_a_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{when: {message: [{role: user, contains: rain}, Rome]}, then: {score: 0.5}}]")
+    pair = json.dumps([{"role": "user", "content": "rain?"}, {"role": "document", "content": "Rome"}])
+    assert main(["script", "try", str(path), "--api", "score", "--messages", pair]) == 0
+    assert json.loads(capsys.readouterr().out.partition("\n")[2]) == {"score": 0.5}
+    assert main(["script", "try", str(path), "--why", "--messages", pair]) == 1
+    assert "has nothing for chat" in capsys.readouterr().out
+
+
 def test_a_try_asks_so_often_with_headers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["script", "try", EXAMPLE, "--messages", "Hello"]) == 0
     assert '"fault": "error"' in capsys.readouterr().out

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from tests.hostile.wire import wait_until
-from tests.running_server import RunningServer, running_server
+from tests.running_server import RunningServer, running_gunicorn, running_server
 
 EVIL = "rules: [{when: {message: {regex: '(a|aa)+$'}}, then: {text: x}}, {then: {text: 'y{{ count }}'}}]"
 
@@ -109,6 +109,20 @@ def test_the_admin_key_guards_the_report(tmp_path: Path) -> None:
             assert refused.status_code == 401
         headers = {"X-Admin-Key": "secret"}
         assert requests.get(server.url + "/admin/script", headers=headers, timeout=10).status_code == 200
+
+
+def test_the_report_may_be_that_of_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{then: {text: a}}]")
+    with running_gunicorn(env={"SIM_SCRIPT": str(path), "SIM_DATA_PARALLEL_SIZE": "2"}, ports=2) as server:
+        said(server)
+
+        def answered(method: str) -> dict[str, int]:
+            told = requests.request(method, f"{server.url}/admin/script?ranks=all", timeout=10).json()
+            return {rank: report["files"][0]["rules"][0]["answered"] for rank, report in told.items()}
+
+        assert answered("GET") == {"0": 1, "1": 0}
+        assert answered("DELETE") == {"0": 0, "1": 0}
 
 
 def test_conversations_go_on_with_kept_responses(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ LATER = (
     "google.protobuf",
     "grpc",
     "smg_grpc_proto",
+    "pluggy",
+    "app.plugins",
 )
 """Loaded beside the event loop after the start, or when somebody asks for what needs it."""
 STEPS = ("app.engine.scheduler", "app.engine.stepped", "app.fidelity", "config.profile", "config.datasheet")

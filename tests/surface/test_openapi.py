@@ -79,6 +79,16 @@ def test_the_document_is_whole(kind: str) -> None:
     assert all(operation["summary"] for _, _, operation in operations(kind))
 
 
+def test_texts_are_strings_and_of_streams_nothing_is_said() -> None:
+    paths = document(application("generate").test_client())["paths"]
+
+    def content(path: str, method: str) -> Any:
+        return paths[path][method]["responses"]["200"]["content"]
+
+    assert content("/metrics", "get")["text/plain"] == {"schema": {"type": "string"}}
+    assert content("/v1/chat/completions", "post")["text/event-stream"] == {}
+
+
 def answer(client: FlaskClient, method: str, path: str) -> tuple[TestResponse, Any]:
     operation = document(client)["paths"][path][method.lower()]
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")

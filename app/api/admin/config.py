@@ -17,7 +17,6 @@ from app.http.route import Route, get, post
 from config import ConfigError
 from config.fake_metrics import FakeMetricsError, merged
 from config.live import LiveSettings
-from config.settings import TABLE
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
@@ -39,13 +38,9 @@ def routes(
         context: RequestContext, own: Callable[[], Any], data: bytes = b"", check: str = ""
     ) -> Response:
         """Our own answer; or, for all ranks, everyone's. With `check`, all are asked to agree first."""
-        if context.argument("ranks") != "all":
-            return json_response(own())
-        if check:
+        if check and concerns_all(context):
             siblings.ask(context.method, check, context.headers, data)
-        mine = own()
-        others = siblings.ask(context.method, context.path, context.headers, data)
-        return json_response(dict(sorted({str(siblings.own): mine, **others}.items())))
+        return json_response(siblings.answers(context, own(), data))
 
     def config(context: RequestContext) -> Response:
         """All settings by name; secrets masked."""
@@ -53,7 +48,7 @@ def routes(
 
     def live_names(context: RequestContext) -> Response:
         """The settings that may change, with their meaning."""
-        return json_response({row.name: row.help for row in TABLE if row.live})
+        return json_response({row.name: row.help for row in live.current.table.rows if row.live})
 
     def change(context: RequestContext) -> Response:
         """Change some settings, all or none; answers with all of them. `?check=true` changes nothing."""
@@ -110,6 +105,11 @@ def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
     ]
 
 
+def concerns_all(context: RequestContext) -> bool:
+    """Whether a request is for all ranks."""
+    return context.argument("ranks") == "all"
+
+
 class PeerRanks:
     """The other ranks of this server, asked over the loopback for what concerns them all.
 
@@ -120,6 +120,16 @@ class PeerRanks:
         self.own = own
         self._others = others
         self._pool = _pool() if others else None
+
+    def answers(self, context: RequestContext, own: Any, body: bytes = b"") -> Any:
+        """`own`, our answer to a request; with `?ranks=all` everyone's by rank, others asked now.
+
+        ApiError as `ask`.
+        """
+        if not concerns_all(context):
+            return own
+        others = self.ask(context.method, context.path, context.headers, body)
+        return dict(sorted({str(self.own): own, **others}.items()))
 
     def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, Any]:
         """The JSON answers by rank, ours left out.

@@ -13,6 +13,7 @@ from app.http.response import Response, json_response
 from app.http.route import Route, get, probe
 from app.kvcache.memo import Bounded
 from app.metrics.exposition import CONTENT_TYPE, Exposition
+from config.plugins import API
 
 
 class Drains(Protocol):
@@ -105,6 +106,16 @@ def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
         )
 
     return [get("/admin/memory", memory)]
+
+
+def plugin_routes(report: Callable[[], Mapping[str, object]] | None) -> list[Route]:
+    """`report` is None where there are no plugins."""
+
+    def plugins(context: RequestContext) -> Response:
+        """The plugins, their settings, and how often each hook was asked, failed or held the event loop."""
+        return json_response({"api": API, "plugins": []} if report is None else report())
+
+    return [get("/admin/plugins", plugins)]
 
 
 Report = Callable[[bool], AuditReport]

@@ -113,7 +113,7 @@ class MessageWriter(ResponseWriter):
     def _own_id(self, part: Part | None) -> str:
         if part is None:
             return ""
-        return self._new_id() if part.kind == "reasoning" else TOOL_USE_ID + self._new_id()
+        return self._new_id() if part.kind == "reasoning" else part.id or TOOL_USE_ID + self._new_id()
 
     def _open(self, segment: Segment) -> bytes:
         self._segment = segment

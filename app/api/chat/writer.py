@@ -226,7 +226,7 @@ class ChatWriter(ResponseWriter):
             return Delta(content=[ImageBlock(ImageURL(text))])
         calls: list[ToolCall] = []
         if part.name and choice.current(part) is None:
-            begun = choice.begin(part, self._options.new_call_id())
+            begun = choice.begin(part, part.id or self._options.new_call_id())
             calls.append(ToolCall(begun.id, "function", part.number, FunctionCall(part.name)))
         if text:
             calls.append(ToolCall(index=part.number, function=FunctionCall(arguments=text)))
@@ -313,6 +313,6 @@ class ChatWriter(ResponseWriter):
         return holes.text(texts)
 
     def _tool_call(self, call: Segment, holes: Holes) -> ToolCall:
-        name = "" if call.part is None else call.part.name
-        function = FunctionCall(name, holes.text(call.texts))
-        return ToolCall(self._options.new_call_id(), "function", function=function)
+        part = call.part or Part("call")
+        function = FunctionCall(part.name, holes.text(call.texts))
+        return ToolCall(part.id or self._options.new_call_id(), "function", function=function)

@@ -11,6 +11,7 @@ from app.api.identity import ResponseMeta
 from app.api.pooling.inputs import enter, prompt_ids
 from app.api.pooling.places import take_places
 from app.api.pooling.routes import EMBEDDINGS, served_routes
+from app.api.pooling.scripted import of_inputs
 from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.rpc import RpcMethod, RpcResponse
@@ -41,26 +42,14 @@ def embed_method(frontend: Frontend, settings: ModelSettings) -> RpcMethod:
         meta = ResponseMeta(
             message.request_id or frontend.identity.fresh_id(), frontend.identity.now_s(), name, ""
         )
-        take_places(frontend, context, asked, meta, 1, inputs.__getitem__)
-        vector = _scripted(frontend, asked, inputs, name, context)
+        scripted = of_inputs(frontend, asked, inputs, "embedding", name, context)
+        take_places(frontend, context, asked, meta, 1, inputs.__getitem__, scripted)
+        vector = scripted.vector(0)
         if not isinstance(vector, array):
             text = frontend.tokenizer.decode(inputs[0]) if vector is None else vector
             vector = model.embed(text, None, Turns())
-        found = engine.EmbedResponse(prompt_tokens=len(inputs[0]), embedding_dim=len(vector))
+        found = engine.EmbedResponse(prompt_tokens=scripted.tokens(len(inputs[0])), embedding_dim=len(vector))
         found.embedding.extend(vector)
         return answer(found)
 
     return RpcMethod(path, embed)
-
-
-def _scripted(
-    frontend: Frontend,
-    asked: EmbeddingRequest,
-    inputs: list[list[int]],
-    name: str,
-    context: RequestContext,
-) -> array[float] | str | None:
-    """What a script says: a vector, another text whose vector it is, or nothing."""
-    if frontend.scripts is None:
-        return None
-    return frontend.scripts.vectors(asked, inputs, name, context)[0]

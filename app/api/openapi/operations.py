@@ -269,6 +269,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/admin/script"): Operation(answer=ANYTHING),
     ("DELETE", "/admin/script"): Operation(answer=ANYTHING),
     ("GET", "/admin/memory"): Operation(answer=ANYTHING),
+    ("GET", "/admin/plugins"): Operation(answer=ANYTHING),
     ("POST", "/sleep"): Operation(answer=ANYTHING, query={"level": NUMBER, "mode": MODE}),
     ("POST", "/release_kv_cache_memory"): Operation(answer=dict[str, str]),
     ("POST", "/wake_up"): Operation(

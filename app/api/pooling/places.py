@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from app.api.builder import priority_of
 from app.api.frontend import Frontend
 from app.api.identity import ResponseMeta
+from app.api.pooling.scripted import Scripted
 from app.engine.client import EngineClient, Handle
 from app.engine.errors import Aborted
 from app.engine.outputs import EngineOutput, Failed, Tokens
@@ -32,8 +33,11 @@ def take_places(
     meta: ResponseMeta,
     count: int,
     prompt: Callable[[int], TokenIds],
+    scripted: Scripted,
 ) -> Response | None:
     """Sleep until the engine has been through `count` prompts; the answer if the client has gone by then.
+
+    `scripted` may have them wait longer than the engine does.
 
     EngineError where there is no room for the first of them; the others come as soon as there is.
     """
@@ -51,6 +55,7 @@ def take_places(
         cache_salt=asked.cache_salt,
         together=count,
         observers=context.observers,
+        delays=scripted.delays(context),
     )
     load, connection = frontend.responder.load, context.connection
     places = Places(frontend.responder.engine)

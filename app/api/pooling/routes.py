@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,9 +11,8 @@ from app.api.frontend import Frontend
 from app.api.pooling.inputs import enter, prompt_ids, texts_of
 from app.api.pooling.places import take_places
 from app.api.pooling.scores import rerank, score
+from app.api.pooling.scripted import Scripted, Vector, of_inputs, struck
 from app.api.pooling.writer import ItemForm, Pooled, list_reply, vector_reply
-from app.faults.damage import damage
-from app.faults.injector import fault_of
 from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.response import Response
@@ -29,9 +27,6 @@ from app.protocol.pooling import (
     TokenIds,
 )
 from config.settings import ModelSettings
-
-if TYPE_CHECKING:
-    from app.api.script import ScriptedVectors
 
 EMBEDDINGS = "/v1/embeddings"
 SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
@@ -75,6 +70,8 @@ def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
     return [post(path, handlers[path]) for path in served_routes(settings)]
 
 
+WANTED: Mapping[str, str] = {"embed": "embedding", "classify": "classes"}
+"""What a task wants of scripts; of each token (`token_embed` and the like) they have nothing to say."""
 EMBEDDING = ItemForm("embedding", "embedding")
 POOLING = ItemForm("pooling", "data")
 
@@ -89,30 +86,32 @@ def embeddings(frontend: Frontend, model: PoolingModel) -> Handler:
         dimensions = _dimensions(asked, model)
         inputs = prompt_ids(frontend, asked)
         head = frontend.identity.head("embd", context, asked.request_id, name)
-        scripted: ScriptedVectors = ()
-        if frontend.scripts is not None:
-            scripted = frontend.scripts.vectors(asked, inputs, name, context)
-        if (left := take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__)) is not None:
-            return left
+        scripted = of_inputs(frontend, asked, inputs, "embedding", name, context)
+        gone = take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__, scripted)
+        if gone is not None:
+            return gone
         turns = Turns()
 
         def vector(number: int, text: str) -> array[float]:
             """The one of an input."""
-            said = scripted[number] if scripted else None
+            said = scripted.vector(number)
             if isinstance(said, array):
                 return said
             return model.embed(text if said is None else said, asked.use_activation, turns, dimensions)
 
         pooled = Pooled(
             ([vector(number, text)] for number, text in enumerate(texts_of(frontend, asked, inputs))),
-            [(len(said) if isinstance(said, array) else dimensions,) for said in scripted]
-            or [(dimensions,)] * len(inputs),
-            sum(map(len, inputs)),
+            [_length(scripted.vector(number), dimensions) for number in range(len(inputs))],
+            scripted.tokens(sum(map(len, inputs))),
         )
         answer = vector_reply(asked, head, EMBEDDING, pooled, frontend.responder.headers)
-        return damage(answer, fault_of(context), context)
+        return struck(answer, context)
 
     return create_embeddings
+
+
+def _length(said: Vector, usual: int) -> tuple[int]:
+    return (len(said) if isinstance(said, array) else usual,)
 
 
 def pooling(frontend: Frontend, model: PoolingModel, own: str, others: bool) -> Handler:
@@ -126,17 +125,36 @@ def pooling(frontend: Frontend, model: PoolingModel, own: str, others: bool) -> 
         name = enter(frontend, asked)
         inputs = prompt_ids(frontend, asked)
         head = frontend.identity.head("pooling", context, asked.request_id, name)
-        if (left := take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__)) is not None:
-            return left
+        scripted = of_inputs(frontend, asked, inputs, WANTED.get(task, task), name, context)
+        gone = take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__, scripted)
+        if gone is not None:
+            return gone
         turns = Turns()
+        said = [_said(model, scripted, number, asked.use_activation, turns) for number in range(len(inputs))]
         pooled = Pooled(
-            (model.pool(task, ids, asked.use_activation, turns) for ids in inputs),
-            [model.shape(task, len(ids)) for ids in inputs],
-            sum(map(len, inputs)),
+            (
+                model.pool(task, ids, asked.use_activation, turns) if row is None else [row]
+                for ids, row in zip(inputs, said, strict=True)
+            ),
+            [
+                model.shape(task, len(ids)) if row is None else (len(row),)
+                for ids, row in zip(inputs, said, strict=True)
+            ],
+            scripted.tokens(sum(map(len, inputs))),
         )
-        return vector_reply(asked, head, POOLING, pooled, frontend.responder.headers)
+        return struck(vector_reply(asked, head, POOLING, pooled, frontend.responder.headers), context)
 
     return create_pooling
+
+
+def _said(
+    model: PoolingModel, scripted: Scripted, number: int, activation: bool | None, turns: Turns
+) -> array[float] | None:
+    """The numbers that a script says of an input; None where it says none."""
+    if (classes := scripted.classes(number)) is not None:
+        return array("f", classes[0])
+    vector = scripted.vector(number)
+    return model.embed(vector, activation, turns) if isinstance(vector, str) else vector
 
 
 def _dimensions(asked: EmbeddingRequest, model: PoolingModel) -> int:
@@ -164,20 +182,25 @@ def classification(frontend: Frontend, model: PoolingModel) -> Handler:
         name = enter(frontend, asked)
         inputs = prompt_ids(frontend, asked)
         head = frontend.identity.head("classify", context, asked.request_id, name)
-        if (left := take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__)) is not None:
-            return left
-        items = _class_items(model, inputs, asked.use_activation)
-        return list_reply(head, items, sum(map(len, inputs)), frontend.responder.headers)
+        scripted = of_inputs(frontend, asked, inputs, "classes", name, context)
+        gone = take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__, scripted)
+        if gone is not None:
+            return gone
+        items = _class_items(model, inputs, asked.use_activation, scripted)
+        tokens = scripted.tokens(sum(map(len, inputs)))
+        return struck(list_reply(head, items, tokens, frontend.responder.headers), context)
 
     return create_classification
 
 
-def _class_items(model: PoolingModel, inputs: Sequence[TokenIds], activation: bool | None) -> Iterator[bytes]:
+def _class_items(
+    model: PoolingModel, inputs: Sequence[TokenIds], activation: bool | None, scripted: Scripted
+) -> Iterator[bytes]:
     for index, ids in enumerate(Turns().each(inputs, len)):
-        scores = model.classify(ids, activation)
+        scores, names = scripted.classes(index) or (model.classify(ids, activation), [])
         item = {
             "index": index,
-            "label": model.label(scores),
+            "label": model.label(scores, names),
             "probs": scores,
             "num_classes": len(scores),
         }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UnsetType
@@ -12,6 +12,7 @@ from msgspec import UnsetType
 from app.api.frontend import Frontend
 from app.api.pooling.inputs import check_count, enter, fitted, text_ids
 from app.api.pooling.places import take_places
+from app.api.pooling.scripted import of_pairs, struck
 from app.api.pooling.writer import list_reply
 from app.http.context import RequestContext
 from app.http.errors import bad_request
@@ -22,6 +23,7 @@ from app.pooling.numbers import Turns
 from app.protocol.pooling import RerankRequest, ScoreInputs, ScoreRequest, ScoringRequest, TokenIds
 
 Pair = tuple[TokenIds, TokenIds]
+T = TypeVar("T")
 
 
 class Matched(NamedTuple):
@@ -40,15 +42,19 @@ def score(frontend: Frontend, cross_encoder: bool) -> Handler:
         """A score for each pair: one text against many, or each against its counterpart."""
         asked = frontend.decode(context, ScoreRequest)
         name = enter(frontend, asked)
-        matched = _matched(frontend, asked, _texts(asked.queries), _texts(asked.documents), cross_encoder)
+        queries, documents = _texts(asked.queries), _texts(asked.documents)
+        matched = _matched(frontend, asked, queries, documents, cross_encoder)
         head = frontend.identity.head("score", context, asked.request_id, name)
-        if (left := take_places(frontend, context, asked, head, matched.prompts, matched.prompt)) is not None:
-            return left
+        scripted = of_pairs(frontend, _pairs(queries, documents), asked.model or name, context)
+        gone = take_places(frontend, context, asked, head, matched.prompts, matched.prompt, scripted)
+        if gone is not None:
+            return gone
         items = (
             b"," * bool(index) + msgspec.json.encode({"index": index, "object": "score", "score": value})
-            for index, value in enumerate(matched.scores)
+            for index, value in enumerate(scripted.scored(matched.scores))
         )
-        return list_reply(head, items, matched.tokens, frontend.responder.headers)
+        answer = list_reply(head, items, scripted.tokens(matched.tokens), frontend.responder.headers)
+        return struck(answer, context)
 
     return create_score
 
@@ -60,12 +66,14 @@ def rerank(frontend: Frontend, cross_encoder: bool) -> Handler:
         """The documents, best first, with their scores."""
         asked = frontend.decode(context, RerankRequest)
         name = enter(frontend, asked)
-        documents = _texts(asked.documents)
-        matched = _matched(frontend, asked, _texts(asked.query), documents, cross_encoder)
+        queries, documents = _texts(asked.query), _texts(asked.documents)
+        matched = _matched(frontend, asked, queries, documents, cross_encoder)
         head = frontend.identity.head("score", context, asked.request_id, name)
-        if (left := take_places(frontend, context, asked, head, matched.prompts, matched.prompt)) is not None:
-            return left
-        scores = matched.scores
+        scripted = of_pairs(frontend, _pairs(queries, documents), asked.model or name, context)
+        gone = take_places(frontend, context, asked, head, matched.prompts, matched.prompt, scripted)
+        if gone is not None:
+            return gone
+        scores = scripted.scored(matched.scores)
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
         results = [
             {
@@ -75,9 +83,10 @@ def rerank(frontend: Frontend, cross_encoder: bool) -> Handler:
             }
             for index in best[: asked.top_n or None]
         ]
-        usage = {"prompt_tokens": matched.tokens, "total_tokens": matched.tokens}
+        tokens = scripted.tokens(matched.tokens)
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         answer = {"id": head.id, "model": name, "usage": usage, "results": results}
-        return json_response(answer, 200, frontend.responder.headers)
+        return struck(json_response(answer, 200, frontend.responder.headers), context)
 
     return create_rerank
 
@@ -92,7 +101,9 @@ def _matched(
     first = _ids(frontend, asked, queries, _limit(frontend, asked, "max_tokens_per_query"))
     second = _ids(frontend, asked, documents, _limit(frontend, asked, "max_tokens_per_doc"))
     if cross_encoder:
-        pairs = [_as_one_prompt(frontend, asked, pair) for pair in _pairs(first, second)]
+        pairs = [
+            _as_one_prompt(frontend, asked, pair) for pair in Turns().each(_pairs(first, second), _tokens)
+        ]
         logits, tokens = list(_logits(pairs)), sum(map(_tokens, pairs))
         count, prompt = len(pairs), lambda index: pairs[index][0] + pairs[index][1]
     else:
@@ -103,10 +114,10 @@ def _matched(
     return Matched(scores, count, prompt, tokens)
 
 
-def _pairs(queries: list[TokenIds], documents: list[TokenIds]) -> Iterator[Pair]:
-    """Each query with its document, or the only one with every document; in turns."""
+def _pairs(queries: Sequence[T], documents: Sequence[T]) -> Iterator[tuple[T, T]]:
+    """Each query with its document, or the only one with every document."""
     first = repeat(queries[0], len(documents)) if len(queries) == 1 else queries
-    return Turns().each(zip(first, documents, strict=True), _tokens)
+    return zip(first, documents, strict=True)
 
 
 def _logits(pairs: Iterable[Pair]) -> Iterator[float]:

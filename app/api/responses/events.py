@@ -48,7 +48,7 @@ def item_of(
         return ReasoningItem(id=own_id, content=thought, status=status)
     return FunctionCallItem(
         arguments="" if text is None else text,
-        call_id=f"chatcmpl-tool-{segment.id}",
+        call_id=segment.part.id or f"chatcmpl-tool-{segment.id}",
         name=segment.part.name,
         id=own_id,
         status=status,

@@ -89,7 +89,8 @@ class BlocksView {
     const words = [["free", free, COLOURS.free], ["cached", counts[CACHED], COLOURS.cached], ["held", counts[HELD], COLOURS.decode], ["shared", counts[SHARED], COLOURS.transfer]];
     const items = by === "state" ? words.map(([name, count, colour]) => [colour, `${name} ${whole(count)}`])
       : [["transparent", `${words.map(([name, count]) => `${name} ${whole(count)}`).join(", ")}; pale: cached; a dot: shared`]];
-    if (by === "state") items.push([COLOURS.failed, "evicted just now"]);
+    if (by === "adapter") for (const name of Object.keys(model.adapters)) items.push([hue(textNumber(name)), name]);
+    items.push([COLOURS.failed, "evicted just now"]);
     items.push(["transparent", `${model.server.block_size} tokens each`]);
     if (each > 1) items.push(["transparent", `a cell is ${each} blocks`]);
     if (model.blocks.length < model.server.blocks) items.push(["transparent", `the first ${whole(model.blocks.length)} of ${whole(model.server.blocks)}`]);

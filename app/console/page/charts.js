@@ -57,7 +57,7 @@ class Tiles {
 
 const CURVES = [
   { title: "sequences", series: [["running", "decode", (p) => p.figures.running], ["waiting", "preempted", (p) => p.figures.waiting]] },
-  { title: "tokens a second", series: [["output", "decode", (p) => p.rates.generated], ["prompts", "prefill", (p) => p.rates.prompt]] },
+  { title: "tokens a second", series: [["output", "decode", (p) => p.rates.generated], ["prompts", "prefill", (p) => p.rates.prompt, "right"]] },
   { title: "% of the KV cache", series: [["used", "transfer", (p) => p.figures.cache_usage * 100]] },
 ];
 
@@ -65,15 +65,16 @@ class Curves {
   constructor() { this.plots = null; }
 
   make() {
-    const width = this.width(), axis = { stroke: () => COLOURS.muted, grid: { stroke: () => COLOURS.line, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const width = this.width(), range = (u, low, high) => [0, Math.max(1, high * 1.1)], values = (u, ticks) => ticks.map(short), axis = { stroke: () => COLOURS.muted, grid: { stroke: () => COLOURS.line, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     this.plots = CURVES.map(({ title, series }) => {
       const place = el("div", { class: "chart" }, el("h3", {}, title));
       $("charts").append(place);
       return new uPlot({
         width, height: 120, cursor: { sync: { key: "time" }, drag: { x: false, y: false }, points: { size: 5 } }, legend: { live: true },
-        scales: { x: { time: false }, y: { range: (u, low, high) => [0, Math.max(1, high * 1.1)] } },
-        axes: [{ ...axis, size: 22, values: (u, ticks) => ticks.map((tick) => `${tick} s`) }, { ...axis, size: 46, values: (u, ticks) => ticks.map(short) }],
-        series: [{ label: "s", value: (u, v) => (v === null ? "" : v.toFixed(1)) }, ...series.map(([label, colour]) => ({ label, stroke: () => COLOURS[colour], width: 1.5, points: { show: false }, value: (u, v, k) => short(v === null || v === undefined ? u.data[k][u.data[k].length - 1] || 0 : v) }))],
+        scales: { x: { time: false }, y: { range }, right: { range } },
+        axes: [{ ...axis, size: 22, values: (u, ticks) => ticks.map((tick) => `${tick} s`) }, { ...axis, size: 46, values },
+          ...series.filter(([, , , scale]) => scale).map(([, colour, , scale]) => ({ ...axis, scale, side: 1, size: 46, values, grid: { show: false }, stroke: () => COLOURS[colour] }))],
+        series: [{ label: "s", value: (u, v) => (v === null ? "" : v.toFixed(1)) }, ...series.map(([label, colour, , scale = "y"]) => ({ label, scale, stroke: () => COLOURS[colour], width: 1.5, points: { show: false }, value: (u, v, k) => short(v === null || v === undefined ? u.data[k][u.data[k].length - 1] || 0 : v) }))],
       }, [[], ...series.map(() => [])], place);
     });
   }
@@ -142,7 +143,7 @@ class Spreads {
     pen.moveTo(0, low + 0.5);
     pen.lineTo(width, low + 0.5);
     pen.stroke();
-    const line = total ? `p50 ${ms(p50)}, p90 ${ms(p90)}, p99 ${ms(p99)}; ${(within * 100).toFixed(within > 0.995 && within < 1 ? 2 : 1)} % of ${whole(total)} within ${ms(limit)}` : "nothing in this time";
+    const line = total ? `p50 ${ms(p50)}, p90 ${ms(p90)}, p99 ${ms(p99)}; ${(within * 100).toFixed(within > 0.995 && within < 1 ? 2 : 1)} % of ${whole(total)} within ${limit} ms` : "nothing in this time";
     $(`${name}-line`).textContent = line;
     $(`${name}-line`).classList.toggle("bad", total > 0 && within < 0.99);
     canvas.setAttribute("aria-label", line);

@@ -9,6 +9,7 @@ class Detail {
   }
 
   async show(number, model) {
+    if (this.number !== number) this.begin();
     this.number = number;
     this.from = this.place.hidden ? document.activeElement : this.from;
     const bar = model.bars.get(number);
@@ -16,9 +17,45 @@ class Detail {
     this.place.hidden = false;
     this.fill(bar, null, model);
     this.place.querySelector("button").focus();
-    if (!this.ask) return;
+    if (this.ask) await this.look(bar, model);
+  }
+
+  render(model) {
+    // What was told may be a second old.
+    const bar = this.number === null ? null : model.bars.get(this.number);
+    if (!bar || !this.ask || this.over || performance.now() - this.asked < 1000) return;
+    this.look(bar, model);
+  }
+
+  async look(bar, model) {
+    const number = bar.number;
+    this.asked = performance.now();
     const answer = await this.ask("GET", `requests/${number}`);
-    if (this.number === number && !this.place.hidden) this.fill(bar, answer, model);
+    if (this.number !== number || this.place.hidden) return;
+    this.over = bar.end !== null || answer.status !== 200;
+    this.fill(bar, answer, model);
+  }
+
+  begin() {
+    this.over = false;
+    this.title = el("h2", { class: "mono" });
+    this.facts = el("div");
+    this.texts = new Map();
+    this.place.replaceChildren(el("div", { class: "bar" }, this.title, el("span", { class: "grow" }), el("button", { type: "button", onclick: () => this.hide() }, "Close")), this.facts);
+  }
+
+  text(name, value) {
+    // A section that stays where it is, so that it can be scrolled, and what is in it chosen.
+    if (!this.texts.has(name)) {
+      if (!value) return;
+      const pre = el("pre", { tabIndex: 0 }), head = el("h3");
+      this.texts.set(name, { pre, head });
+      this.place.append(el("section", {}, head, pre));
+    }
+    const { pre, head } = this.texts.get(name);
+    head.textContent = name === "Blocks" ? `Blocks (${value.length})` : name;
+    const text = name === "Blocks" ? ranges(value) : value;
+    if (pre.textContent !== text) pre.textContent = text;
   }
 
   hide() {
@@ -31,10 +68,8 @@ class Detail {
   fill(bar, answer, model) {
     const known = answer && answer.status === 200 ? answer.body : null;
     const row = (name, value) => (value === null || value === undefined || value === "" ? null : el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, String(value))));
-    const text = (name, value) => (value ? el("section", {}, el("h3", {}, name), el("pre", { tabIndex: 0 }, value)) : null);
-    const blocks = known ? known.blocks : [];
-    this.place.replaceChildren(...[
-      el("div", { class: "bar" }, el("h2", { class: "mono" }, bar.id), el("span", { class: "grow" }), el("button", { type: "button", onclick: () => this.hide() }, "Close")),
+    this.title.textContent = bar.id;
+    this.facts.replaceChildren(...[
       el("dl", { class: "facts-list" },
         row("state", bar.end === null ? PHASES[bar.phase] : bar.reason), row("choice", bar.of > 1 ? `${bar.choice + 1} of ${bar.of}` : ""),
         row("path", bar.path), row("client", known && known.client), row("trace id", known && known.trace_id), row("adapter", bar.adapter),
@@ -43,11 +78,13 @@ class Detail {
         row("took", bar.end === null ? "" : ms(bar.end - bar.arrival)), row("preempted", bar.preempted ? `${bar.preempted} times` : ""),
         row("arrived", new Date((model.began + bar.arrival / 1000) * 1000).toLocaleTimeString())),
       this.phases(bar, model),
-      text("Prompt", known && known.prompt), text("Reply so far", known && known.reply),
       known && Object.keys(known.settings).length ? el("section", {}, el("h3", {}, "Settings"), el("dl", { class: "facts-list" }, ...Object.entries(known.settings).map(([name, value]) => row(name, typeof value === "object" ? JSON.stringify(value) : value)))) : null,
-      text(`Blocks (${blocks.length})`, blocks.length ? ranges(blocks) : ""),
       answer && !known ? el("p", { class: "muted" }, answer.error || "More is not known any more.") : null,
     ].filter(Boolean));
+    if (!known) return;
+    this.text("Prompt", known.prompt);
+    this.text("Reply", known.reply);
+    if (known.blocks.length) this.text("Blocks", known.blocks);
   }
 
   waited(bar) {

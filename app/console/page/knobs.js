@@ -41,7 +41,8 @@ class Knobs {
       if (answer.status === 200) setTimeout(() => { told.textContent = ""; }, 2500);
     };
     input.addEventListener("change", apply);
-    return el("div", { class: "knob", "data-name": knob.name }, el("label", { htmlFor: id, title: text }, knob.name), input, told);
+    input.setAttribute("aria-describedby", `${id}-help`);
+    return el("div", { class: "knob", "data-name": knob.name }, el("label", { htmlFor: id, title: text }, knob.name), input, told, el("small", { class: "muted help", id: `${id}-help` }, text));
   }
 
   input(knob, id) {

@@ -77,7 +77,6 @@ function begin() {
   const { server } = model;
   views = views || { bars: new BarsView((number) => views.detail.show(number, shown())), steps: new StepsView(), blocks: new BlocksView(), tiles: new Tiles(), curves: new Curves(), spreads: new Spreads(), detail: new Detail(report ? null : ask) };
   panels = new Panels(report ? null : ask, model);
-  document.querySelector(".tabs-panel").hidden = report && !server.publishes && !server.adapter_slots;
   $("model").textContent = server.model;
   $("facts").textContent = [server.plays && `plays vLLM ${server.plays}`, server.profile && `steps of ${server.profile}`, server.told].filter(Boolean).join(" · ");
   const ranks = Object.entries(server.ranks || {});
@@ -112,6 +111,7 @@ function render() {
   views.spreads.render(latency);
   views.curves.render(now, points);
   panels.render(now);
+  if (stopped === null) views.detail.render(now);
   slide(now);
 }
 
@@ -173,7 +173,7 @@ function key(event) {
     if (event.key === "Escape" && event.target.id === "filter") event.target.blur();
     return;
   }
-  const digit = "123456789".indexOf(event.key);
+  const digit = "1234567890".indexOf(event.key);
   if (event.key === " " && event.target.tagName !== "BUTTON") { event.preventDefault(); stop(stopped === null ? model.at : null); }
   else if (event.key === "ArrowLeft" || event.key === "ArrowRight") { if (stopped !== null) stop(stopped + (event.key === "ArrowLeft" ? -250 : 250)); }
   else if (event.key === "/") { event.preventDefault(); $("filter").focus(); }

@@ -55,6 +55,7 @@ class Model {
 
   begin([number, id, choice, prompt, most, arrival, adapter, path, of]) {
     if (this.bars.has(number)) return;
+    [id, adapter, path] = [calm(id), calm(adapter), calm(path)];
     this.bars.set(number, {
       number, id, choice, prompt, most, arrival, adapter, path, of, phase: QUEUED, tokens: 0, computed: 0, held: 0,
       preempted: 0, parts: [[QUEUED, arrival]], chunks: [], first_block: 0, end: null, reason: "", first: null, cached: 0,
@@ -143,4 +144,9 @@ function pairs(row, take) {
 function keep(list, more, most) {
   if (more && more.length) list.push(...more);
   if (list.length > most) list.splice(0, list.length - most);
+}
+
+function calm(text) {
+  // Without what would turn the writing of the line around it, or end it.
+  return text && text.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/g, "\ufffd");
 }

@@ -17,9 +17,11 @@ class Panels {
     this.ask = ask;
     this.model = model;
     this.server = model.server;
+    const queue = ["Queue", () => this.queue()], adapters = ["Adapters", () => this.adapters()], events = ["Events", () => this.events()];
     this.tabs = [["Control", () => this.control()], ["Load", () => this.loads()], ["Faults", () => this.faults()], ["Knobs", () => new Knobs(ask, Object.keys(this.server.ranks).length).make()],
-      ["Events", () => this.events()], ["Index", () => this.index()], ["Clients", () => this.clients()], ["Adapters", () => this.adapters()], ["Ranks", () => this.ranks()]];
-    if (!ask) this.tabs = [["Adapters", () => this.adapters()], ["Events", () => this.events()]];
+      queue, events, ["Index", () => this.index()], ["Clients", () => this.clients()], adapters, ["Ranks", () => this.ranks()]];
+    if (this.server.scripts) this.tabs.push(["Scripts", () => this.scripts()]);
+    if (!ask) this.tabs = [queue, adapters, events];
     $("tabs").replaceChildren(...this.tabs.map(([name], k) => el("button", { type: "button", role: "tab", id: `tab-${name.toLowerCase()}`, tabIndex: k ? -1 : 0, onclick: () => this.open(k) }, name)));
     $("tabs").onkeydown = (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -56,6 +58,12 @@ class Panels {
       told.className = answer.status < 300 ? "good" : "bad";
       told.textContent = answer.status < 300 ? sentence(answer.body) : answer.error;
     };
+  }
+
+  every(look) {
+    // Now, and every two seconds as long as the tab is open.
+    this.timer = setInterval(look, 2000);
+    return look();
   }
 
   button(text, work, sure = false) {
@@ -108,8 +116,15 @@ class Panels {
       rules.value = answer.body["fault-rules"] ? JSON.stringify(answer.body["fault-rules"], null, 1) : "";
       rate.value = answer.body["failure-injection-rate"];
     });
+    const struck = el("p", { class: "muted" });
+    this.every(async () => {
+      const answer = await this.ask("GET", "/admin/verdict"), all = {};
+      if (answer.status !== 200) return;
+      for (const client of Object.values(answer.body.clients)) for (const [name, count] of Object.entries(client.faults)) all[name] = (all[name] || 0) + count;
+      struck.textContent = Object.keys(all).length ? `Struck so far: ${counts(all)}.` : "Nothing has gone wrong on purpose.";
+    });
     return el("div", {}, group("Rules", chosen, this.button("Apply", set("fault-rules", () => (rules.value.trim() === "" ? null : rules.value))), this.button("Clear", () => { rules.value = ""; set("fault-rules", () => null)(); })), rules,
-      group("Errors by chance", el("label", {}, rate, " % of requests"), this.button("Apply", set("failure-injection-rate", () => Number(rate.value)))), told);
+      group("Errors by chance", el("label", {}, rate, " % of requests"), this.button("Apply", set("failure-injection-rate", () => Number(rate.value)))), told, struck);
   }
 
   events() {
@@ -142,24 +157,47 @@ class Panels {
         table(["pod", "model", "rank", "last message", "behind"], el("tbody", {}, ...streams.map((it) => el("tr", {}, cell(it.pod), cell(it.model), cell(it.rank), cell(it.last_sequence), cell(it.lag_seconds === null ? "" : ms(it.lag_seconds * 1000)))))),
         streams.length || !known ? "" : el("p", {}, `Pods: ${JSON.stringify(known)}`));
     };
-    await look();
-    this.timer = setInterval(look, 2000);
+    await this.every(look);
     return el("div", {}, pods, prompt, el("div", { class: "row" }, this.button("Score", score)), told);
   }
 
   async clients() {
     const place = el("div"), told = el("p", { role: "status" });
     const look = async () => {
-      const [verdict, scripts] = await Promise.all([this.ask("GET", "/admin/verdict"), this.server.scripts ? this.ask("GET", "/admin/script") : { status: 404 }]);
+      const verdict = await this.ask("GET", "/admin/verdict");
       if (verdict.status !== 200) { place.replaceChildren(el("p", { class: "bad" }, verdict.error)); return; }
       const clients = Object.entries(verdict.body.clients);
       place.replaceChildren(el("p", { class: verdict.body.clean ? "good" : "bad" }, verdict.body.clean ? "No client has done anything wrong." : "Some clients take errors badly."),
-        clients.length ? table(["client", "requests", "errors", "faults", "left", "findings"], el("tbody", {}, ...clients.map(([name, it]) => el("tr", {}, cell(name), cell(it.requests), cell(counts(it.errors)), cell(counts(it.faults)), cell(it.disconnects), cell(it.findings.map((found) => `${found.kind} ${found.count}×: ${found.what}`).join(" ")))))) : "",
-        ...scripts.status === 200 ? [el("h3", {}, "Scripts"), el("pre", {}, JSON.stringify(scripts.body, null, 1))] : []);
+        clients.length ? table(["client", "requests", "errors", "faults", "left", "findings"], el("tbody", {}, ...clients.map(([name, it]) => el("tr", {}, cell(name), cell(it.requests), cell(counts(it.errors)), cell(counts(it.faults)), cell(it.disconnects), cell(it.findings.map((found) => `${found.kind} ${found.count}×: ${found.what}`).join(" ")))))) : "");
     };
-    await look();
-    this.timer = setInterval(look, 2000);
+    await this.every(look);
     return el("div", {}, place, el("div", { class: "row" }, this.button("Begin anew", async () => { await this.act(told, "DELETE", "/admin/verdict")(); told.textContent = ""; look(); }, true)), told);
+  }
+
+  async scripts() {
+    const place = el("div"), told = el("p", { role: "status" });
+    const row = (rule) => el("tr", { class: rule.answered ? "" : "muted" }, cell(rule.rule), cell(rule.name), cell(whole(rule.answered)), bad(rule.failed), bad(rule.too_slow));
+    const file = (it) => el("section", {}, el("h3", {}, it.path, it.model ? ` (for ${it.model})` : ""), it.error ? el("p", { class: "bad" }, `${it.error}; the rules of before stay`) : null,
+      table(["rule", "name", "answered", "failed", "too slow"], el("tbody", {}, ...it.rules.slice(0, 500).map(row))));
+    const look = async () => {
+      const answer = await this.ask("GET", "/admin/script");
+      if (answer.status !== 200) place.replaceChildren(el("p", { class: "bad" }, answer.error));
+      else place.replaceChildren(el("p", { class: "muted" }, `${whole(answer.body.unanswered)} prompts were left to the mode below.`), ...answer.body.files.map(file));
+    };
+    await this.every(look);
+    return el("div", {}, place, el("div", { class: "row" }, this.button("Count from nothing", async () => { await this.act(told, "DELETE", "/admin/script")(); told.textContent = ""; look(); })), told);
+  }
+
+  queue() {
+    const body = el("tbody"), line = el("p", { class: "muted" }), place = table(["request", "waits", "for", "adapter", "prompt"], body);
+    this.refresh = (model) => {
+      const waiting = [...model.bars.values()].filter((bar) => bar.end === null && (bar.phase === QUEUED || bar.phase === PREEMPTED));
+      waiting.sort((a, b) => b.phase - a.phase || a.arrival - b.arrival);
+      line.textContent = `${whole(model.figures.running)} of ${whole(model.server.places)} places are taken, ${whole(waiting.length)} wait${waiting.length > 100 ? "; the first 100 by arrival" : waiting.length ? ", by arrival" : ""}.`;
+      place.hidden = !waiting.length;
+      body.replaceChildren(...waiting.slice(0, 100).map((bar) => el("tr", {}, cell(bar.id), cell(ago(model.at - bar.parts[bar.parts.length - 1][1])), cell(why(model, bar)), cell(bar.adapter), cell(whole(bar.prompt)))));
+    };
+    return el("div", {}, line, place);
   }
 
   adapters() {
@@ -185,12 +223,20 @@ class Panels {
       if (answer.status !== 200) return;
       body.replaceChildren(...Object.entries(answer.body).map(([rank, it]) => el("tr", {}, cell(rank), cell(this.server.ranks[rank]), cell(it.state), cell(it.running), cell(it.waiting), cell(`${(it.cache_usage * 100).toFixed(1)} %`), cell(whole(it.generated)))));
     };
-    await look();
-    this.timer = setInterval(look, 2000);
+    await this.every(look);
     return el("div", {}, table(["rank", "port", "state", "running", "waiting", "KV cache", "tokens"], body), told);
   }
 }
 
+function why(model, bar) {
+  // What a request waits for, as far as it can be seen from outside.
+  if (model.state === "paused" || model.state === "sleeping") return `the server is ${model.state}`;
+  if (bar.phase === PREEMPTED) return "blocks: preempted";
+  if (bar.adapter && !(bar.adapter in model.adapters) && Object.keys(model.adapters).length >= model.server.adapter_slots) return "a slot of its adapter";
+  return model.figures.running >= model.server.places ? "a place" : "blocks, or its turn in a step";
+}
+
+function bad(count) { return el("td", { class: count ? "bad" : "" }, whole(count)); }
 function select(label, options) { return el("select", { "aria-label": label }, ...options.map(([value, text]) => el("option", { value }, text))); }
 function group(name, ...parts) { return el("div", { class: "group" }, el("h3", {}, name), el("div", { class: "row" }, ...parts)); }
 function cell(text) { return el("td", {}, text === null || text === undefined ? "" : String(text)); }

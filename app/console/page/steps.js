@@ -23,13 +23,12 @@ class StepsView {
       pen.fillRect(left, y(prompts + decodes), wide, y(decodes) - y(prompts + decodes));
     }
     if (shared) this.costs(pen, rows, x, low, high, width);
+    this.labels(pen, most, y);
     this.tell(model, rows[rows.length - 1], seconds);
   }
 
   lines(pen, most, y, width) {
     pen.strokeStyle = COLOURS.line;
-    pen.fillStyle = COLOURS.muted;
-    pen.textAlign = "left";
     for (const share of [1, 0.25, 0.0625]) {
       const at = Math.round(y(most * share)) + 0.5;
       pen.setLineDash(share === 1 ? [4, 3] : []);
@@ -37,9 +36,20 @@ class StepsView {
       pen.moveTo(0, at);
       pen.lineTo(width, at);
       pen.stroke();
-      pen.fillText(whole(most * share), 4, at - 6);
     }
     pen.setLineDash([]);
+  }
+
+  labels(pen, most, y) {
+    pen.textAlign = "left";
+    pen.lineWidth = 3;
+    pen.strokeStyle = COLOURS.panel;
+    pen.fillStyle = COLOURS.muted;
+    for (const share of [1, 0.25, 0.0625]) {
+      pen.strokeText(whole(most * share), 4, y(most * share) - 6);
+      pen.fillText(whole(most * share), 4, y(most * share) - 6);
+    }
+    pen.lineWidth = 1;
   }
 
   costs(pen, rows, x, low, high, width) {

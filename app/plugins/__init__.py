@@ -1,0 +1,63 @@
+"""What plugins are made of (docs/plugins.md): all that is promised to stay within one version of the hooks.
+
+Importing this loads pluggy. A server without plugins never does.
+"""
+
+from pluggy import HookimplMarker
+
+from app.engine.batch import Batch
+from app.engine.request import EngineRequest, ScriptedReply
+from app.engine.step_cost import CostModel, StepCost
+from app.faults.fault import Fault
+from app.faults.script import RequestFacts
+from app.fleet.routing import Incoming, Policy, PolicyMaker, Scores
+from app.http.context import RequestContext
+from app.http.errors import ApiError
+from app.http.response import Response, json_response
+from app.http.route import Route, get, post
+from app.middleware.stack import Middleware
+from app.plugins.hooks import PROJECT, FaultHook, LengthHook, MetricsHook, ReplyHook
+from app.plugins.host import PluginHost, off_loop
+from config.declaration import About, Count, Duration, NotNegative, Percent, Section
+from config.plugins import API
+from config.profile import Profile
+
+__all__ = [
+    "API",
+    "About",
+    "ApiError",
+    "Batch",
+    "CostModel",
+    "Count",
+    "Duration",
+    "EngineRequest",
+    "Fault",
+    "FaultHook",
+    "Incoming",
+    "LengthHook",
+    "MetricsHook",
+    "Middleware",
+    "NotNegative",
+    "Percent",
+    "PluginHost",
+    "Policy",
+    "PolicyMaker",
+    "Profile",
+    "ReplyHook",
+    "RequestContext",
+    "RequestFacts",
+    "Response",
+    "Route",
+    "Scores",
+    "ScriptedReply",
+    "Section",
+    "StepCost",
+    "get",
+    "hookimpl",
+    "json_response",
+    "off_loop",
+    "post",
+]
+
+hookimpl = HookimplMarker(PROJECT)
+"""Marks a function of a plugin as the hook of that name."""

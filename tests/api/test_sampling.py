@@ -1,0 +1,84 @@
+"""How a model that computes is told to choose: the request's fields before the model's own defaults."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from app.api.sampling import SamplingDefaults, check_real
+from app.engine.wire import Sampling
+from app.http.errors import ApiError
+from app.protocol.completions import CompletionRequest
+from app.protocol.decoding import decode
+from app.protocol.plain import PlainCompletion
+
+OWN = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
+
+
+def asked(**fields: Any) -> CompletionRequest:
+    return decode(json.dumps({"prompt": "hi", **fields}).encode(), "application/json", CompletionRequest)
+
+
+def test_a_request_that_says_nothing_is_sampled_as_the_model_wants() -> None:
+    assert (
+        SamplingDefaults().of(asked())
+        == SamplingDefaults().of_plain(PlainCompletion(prompt=""))
+        == Sampling()
+    )
+    wanted = Sampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
+    assert OWN.of(asked()) == OWN.of_plain(PlainCompletion(prompt="")) == wanted
+
+
+def test_what_a_request_says_goes_before_zeros_too() -> None:
+    said = {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.0, "repetition_penalty": 1.2}
+    more = {"presence_penalty": -1.0, "frequency_penalty": 0.5}
+    found = OWN.of(asked(**said, **more, bad_words=["x"], skip_special_tokens=False))
+    assert found == Sampling(**said, **more, bad_words=("x",), skip_special_tokens=False)  # type: ignore[arg-type]
+    plain = PlainCompletion(
+        prompt="", temperature=0.0, top_p=0.5, presence_penalty=-1.0, frequency_penalty=0.5
+    )
+    assert OWN.of_plain(plain) == Sampling(
+        temperature=0.0, top_p=0.5, top_k=20, min_p=0.1, repetition_penalty=1.05, **more
+    )
+
+
+@pytest.mark.parametrize("top_k", [-1, 0])
+def test_all_tokens_may_be_chosen_by_either_number(top_k: int) -> None:
+    assert OWN.of(asked(top_k=top_k)).top_k == 0
+    assert SamplingDefaults(top_k=top_k).of_plain(PlainCompletion(prompt="")).top_k == 0
+    assert SamplingDefaults(top_k=1).of_plain(PlainCompletion(prompt="")).top_k == 1
+
+
+def test_tokens_are_named_by_their_numbers() -> None:
+    found = OWN.of(asked(logit_bias={"7": -5.0}, allowed_token_ids=[7, 9]))
+    assert (found.logit_bias, found.allowed_token_ids) == ({7: -5.0}, (7, 9))
+    assert (OWN.of(asked()).logit_bias, OWN.of(asked()).allowed_token_ids) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("use_beam_search", True),
+        ("kv_transfer_params", {"do_remote_prefill": True}),
+        ("kv_transfer_params", {"do_remote_decode": True}),
+        ("cache_hit_threshold", 0.5),
+        ("repetition_detection", {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 2}),
+        ("thinking_token_budget", 5),
+        ("logprob_token_ids", [1]),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        check_real(asked(**{field: value}), has_media=False)
+    assert (caught.value.status, caught.value.param) == (400, field)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"use_beam_search": False}, {"kv_transfer_params": {"do_remote_prefill": False}}]
+)
+def test_what_asks_for_nothing_of_the_kind_is_taken_but_for_images(fields: dict[str, Any]) -> None:
+    check_real(asked(**fields), has_media=False)
+    with pytest.raises(ApiError):
+        check_real(asked(**fields), has_media=True)

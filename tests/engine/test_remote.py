@@ -1,0 +1,293 @@
+"""A worker's door to an engine in a process of its own: what it orders, admits, counts, and survives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from msgspec.structs import asdict
+
+from app.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.engine.outputs import EngineOutput, Started
+from app.engine.wire import Answer, Command, Load, Said, Sampling
+from tests.engine.harness import START_S, engine_request
+from tests.engine.played_engine import DEADLINE_S, Worker, until, worker
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Worker]:
+    with worker(tmp_path, max_num_seqs=2, max_waiting_queue_length=1) as made:
+        yield made
+
+
+def test_until_the_engine_is_ready_nothing_is_ordered(tmp_path: Path) -> None:
+    with worker(tmp_path, greeted=False) as play:
+        assert not play.engine.healthy
+        with pytest.raises(EngineDead):
+            play.ask()
+        with pytest.raises(EngineDead):
+            play.engine.command(Command(name="resume"))
+        play.greet()
+        play.ask()
+        assert len(play.keys(1)) == 1
+
+
+def test_an_order_says_what_the_request_says(play: Worker) -> None:
+    said = {"max_tokens": 7, "min_tokens": 2, "seed": 0, "logprobs": 0, "prompt_logprobs": 1, "priority": -1}
+    play.ask("cmpl-7", **said, stop=("x",), stop_token_ids=frozenset({9}), include_stop=True, cache_salt="s")
+    play.keys(1)
+    assert asdict(play.ordered[0]) == {
+        "key": play.ordered[0].key,
+        "request_id": "cmpl-7",
+        "prompt_ids": [5, 6, 7],
+        "arrival_s": START_S,
+        "ignore_eos": True,
+        "stop": ("x",),
+        "stop_token_ids": (9,),
+        "include_stop": True,
+        "sampling": Sampling(),
+        "form": None,
+        "cache_salt": "s",
+        **said,
+    }
+
+
+def test_a_choice_waits_until_the_engine_has_begun_it_and_runs_to_its_end(play: Worker) -> None:
+    handle = play.ask()
+    [key] = play.keys(1)
+    assert (play.engine.waiting, play.engine.running, handle.future.done()) == (1, 0, False)
+    play.says(key, "a")
+    assert (play.engine.waiting, play.engine.running) == (0, 1)
+    assert [it.key for it in play.engine.sequences()] == [key]
+    play.says(key, "b", finish="stop")
+    assert (play.engine.waiting, play.engine.running, handle.future.done()) == (0, 0, True)
+    assert play.ends() == ["stop"] and not play.aborted and not [*play.engine.sequences()]
+
+
+def test_who_asks_for_nothing_gets_nothing(play: Worker) -> None:
+    assert play.engine.submit([], play.outputs.append).future.done()  # type: ignore[arg-type]
+
+
+def test_slots_and_queue_bound_what_is_admitted(play: Worker) -> None:
+    assert play.engine.room() == 3
+    play.engine.check_admission(3)
+    with pytest.raises(QueueFull, match="0 wait already"):
+        play.ask(choices=4)
+    play.ask(choices=3)
+    assert play.engine.room() == 0
+    with pytest.raises(QueueFull, match="1 wait already"):
+        play.ask("b")
+    assert len(play.keys(3)) == 3
+
+
+def test_sequences_of_other_workers_take_room_too(play: Worker) -> None:
+    play.ask()
+    play.loads(running=2, waiting=0)
+    assert play.engine.room() == 1
+    play.loads(running=2, waiting=1)
+    assert play.engine.room() == 0
+    play.loads()  # a step behind: ours is not yet known there
+    assert play.engine.room() == 2
+
+
+def test_what_is_unfinished_may_be_bounded_and_refusals_are_counted(tmp_path: Path) -> None:
+    with worker(tmp_path, max_num_seqs=2, max_waiting_queue_length=9, max_num_queued_reqs=3) as play:
+        assert play.engine.room() == 3
+        play.ask(choices=2)
+        assert play.engine.room() == 1
+        with pytest.raises(TooManyRequests, match="2 of at most 3"):
+            play.ask("b", choices=2)
+        assert play.metric("admission_rejections_total", "max_num_queued_reqs") == 1
+        play.ask("c")
+
+
+def test_a_draining_worker_admits_nothing_and_says_so(play: Worker) -> None:
+    play.ask()
+    assert not play.engine.draining
+    play.engine.drain()
+    with pytest.raises(Draining):
+        play.ask("b")
+    [key] = play.keys(1)
+    play.says(key, "a", finish="length")
+    assert play.ends() == ["length"] and play.engine.draining
+
+
+def test_long_prompts_are_ordered_in_several_messages(tmp_path: Path) -> None:
+    with worker(tmp_path) as play:
+        play.ask(choices=5, prompt_ids=[1] * 60_000)
+        keys = play.keys(5)
+        assert sorted(set(keys)) == keys
+        assert [size for size in play.peer.messages if size > 1] == [2, 2]
+
+
+def test_who_leaves_while_the_rest_of_its_choices_is_ordered_has_no_more_of_them(tmp_path: Path) -> None:
+    with worker(tmp_path) as play:
+        asking = gevent.spawn(play.ask, choices=5, prompt_ids=[1] * 60_000)
+        gevent.sleep(0)
+        assert play.engine.interrupt(["a"]) == 1
+        asking.get(timeout=DEADLINE_S)
+        until(lambda: len(play.aborted) == 5)
+        assert play.ends() == ["abort"] * 5 and len(play.ordered) == 2
+
+
+def test_who_is_aborted_is_so_in_the_engine(play: Worker) -> None:
+    handle = play.ask(choices=2)
+    keys = play.keys(2)
+    assert 0 not in keys  # the number of what nobody has asked
+    handle.abort()
+    until(lambda: len(play.aborted) == 2)
+    assert sorted(play.aborted) == keys and play.engine.waiting == 0
+    play.says(keys[0], "late")
+    assert not play.outputs
+
+
+def test_an_operator_ends_requests_by_name_or_all(play: Worker) -> None:
+    for name in "abc":
+        play.ask(name)
+    assert play.engine.interrupt(["b", "x"]) == 1
+    assert [play.ends(name) for name in "abc"] == [[], ["abort"], []]
+    assert play.engine.interrupt() == 2
+    assert play.metric("request_success_total", 'finished_reason="abort"') == 3
+
+
+def test_what_the_engine_tells_of_itself_is_counted_once(play: Worker) -> None:
+    play.loads(running=3, waiting=2, cache_usage=0.5, prefix_queries=64, prefix_hits=32, preemptions=2)
+    play.loads(running=1, waiting=4, cache_usage=0.25, prefix_queries=96, prefix_hits=48, preemptions=3)
+    play.loads(
+        running=1,
+        waiting=4,
+        cache_usage=0.25,
+        prefix_queries=96,
+        prefix_hits=48,
+        preemptions=3,
+        step_tokens=8,
+    )
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
+    assert [play.metric(name) for name in names] == [1, 4, 0.25, 3]
+    assert play.metric("prefix_cache_queries_total") == 96
+    assert play.metric("prefix_cache_hits_total") == 48
+    assert play.metric("iteration_tokens_total_count") == 1
+    assert play.metric("iteration_tokens_total_sum") == 8
+
+
+def test_an_engine_that_is_gone_fails_what_it_computed_and_its_successor_begins_anew(
+    play: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    play.ask()
+    [key] = play.keys(1)
+    play.says(key, "a")
+    play.loads(running=3, prefix_queries=64, prefix_hits=32, preemptions=2)
+    answer = play.engine.command(Command(name="resume"))
+    play.peer.die()
+    until(lambda: not play.engine.healthy)
+    assert play.ends() == ["EngineDead"] and play.engine.running == 0
+    assert [it.getMessage() for it in caplog.records] == ["the engine is gone: 1 sequences fail"]
+    assert "started again" in (answer.get(timeout=DEADLINE_S).error or "")
+    assert play.metric("num_requests_running") == 0
+    with pytest.raises(EngineDead):
+        play.ask("b")
+    assert not play.aborted
+    greetings = len(play.peer.orders)
+    play.peer.listen()
+    until(lambda: len(play.peer.orders) > greetings)
+    play.greet("second")
+    assert play.engine.room() == 3
+    play.ask("c")
+    play.says(play.keys(2)[1], "c", finish="stop")
+    assert play.ends("c") == ["stop"]
+    play.loads(prefix_queries=16)
+    assert play.metric("prefix_cache_queries_total") == 64 + 16
+    assert play.metric("num_preemptions_total") == 2
+
+
+def test_an_engine_that_has_just_gone_takes_no_order(tmp_path: Path) -> None:
+    with worker(tmp_path, max_num_seqs=9999) as play:
+        play.peer.die()
+        for _ in range(1000):  # nobody has noticed; what is sent before the socket knows is lost
+            try:
+                play.ask()
+            except EngineDead:
+                break
+            time.sleep(0.005)
+        else:
+            pytest.fail("it is ordered from nobody")
+        lost = play.engine.waiting
+        assert play.engine.healthy, "it is not looked at meanwhile"
+        until(lambda: not play.engine.healthy)
+        assert play.ends() == ["EngineDead"] * lost and play.engine.waiting == 0
+
+
+def test_one_engine_may_greet_twice_but_another_knows_nothing_of_what_ran(play: Worker) -> None:
+    play.ask()
+    [key] = play.keys(1)
+    play.greet()
+    play.says(key, "a")
+    assert play.ends() == []
+    play.greet("second")
+    play.hears()
+    assert play.ends() == ["EngineDead"] and play.engine.healthy
+
+
+def test_a_command_has_its_own_answer(play: Worker) -> None:
+    first, second = (play.engine.command(Command(name="pause", mode=mode)) for mode in ("keep", "wait"))
+    until(lambda: len(play.commands) == 2)
+    one, other = play.commands
+    assert (one.mode, other.mode) == ("keep", "wait") and one.number != other.number
+    play.hears(Answer(number=other.number, value=False), Answer(number=99_999, value=True))
+    assert second.get(timeout=DEADLINE_S).value is False and not first.ready()
+
+
+def test_what_nobody_takes_or_understands_ends_no_other(
+    play: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(output: EngineOutput) -> None:
+        raise ZeroDivisionError
+
+    play.engine.submit([engine_request(request_id="bad")], breaks)
+    play.ask("good")
+    bad, good = play.keys(2)
+    play.peer.say_bytes(b"\xc1 is never msgpack")
+    play.hears(
+        Said(key=bad, ids=[1], texts=["a"], at_s=START_S),
+        Load(),
+        Said(key=good, ids=[1], texts=["a"], at_s=START_S),
+    )
+    until(lambda: play.aborted == [bad])
+    assert [type(it) for _, it in play.outputs][:1] == [Started] and play.ends("good") == []
+    assert "not understood" in caplog.text and "could not be told" in caplog.text
+    play.says(good, "b", finish="stop")
+    assert play.ends("good") == ["stop"]
+
+
+def test_an_engine_that_says_nothing_is_greeted_again_until_it_does(tmp_path: Path) -> None:
+    def greetings(play: Worker) -> int:
+        return len(play.peer.orders)
+
+    with worker(tmp_path, greeted=False) as play:
+        until(lambda: greetings(play) >= 2)
+        play.greet()
+        before = greetings(play)
+        gevent.sleep(1.2)
+        assert greetings(play) == before
+
+
+def test_who_has_left_is_not_heard_any_more(play: Worker) -> None:
+    play.engine.close()
+    with pytest.raises(EngineDead):
+        play.ask()
+    play.engine.close()
+
+
+def test_a_watcher_is_told_of_each_choice(play: Worker) -> None:
+    told: list[Any] = []
+    play.ask(
+        choices=2, observers=[lambda request: lambda outcome: told.append((request.index, outcome.tokens))]
+    )
+    first, second = play.keys(2)
+    play.says(second, "a", "b", finish="length")
+    play.says(first, finish="stop")
+    assert told == [(1, 2), (0, 0)]

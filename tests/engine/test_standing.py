@@ -1,0 +1,127 @@
+"""How a choice stands, as who watches an engine sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.engine.sequence import Sequence
+from app.engine.standing import Phase, Standing
+from config.profile import read_profile
+from config.settings import StepSettings
+from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
+from tests.engine.test_remote_choice import Play
+
+SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.5}
+PROMPT = list(range(3 * BLOCK_TOKENS))
+
+
+def stepped(async_scheduling: bool = True, **fields: Any) -> Harness:
+    steps = StepSettings(timing="steps", max_num_batched_tokens=2048, async_scheduling=async_scheduling)
+    return Harness(sections={"steps": steps}, profile=read_profile("qwen3-14b-h100"), **fields)
+
+
+def named(harness: Harness, request_id: str) -> Sequence:
+    [found] = [it for it in harness.engine.sequences() if it.request.request_id == request_id]
+    return found
+
+
+def phases(harness: Harness, request_id: str) -> list[Phase]:
+    """All that it goes through, to its end."""
+    seen: list[Phase] = []
+    while found := [it for it in harness.engine.sequences() if it.request.request_id == request_id]:
+        phase = found[0].standing().phase
+        if [phase] != seen[-1:]:
+            seen.append(phase)
+        harness.clock.advance(0.001)
+    return seen
+
+
+def test_on_a_timeline_of_its_own_it_waits_then_is_prefilled_then_decodes() -> None:
+    harness = Harness(slots=1, **SLOW)
+    harness.ask("a", prompt_ids=PROMPT)
+    harness.ask("b", prompt_ids=PROMPT)
+    first, second = harness.engine.sequences()
+    assert first.standing() == Standing(Phase.PREFILL, len(PROMPT), 0, START_S, None)
+    assert second.standing() == Standing(Phase.QUEUED, 0, 0, None, None)
+    assert (first.text, first.preemptions) == ("", 0)
+    harness.clock.advance(1.6)
+    assert first.standing() == Standing(Phase.DECODE, len(PROMPT), 0, START_S, START_S + 1)
+    assert first.text == harness.said("a") != ""
+
+
+def test_a_remote_prefill_is_a_transfer() -> None:
+    harness = Harness(kv_cache_transfer_latency=1.0, inter_token_latency=0.1)
+    harness.ask("a", remote_prefill=True)
+    assert phases(harness, "a") == [Phase.TRANSFER, Phase.DECODE]
+
+
+def test_its_blocks_have_numbers_where_there_is_a_cache() -> None:
+    harness = Harness(slots=1, blocks=100, **SLOW)
+    harness.ask("a", prompt_ids=PROMPT)
+    harness.ask("b", prompt_ids=PROMPT)
+    first, second = harness.engine.sequences()
+    numbers = first.blocks_from(0)
+    assert len(set(numbers)) == 3 and first.blocks_from(2) == numbers[2:]
+    assert second.blocks_from(0) == []
+    without = Harness(**SLOW)
+    without.ask("a", prompt_ids=PROMPT)
+    assert named(without, "a").blocks_from(0) == []
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> None:
+    harness = stepped(ahead, slots=1, blocks=2000)
+    harness.ask("a", prompt_ids=list(range(9000)), max_tokens=90)
+    harness.ask("b")
+    sequence, waiting = harness.engine.sequences()
+    assert sequence.standing() == Standing(Phase.QUEUED, 0, 0, None, None)
+    computed = []
+    while (standing := sequence.standing()).phase < Phase.DECODE:
+        if standing.phase is Phase.PREFILL and standing.computed not in computed:
+            computed.append(standing.computed)
+            assert standing.held == standing.computed // BLOCK_TOKENS == len(sequence.blocks_from(0))
+            assert standing.scheduled_s is not None and standing.first_s is None
+        harness.clock.advance(0.001)
+    # Two steps are made together with async scheduling; once all of it is in one, its token is in flight.
+    assert computed == [2048, 4096, 6144, 8192][ahead:] and standing.computed == 9000
+    assert waiting.standing().phase is Phase.QUEUED and waiting.blocks_from(0) == []
+    harness.clock.advance(0.3)
+    first_s = sequence.standing().first_s
+    assert first_s == harness.tokens("a")[0].at_s and sequence.text == harness.said("a")
+
+
+def test_in_shared_steps_it_decodes_until_its_last_token_is_told() -> None:
+    harness = stepped()
+    harness.ask("a", max_tokens=5)
+    assert phases(harness, "a") == [Phase.QUEUED, Phase.DECODE]  # its prompt fits into one step
+
+
+def test_in_shared_steps_a_remote_prefill_holds_its_blocks_from_the_start() -> None:
+    harness = stepped(blocks=100, kv_cache_transfer_latency=0.5)
+    harness.ask("a", remote_prefill=True, prompt_ids=PROMPT)
+    harness.clock.advance(0.1)
+    standing = named(harness, "a").standing()
+    assert (standing.phase, standing.computed, standing.held) == (Phase.TRANSFER, 0, 3)
+    assert phases(harness, "a") == [Phase.TRANSFER, Phase.DECODE]
+
+
+def test_who_lost_its_blocks_is_preempted() -> None:
+    harness = stepped(slots=4, blocks=12)
+    for name in "abc":
+        harness.ask(name, prompt_ids=[ord(name)] * 20, max_tokens=24)
+    assert Phase.PREEMPTED in phases(harness, "c")
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_of_an_engine_in_a_process_of_its_own_only_what_it_tells_is_known(said: bool) -> None:
+    play = Play()
+    if said:
+        play.say("a", scheduled_s=100.5, preemptions=2)
+    expected = (
+        Standing(Phase.DECODE, 10, 0, 100.5, 101.0) if said else Standing(Phase.QUEUED, 10, 0, None, None)
+    )
+    assert play.choice.standing() == expected
+    assert play.choice.preemptions == (2 if said else 0)
+    assert (play.choice.blocks_from(0), play.choice.text) == ([], "")

@@ -1,0 +1,42 @@
+"""An index of which nothing is said does as a server without settings does."""
+
+from __future__ import annotations
+
+from app.kvindex.assembly import GENERATION
+from app.kvindex.scorer import Weights
+from app.kvindex.service import KvIndexSettings
+from config.sections.kvindex import tier_weights
+from config.settings import Settings
+
+OURS, AT = KvIndexSettings(), Settings().kvindex
+
+
+def test_as_much_is_held() -> None:
+    assert (OURS.most_copies, OURS.most_bytes) == (AT.kv_index_size, AT.kv_index_memory_mb << 20)
+    assert OURS.count_repeats == OURS.redis.count_repeats == (AT.kv_index_repeats == "copies")
+
+
+def test_blocks_have_the_same_keys_and_weights() -> None:
+    assert (OURS.index.block_size, OURS.index.seed) == (AT.kv_index_block_size, AT.kv_index_hash_seed)
+    assert OURS.index.generation == GENERATION[AT.kv_index_hash]
+    assert Weights(tier_weights(AT.kv_index_tier_weights), AT.kv_index_unknown_tier_weight) == Weights()
+
+
+def test_messages_are_taken_and_shared_out_alike() -> None:
+    pool, subscriber = OURS.pool, OURS.subscriber
+    assert (pool.shards, pool.most_payload_bytes) == (AT.kv_index_shards, AT.kv_index_max_message_mb << 20)
+    assert (subscriber.topic, subscriber.replay_port) == (AT.kv_index_topic, AT.kv_index_replay_port)
+    assert (subscriber.grace_s, subscriber.look_again_s) == (
+        AT.kv_index_pod_grace,
+        AT.kv_index_refresh_interval,
+    )
+
+
+def test_others_are_waited_for_as_long() -> None:
+    redis, tokenization = OURS.redis, OURS.tokenization
+    assert (redis.url, redis.ttl_s) == (AT.kv_index_redis_url, AT.kv_index_ttl)
+    assert redis.timeout_s == AT.kv_index_redis_timeout
+    assert (tokenization.workers, tokenization.timeout_s) == (
+        AT.kv_index_tokenizer_workers,
+        AT.kv_index_tokenizer_timeout,
+    )

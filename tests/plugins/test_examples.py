@@ -1,0 +1,185 @@
+"""The plugins of examples/plugins, each in a real server or command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from app.plugins.hooks import HOOKS
+from app.plugins.offline import registry_of
+from config.loader import load
+from tests.running_server import ROOT, RunningServer, running_server
+
+EXAMPLES = ROOT / "examples" / "plugins"
+ALL = sorted(EXAMPLES.glob("*.py"))
+TABLE = "tokens,ms\n1,10\n8192,10\n"
+"""Every step takes 10 ms."""
+
+
+def example(name: str) -> tuple[str, str]:
+    """The flag that takes an example."""
+    return "--plugin", str(EXAMPLES / f"{name}.py")
+
+
+def chat(server: RunningServer, text: str, headers: dict[str, str] | None = None, **more: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": text}], **more}
+    return requests.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=20)
+
+
+def said(server: RunningServer, text: str, headers: dict[str, str] | None = None) -> str:
+    return str(chat(server, text, headers).json()["choices"][0]["message"]["content"])
+
+
+def report(server: RunningServer) -> dict[str, Any]:
+    """GET /admin/plugins, by plugin."""
+    answer = requests.get(f"{server.url}/admin/plugins", timeout=20).json()
+    return {one["name"]: one for one in answer["plugins"]}
+
+
+def test_every_hook_has_an_example() -> None:
+    registry = registry_of(load(["--plugin", *map(str, ALL), "--no-installed-plugins"], {}))
+    assert {hook for hooks in registry.implemented().values() for hook in hooks} == set(HOOKS)
+
+
+@pytest.fixture(scope="module")
+def latin() -> Iterator[RunningServer]:
+    with running_server(*example("pig_latin"), env={"SIM_PIG_LATIN_SHARE": "0"}) as server:
+        yield server
+
+
+def test_a_reply_is_the_plugins_where_the_request_asks_for_it(latin: RunningServer) -> None:
+    assert said(latin, "Hello world", {"X-Pig-Latin": "please"}) == "ellohay orldway"
+    assert "ellohay" not in said(latin, "Hello world")
+    assert report(latin)["pig-latin"]["hooks"]["reply"]["errors"] == 0
+
+
+def test_a_streamed_reply_is_counted_token_by_token(latin: RunningServer) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    lines = chat(latin, "Hello world", {"X-Pig-Latin": "please"}, **options).text.split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
+    tokens = requests.post(f"{latin.url}/tokenize", json={"prompt": text}, timeout=20).json()["count"]
+    assert text == "ellohay orldway"
+    assert events[-1]["usage"]["completion_tokens"] == tokens
+
+
+def test_a_plugins_reply_ends_at_the_limit_of_tokens(latin: RunningServer) -> None:
+    answer = chat(latin, "Hello world", {"X-Pig-Latin": "please"}, max_tokens=2).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+def test_a_setting_of_a_plugin_is_like_any_other(latin: RunningServer) -> None:
+    config = f"{latin.url}/admin/config"
+    assert requests.get(config, timeout=20).json()["pig-latin-share"] == 0
+    assert "pig-latin-share" in requests.get(f"{config}/live", timeout=20).json()
+    assert requests.post(config, json={"pig-latin-share": 101}, timeout=20).status_code == 400
+    try:
+        assert requests.post(config, json={"pig-latin-share": 100}, timeout=20).ok
+        assert said(latin, "Hello world") == "ellohay orldway"
+        assert report(latin)["pig-latin"]["settings"] == {"pig-latin-share": 100}
+    finally:
+        requests.post(config, json={"pig-latin-share": 0}, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def counting() -> Iterator[RunningServer]:
+    flags = (*example("tenants"), *example("as_long_as_the_prompt"), "--as-long-as-the-prompt-factor", "2")
+    with running_server(*flags) as server:
+        yield server
+
+
+def test_middleware_routes_and_families_share_what_they_count(counting: RunningServer) -> None:
+    answers = [chat(counting, "Hi", {"X-Tenant": name}) for name in ("ann", "bob", "ann")]
+    assert [answer.headers["X-Tenant-Requests"] for answer in answers] == ["1", "1", "2"]
+    assert requests.get(f"{counting.url}/admin/tenants", timeout=20).json() == {"ann": 2, "bob": 1}
+    metrics = requests.get(f"{counting.url}/metrics", timeout=20).text
+    assert 'tenants_requests_total{tenant="ann"} 2' in metrics
+    assert "vllm:num_requests_running" in metrics
+
+
+def test_middleware_may_refuse_a_request(counting: RunningServer) -> None:
+    config = f"{counting.url}/admin/config"
+    assert requests.post(config, json={"tenants-required": True}, timeout=20).ok
+    try:
+        refused = chat(counting, "Hi")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Tenant")
+    finally:
+        requests.post(config, json={"tenants-required": False}, timeout=20)
+
+
+def test_a_reply_has_as_many_tokens_as_the_plugin_says(counting: RunningServer) -> None:
+    usage = [chat(counting, "word " * words).json()["usage"] for words in (5, 20)]
+    assert [at["completion_tokens"] for at in usage] == [2 * at["prompt_tokens"] for at in usage]
+    limited = chat(counting, "word " * 20, max_tokens=7).json()
+    assert limited["usage"]["completion_tokens"] == 7
+    assert limited["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_fault_is_an_error_with_its_headers() -> None:
+    with running_server(
+        *example("rush_hour"), "--rush-hour-every", "1h", "--rush-hour-lasts", "1h"
+    ) as server:
+        busy = chat(server, "Hi")
+        assert (busy.status_code, busy.json()["error"]["message"]) == (503, "It is rush hour.")
+        assert 3000 < int(busy.headers["Retry-After"]) <= 3600
+        assert requests.post(f"{server.url}/admin/config", json={"rush-hour-lasts": "0s"}, timeout=20).ok
+        assert chat(server, "Hi").status_code == 200
+
+
+def simulated(*flags: str) -> dict[str, Any]:
+    """One request, with 100 tokens in a step each, in `python -m app simulate`."""
+    load_flags = ("--num-requests", "1", "--input-tokens", "50", "--output-tokens", "100")
+    command = [sys.executable, "-m", "app", "simulate", *load_flags, "--json", "-", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_step_cost_of_ones_own_is_that_of_simulate(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(TABLE)
+    own = simulated(*example("step_table"), "--step-table-file", str(table))
+    assert own["itl_s"]["p50"] == pytest.approx(0.01, abs=1e-6)
+    table.write_text(TABLE.replace(",10", ",30"))
+    slower = simulated(*example("step_table"), "--step-table-file", str(table))
+    assert slower["itl_s"]["p50"] == pytest.approx(0.03, abs=1e-6)
+    assert slower["e2e_s"]["mean"] - own["e2e_s"]["mean"] == pytest.approx(0.02 * 100)
+    assert own["profile"] == "qwen3-14b-h100, steps by step-table"
+    assert simulated()["itl_s"]["p50"] not in (0.01, 0.03)
+
+
+def test_each_pod_of_a_simulated_fleet_costs_as_the_plugin_says(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(TABLE)
+    flags = (*example("step_table"), "--step-table-file", str(table), "--pods", "2", "--processes", "2")
+    spread = simulated(*flags, "--num-requests", "4", "--policy", "round-robin")
+    assert spread["itl_s"]["p50"] == pytest.approx(0.01, abs=1e-6)
+
+
+def test_a_routing_policy_of_ones_own_is_one_of_a_fleets(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    flags = ("--pods", "2", "--requests", "6", "--groups", "2", "--prefix-tokens", "64", "--no-png")
+    command = [sys.executable, "-m", "app", "fleet", *flags, *example("sticky"), "--policies", "sticky"]
+    done = subprocess.run(
+        [*command, "--json", str(path)], cwd=ROOT, capture_output=True, text=True, timeout=55
+    )
+    assert done.returncode == 0, done.stderr
+    [figures] = json.loads(path.read_text())["policies"]
+    assert (figures["policy"], figures["requests"], figures["failed"]) == ("sticky", 6, 0)
+
+
+def test_the_command_tells_hooks_and_settings() -> None:
+    command = [sys.executable, "-m", "app", "plugins", *example("tenants"), "--no-tenants-required"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[1] == "  hooks: middleware, routes, metrics"
+    assert "--tenants-most (whole number, SIM_TENANTS_MOST; now '100')" in done.stdout

@@ -1,0 +1,115 @@
+"""Plugins across processes: reloads, ranks, vLLM's command line, and what several plugins do together."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import requests
+
+from app.factory import create_app
+from config.loader import load
+from config.vllm import command_line, meanings
+from tests.running_server import RunningServer, running_gunicorn, running_server
+
+Write = Callable[..., str]
+SAYING = """
+@hookimpl
+def reply(host):
+    host.rng.random()
+    return lambda request, rng: {text!r}
+"""
+
+
+def said(url: str) -> str:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    answer = requests.post(f"{url}/v1/chat/completions", json=body, timeout=20).json()
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def reloaded(server: RunningServer, done: Callable[[], bool]) -> None:
+    """Reload, and wait until it shows."""
+    server.process.send_signal(signal.SIGHUP)
+    deadline = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline, server.log()
+        time.sleep(0.05)
+
+
+def test_a_reload_reads_a_file_again_and_refuses_one_that_is_broken(plugin: Write) -> None:
+    path = plugin(SAYING.format(text="one"))
+    with running_server("--plugin", path) as server:
+        assert said(server.url) == "one"
+        plugin("1 / 0")
+        reloaded(server, lambda: "reload refused" in server.log())
+        assert "plugin mine" in server.log() and said(server.url) == "one"
+        plugin(SAYING.format(text="two"))
+        reloaded(server, lambda: said(server.url) == "two")
+
+
+def test_each_rank_has_the_plugins(plugin: Write) -> None:
+    path = plugin(SAYING.format(text="one"))
+    env = {"SIM_PLUGIN": path, "SIM_DATA_PARALLEL_SIZE": "2"}
+    with running_gunicorn(env=env, ports=2) as server:
+        assert said(server.url) == said(f"http://127.0.0.1:{server.port + 1}") == "one"
+
+
+def test_the_first_plugin_that_has_a_reply_is_believed(plugin: Write) -> None:
+    nothing = "@hookimpl\ndef reply(host):\n    return lambda request, rng: None\n"
+    paths = [
+        plugin(text, name)
+        for name, text in (
+            ("nothing", nothing),
+            ("first", SAYING.format(text="first")),
+            ("second", SAYING.format(text="second")),
+            ("urgent", SAYING.format(text="urgent").replace("@hookimpl", "@hookimpl(tryfirst=True)")),
+        )
+    ]
+    for flags, expected in ((paths[:3], "first"), (paths, "urgent"), (paths[2:3] + paths[:2], "second")):
+        client = create_app(load(["--plugin", *flags], {})).test_client()
+        body = {"messages": [{"role": "user", "content": "Hi"}]}
+        answer = client.post("/v1/chat/completions", json=body).json
+        assert answer["choices"][0]["message"]["content"] == expected
+
+
+def test_a_script_has_its_say_before_a_plugin(plugin: Write, tmp_path: Path) -> None:
+    script = tmp_path / "rules.yaml"
+    script.write_text("rules:\n- when: {message: {contains: scripted}}\n  then: {text: by the script}\n")
+    flags = ["--plugin", plugin(SAYING.format(text="by the plugin")), "--script", str(script)]
+    client = create_app(load(flags, {})).test_client()
+    for text, expected in (("scripted", "by the script"), ("else", "by the plugin")):
+        body = {"messages": [{"role": "user", "content": text}]}
+        answer = client.post("/v1/chat/completions", json=body).json
+        assert answer["choices"][0]["message"]["content"] == expected
+
+
+def test_thoughts_and_calls_of_a_plugin_are_told_apart(plugin: Write) -> None:
+    path = plugin(
+        "@hookimpl\ndef reply(host):\n"
+        "    return lambda request, rng: ScriptedReply("
+        "reasoning='Hm.', text='Look:', calls=(('f', '{\"a\": 1}'),))\n"
+    )
+    client = create_app(load(["--plugin", path], {})).test_client()
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    choice = client.post("/v1/chat/completions", json=body).json["choices"][0]
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("Hm.", "Look:")
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> None:
+    path = plugin(
+        "from typing import Annotated\n"
+        "class Settings(Section, frozen=True, kw_only=True):\n    '''Own.'''\n"
+        "    size: Annotated[Count, About('A size.')] = 4\n" + SAYING.format(text="x")
+    )
+    words = ["some/model", "--plugin", path, "--mine-size", "8", "--max-num-seqs", "3"]
+    flags = meanings.settings_of(command_line.read(words))
+    assert flags.values["mine-size"] == "8" and flags.values["max-num-seqs"] == "3"
+
+
+def test_a_server_without_plugins_says_so() -> None:
+    answer = create_app(load(["--no-installed-plugins"], {})).test_client().get("/admin/plugins")
+    assert answer.json == {"api": 1, "plugins": []}

@@ -1,0 +1,205 @@
+"""A plugin that cannot be used stops the start, with one line that names it and exit status 1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from app.factory import build, tokenizer_of
+from config import ConfigError, Settings
+from config.loader import load
+from tests.running_server import ROOT
+
+Write = Callable[..., str]
+SECTION = """
+from typing import Annotated
+class Settings(Section, frozen=True, kw_only=True):
+    '''Of a test.'''
+"""
+REPLY = "@hookimpl\ndef reply(host):\n    return lambda request, rng: 'Hi'\n"
+
+
+def refusal(*flags: str, environ: Mapping[str, str] | None = None) -> str:
+    """The line that a start with these flags ends with."""
+    with pytest.raises(ConfigError) as caught:
+        started(*flags, environ=environ)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of an application that was built."""
+    settings = load(flags, environ or {})
+    build(settings, tokenizer_of(settings))
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero (line 3 of {path})"),
+        ("def f(:", "cannot be imported: SyntaxError: "),
+        ("import no_such_module", "cannot be imported: ModuleNotFoundError: "),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
+        ("API = 2", "is written for API 2; this server has API 1"),
+        ("API = None", "does not say its API; this server has API 1"),
+        ("Settings = 3", "its Settings must be a config.declaration.Section"),
+        (SECTION + "    a: int = 1", "its Settings: TypeError: a has no About"),
+        (
+            SECTION + "    a: Annotated[int, About('A.')]",
+            "its Settings: TypeError: Missing required argument",
+        ),
+        (SECTION + "    a: Annotated[Count, About('A.')] = 1\nNAME = 'server'", "this name is taken"),
+        (
+            SECTION + "    a: Annotated[Count, About('A.')] = 0",
+            "its Settings: ValidationError: Expected `int` >= 1",
+        ),
+        (
+            SECTION + "    num_seqs: Annotated[Count, About('A.')] = 1\nNAME = 'max'",
+            "setting max-num-seqs is there already",
+        ),
+        (
+            SECTION + "    a: Annotated[Count, About('A.', env=('SIM_PORT',))] = 1",
+            "setting SIM_PORT is there already",
+        ),
+        (
+            SECTION + "    access_log: Annotated[Count, About('A.')] = 1\nNAME = 'no'",
+            "setting no-access-log is there already",
+        ),
+        ("", "has no hooks: no function of it is marked with @hookimpl"),
+        (REPLY.replace("reply", "repply"), "unknown hook 'repply'; did you mean reply?"),
+        (REPLY.replace("(host)", "(host, model)"), "Argument(s) {'model'} are declared"),
+        ("@hookimpl(wrapper=True)\ndef reply(host):\n    yield", "hook reply: wrappers are not called"),
+        (
+            "@hookimpl\ndef reply(host):\n    return {}['key']",
+            "hook reply failed at the start: KeyError: 'key'",
+        ),
+        (
+            "@hookimpl\ndef routes(host):\n    return [1]",
+            "hook routes gave list, which is not a list of Routes",
+        ),
+        ("@hookimpl\ndef routes(host):\n    return 3", "hook routes gave int, which is not a list of Routes"),
+        (
+            "@hookimpl\ndef middleware(host):\n    return 3",
+            "hook middleware gave int, which is not a Middleware, or a list of some",
+        ),
+        ("@hookimpl\ndef reply(host):\n    return 3", "hook reply gave int, which is not a function"),
+        (
+            "@hookimpl\ndef routes(host):\n    return [get('/health', print)]",
+            "route GET /health is there already",
+        ),
+        (
+            "@hookimpl\ndef routes(host):\n    return [get('/v1/responses/{other}', print)]",
+            "route GET /v1/responses/{other} is there already",
+        ),
+        (
+            "@hookimpl\ndef routes(host):\n    return [get('x', print)]",
+            "path 'x' of a route must begin with a slash",
+        ),
+    ],
+)
+def test_a_plugin_that_makes_no_sense_is_named(plugin: Write, text: str, line: str) -> None:
+    path = plugin(text)
+    told = refusal("--plugin", path)
+    assert told.startswith("plugin ") and path in told or "plugin mine: " in told
+    assert line.replace("{path}", path) in told
+
+
+def test_two_plugins_of_one_name_are_refused(plugin: Write, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    one, other = plugin(REPLY), plugin(REPLY, "sub/mine")
+    assert refusal("--plugin", one, "--plugin", other) == (
+        f"plugin mine: two have this name, {one} and {other}"
+    )
+
+
+def test_a_name_that_is_no_flag_is_refused(plugin: Write) -> None:
+    assert "a name is made of a-z, digits and single dashes" in refusal("--plugin", plugin(REPLY, "my plug"))
+
+
+def test_a_module_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert refusal("--plugin", "no.such.module").startswith(
+        "plugin module (no.such.module): cannot be imported: ModuleNotFoundError"
+    )
+    missing = str(tmp_path / "missing.py")
+    assert refusal("--plugin", missing).startswith(
+        f"plugin missing ({missing}): cannot be imported: FileNotFoundError"
+    )
+
+
+def test_values_of_its_settings_are_checked_as_all_others(plugin: Write) -> None:
+    path = plugin(SECTION + "    size: Annotated[Count, About('A size.')] = 4\n" + REPLY)
+    assert started("--plugin", path, "--mine-size", "7").dump()["mine-size"] == 7
+    assert refusal("--plugin", path, "--mine-size", "0") == (
+        "setting mine-size: '0' (flag --mine-size) must be at least 1"
+    )
+    assert refusal("--plugin", path, environ={"SIM_MINE_SIZE": "x"}) == (
+        "setting mine-size: 'x' (environment variable SIM_MINE_SIZE) "
+        "must be a whole number (of at most 64 bits)"
+    )
+    assert refusal("--plugin", path, "--mine-sise", "1") == (
+        "unknown flag --mine-sise; did you mean --mine-size?"
+    )
+    assert refusal("--mine-size", "1").startswith("unknown flag --mine-size")
+
+
+def test_a_yaml_file_may_name_plugins_and_their_settings(plugin: Write, tmp_path: Path) -> None:
+    path = plugin(SECTION + "    size: Annotated[Count, About('A size.')] = 4\n" + REPLY)
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"plugin: [{path}]\nmine-size: 9\n")
+    assert started("--config", str(file)).dump()["mine-size"] == 9
+    assert started("--config", str(file), "--mine-size", "3").dump()["mine-size"] == 3
+    assert started(environ={"SIM_CONFIG": str(file), "SIM_MINE_SIZE": "5"}).dump()["mine-size"] == 5
+    file.write_text("mine-size: 9\n")
+    assert refusal("--config", str(file)).endswith("unknown key 'mine-size'")
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "@hookimpl\ndef reply(host):\n    return {}['key']", "API = 2"])
+def test_the_process_ends_with_status_1_and_one_line(plugin: Write, text: str) -> None:
+    path = plugin(text)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "--plugin", path],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = [line for line in done.stderr.splitlines() if "Starting gunicorn" not in line]
+    assert line.startswith("error: plugin mine")
+
+
+def installed(folder: Path, text: str) -> dict[str, str]:
+    """An environment in which a package with a plugin is installed."""
+    (folder / "shouting.py").write_text(text)
+    info = folder / "shouting_package-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shouting-package\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[understudy]\nshouting = shouting\n")
+    return dict(os.environ) | {"PYTHONPATH": str(folder)}
+
+
+def told_plugins(environ: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "app", "plugins", *flags]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=50)
+
+
+def test_a_plugin_of_a_package_is_there_unless_it_is_not_wanted(tmp_path: Path) -> None:
+    environ = installed(tmp_path, "from app.plugins import *\nAPI = 1\n" + REPLY)
+    assert told_plugins(environ).stdout == "shouting 1.2 (package shouting-package): \n  hooks: reply\n"
+    assert told_plugins(environ, "--no-installed-plugins").stdout == "no plugins\n"
+    once = told_plugins(environ, "--plugin", "shouting").stdout  # named besides: it is the same one
+    assert once.startswith("shouting 1.2") and once.count("hooks:") == 1
+
+
+def test_a_package_with_a_broken_plugin_is_named(tmp_path: Path) -> None:
+    done = told_plugins(installed(tmp_path, "import nothing_of_the_kind\n"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: plugin shouting (package shouting-package): cannot be imported: ")

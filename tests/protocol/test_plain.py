@@ -1,0 +1,138 @@
+"""Which requests are plain, and what is read off them; all others are left to the general way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeAlias
+
+import pytest
+
+from app.protocol.completions import DEFAULT_MAX_TOKENS
+from app.protocol.plain import MOST_TOKENS, PlainChat, PlainCompletion, PlainReader, Recognised
+
+CHAT = [{"role": "user", "content": "hi"}]
+LENGTH, MOST_PROMPT = 100, 60
+Kind: TypeAlias = type[PlainChat] | type[PlainCompletion]
+
+
+def recognise(
+    kind: Kind = PlainChat,
+    ids: int = 10,
+    length: int = LENGTH,
+    **body: Any,
+) -> Recognised[Any] | None:
+    """What a model with a context of `length` tokens recognises, the prompt having `ids` of them."""
+    reader = PlainReader(kind, lambda prompt: range(ids), length, MOST_PROMPT)
+    reader.names = frozenset({None, "m"})
+    prompt = {"messages": CHAT} if kind is PlainChat else {"prompt": "hi"}
+    return reader.recognise(json.dumps(prompt | body).encode())
+
+
+def room(found: Recognised[Any] | None) -> tuple[int, bool] | None:
+    return found and (found.max_tokens, found.limited)
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "limited"),
+    [
+        ({}, 90, False),
+        ({"max_tokens": 5}, 5, True),
+        ({"max_tokens": 95}, 90, True),
+        ({"max_tokens": LENGTH}, 90, True),
+        ({"max_tokens": 5, "max_completion_tokens": 7}, 7, True),
+        ({"max_completion_tokens": 1}, 1, True),
+        ({"min_tokens": 90}, 90, False),
+    ],
+)
+def test_a_chat_may_be_as_long_as_the_client_says_or_there_is_room(
+    asked: dict[str, int], most: int, limited: bool
+) -> None:
+    found = recognise(**asked)
+    assert room(found) == (most, limited)
+    assert found is not None and list(found.prompt_ids) == list(range(10))
+
+
+def test_a_completion_has_a_limit_in_any_case() -> None:
+    assert room(recognise(PlainCompletion)) == (DEFAULT_MAX_TOKENS, True)
+    assert room(recognise(PlainCompletion, max_tokens=5)) == (5, True)
+
+
+@pytest.mark.parametrize(("ids", "most"), [(0, None), (1, 99), (MOST_PROMPT, 40), (MOST_PROMPT + 1, None)])
+def test_prompts_have_some_tokens_and_not_too_many(ids: int, most: int | None) -> None:
+    assert room(recognise(ids=ids)) == (None if most is None else (most, False))
+
+
+@pytest.mark.parametrize(("ids", "most"), [(9, 1), (10, None), (11, None)])
+def test_a_prompt_leaves_room_for_one_token(ids: int, most: int | None) -> None:
+    assert room(recognise(ids=ids, length=10)) == (None if most is None else (most, False))
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_plain"),
+    [
+        ({"max_tokens": MOST_TOKENS}, True),
+        ({"max_tokens": MOST_TOKENS + 1}, False),
+        ({"ignore_eos": True}, False),
+        ({"ignore_eos": True, "max_tokens": MOST_TOKENS}, True),
+        ({"min_tokens": MOST_TOKENS}, True),
+        ({"min_tokens": MOST_TOKENS + 1}, False),
+        ({}, True),
+    ],
+)
+def test_who_wants_a_long_reply_is_answered_in_the_general_way(asked: dict[str, Any], is_plain: bool) -> None:
+    assert (recognise(length=100_000, **asked) is not None) == is_plain
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0}, {"temperature": 2}, {"top_p": 1}, {"top_p": 0.01}, {"n": 1}, {"seed": 2**63 - 1},
+        {"presence_penalty": -2, "frequency_penalty": 2}, {"presence_penalty": 2, "frequency_penalty": -2},
+        {"min_tokens": 0}, {"user": "u"}, {"stop": None}, {"model": None}, {"model": "m"}, {"stream": True},
+        {"stream": True, "stream_options": {"include_usage": True}}, {"stream": None, "stream_options": None},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
+def test_what_changes_nothing_is_plain(kind: Kind, asked: Any) -> None:
+    assert recognise(kind, **asked) is not None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": -0.1}, {"temperature": 2.1}, {"top_p": 0}, {"top_p": 1.1}, {"n": 0}, {"n": 2},
+        {"seed": 2**63}, {"presence_penalty": -2.1}, {"presence_penalty": 2.1}, {"frequency_penalty": -2.1},
+        {"frequency_penalty": 2.1}, {"max_tokens": 0}, {"max_tokens": LENGTH + 1}, {"min_tokens": -1},
+        {"min_tokens": 91}, {"min_tokens": 6, "max_tokens": 5}, {"stop": "x"}, {"model": "another"},
+        {"logprobs": 1}, {"tools": []}, {"stream": "true"}, {"stream": True, "stream_options": {"more": 1}},
+        {"stream_options": {}}, {"stream": False, "stream_options": {"include_usage": True}},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
+def test_whatever_else_is_left_to_the_general_way(kind: Kind, asked: Any) -> None:
+    assert recognise(kind, **asked) is None
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b"\xff", b'{"messages": "\xff"}', b'{"messages": ' + b"[" * 100_000]
+)
+def test_what_is_no_json_is_not_plain(body: bytes) -> None:
+    reader = PlainReader(PlainChat, lambda prompt: [1], LENGTH, MOST_PROMPT)
+    assert reader.recognise(body) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "key"),
+    [
+        (PlainChat, b'{"messages": [{"role":  "user"}]}', b'[{"role":  "user"}]'),
+        (PlainCompletion, b'{"prompt": "h\\u00ef"}', "hï".encode()),
+    ],
+)
+def test_the_prompt_is_known_by_its_bytes_and_may_not_be_known_at_once(
+    kind: Kind, body: bytes, key: bytes
+) -> None:
+    asked: list[bytes] = []
+    reader: PlainReader[Any] = PlainReader(kind, asked.append, LENGTH, MOST_PROMPT)  # type: ignore[func-returns-value]
+    assert reader.recognise(body) is None and asked == []  # it serves no model yet
+    reader.names = frozenset({None})
+    assert reader.recognise(body) is None and asked == [key]
