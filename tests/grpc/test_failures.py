@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import psutil
@@ -251,3 +252,16 @@ def test_a_reload_neither_cuts_a_stream_nor_loses_a_call() -> None:
         stop.set()
         asking.join()
         assert failed == []
+
+
+def test_a_script_decides_what_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "script.yaml"
+    script.write_text(
+        "rules:\n- when: {api: generate}\n  then: {text: Hello there, usage: {prompt_tokens: 77}}\n"
+    )
+    with running_server("--grpc", "--script", str(script)) as server, connected(server.port) as engine:
+        said = engine.said(generate(max_tokens=50))
+        ids = tokens_of(said)
+        answer = requests.post(f"{server.url}/detokenize", json={"tokens": ids}, timeout=LIMIT_S).json()
+    assert answer["prompt"] == "Hello there"
+    assert {end.prompt_tokens for end in ends_of(said)} == {77}
