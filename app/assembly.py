@@ -11,7 +11,7 @@ from app.api.frontend import Frontend
 from app.api.identity import Identity, pod_headers
 from app.api.models import ServedModels
 from app.api.responder import Responder, ServerLoad
-from app.api.sampling import SamplingDefaults
+from app.api.sampling import RealModel
 from app.clock.clock import LiveClock
 from app.clock.timer_wheel import TimerWheel
 from app.components import Components, cache_config
@@ -128,10 +128,10 @@ def frontend_of(
     load: ServerLoad,
     faults: FaultInjector,
     book: ScriptBook | None = None,
-    sampling: SamplingDefaults | None = None,
+    real: RealModel | None = None,
     asks_plugins: bool = False,
 ) -> Frontend:
-    """What the generating API families share; `sampling` where a model computes."""
+    """What the generating API families share; `real` is the model that computes."""
     scripts = None
     if book is not None:
         from app.api.script import ScriptDesk
@@ -140,7 +140,7 @@ def frontend_of(
     settings, model, api = components.settings, components.settings.model, components.settings.api
     server, tokenizer = components.server, components.tokenizer
     builder = RequestBuilder(
-        settings, components.adapters, components.schemas, components.streams("images"), sampling
+        settings, components.adapters, components.schemas, components.streams("images"), real
     )
     components.live.subscribe(builder.on_settings)
     return Frontend(
@@ -156,6 +156,7 @@ def frontend_of(
             vocab_size=tokenizer.vocab_size or UNKNOWN_VOCABULARY,
             max_logprobs=api.max_logprobs,
             reasons=bool(settings.reply.reasoning_parser),
+            max_new_tokens=None if real is None else real.defaults.max_new_tokens,
         ),
         force_usage=api.enable_force_include_usage,
         prompt_details=api.enable_prompt_tokens_details,

@@ -27,7 +27,7 @@ from app.api.pooling import routes as pooling
 from app.api.responder import ServerLoad
 from app.api.responses import routes as responses
 from app.api.responses.store import ResponseStore
-from app.api.sampling import SamplingDefaults
+from app.api.sampling import RealModel
 from app.assembly import (
     book_of,
     cache_of,
@@ -161,7 +161,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     publisher = publisher_of(components, publishes)
     cache = cache_of(components, publisher)
     plugins = plugins_of(components)
-    engine, lifecycle, sampling = engine_of(components, cache, plugins)
+    engine, lifecycle, real = engine_of(components, cache, plugins)
     channel = settings.kvcache
     host = channel.kv_side_channel_host or server.pod_ip or socket.gethostname()
     identity = Identity(settings.model, host, components.streams("ids"), port=channel.kv_side_channel_port)
@@ -171,7 +171,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     live.subscribe(injector.on_settings)
     book = book_of(components)
     asked = plugins is not None and not settings.engine.is_real and plugins.implements("reply", "length")
-    frontend = frontend_of(components, engine, identity, load, injector, book, sampling, asked)
+    frontend = frontend_of(components, engine, identity, load, injector, book, real, asked)
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
     replay = replay_of(components, injector)
@@ -195,13 +195,14 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     families = [engine_families(components.recorder, fakes_of(components))]
     families += [] if plugins is None else plugins.families()
     app.services += [publisher] if publisher is not None else []
-    app.services += [engine] if not isinstance(engine, Engine) else []
+    remote = None if isinstance(engine, Engine) else engine
+    app.services += [] if remote is None else [remote]
     if book is not None:
         add_scripts(app, book, peers)
     if settings.kvindex.kv_index:
         from app.web.indexer import add_index
 
-        families.append(add_index(app, live, tokenizer, publisher))
+        families.append(add_index(app, live, tokenizer, publisher, remote))
     if settings.model.task == "generate":
         app.services.append(StartedLater(components.schemas.load))
         plain_chats, plain_completions = PlainChats(frontend), PlainCompletions(frontend)
@@ -238,6 +239,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes("memory", reports.memory_routes(app.caches))
     app.add_routes("verdict", reports.verdict_routes(audit.report, audit.restart))
     if replay is not None:
+        app.bypasses_fast_path = True
         app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
     app.add_routes("fake_metrics", admin.fake_metrics_routes(frontend.body, live))
     if settings.lora.allow_runtime_lora_updating:
@@ -296,16 +298,16 @@ def check_grpc(settings: Settings) -> None:
 
 def engine_of(
     components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
-) -> tuple[Engine | RemoteEngine, Operations, SamplingDefaults | None]:
-    """The engine that the settings ask for, who operates it, and how a real one samples by default."""
+) -> tuple[Engine | RemoteEngine, Operations, RealModel | None]:
+    """The engine that the settings ask for, who operates it, and what is known of a real one's model."""
     if not components.settings.engine.is_real:
         simulated = service_of(components, cache, plugins)
         return simulated, Lifecycle(simulated, components.recorder, cache), None
     from app.engine.remote_lifecycle import RemoteLifecycle
-    from app.real_engine import remote_engine, sampling_defaults  # and ZMQ
+    from app.real_engine import real_model, remote_engine  # and ZMQ
 
     engine = remote_engine(components)
-    return engine, RemoteLifecycle(engine), sampling_defaults(components.settings)
+    return engine, RemoteLifecycle(engine), real_model(components)
 
 
 def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:

@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import msgspec
 
-from app.api.sampling import SamplingDefaults
+from app.api.forms import ThoughtTokens
+from app.api.sampling import RealModel, SamplingDefaults
 from app.assembly import publishing
 from app.engine.remote import RemoteEngine
 from app.engine.wire import EngineProcessOptions
@@ -22,6 +23,7 @@ from app.llm.errors import LLMError
 from app.llm.resolve import find_model
 from app.llm.tokenizer import load_tokenizer
 from app.parsing.readers import readers
+from app.parsing.thoughts import CLOSE, OPEN
 from app.server import ranks
 from app.server.engine_process import given_length
 from app.server.handover import ENDPOINT
@@ -42,6 +44,9 @@ DTYPES: Mapping[str, Literal["auto", "float32", "bfloat16", "float16"]] = {
     "float16": "float16",
     "half": "float16",
 }
+OWN_DEFAULTS, NO_DEFAULTS = "auto", "vllm"
+"""Of the setting generation-config: the model's own, or none."""
+T = TypeVar("T")
 NOT_STARTED = (
     "setting engine: 'llm' is started by gunicorn.conf.py of Understudy, which this gunicorn does not read: "
     "start it in its folder, or with python -m app"
@@ -55,6 +60,7 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
             "setting engine: 'llm' needs packages that are not installed: "
             "pip install -r requirements-engine.txt"
         )
+    sampling_defaults(settings)  # to be refused before any work is done
     cache, limits, name = settings.kvcache, settings.scheduling, settings.model.model
     return EngineProcessOptions(
         endpoint="",
@@ -110,16 +116,50 @@ def remote_engine(components: Components) -> RemoteEngine:
     )
 
 
+def real_model(components: Components) -> RealModel:
+    """What the API has to know of the model. ConfigError as `sampling_defaults`."""
+    return RealModel(
+        defaults=sampling_defaults(components.settings), thoughts=thought_tokens(components.tokenizer)
+    )
+
+
+def thought_tokens(tokenizer: Tokenizer) -> ThoughtTokens | None:
+    """The tags of thoughts, where each is one token that is shown as text."""
+    ids = [tokenizer.encode(tag) for tag in (OPEN, CLOSE)]
+    shown = [tokenizer.decode(of_tag) for of_tag in ids]
+    if [len(of_tag) for of_tag in ids] != [1, 1] or shown != [OPEN, CLOSE]:
+        return None
+    return ThoughtTokens(ids[0][0], ids[1][0], tokenizer.decode)
+
+
 def sampling_defaults(settings: Settings) -> SamplingDefaults:
-    """Those of the model's generation_config.json, as in vLLM. ConfigError for a file that is none."""
-    file = model_path(settings) / "generation_config.json"
-    if not file.is_file():
-        return SamplingDefaults()
+    """Those of a generation_config.json, as in vLLM: of the model's own, another folder's, or none.
+
+    ConfigError for one that cannot be read, or says what cannot be.
+    """
+    wanted, told = settings.engine.generation_config, {}
+    if wanted != NO_DEFAULTS:
+        folder = model_path(settings) if wanted == OWN_DEFAULTS else Path(wanted).expanduser()
+        file = folder / "generation_config.json"
+        if file.is_file():
+            told = _convert(_read(file), dict[str, object], f"setting generation-config: {file}")
+        elif wanted != OWN_DEFAULTS:
+            raise ConfigError(f"setting generation-config: there is no {file}")
+    told |= json.loads(settings.engine.override_generation_config or "{}")
+    known = {name: told[name] for name in SamplingDefaults.__struct_fields__ if told.get(name) is not None}
+    return _convert(known, SamplingDefaults, f"setting generation-config: {wanted!r}")
+
+
+def _read(file: Path) -> object:
+    """ConfigError when it holds no JSON."""
     try:
-        told = json.loads(file.read_text("utf-8"))
-        known = {
-            name: told[name] for name in SamplingDefaults.__struct_fields__ if told.get(name) is not None
-        }
-        return msgspec.convert(known, SamplingDefaults, strict=False)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"setting model: {file} cannot be read: {error}") from None
+        return json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"setting generation-config: {file} cannot be read: {error}") from None
+
+
+def _convert(told: object, kind: type[T], what: str) -> T:
+    try:
+        return msgspec.convert(told, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{what} cannot be used: {error}") from None

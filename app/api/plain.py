@@ -38,8 +38,7 @@ class PlainHandler(Generic[P]):
         """`kind` is what the family's plain requests decode into, `known` has the tokens of their prompts."""
         self.known = known
         self._frontend = frontend
-        length, most = frontend.limits.max_model_len, frontend.plain_prompt_tokens
-        self._reader = PlainReader(kind, known.ids, length, most)
+        self._reader = PlainReader(kind, known.ids, frontend.limits, frontend.plain_prompt_tokens)
         self._model = frontend.models.names[0]
         self._least_hit_rate = 0.0
         self.recognise = self._reader.recognise
@@ -74,7 +73,7 @@ class PlainHandler(Generic[P]):
         frontend, request = self._frontend, recognised.request
         context.is_generation = True
         head = frontend.identity.head(self.id_prefix, context, "", self._model)
-        temperature, sampling = request.temperature, frontend.builder.sampling
+        temperature, real = request.temperature, frontend.builder.real
         wanted = EngineRequest(
             request_id=head.id,
             index=0,
@@ -88,7 +87,7 @@ class PlainHandler(Generic[P]):
             ignore_eos=request.ignore_eos,
             seed=None if request.seed == -1 else request.seed,
             greedy=temperature is not None and temperature < GREEDY_BELOW,
-            sampling=None if sampling is None else sampling.of_plain(request),
+            sampling=None if real is None else real.defaults.of_plain(request),
             least_hit_rate=self._least_hit_rate,
             observers=context.observers,
         )

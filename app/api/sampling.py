@@ -1,9 +1,12 @@
-"""How a model that computes is to choose its tokens: the request's fields, and the model's own defaults."""
+"""A model that computes: how it is to choose its tokens, how it thinks, and what it cannot be asked for."""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from app.api.forms import ThoughtTokens
 from app.engine.wire import Sampling
 from app.http.errors import bad_request
 from app.protocol.plain import PlainRequest
@@ -13,11 +16,13 @@ from app.protocol.validation.sampling import GenerationRequest
 class SamplingDefaults(Struct, frozen=True, kw_only=True):
     """What holds where a request says nothing: vLLM takes it from the model's generation_config.json."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
+    max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Of any reply, whatever is asked for."""
 
     def of(self, request: GenerationRequest) -> Sampling:
         """A request that is validated."""
@@ -47,6 +52,14 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
             presence_penalty=_or(request.presence_penalty, 0.0),
             frequency_penalty=_or(request.frequency_penalty, 0.0),
         )
+
+
+class RealModel(Struct, frozen=True, kw_only=True):
+    """What the API has to know of the model."""
+
+    defaults: SamplingDefaults = SamplingDefaults()
+    thoughts: ThoughtTokens | None = None
+    """Where it can think before it writes a text of a form."""
 
 
 def check_real(request: GenerationRequest, has_media: bool) -> None:

@@ -16,13 +16,11 @@ from app.engine.errors import (
     PauseNotComplete,
     UnknownWakeTags,
 )
-from app.engine.wire import PauseMode
+from app.engine.wire import DEEPEST_SLEEP, WAKE_TAGS, PauseMode
 from app.metrics.recorder import Recorder
 
-DEEPEST = 2
 LOOK_AGAIN_S = 0.01
 """How often a pause looks whether all that ran is over."""
-TAGS = frozenset(("weights", "kv_cache", "scheduling"))
 
 
 class Operations(Protocol):
@@ -93,7 +91,7 @@ class Lifecycle:
         Who awaits them holds up all that come meanwhile. CallerLeft, and awake, when `caller_left` is set
         first.
         """
-        if not 0 <= level <= DEEPEST:
+        if not 0 <= level <= DEEPEST_SLEEP:
             raise InvalidSleepLevel(level)
         self._sleepers += 1
         self._engine.pause()
@@ -124,12 +122,12 @@ class Lifecycle:
 
         UnknownWakeTags for an unknown one.
         """
-        if tags is not None and not TAGS.issuperset(tags):
-            raise UnknownWakeTags(TAGS)
+        if tags is not None and not WAKE_TAGS.issuperset(tags):
+            raise UnknownWakeTags(WAKE_TAGS)
         if self._cache is not None and (tags is None or "kv_cache" in tags):
             self._cache.wake()
         was_paused_by_sleep = self._asleep == {"scheduling"}
-        self._asleep -= TAGS if tags is None else set(tags)
+        self._asleep -= WAKE_TAGS if tags is None else set(tags)
         if self._asleep == {"scheduling"} and not was_paused_by_sleep:
             self._asleep.clear()
         if not self._asleep:
@@ -172,7 +170,7 @@ class Lifecycle:
             self._is_paused = True
         elif self._cache is not None:
             self._cache.sleep()
-        self._asleep = set(TAGS) if level else {"scheduling"}
+        self._asleep = set(WAKE_TAGS) if level else {"scheduling"}
         self._recorder.sleeping(level)
         self._recorder.slept("sleep", 0.0)
 

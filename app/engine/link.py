@@ -32,6 +32,8 @@ class EngineLink:
     def __init__(
         self, endpoint: str, on_notices: Callable[[Sequence[Notice]], None], on_lost: Callable[[], None]
     ) -> None:
+        self.wants_kv_events = False
+        """Said in the greeting."""
         self.is_greeted = False
         """The engine has answered since the connection came about; who hears it says so."""
         self._endpoint = endpoint
@@ -84,7 +86,7 @@ class EngineLink:
             self._on_notices(notices)
 
     def _watch(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-        hello = [Hello()]
+        hello = [Hello(self.wants_kv_events)]
         while True:
             if not monitor.poll(GREETING_MS):
                 if not self.is_greeted:

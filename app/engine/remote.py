@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import count
+from math import inf
 
 from gevent.event import AsyncResult
 from msgspec.structs import replace
@@ -14,11 +15,12 @@ from app.clock.pause import pause_if_possible
 from app.engine.client import Emit
 from app.engine.engine import Submission, interrupt
 from app.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.engine.heartbeat import LONGEST_SILENCE_S, Heartbeat
 from app.engine.link import EngineLink
 from app.engine.outputs import PartReader
 from app.engine.remote_choice import Names, RemoteChoice
 from app.engine.request import EngineRequest, watches_of
-from app.engine.wire import Abort, Answer, Command, Generate, Load, Notice, Ready, Said, Sampling
+from app.engine.wire import Abort, Answer, Blocks, Command, Generate, Load, Notice, Ready, Said, Sampling
 from app.metrics.recorder import Recorder
 from config.settings import Settings
 
@@ -30,12 +32,15 @@ ORDER_TOKENS = 1000
 """What any order counts for besides."""
 ReaderOf = Callable[[EngineRequest], PartReader | None]
 """What finds the parts of a request's text; None for a text that has none."""
+BlocksListener = Callable[[str, int, bytes], None]
+"""Is given what `Blocks` say."""
 
 
 class RemoteEngine:
     """The `EngineClient` of a worker. Begin it in the worker; others may share the engine.
 
     While the engine's process is gone what ran has failed, what comes is refused, and it is not `healthy`.
+    While it does not go on the last two hold.
     """
 
     def __init__(
@@ -54,9 +59,12 @@ class RemoteEngine:
         """How the engine does, for all its workers."""
         self._link = EngineLink(endpoint, self._take, self._lost)
         self._clock, self._names, self._reader_of = clock, names, reader_of
+        self._heartbeat = Heartbeat(endpoint, clock.now)
+        self._longest_silence_s = min(LONGEST_SILENCE_S, settings.engine.engine_timeout / 2) or inf
         limits = settings.scheduling
         self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
         self._max_unfinished = limits.max_num_queued_reqs
+        self._listener: BlocksListener = lambda topic, sequence, batch: None
         self._ready: Ready | None = None
         self._numbers = count(1)
         self._choices: dict[int, RemoteChoice] = {}
@@ -64,6 +72,10 @@ class RemoteEngine:
         """Sequences of other workers."""
         self._active: dict[Submission, None] = {}
         self._answers: dict[int, AsyncResult[Answer]] = {}
+
+    def listen(self, listener: BlocksListener) -> None:
+        """Hand the engine's KV events to `listener`; to be called before `start`."""
+        self._listener, self._link.wants_kv_events = listener, True
 
     def start(self) -> None:
         """Connect to the engine."""
@@ -75,8 +87,8 @@ class RemoteEngine:
 
     @property
     def healthy(self) -> bool:
-        """The engine is there and has loaded its model."""
-        return self._ready is not None
+        """The engine is there, has loaded its model, and goes on."""
+        return self._ready is not None and not self._heartbeat.is_silent(self._longest_silence_s)
 
     @property
     def running(self) -> int:
@@ -92,7 +104,7 @@ class RemoteEngine:
         """See `EngineClient`; also EngineDead."""
         if self.draining:
             raise Draining
-        if self._ready is None:
+        if not self.healthy:
             raise EngineDead
         most, unfinished = self._max_unfinished, self._unfinished
         if most is not None and unfinished + sequences > most:
@@ -188,6 +200,8 @@ class RemoteEngine:
                 self._said(notice)
             elif type(notice) is Load:
                 self._learn(notice)
+            elif type(notice) is Blocks:
+                self._listener(notice.topic, notice.sequence, notice.batch)
             elif type(notice) is Answer:
                 if (answer := self._answers.pop(notice.number, None)) is not None:
                     answer.set(notice)

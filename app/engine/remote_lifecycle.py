@@ -8,9 +8,8 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from app.engine.errors import CallerLeft, CommandFailed, InvalidSleepLevel, UnknownWakeTags
-from app.engine.lifecycle import DEEPEST, TAGS
 from app.engine.remote import RemoteEngine
-from app.engine.wire import Answer, Command, PauseMode
+from app.engine.wire import DEEPEST_SLEEP, WAKE_TAGS, Answer, Command, PauseMode
 
 
 class RemoteLifecycle:
@@ -34,7 +33,7 @@ class RemoteLifecycle:
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
         """See `Operations`. InvalidSleepLevel; weights and cache are freed at levels 1 and 2."""
-        if not 0 <= level <= DEEPEST:
+        if not 0 <= level <= DEEPEST_SLEEP:
             raise InvalidSleepLevel(level)
         self._do(Command(name="sleep", level=level, mode=mode), caller_left)
         self._engine.load.paused, self._engine.load.sleep_level = True, level
@@ -47,11 +46,11 @@ class RemoteLifecycle:
 
     def wake_up(self, tags: Collection[str] | None) -> None:
         """See `Operations`. UnknownWakeTags."""
-        if tags is not None and not TAGS.issuperset(tags):
-            raise UnknownWakeTags(TAGS)
+        if tags is not None and not WAKE_TAGS.issuperset(tags):
+            raise UnknownWakeTags(WAKE_TAGS)
         named = None if tags is None else tuple(tags)
         self._do(Command(name="wake_up", tags=named))
-        if tags is None or set(tags) >= TAGS:
+        if tags is None or set(tags) >= WAKE_TAGS:
             self._engine.load.paused, self._engine.load.sleep_level = False, None
         if not self.is_sleeping:
             self._engine.recorder.sleeping(None)

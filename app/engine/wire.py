@@ -8,12 +8,15 @@ Moments are seconds of the monotonic clock, which all processes of a machine sha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
 from app.kvcache.endpoints import PublisherSettings
 from app.kvcache.hashing import Algorithm
+
+DEEPEST_SLEEP: Final = 2
+WAKE_TAGS: Final = frozenset(("weights", "kv_cache", "scheduling"))
 
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 EndReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
@@ -69,6 +72,14 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     skip_special_tokens: bool = True
 
 
+class Thoughts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What comes before a text that has a form: anything up to the token `end_id`."""
+
+    end_id: int
+    begin_id: int | None = None
+    """The token by which the model begins to think, if it does; None: the prompt has begun the thoughts."""
+
+
 class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The form that a text must have: one of these."""
 
@@ -79,6 +90,8 @@ class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grammar: str | None = None
     """In Lark's notation, as a client wrote it."""
     structural_tag: str | None = None
+    thoughts: Thoughts | None = None
+    """None: the form holds from the first token."""
 
 
 class Generate(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
@@ -124,8 +137,11 @@ class Command(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="comman
     nothing runs; or what runs goes on, which asleep it does after wake_up, computed anew."""
 
 
-class Hello(Struct, frozen=True, tag="hello"):
+class Hello(Struct, frozen=True, omit_defaults=True, tag="hello"):
     """A worker is here: the engine answers `Ready` as soon as it is."""
+
+    kv_events: bool = False
+    """It wants to be told of `Blocks`."""
 
 
 Order: TypeAlias = Generate | Abort | Command | Hello
@@ -193,6 +209,15 @@ class Load(Struct, kw_only=True, omit_defaults=True, tag="load"):
     paused: bool = False
 
 
+class Blocks(Struct, frozen=True, tag="blocks"):
+    """KV events, as they are published."""
+
+    topic: str
+    sequence: int
+    batch: bytes
+    """An `EventBatch` in msgpack, in the layout `map`."""
+
+
 class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"):
     """A command is done, or was refused: `error` is one sentence. 0 is of a `Hello`: no engine will be."""
 
@@ -201,4 +226,4 @@ class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"
     error: str | None = None
 
 
-Notice: TypeAlias = Ready | Said | Load | Answer
+Notice: TypeAlias = Ready | Said | Load | Blocks | Answer

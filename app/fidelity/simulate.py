@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 Write = Callable[[Path], None]
 
 
-def run(argv: Sequence[str], plugged: Plugged) -> int:
-    """Exit status. `plugged` tells what plugins say of the costs."""
+def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) -> int:
+    """Exit status. `plugged` tells what plugins say of the costs; by itself nothing."""
     try:
         options = read(argv, plugged)
         if options.plot is not None:

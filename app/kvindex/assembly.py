@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import zmq
 from gevent.event import Event
 
 from app.kvcache.event_sender import Listener
-from app.kvcache.events import EventBatch, encoder
+from app.kvcache.events import encoder
 from app.kvindex.backend import RedisSettings
 from app.kvindex.event_pool import PoolSettings
 from app.kvindex.feed import Message
@@ -112,12 +112,17 @@ def _subscriber_settings(at: KVIndexSettings, model: str) -> SubscriberSettings:
 
 def fed(index: KvIndex, model: str) -> Listener:
     """Gives the index what our own publisher publishes, without a socket between them."""
-    encode = encoder("map")
+    encode, feed = encoder("map"), fed_encoded(index, model)
+    return lambda topic, sequence, batch: feed(topic, sequence, encode(batch))
 
-    def feed(topic: str, sequence: int, batch: EventBatch) -> None:
+
+def fed_encoded(index: KvIndex, model: str) -> Callable[[str, int, bytes], None]:
+    """The same, of batches that are encoded."""
+
+    def feed(topic: str, sequence: int, batch: bytes) -> None:
         named = parse_topic(topic.encode())
         pod = topic if named is None else named.pod
-        index.receive(Message(pod, model, sequence, encode(batch)))
+        index.receive(Message(pod, model, sequence, batch))
 
     return feed
 

@@ -1,13 +1,18 @@
-"""What a model looks like, from its config.json or from the head of a GGUF file."""
+"""A model as it is found: its sizes, from config.json or the head of a GGUF file, and its weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from app.llm.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
+
+    from app.llm.gguf_file import GGUFFile
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "LlamaForCausalLM": "llama",
@@ -97,6 +102,28 @@ class ModelConfig:
             raise ModelLoadError(f"{self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly.")
         if self.head_dim % 2:
             raise ModelLoadError(f"Heads of {self.head_dim} numbers cannot be rotated in pairs.")
+
+
+class Weights(Protocol):
+    """Tensors by the names that Llama's have on the hub."""
+
+    interleaved: bool
+    """Queries and keys come in the order that rotates neighbours, else halves."""
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def get(self, name: str) -> torch.Tensor:
+        """ModelLoadError when it is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model as it was found; `file` is the GGUF file, whose head holds the tokenizer."""
+
+    config: ModelConfig
+    weights: Weights
+    eos_token_ids: frozenset[int] = frozenset()
+    file: GGUFFile | None = None
 
 
 def read_config(config: Mapping[str, object]) -> ModelConfig:

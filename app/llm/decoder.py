@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from app.llm.checkpoint import Weights, fitted
-from app.llm.config import ModelConfig
+from app.llm.config import ModelConfig, Weights
+from app.llm.errors import ModelLoadError
 from app.llm.layers import Linear, Rope, interleave, rms_norm
 
 
@@ -29,10 +29,10 @@ class Builder:
         self._config, self._weights, self._convert = config, weights, convert
 
     def vector(self, name: str, size: int) -> torch.Tensor:
-        return self._convert(fitted(self._weights, name, (size,)))
+        return self._fitted(name, (size,))
 
     def matrix(self, name: str, rows: int, columns: int) -> torch.Tensor:
-        return self._convert(fitted(self._weights, name, (rows, columns)))
+        return self._fitted(name, (rows, columns))
 
     def bias(self, name: str, size: int) -> torch.Tensor | None:
         return self.vector(name, size) if name in self._weights else None
@@ -40,6 +40,14 @@ class Builder:
     def turned(self, tensor: torch.Tensor, heads: int) -> torch.Tensor:
         """In the order in which pairs are neighbours."""
         return tensor if self._weights.interleaved else interleave(tensor, heads)
+
+    def _fitted(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = self._weights.get(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelLoadError(
+                f"The tensor {name} is {list(tensor.shape)}, the configuration says {list(shape)}."
+            )
+        return self._convert(tensor)
 
 
 class Layer:
@@ -121,10 +129,17 @@ class Decoder:
         self.head = Linear(head, packed=packed)
         self.rope = Rope(config, length, device)
 
-    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """The last hidden states of all tokens of a step."""
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        on_layer: Callable[[], object],
+    ) -> torch.Tensor:
+        """The last hidden states of all tokens of a step; `on_layer` is called before each layer."""
         x, turns = F.embedding(tokens, self.embedding), self.rope.at(positions)
         for layer in self.layers:
+            on_layer()
             x = layer(x, turns, attention)
         return x
 

@@ -23,10 +23,9 @@ from app.kvcache.hashing import BlockHasher
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.llm.intake import Intake
 from app.llm.kv_store import DecodeRow
-from app.llm.logprobs import logprobs_of
 from app.llm.model_runner import Chunk, ModelRunner, StepLogits
 from app.llm.requests import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
-from app.llm.sampler import Form, sample
+from app.llm.sampler import Form, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
 from app.llm.sequence import PagedBlocks, PriorityQueue, Sequence
 from app.tokenization.huggingface import LocalTokenizer
@@ -180,7 +179,7 @@ class LLMEngine:
             self.scheduler.add(sequence)
 
     def compile(self, form: TextForm) -> Form:
-        """What `add` takes as form; may be called by another thread. RequestError for one that cannot be."""
+        """What `add` takes as form; may be called by other threads. RequestError for one that cannot be."""
         return self._intake.compile(form, self.eos_token_ids)
 
     def encode(self, text: str) -> list[int]:

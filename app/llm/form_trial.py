@@ -17,6 +17,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import IO, Final
 
 import llguidance
@@ -58,43 +59,48 @@ def flaw_of(tokens: llguidance.LLTokenizer, grammar: str) -> str:
 
 
 class FormTrial:
-    """Begins its process when it is first needed; that ends when this is closed, or its process ends."""
+    """Has a process for each thread that tries at the same time; they end when this is closed, or we do."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._process: subprocess.Popen[bytes] | None = None
+        self._idle: list[subprocess.Popen[bytes]] = []
         self._known: dict[bytes, str] = {}
+        self._lock = Lock()
 
     def flaw(self, grammar: str) -> str:
         """What is wrong with `grammar`, in the library's notation; empty when nothing is. Waits for it."""
         digest = hashlib.sha256(grammar.encode()).digest()
-        flaw = self._known.pop(digest, None)
+        with self._lock:
+            flaw = self._known.pop(digest, None)
         if flaw is None:
             try:
-                flaw = self._ask(grammar)
+                flaw = self._try(grammar)
             except (OSError, EOFError):
-                self.close()
                 return NO_TRIAL
-        self._known[digest] = flaw
-        if len(self._known) > MOST_KNOWN:
-            del self._known[next(iter(self._known))]
+        with self._lock:
+            self._known[digest] = flaw
+            if len(self._known) > MOST_KNOWN:
+                del self._known[next(iter(self._known))]
         return flaw
 
     def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # what was written last may never have been read
-                    pipe.close()  # type: ignore[union-attr]
+        """End the processes that try nothing now."""
+        while self._idle:
+            _end(self._idle.pop())
 
-    def _ask(self, grammar: str) -> str:
+    def _try(self, grammar: str) -> str:
         """OSError or EOFError when there is no answer."""
-        if self._process is None:
-            self._process = _begun(self._setup)
-        process = self._process
+        with self._lock:
+            process = self._idle.pop() if self._idle else _begun(self._setup)
+        try:
+            flaw = self._ask(process, grammar)
+        except (OSError, EOFError):
+            _end(process)
+            raise
+        self._idle.append(process)
+        return flaw
+
+    def _ask(self, process: subprocess.Popen[bytes], grammar: str) -> str:
         assert process.stdin is not None and process.stdout is not None
         _write(process.stdin.fileno(), grammar.encode())
         if not select.select([process.stdout], [], [], PATIENCE_S)[0]:
@@ -114,6 +120,14 @@ def _begun(setup: Setup) -> subprocess.Popen[bytes]:
     assert process.stdin is not None
     _write(process.stdin.fileno(), msgspec.msgpack.encode(setup))
     return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):  # what was written last may never have been read
+            pipe.close()  # type: ignore[union-attr]
 
 
 # Frames: a length of four bytes, and as many bytes.

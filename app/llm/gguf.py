@@ -1,15 +1,19 @@
-"""A model out of a GGUF file: its configuration, and its weights under the names of the hub."""
+"""A model out of a GGUF file: its configuration, and its weights as float32 under the names of the hub.
+
+Quantised weights come in blocks of 32 of a row, each with its own scale.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from app.llm.checkpoint import Checkpoint
-from app.llm.config import ModelConfig
+from app.llm.config import Checkpoint, ModelConfig
 from app.llm.errors import ModelLoadError
 from app.llm.gguf_file import GGUFFile
 
@@ -34,6 +38,57 @@ OUTER_PARTS: Final[Mapping[str, str]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """`decode` takes bytes as [blocks, block_bytes] and gives float32 as [blocks, block_size], a copy."""
+
+    name: str
+    block_size: int
+    block_bytes: int
+    decode: Callable[[torch.Tensor], torch.Tensor]
+
+
+def _plain(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda blocks: blocks.view(dtype).to(torch.float32, copy=True)
+
+
+def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    """A scale and 32 signed bytes."""
+    return blocks[:, 2:].view(torch.int8) * _halves(blocks, 1)
+
+
+def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
+    """A scale and 32 half bytes, of which 8 is zero."""
+    return (_half_bytes(blocks[:, 2:]) - 8).mul_(_halves(blocks, 1))
+
+
+def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    """A scale, a least value and 32 half bytes above it."""
+    scale, least = _halves(blocks, 2).split(1, dim=1)
+    return _half_bytes(blocks[:, 4:]).mul_(scale).add_(least)
+
+
+def _halves(blocks: torch.Tensor, count: int) -> torch.Tensor:
+    """The float16 numbers with which blocks begin."""
+    return blocks[:, : 2 * count].contiguous().view(torch.float16).float()
+
+
+def _half_bytes(packed: torch.Tensor) -> torch.Tensor:
+    """The lower halves of all bytes of a block, then the upper ones."""
+    return torch.cat((packed & 15, packed >> 4), dim=1).float()
+
+
+ENCODINGS: Final[Mapping[int, Encoding]] = {
+    0: Encoding("F32", 1, 4, _plain(torch.float32)),
+    1: Encoding("F16", 1, 2, _plain(torch.float16)),
+    2: Encoding("Q4_0", 32, 18, _q4_0),
+    3: Encoding("Q4_1", 32, 20, _q4_1),
+    8: Encoding("Q8_0", 32, 34, _q8_0),
+    30: Encoding("BF16", 1, 2, _plain(torch.bfloat16)),
+}
+"""By their numbers in the files."""
+
+
 class GGUFWeights:
     """Tensors by the names of the hub, dequantised when they are asked for."""
 
@@ -45,7 +100,23 @@ class GGUFWeights:
         return isinstance(name, str) and gguf_name(name) in self._file.tensors
 
     def get(self, name: str) -> torch.Tensor:
-        return self._file.tensor(gguf_name(name))
+        return read_tensor(self._file, gguf_name(name))
+
+
+def read_tensor(file: GGUFFile, name: str) -> torch.Tensor:
+    """By its name in the file; a copy in float32. ModelLoadError when it is not there, or cannot be read."""
+    info = file.tensors.get(name)
+    if info is None:
+        raise ModelLoadError(f"The weights lack the tensor {name}.")
+    encoding = ENCODINGS.get(info.kind)
+    if encoding is None:
+        known = ", ".join(it.name for it in ENCODINGS.values())
+        raise ModelLoadError(f"The tensor {name} is of type {info.kind}; only {known} are read.")
+    if info.shape[-1] % encoding.block_size:
+        raise ModelLoadError(f"The tensor {name} is {list(info.shape)}, which {encoding.name} cannot be.")
+    size = math.prod(info.shape) // encoding.block_size * encoding.block_bytes
+    content = torch.frombuffer(file.content(name, size), dtype=torch.uint8)
+    return encoding.decode(content.view(-1, encoding.block_bytes)).view(info.shape)
 
 
 def gguf_name(name: str) -> str:

@@ -5,18 +5,14 @@ The `gguf` package reads it too, with several objects for each token of a vocabu
 
 from __future__ import annotations
 
-import math
 import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from app.llm.errors import ModelLoadError
-
-if TYPE_CHECKING:
-    import torch
 
 VERSIONS: Final = (2, 3)
 NUMBERS: Final[Mapping[int, str]] = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
@@ -69,26 +65,12 @@ class GGUFFile:
         value = self._fields.get(name)
         return value if isinstance(value, list) else []
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """A copy in float32."""
-        import torch  # which who reads the head alone, as a server's worker does, is not to have
-
-        from app.llm.dequantize import ENCODINGS
-
-        info = self.tensors.get(name)
-        if info is None:
-            raise ModelLoadError(f"The weights lack the tensor {name}.")
-        encoding = ENCODINGS.get(info.kind)
-        if encoding is None:
-            known = ", ".join(it.name for it in ENCODINGS.values())
-            raise ModelLoadError(f"The tensor {name} is of type {info.kind}; only {known} are read.")
-        if info.shape[-1] % encoding.block_size:
-            raise ModelLoadError(f"The tensor {name} is {list(info.shape)}, which {encoding.name} cannot be.")
-        size = math.prod(info.shape) // encoding.block_size * encoding.block_bytes
-        if info.start + size > len(self._data):
+    def content(self, name: str, size: int) -> memoryview:
+        """The `size` bytes of a tensor."""
+        start = self.tensors[name].start
+        if start + size > len(self._data):
             raise ModelLoadError(f"{self.path} is cut off: it ends before the tensor {name} does.")
-        content = torch.frombuffer(self._data, dtype=torch.uint8, count=size, offset=info.start)
-        return encoding.decode(content.view(-1, encoding.block_bytes)).view(info.shape)
+        return memoryview(self._data)[start : start + size]
 
 
 class _Head:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from app.engine.wire import TextForm
@@ -39,6 +40,7 @@ class Intake:
         self._tokenizer, self._cache, self._vocab_size = tokenizer, cache, vocab_size
         self._random, self._now, self._form_cpu_s = random, now, form_cpu_s
         self._forms: Forms | None = None
+        self._lock = Lock()
 
     def check(self, request: EngineRequest) -> None:
         """RequestError for what cannot be served."""
@@ -103,13 +105,14 @@ class Intake:
         )
 
     def compile(self, form: TextForm, eos_token_ids: frozenset[int]) -> Form:
-        """RequestError for a form that cannot be. Others may run meanwhile, in another thread."""
+        """RequestError for a form that cannot be. Others may run meanwhile, in other threads."""
         if self._tokenizer is None:
             raise RequestError("The model has no tokenizer, so no text can have a form.")
-        if self._forms is None:
-            from app.llm.structured_output import Forms  # takes part of a second
+        with self._lock:
+            if self._forms is None:
+                from app.llm.structured_output import Forms  # takes part of a second
 
-            self._forms = Forms(self._tokenizer, self._vocab_size, eos_token_ids, self._form_cpu_s)
+                self._forms = Forms(self._tokenizer, self._vocab_size, eos_token_ids, self._form_cpu_s)
         return self._forms.matcher(form)
 
     def _tokens_of(self, word: str) -> list[list[int]]:

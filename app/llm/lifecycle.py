@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection
-from typing import Final
 
 from app.engine.errors import InvalidSleepLevel, UnknownWakeTags
-from app.llm.checkpoint import Checkpoint
+from app.engine.wire import DEEPEST_SLEEP, WAKE_TAGS
+from app.llm.config import Checkpoint
 from app.llm.engine import LLMEngine
-
-DEEPEST: Final = 2
-TAGS: Final = frozenset(("weights", "kv_cache", "scheduling"))
-
-logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
@@ -47,7 +41,7 @@ class Lifecycle:
 
     def sleep(self, level: int) -> None:
         """InvalidSleepLevel for another level; asleep already, it falls no deeper than that."""
-        if not 0 <= level <= DEEPEST:
+        if not 0 <= level <= DEEPEST_SLEEP:
             raise InvalidSleepLevel(level)
         self.pause()
         self._level = max(level, self._level or 0)
@@ -61,16 +55,16 @@ class Lifecycle:
             self._engine.runner.free_weights()
         if "kv_cache" not in self._asleep:
             self._engine.runner.free_cache()
-        self._asleep = set(TAGS)
+        self._asleep = set(WAKE_TAGS)
 
     def wake_up(self, tags: Collection[str] | None) -> None:
         """Bring everything back, or what `tags` name; requests begin again when all is back.
 
         UnknownWakeTags for an unknown one, ModelLoadError when weights or memory are no longer there.
         """
-        if tags is not None and not TAGS.issuperset(tags):
-            raise UnknownWakeTags(TAGS)
-        wanted = self._asleep & (TAGS if tags is None else set(tags))
+        if tags is not None and not WAKE_TAGS.issuperset(tags):
+            raise UnknownWakeTags(WAKE_TAGS)
+        wanted = self._asleep & (WAKE_TAGS if tags is None else set(tags))
         was_put_away = self._asleep & {"weights", "kv_cache"}
         if "weights" in wanted:
             self._engine.runner.load_weights(self._reload())

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Protocol
 
-from app.llm.checkpoint import Checkpoint
+from app.llm.config import Checkpoint
 from app.llm.device_manager import DeviceManager
 from app.llm.engine import EngineOptions, EngineStats, LLMEngine
 from app.llm.errors import LLMError, QueueFull, RequestError

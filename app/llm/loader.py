@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from app.llm.checkpoint import Checkpoint
-from app.llm.config import read_config
+from app.llm.config import Checkpoint, read_config
 from app.llm.errors import ModelLoadError
 
 if TYPE_CHECKING:

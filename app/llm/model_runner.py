@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
 
 from app.llm.attention import ChunkRows, StepAttention
-from app.llm.checkpoint import Checkpoint
-from app.llm.config import ModelConfig
+from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Decoder
 from app.llm.device_manager import DeviceManager
 from app.llm.errors import ModelLoadError
@@ -62,6 +61,8 @@ class ModelRunner:
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.device = device
+        self.on_layer: Callable[[], object] = lambda: None
+        """Called before each layer of a step, which may take seconds."""
         self._num_blocks, self._block_size, self._length = num_blocks, block_size, length
         self.load_weights(checkpoint)
         self.make_cache()
@@ -113,7 +114,7 @@ class ModelRunner:
                 chunks = [*single, *chunks]
             attention = StepAttention(self.store, self.workspace, rows, chunks)
             tokens, positions = self._tokens(rows, chunks)
-            hidden = self.model(tokens, positions, attention)
+            hidden = self.model(tokens, positions, attention, self.on_layer)
             return self._logits(hidden, rows, chunks)
 
     def cleanse(self, blocks: Iterable[int]) -> set[int]:

@@ -6,8 +6,7 @@ from typing import Final
 
 import torch
 
-from app.llm.checkpoint import Checkpoint
-from app.llm.config import ModelConfig
+from app.llm.config import Checkpoint, ModelConfig
 from app.llm.errors import ModelLoadError
 
 TINY: Final = ModelConfig(

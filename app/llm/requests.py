@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: plain structs, fit to cross to another process."""
+"""What goes into the engine and what comes out, and how both are told to another process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
-from app.engine.wire import EndReason, WireLogprob
+from app.engine.wire import EndReason, Generate, Said, WireLogprob
 from app.llm.sampling_params import SamplingParams
 
 FinishReason: TypeAlias = EndReason
@@ -60,3 +61,54 @@ class EngineOutput(Struct, kw_only=True, omit_defaults=True):
     """When it began to be computed."""
     preemptions: int = 0
     """How often it lost its blocks."""
+
+
+def request_of(request_id: str, order: Generate) -> EngineRequest:
+    """RequestError for parameters that are out of their ranges."""
+    params = SamplingParams(
+        **asdict(order.sampling),
+        structured_outputs=order.form,
+        max_tokens=order.max_tokens,
+        min_tokens=order.min_tokens,
+        ignore_eos=order.ignore_eos,
+        stop=order.stop,
+        stop_token_ids=order.stop_token_ids,
+        include_stop_str_in_output=order.include_stop,
+        seed=order.seed,
+        logprobs=order.logprobs,
+        prompt_logprobs=order.prompt_logprobs,
+    )
+    return EngineRequest(
+        request_id=request_id,
+        prompt_ids=order.prompt_ids,
+        params=params,
+        priority=order.priority,
+        cache_salt=order.cache_salt,
+    )
+
+
+def said_of(key: int, output: EngineOutput, now_s: float) -> Said:
+    """What a step adds to a choice; a step adds one token at most."""
+    said = Said(
+        key=key,
+        ids=output.token_ids,
+        texts=[output.text] if output.token_ids else [],
+        at_s=now_s,
+        finish=output.finish_reason,
+        stop_reason=output.stop_reason,
+        error=output.error,
+        is_refused=output.is_refused,
+    )
+    if output.logprobs:
+        said.logprobs = output.logprobs
+    if output.first and output.scheduled_s is not None:
+        said.scheduled_s, said.cached_tokens = output.scheduled_s, output.cached_tokens
+        said.prompt_logprobs = output.prompt_logprobs
+    if output.finish_reason is not None:
+        said.preemptions = output.preemptions
+    return said
+
+
+def failed(key: int, error: str, now_s: float) -> Said:
+    """A choice that ends without a token more."""
+    return Said(key=key, at_s=now_s, finish="error", error=error)

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from app.llm.draw import draw
 from app.llm.errors import RequestError
-from app.llm.logprobs import logprobs_of
 from app.llm.requests import TokenLogprobs
 from app.llm.sampling_params import SamplingParams
 
@@ -24,8 +23,8 @@ NO_NUMBERS, NO_TOKEN = -1, -2
 class Form(Protocol):
     """What a structured output lets come next."""
 
-    def mask(self) -> torch.Tensor:
-        """True for each token of the vocabulary that may."""
+    def mask(self) -> torch.Tensor | None:
+        """True for each token of the vocabulary that may; None: all."""
 
     def add(self, token_id: int) -> None:
         """A token has come."""
@@ -44,6 +43,10 @@ class SamplingState(Struct):
     """Of a structured output."""
     bad_words: Sequence[Sequence[int]] = ()
     """Tokens of each."""
+    bias: tuple[torch.Tensor, torch.Tensor] | None = None
+    """The ids and numbers of `logit_bias`, which may be many, from the first step on."""
+    others: torch.Tensor | None = None
+    """Likewise True for each token that is not among `allowed_token_ids`."""
 
     @property
     def changes(self) -> bool:
@@ -107,6 +110,25 @@ def _add_logprobs(logits: torch.Tensor, states: Sequence[SamplingState], sampled
         sampled[row].logprobs = told
 
 
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """Of a token in each row of `logits` [rows, vocabulary], and of so many of the likeliest beside it.
+
+    By the model's own logits, before temperature and limits, as vLLM tells them.
+    """
+    logprobs = logits.log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1))
+    ranks = (logprobs > own).sum(-1, keepdim=True) + 1
+    top = logprobs.topk(max(counts))
+    # Ids and ranks are exact in float32, and one tensor is one way from the device.
+    told = torch.cat((own, ranks, top.values, top.indices), dim=1).tolist()
+    width = max(counts)
+    answers = []
+    for token, count, (logprob, rank, *rest) in zip(tokens, counts, told, strict=True):
+        likeliest = zip(map(int, rest[width : width + count]), rest[:count], strict=True)
+        answers.append(TokenLogprobs(token, logprob, int(rank), list(likeliest)))
+    return answers
+
+
 def _adjusted(logits: torch.Tensor, states: Sequence[SamplingState]) -> tuple[torch.Tensor, dict[int, str]]:
     """A copy where anything changes; the errors of rows whose forms do not say what may follow."""
     changing = [row for row, state in enumerate(states) if state.changes]
@@ -123,17 +145,22 @@ def adjust(row: torch.Tensor, state: SamplingState) -> None:
     """Masks, bias and penalties, in vLLM's order, in place. RequestError when a form does not say what may
     follow."""
     params = state.params
-    if state.form is not None:
-        row.masked_fill_(~state.form.mask().to(row.device), -math.inf)
+    allowed = None if state.form is None else state.form.mask()
+    if allowed is not None:
+        row.masked_fill_(~allowed.to(row.device), -math.inf)
     if params.allowed_token_ids is not None:
-        others = torch.ones_like(row, dtype=torch.bool)
-        others[list(params.allowed_token_ids)] = False
-        row.masked_fill_(others, -math.inf)
+        if state.others is None:
+            state.others = torch.ones_like(row, dtype=torch.bool)
+            state.others[list(params.allowed_token_ids)] = False
+        row.masked_fill_(state.others, -math.inf)
     _ban_words(row, state)
     if state.bans:
         _ban_ends(row, state)
     if params.logit_bias:
-        row[list(params.logit_bias)] += _numbers(params.logit_bias.values(), row)
+        if state.bias is None:
+            ids = torch.tensor(list(params.logit_bias), device=row.device)
+            state.bias = ids, _numbers(params.logit_bias.values(), row)
+        row.index_add_(0, *state.bias)
     if params.penalises:
         _penalise(row, state)
 

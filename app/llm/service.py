@@ -6,6 +6,7 @@ brings each of them one message. The process ends with its parent, on SIGTERM, o
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from typing import Final
 import msgspec
 import zmq
 
+from app.engine.heartbeat import TELL_WHERE, Heartbeat
 from app.engine.wire import Answer, EngineProcessOptions
 from app.llm.errors import LLMError
 from app.llm.worker_sockets import WorkerSockets
@@ -74,6 +76,7 @@ def serve(options: EngineProcessOptions) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: service.stop())
+        faulthandler.register(TELL_WHERE, all_threads=True)
         logger.info("%s is ready after %.1f s", options.model, time.monotonic() - started)
         service.run()
     finally:
@@ -83,6 +86,7 @@ def serve(options: EngineProcessOptions) -> int:
 
 def remove_socket(endpoint: str) -> None:
     """With its folder, if nothing else is there: the parent, who made that, cannot do it."""
+    Heartbeat(endpoint).stop()
     with suppress(OSError):
         socket = Path(endpoint.removeprefix("ipc://"))
         socket.unlink(missing_ok=True)
@@ -111,4 +115,6 @@ def end_with(
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    logging.shutdown()
+    os._exit(status)  # waits for no form that is still compiled

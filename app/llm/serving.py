@@ -6,24 +6,27 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from app.engine.errors import EngineError
-from app.engine.wire import Abort, Answer, Command, Generate, Hello, Load, Notice, Order, Ready, Said
+from app.engine.heartbeat import Heartbeat
+from app.engine.wire import Abort, Answer, Blocks, Command, Generate, Hello, Load, Notice, Order, Ready, Said
 from app.kvcache.event_sender import EventSender
+from app.kvcache.events import EventBatch, encoder
 from app.llm.engine import LLMEngine
 from app.llm.errors import LLMError, RequestError
-from app.llm.form_thread import Compiling, FormThread
 from app.llm.lifecycle import Lifecycle
-from app.llm.requests import EngineOutput
+from app.llm.requests import EngineOutput, failed, request_of, said_of
 from app.llm.sampler import Form
-from app.llm.translation import failed, request_of, said_of
 from app.llm.worker_sockets import WorkerSockets
 
 IDLE_S: Final = 1.0
 """How long it waits for orders before it looks around."""
 COMPILING_S: Final = 0.005
 """The same, while a form is compiled."""
+FORMS_AT_ONCE: Final = 2
+"""A large schema takes seconds to compile, in which others are served, and other forms compiled."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ logger = logging.getLogger(__name__)
 class Worker:
     """One that has sent something."""
 
-    __slots__ = ("keys", "name", "notices", "number")
+    __slots__ = ("keys", "name", "notices", "number", "wants_kv_events")
 
     def __init__(self, name: bytes, number: int) -> None:
         self.name, self.number = name, number
@@ -39,6 +42,7 @@ class Worker:
         """Of its choices that are not over."""
         self.notices: list[Notice] = []
         """What it is to be told next."""
+        self.wants_kv_events = False
 
     def request_id(self, key: int) -> str:
         """What the engine calls a choice."""
@@ -55,20 +59,27 @@ class EngineService:
         sockets: WorkerSockets,
         events: EventSender | None,
         ready: Ready,
+        heartbeat: Heartbeat,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._lifecycle, self._sockets = engine, lifecycle, sockets
-        self._events, self._ready, self._now = events, ready, now
+        self._events, self._ready, self._heartbeat, self._now = events, ready, heartbeat, now
+        engine.runner.on_layer = heartbeat.beat
+        self._encode = encoder("map")
+        if events is not None:
+            events.listen(self._note_blocks)
         self._workers: dict[bytes, Worker] = {}
         self._numbers = 0
         self._owners: dict[str, tuple[Worker, int]] = {}
         """Whose a request of the engine is, and by which key."""
-        self._forms = FormThread(engine.compile)
-        self._uncompiled: dict[str, tuple[Compiling, Generate]] = {}
+        self._compilers = ThreadPoolExecutor(FORMS_AT_ONCE, "forms")
+        self._uncompiled: dict[str, tuple[Future[Form], Generate]] = {}
         """Requests that wait for their forms."""
         self._settling: list[tuple[Worker, Command]] = []
         """Commands that wait until nothing runs."""
         self._told_s = -math.inf
+        self._is_due = False
+        """Workers are to be told before they would be otherwise."""
         self._stopping = False
 
     def stop(self) -> None:
@@ -78,11 +89,14 @@ class EngineService:
     def run(self) -> None:
         """Until `stop`. What a step raises is raised here: nothing is known of the engine's state then."""
         due_s = 0.0
+        self._heartbeat.begin()
         try:
             while not self._stopping:
                 rest_s = min(COMPILING_S if self._uncompiled else IDLE_S, max(0.0, due_s - self._now()))
                 self.turn(rest_s if self._engine.idle else 0.0)
                 due_s = math.inf if self._events is None else self._publish(self._events)
+                if self._is_due:
+                    self._tell()
         except BaseException:
             self._end("The engine has failed.")
             raise
@@ -90,6 +104,7 @@ class EngineService:
 
     def turn(self, timeout_s: float) -> None:
         """Do what was ordered, then a step; waits so long for orders."""
+        self._heartbeat.beat()
         orders = self._sockets.receive(timeout_s)
         for name, listed in orders:
             worker = self._worker(name)
@@ -121,6 +136,7 @@ class EngineService:
             case Command():
                 self._command(worker, order)
             case Hello():
+                worker.wants_kv_events = order.kv_events
                 worker.notices.append(self._ready)
 
     def _generate(self, worker: Worker, order: Generate) -> None:
@@ -131,7 +147,7 @@ class EngineService:
         worker.keys.add(order.key)
         self._owners[request_id] = worker, order.key
         if order.form is not None:
-            self._uncompiled[request_id] = self._forms.put(order.form), order
+            self._uncompiled[request_id] = self._compilers.submit(self._engine.compile, order.form), order
         else:
             self._add(request_id, order)
 
@@ -150,20 +166,23 @@ class EngineService:
 
     def _add_compiled(self) -> bool:
         """Those whose forms are there go on; whether one was refused."""
-        done = [(it, order) for it, (compiling, order) in self._uncompiled.items() if compiling.is_done]
-        for request_id, order in done:
-            compiling, _ = self._uncompiled.pop(request_id)
-            if compiling.error is not None:
-                self._refuse(request_id, compiling.error)
-            else:
-                self._add(request_id, order, compiling.form)
+        done = [it for it, (form, _) in self._uncompiled.items() if form.done()]
+        for request_id in done:
+            form, order = self._uncompiled.pop(request_id)
+            error = form.exception()
+            if error is None:
+                self._add(request_id, order, form.result())
+            elif isinstance(error, RequestError):
+                self._refuse(request_id, str(error))
+            else:  # a panic of the library is not even an Exception
+                self._refuse(request_id, f"The form could not be compiled: {type(error).__name__}.")
         return bool(done)
 
     def _abort(self, worker: Worker, key: int) -> None:
         request_id = worker.request_id(key)
         self._engine.abort(request_id)
         if request_id in self._uncompiled:
-            self._uncompiled.pop(request_id)[0].unwanted = True
+            self._uncompiled.pop(request_id)[0].cancel()
         self._owners.pop(request_id, None)
         worker.keys.discard(key)
 
@@ -198,7 +217,8 @@ class EngineService:
             case "sleep":
                 self._lifecycle.sleep(command.level)
             case "wake_up":
-                self._lifecycle.wake_up(command.tags)
+                with self._heartbeat.resting():
+                    self._lifecycle.wake_up(command.tags)
             case "reset_prefix_cache":
                 return self._engine.reset_prefix_cache()
         return None
@@ -229,9 +249,18 @@ class EngineService:
                 del self._owners[output.request_id]
                 worker.keys.remove(key)
 
+    def _note_blocks(self, topic: str, sequence: int, batch: EventBatch) -> None:
+        """Of KV events that are published."""
+        wanting = [worker for worker in self._workers.values() if worker.wants_kv_events]
+        if wanting:
+            blocks = Blocks(topic, sequence, self._encode(batch))
+            for worker in wanting:
+                worker.notices.append(blocks)
+            self._is_due = True
+
     def _tell(self) -> None:
         """Every worker gets a message, by which it is seen, too, who is no longer there."""
-        self._told_s = self._now()
+        self._told_s, self._is_due = self._now(), False
         load = self._load()
         for worker in list(self._workers.values()):
             match self._sockets.send(worker.name, [*worker.notices, load]):
@@ -283,6 +312,7 @@ class EngineService:
 
     def _end(self, error: str) -> None:
         """Nobody is left to wait for a word."""
+        self._heartbeat.stop()
         for worker in self._workers.values():
             worker.notices += [failed(key, error, self._now()) for key in worker.keys]
         self._tell()

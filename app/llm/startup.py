@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from app.engine.heartbeat import Heartbeat
 from app.engine.wire import EngineProcessOptions, Ready
 from app.kvcache.event_sender import EventSender
 from app.llm.engine import EngineOptions, LLMEngine
@@ -36,7 +37,7 @@ def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineServic
         raise ModelLoadError(f"The KV events cannot be published: {error}.") from error
     engine = assemble(path, checkpoint, options.device, options.dtype, sizes)
     lifecycle = Lifecycle(engine, lambda: load_checkpoint(path))
-    return EngineService(engine, lifecycle, sockets, events, ready_of(engine))
+    return EngineService(engine, lifecycle, sockets, events, ready_of(engine), Heartbeat(options.endpoint))
 
 
 def engine_options(options: EngineProcessOptions, model_len: int) -> EngineOptions:

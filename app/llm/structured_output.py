@@ -11,9 +11,10 @@ import llguidance
 import torch
 from llguidance.gbnf_to_lark import any_to_lark
 
-from app.engine.wire import TextForm
+from app.engine.wire import TextForm, Thoughts
 from app.llm.errors import RequestError
 from app.llm.form_trial import FormTrial, Setup, limits
+from app.llm.sampler import Form
 from app.llm.structural_tag import lark_of
 from app.tokenization.huggingface import LocalTokenizer
 
@@ -62,8 +63,16 @@ class Forms:
         if most_cpu_s is not None:
             self._trial = FormTrial(Setup(written, vocab_size, self._end, most_cpu_s))
 
-    def matcher(self, form: TextForm) -> FormMatcher:
+    def matcher(self, form: TextForm) -> Form:
         """RequestError for a form that cannot be compiled."""
+        matcher, thoughts = self._compiled(form), form.thoughts
+        if thoughts is None:
+            return matcher
+        if not all(0 <= it < self._size for it in (thoughts.end_id, thoughts.begin_id or 0)):
+            raise RequestError(f"The tags of thoughts are no tokens of a vocabulary of {self._size}.")
+        return FormAfterThoughts(matcher, thoughts)
+
+    def _compiled(self, form: TextForm) -> FormMatcher:
         for text in (form.json_schema, form.regex, form.grammar, form.structural_tag, "".join(form.choices)):
             _check_size(text or "")
         try:
@@ -123,6 +132,33 @@ class FormMatcher:
     def add(self, token_id: int) -> None:
         """A token has come, which is not the end."""
         self._matcher.consume_token(token_id)
+
+
+class FormAfterThoughts:
+    """A form that holds only behind a model's thoughts: they are over with their last tag."""
+
+    def __init__(self, form: FormMatcher, thoughts: Thoughts) -> None:
+        self._form, self._thoughts = form, thoughts
+        self._thinks, self._begins = thoughts.begin_id is None, thoughts.begin_id is not None
+
+    def mask(self) -> torch.Tensor | None:
+        """See `Form`. First the model may begin to think, or write the text at once."""
+        if self._thinks:
+            return None
+        allowed = self._form.mask()
+        if self._begins:
+            allowed[self._thoughts.begin_id] = True
+        return allowed
+
+    def add(self, token_id: int) -> None:
+        """See `Form`."""
+        if self._thinks:
+            self._thinks = token_id != self._thoughts.end_id
+        elif self._begins and token_id == self._thoughts.begin_id:
+            self._thinks = True
+        else:
+            self._form.add(token_id)
+        self._begins = False
 
 
 def _check_size(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from urllib.parse import unquote
 
 MASK = "***"
 _WORDS = (
@@ -37,4 +38,9 @@ def mask_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def mask_query(path: str) -> str:
     """A path with its query, without the values of secret parameters."""
-    return _QUERY.sub(lambda found: f"{found[1]}{found[2]}={MASK if is_secret(found[2]) else found[3]}", path)
+    return _QUERY.sub(_mask_parameter, path)
+
+
+def _mask_parameter(found: re.Match[str]) -> str:
+    before, name, value = found.groups()
+    return f"{before}{name}={MASK if is_secret(unquote(name)) else value}"

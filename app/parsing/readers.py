@@ -17,8 +17,12 @@ def readers(tool_call_parser: str) -> Callable[[EngineRequest], PartReader | Non
 
     def reader_of(request: EngineRequest) -> PartReader | None:
         calls = _calls_reader(request, as_llama)
-        # A text of a certain form has no room for thoughts.
-        return ThoughtReader(calls) if request.reasoning and request.form is None else calls
+        if not request.reasoning:
+            return calls
+        if request.form is None:
+            return ThoughtReader(calls)
+        thoughts = request.form.thoughts  # else a text of a form has no room for any
+        return calls if thoughts is None else ThoughtReader(calls, begun=thoughts.begin_id is None)
 
     return reader_of
 

@@ -15,11 +15,12 @@ THOUGHT: Final = Part("reasoning")
 class ThoughtReader:
     """See `PartReader`. `then` reads what comes behind the thoughts.
 
-    Some templates write the opening tag themselves, so thoughts begin with or without it.
+    Some templates write the opening tag themselves, so thoughts begin with or without it; unless `begun`,
+    only with it.
     """
 
-    def __init__(self, then: PartReader | None) -> None:
-        self._then = then
+    def __init__(self, then: PartReader | None, begun: bool = True) -> None:
+        self._then, self._begun_before = then, begun
         self._kept = ""
         self._begins = self._thinks = True
 
@@ -29,6 +30,9 @@ class ThoughtReader:
         self._kept += text
         if self._begins and not self._begun():
             return []
+        if not self._thinks:
+            rest, self._kept = self._kept, ""
+            return self._reply(rest)
         thought, self._kept, found = cut(self._kept, CLOSE)
         pieces: list[Piece] = [(THOUGHT, thought)] if thought else []
         if found:
@@ -39,7 +43,10 @@ class ThoughtReader:
 
     def finish(self) -> list[Piece]:
         kept, self._kept = self._kept, ""
-        pieces: list[Piece] = [(THOUGHT, kept)] if kept else []
+        if self._begins and not self._begun_before:
+            pieces = self._reply(kept)
+        else:
+            pieces = [(THOUGHT, kept)] if kept else []
         return pieces if self._then is None else [*pieces, *self._then.finish()]
 
     def _begun(self) -> bool:
@@ -49,6 +56,8 @@ class ThoughtReader:
             return False
         if inner.startswith(OPEN):
             self._kept = inner[len(OPEN) :]
+        else:
+            self._thinks = self._begun_before
         self._begins = False
         return True
 

@@ -17,6 +17,7 @@ AT_ONCE = 1 << 14
 """Characters that are parsed between two pauses: 1 ms at most."""
 CHARS = 8
 """Characters that count as one value looked at."""
+LONGEST_ESCAPE = 6
 NESTED = 6
 """Values that a container counts as which is gone through here."""
 DEEP = 32
@@ -34,6 +35,9 @@ def _container_of(inside: str) -> str:
 _SHALLOW = _container_of(f"{_STRING}|{_container_of(_STRING)}")
 _RUN = re.compile(rf"(?:{_PLAIN}(?:(?:{_STRING}|{_SHALLOW}){_PLAIN})*,)+", re.DOTALL)
 """Elements with at most two containers in one another, each with its comma."""
+_PIECE = re.compile(r'(?:[^"\\]++|\\(?:u[0-9a-fA-F]{4}|[^u]))*+', re.DOTALL)
+_SECOND = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+"""The second half of a character that is written as two."""
 _BLANK = re.compile(r"[ \t\n\r]+")
 _decode = json.JSONDecoder().raw_decode
 
@@ -96,10 +100,29 @@ class _Parser:
         raise ValueError("no JSON in this place")
 
     def _scalar(self, at: int) -> tuple[object, int]:
-        """A text, a number or a word, which the library parses in one go, however long it is."""
+        """A text, or a number or a word, which the library parses in one go, however long it is."""
+        if self.text.startswith('"', at) and not self.text.startswith('"', self._end_of_piece(at + 1)):
+            return self._long_text(at)
         value, end = _decode(self.text, at)
         self._within.spend(1 + (end - at) // CHARS)
         return value, end
+
+    def _long_text(self, at: int) -> tuple[object, int]:
+        text, pieces, end = self.text, list[str](), at + 1
+        while not text.startswith('"', end):
+            start, end = end, self._end_of_piece(end)
+            if start == end:  # the library tells what is wrong
+                return _decode(text, at)
+            pieces.append(_decode(f'"{text[start:end]}"')[0])
+            self._within.spend((end - start) // CHARS)
+        return "".join(pieces), end + 1
+
+    def _end_of_piece(self, at: int) -> int:
+        """Behind the next characters of a text, before its end; no escape is cut, and no pair of them."""
+        piece = _PIECE.match(self.text, at, at + AT_ONCE + LONGEST_ESCAPE)
+        assert piece is not None
+        second = _SECOND.match(self.text, piece.end())
+        return piece.end() if second is None else second.end()
 
     def _short(self, at: int) -> tuple[object, int] | None:
         """A list or an object that is short; None for one that is not, or not known to be."""

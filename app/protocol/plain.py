@@ -15,6 +15,7 @@ from msgspec import Meta, Raw, Struct
 
 from app.protocol.completions import DEFAULT_MAX_TOKENS
 from app.protocol.options import Int64
+from app.protocol.validation.model import ModelLimits
 
 MOST_TOKENS = 4096
 """Longer replies are made by the general way."""
@@ -103,7 +104,7 @@ class Recognised(Struct, Generic[P], frozen=True):
 
 
 class PlainReader(Generic[P]):
-    """Recognises plain requests of one `kind` for a model with a context of `max_model_len` tokens.
+    """Recognises plain requests of one `kind` for a model with these `limits`.
 
     `prompt_ids` gives the tokens of a prompt by its bytes, None when they cannot be had at once. `names` are
     those of the model that may be asked for; while there are none, no request is plain. Prompts have at most
@@ -114,13 +115,13 @@ class PlainReader(Generic[P]):
         self,
         kind: type[P],
         prompt_ids: Callable[[bytes], Sequence[int] | None],
-        max_model_len: int,
+        limits: ModelLimits,
         most_prompt_tokens: int,
     ) -> None:
         self.names: frozenset[str | None] = frozenset()
         self._decode = msgspec.json.Decoder(kind).decode
         self._prompt_ids = prompt_ids
-        self._max_model_len = max_model_len
+        self._limits = limits
         self._most_prompt_tokens = most_prompt_tokens
 
     def recognise(self, body: bytes) -> Recognised[P] | None:
@@ -131,13 +132,13 @@ class PlainReader(Generic[P]):
             return None
         if request.model not in self.names or (request.stream_options is not None and not request.stream):
             return None
-        limit, length = request.limit, self._max_model_len
-        if limit is not None and limit > length:
+        limit, limits = request.limit, self._limits
+        if limit is not None and limit > limits.max_model_len:
             return None
         ids = self._prompt_ids(request.prompt_key)
         if not ids or len(ids) > self._most_prompt_tokens:
             return None
-        room = length - len(ids)
+        room = limits.room_behind(len(ids))
         most = room if limit is None else min(limit, room)
         if most < 1 or request.min_tokens > most:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -72,6 +73,8 @@ def _record(given: argparse.Namespace) -> None:
     print(
         f"http://{given.host}:{server.server_port} passes on to {target.url}, kept in {file.path}", flush=True
     )
+    gc.collect()
+    gc.freeze()  # to look through all modules takes tens of milliseconds, which would be in the moments
     _wait_for_the_end()
     server.stop(STOP_S)
     file.close()

@@ -12,11 +12,13 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import Annotated, Generic, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
+from app.clock.pause import Slices
+from app.protocol.slicing import slices
 from config import ConfigError
 
 FORMAT = "understudy-recording"
@@ -26,8 +28,15 @@ MOST_BODY_BYTES = 8 << 20
 MOST_LINE_BYTES = 5 * MOST_BODY_BYTES
 """Both bodies, written with escapes, and all else."""
 
+AT_ONCE = 1 << 16
+CHARS = 64
+"""Characters, or bytes, that count as one value written."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that would be six characters of JSON each."""
+
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class RecordingError(ConfigError):
@@ -42,6 +51,9 @@ class Binary(Struct, frozen=True):
 
 Data: TypeAlias = str | Binary
 Headers: TypeAlias = Sequence[tuple[str, str]]
+Moment: TypeAlias = Annotated[float, Meta(ge=0, le=10**6)]
+"""Seconds after the request: eleven days at most."""
+Status: TypeAlias = Annotated[int, Meta(ge=100, le=999)]
 
 
 class Header(Struct, frozen=True):
@@ -56,7 +68,7 @@ class Header(Struct, frozen=True):
 class Chunk(Struct, frozen=True, array_like=True):
     """A piece of a body, `at_s` seconds after the request."""
 
-    at_s: float
+    at_s: Moment
     data: Data
 
 
@@ -78,11 +90,11 @@ class Answer(Struct, Generic[C], frozen=True, omit_defaults=True, weakref=True):
     `is_broken`: there was no end, the connection was lost after `end_s`. Chunks are `Chunk`, or unread JSON.
     """
 
-    status: int
+    status: Status
     headers: Headers
-    head_s: float
+    head_s: Moment
     chunks: Sequence[C]
-    end_s: float
+    end_s: Moment
     is_broken: bool = False
 
     def header(self, name: str) -> str:
@@ -111,14 +123,27 @@ class Exchange(Struct, frozen=True):
     answer: Answer[Chunk]
 
 
-def data_of(content: bytes) -> Data:
-    """`content` as it is written into the file."""
-    if _CONTROL.search(content) is None:
+def sendable(headers: Headers) -> list[tuple[str, str]]:
+    """Those that can be sent as they are: no folded lines, no names that are none (RFC 9112, section 5)."""
+    return [each for each in headers if _NAME.fullmatch(each[0]) and _VALUE.fullmatch(each[1])]
+
+
+def data_of(content: bytes, within: Slices | None = None) -> Data:
+    """`content` as it is written into the file; what is long is looked through in slices."""
+    if not _has_controls(content, within or slices()):
         try:
             return content.decode()
         except UnicodeDecodeError:
             pass
     return Binary(b64encode(content).decode())
+
+
+def _has_controls(content: bytes, within: Slices) -> bool:
+    for start in range(0, len(content), AT_ONCE):
+        if _CONTROL.search(content, start, start + AT_ONCE):
+            return True
+        within.spend(min(len(content), AT_ONCE) // CHARS)
+    return False
 
 
 def bytes_of(data: Data) -> bytes:
@@ -137,6 +162,18 @@ read_chunk = msgspec.json.Decoder(Chunk).decode
 def line_of(item: Header | Exchange) -> bytes:
     """`item` as a line of the file."""
     return msgspec.json.encode(item) + b"\n"
+
+
+def json_of(data: Data, within: Slices) -> Raw:
+    """`data` as JSON; what is long is written in slices, with pauses in between."""
+    if isinstance(data, Binary) or len(data) <= AT_ONCE:
+        within.spend(len(data) // CHARS if isinstance(data, str) else 0)
+        return Raw(msgspec.json.encode(data))
+    parts = [b'"']
+    for start in range(0, len(data), AT_ONCE):
+        parts.append(msgspec.json.encode(data[start : start + AT_ONCE])[1:-1])
+        within.spend(AT_ONCE // CHARS)
+    return Raw(b"".join([*parts, b'"']))
 
 
 def check_header(line: bytes, path: str) -> Header:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
 from gevent.pool import Group
+from gevent.threadpool import ThreadPool
+from msgspec import Raw, Struct
 
 from app.middleware.masking import mask_query
+from app.protocol.slicing import slices
 from app.recording.exchange import (
     FORMAT,
     VERSION,
-    Answer,
-    Chunk,
-    Exchange,
     Header,
+    Headers,
     RecordingError,
-    Request,
     data_of,
+    json_of,
     line_of,
 )
 from app.recording.masks import HiddenSecrets, masked_headers, masked_pieces
@@ -29,6 +32,10 @@ MOST_HELD_BYTES = 256 << 20
 """Of all exchanges under way."""
 PIECE_BYTES = 200
 """What a piece costs besides its bytes."""
+MOST_PIECES = 100_000
+"""Of an answer that is kept: to take apart and to write more would keep others waiting."""
+PIECE_VALUES = 20
+"""Values that a piece counts as which is written."""
 
 
 def _tell(text: str) -> None:
@@ -57,10 +64,11 @@ class RecordingFile:
         self._free = most_held_bytes
         self._tell = tell
         self._writing = Group()
+        self._disk = ThreadPool(1)
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         try:
             self._file: BinaryIO = path.open("xb", buffering=0)
-            self._file.write(line_of(Header(FORMAT, VERSION, target, began)))
+            self._end = self._file.write(line_of(Header(FORMAT, VERSION, target, began)))
         except FileExistsError:
             raise RecordingError(f"{path}: is there already") from None
         except OSError as error:
@@ -88,18 +96,34 @@ class RecordingFile:
 
     def _write(self, exchange: KeptExchange) -> None:
         try:
-            line = line_of(exchange.masked())
-            if self._file.write(line) != len(line):
-                raise OSError("there is no room for it")
+            line = exchange.line()
+            # In a thread, one line after the other: a disk that is slow spoils nobody's moments.
+            if why := self._disk.apply(self._append, (line,)):
+                raise OSError(why)
             self.kept += 1
         except (HiddenSecrets, OSError, ValueError) as error:
             self.leave_out(exchange.name, str(error))
         finally:
             exchange.release()
 
+    def _append(self, line: bytes) -> str:
+        """All of `line` or nothing: half a one would spoil the next. Why not; empty when it is there."""
+        try:
+            if self._file.write(line) == len(line):
+                self._end += len(line)
+                return ""
+            why = "there is no room for it"
+        except OSError as error:
+            why = error.strerror or str(error)
+        with suppress(OSError):
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
+        return why
+
     def close(self) -> None:
         """Wait for what is being written."""
         self._writing.join()
+        self._disk.kill()
         self._file.close()
 
 
@@ -143,6 +167,8 @@ class KeptExchange:
         self._sizes[of] += len(piece)
         if self._sizes[of] > self._most:
             self.give_up(f"its {of} is larger than {self._most >> 20} MiB")
+        elif len(self._pieces) == MOST_PIECES:
+            self.give_up(f"its answer has more than {MOST_PIECES} pieces")
         elif not self._file.take(len(piece)):
             self.give_up("too much is under way")
         else:
@@ -168,24 +194,55 @@ class KeptExchange:
         self._held = self._held_pieces = 0
         self._body, self._pieces = [], []
 
-    def masked(self) -> Exchange:
+    def line(self) -> bytes:
         """As it is written. HiddenSecrets when it cannot be."""
-        asked_s = self.asked_s
-        body = masked_pieces([b"".join(self._body)], _header(self.request_headers, "content-encoding"))
+        asked_s, within = self.asked_s, slices()
+        [body] = masked_pieces([b"".join(self._body)], _header(self.request_headers, "content-encoding"))
         came = masked_pieces([it for _, it in self._pieces], _header(self.headers, "content-encoding"))
-        moments = (round(at_s - asked_s, 6) for at_s, _ in self._pieces)
-        request = Request(
-            self.method, mask_query(self._target), masked_headers(self.request_headers), data_of(body[0])
+        chunks = []
+        for (at_s, _), content in zip(self._pieces, came, strict=True):
+            data = json_of(data_of(content, within), within)
+            chunks.append(b"[%b,%b]" % (msgspec.json.encode(round(at_s - asked_s, 6)), bytes(data)))
+            within.spend(PIECE_VALUES)
+        request = _Request(
+            self.method,
+            mask_query(self._target),
+            masked_headers(self.request_headers),
+            json_of(data_of(body, within), within),
         )
-        answer = Answer(
+        answer = _Answer(
             self.status,
             _with_length(masked_headers(self.headers), None if self.is_broken else sum(map(len, came))),
             round(self.head_s - asked_s, 6),
-            [Chunk(at_s, data_of(it)) for at_s, it in zip(moments, came, strict=True)],
+            Raw(b"[%b]" % b",".join(chunks)),
             round(self.end_s - asked_s, 6),
             self.is_broken,
         )
-        return Exchange(round(self._at_s - self._file.began_s, 6), request, answer)
+        return msgspec.json.encode(_Line(round(self._at_s - self._file.began_s, 6), request, answer)) + b"\n"
+
+
+class _Request(Struct):
+    """A `Request` whose body is JSON already; so are the chunks of the next one."""
+
+    method: str
+    target: str
+    headers: Headers
+    body: Raw
+
+
+class _Answer(Struct, omit_defaults=True):
+    status: int
+    headers: Headers
+    head_s: float
+    chunks: Raw
+    end_s: float
+    is_broken: bool = False
+
+
+class _Line(Struct):
+    at_s: float
+    request: _Request
+    answer: _Answer
 
 
 def _with_length(headers: list[tuple[str, str]], length: int | None) -> list[tuple[str, str]]:

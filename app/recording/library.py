@@ -9,13 +9,11 @@ from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
-from app.clock.pause import call_off_hub
 from app.protocol.slicing import slices
 from app.recording.exchange import (
     MOST_LINE_BYTES,
-    Answer,
     Asked,
     Exchange,
     RecordingError,
@@ -26,23 +24,23 @@ from app.recording.exchange import (
     read_exchange,
 )
 from app.recording.matching import Likeness, RequestForm, form_of
+from app.recording.spool import QUICK_BYTES, ParsedPieces, RecordedAnswer, Spool, SpooledAnswer
 
 MOST_EXCHANGES = 100_000
 """In a file: an index of some 50 MB."""
 MOST_LIKENESS_BYTES = 256 << 20
 """Of what tells requests how alike they are."""
-QUICK_BYTES = 1 << 16
-"""Of a line that is read at once."""
 log = logging.getLogger(__name__)
 
 
 class Place(Struct, frozen=True):
-    """Where an exchange is: bytes from `start`, in line `number` of the file."""
+    """Where an exchange is: bytes from `start`, in line `number` of the file; its answer, if it is long."""
 
     start: int
     length: int
     number: int
     at_s: float
+    spooled: SpooledAnswer | None = None
 
 
 class Candidate(Struct, frozen=True):
@@ -68,13 +66,19 @@ class Recording:
         self._next: dict[bytes, int] = {}
         self._likeness_bytes = 0
         self._candidates: dict[bytes, list[Candidate]] = {}
-        self._answers: WeakValueDictionary[int, Answer[Raw]] = WeakValueDictionary()
+        self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
         """Those under way: however many ask for one, it is held once."""
         self._slices = slices()
         self._file = opened(path)
+        self._spool: Spool | None = None
         try:
-            for place, asked in exchanges(path, self._file):
-                self._add(place, asked)
+            for place, asked, line in exchanges(path, self._file):
+                self._add(self._spooled(place, line) if place.length > QUICK_BYTES else place, asked)
+            if self._spool is not None:
+                self._spool.ready()
+        except OSError as error:
+            self.close()
+            raise RecordingError(f"{path}: no room for its long answers: {error.strerror or error}") from None
         except RecordingError:
             self.close()
             raise
@@ -83,6 +87,11 @@ class Recording:
 
     def __len__(self) -> int:
         return sum(map(len, self._equal.values()))
+
+    def _spooled(self, place: Place, line: bytes) -> Place:
+        """`place`, whose answer, which is long, is kept elsewhere from now on."""
+        self._spool = self._spool or Spool()
+        return msgspec.structs.replace(place, spooled=self._spool.add(whole(self.path, place, line).answer))
 
     def _add(self, place: Place, asked: Asked) -> None:
         request = asked.request
@@ -100,7 +109,7 @@ class Recording:
         """The key of requests equal to this one, or else of those most like it; None when there are none."""
         return form.key if form.key in self._equal else self._most_alike(form)
 
-    def next_answer(self, key: bytes) -> Answer[Raw]:
+    def next_answer(self, key: bytes) -> RecordedAnswer:
         """The first of equal requests gets the first answer, the second the second; when there is no next
         one, the last answer again. RecordingError when the file is not what it was.
         """
@@ -122,31 +131,32 @@ class Recording:
                     best, found = rank, candidate.key
         return found
 
-    def _answer(self, place: Place) -> Answer[Raw]:
+    def _answer(self, place: Place) -> RecordedAnswer:
+        if self._spool is not None and place.spooled is not None:
+            return self._spool.answer(place.spooled)
         known = self._answers.get(place.start)
         if known is not None:
             return known
-        if place.length > QUICK_BYTES:
-            line = call_off_hub(os.pread, self._file.fileno(), place.length, place.start)
-        else:
-            line = os.pread(self._file.fileno(), place.length, place.start)
         try:
-            answer = read_answered(line).answer
+            read = read_answered(os.pread(self._file.fileno(), place.length, place.start)).answer
         except msgspec.MsgspecError:
             raise RecordingError(f"{self.path}: line {place.number} has changed") from None
+        answer = RecordedAnswer(msgspec.structs.replace(read, chunks=()), ParsedPieces(read.chunks))
         self._answers[place.start] = answer
         return answer
 
     def close(self) -> None:
         """Read no more."""
         self._file.close()
+        if self._spool is not None:
+            self._spool.close()
 
 
 def check(path: str) -> None:
     """RecordingError as `Recording` raises it, and nothing is kept."""
     with opened(path) as file:
-        for _ in exchanges(path, file):
-            pass
+        for place, _, line in exchanges(path, file):
+            whole(path, place, line)
 
 
 def opened(path: str) -> BinaryIO:
@@ -157,8 +167,8 @@ def opened(path: str) -> BinaryIO:
         raise RecordingError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked]]:
-    """All exchanges of a recording, as far as they ask, and where they are. Errors: see `Recording`."""
+def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked, bytes]]:
+    """Where each exchange of a recording is, what it asks, and its line. Errors: see `Recording`."""
     check_header(file.readline(MOST_LINE_BYTES), path)
     number, count = 1, 0
     while True:
@@ -183,19 +193,28 @@ def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked]]:
             bytes_of(asked.request.body)
         except (msgspec.MsgspecError, ValueError) as error:
             raise RecordingError(f"{path}: line {number} is no exchange: {error}") from None
-        yield Place(start, len(line), number, asked.at_s), asked
+        yield Place(start, len(line), number, asked.at_s), asked, line
+
+
+def whole(path: str, place: Place, line: bytes) -> Exchange:
+    """The exchange in a line. RecordingError when it is none."""
+    try:
+        exchange = read_exchange(line)
+        for chunk in exchange.answer.chunks:
+            if not isinstance(chunk.data, str):
+                bytes_of(chunk.data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise RecordingError(f"{path}: line {place.number} is no exchange: {error}") from None
+    return exchange
 
 
 def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
     """The lines of a recording and their exchanges, in the order in which they were asked."""
     with opened(path) as file:
-        places = sorted((place for place, _ in exchanges(path, file)), key=lambda place: place.at_s)
+        places = sorted((place for place, *_ in exchanges(path, file)), key=lambda place: place.at_s)
         for place in places:
             file.seek(place.start)
-            try:
-                yield place.number, read_exchange(file.read(place.length))
-            except msgspec.MsgspecError as error:
-                raise RecordingError(f"{path}: line {place.number} is no exchange: {error}") from None
+            yield place.number, whole(path, place, file.read(place.length))
 
 
 def _skip_line(file: BinaryIO) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from array import array
-from hashlib import blake2b
 from operator import eq
 from urllib.parse import unquote
 from zlib import crc32
@@ -18,7 +17,7 @@ from msgspec import Struct
 from app.clock.pause import Slices
 from app.middleware.masking import mask_query
 from app.protocol.slicing import slices
-from app.recording.canonical import DIGEST_BYTES, SHORT, digest, json_object
+from app.recording.canonical import SHORT, digest, hash_of, json_object
 
 VOLATILE = frozenset(
     (
@@ -84,8 +83,8 @@ def form_of(
 ) -> RequestForm:
     """The form of a request whose secrets are masked; its likeness only if what is `alike` may be found."""
     path, mark, query = mask_query(target).partition("?")
-    place = _hash(f"{method} {unquote(path)}{mark}{query}".encode())
     within = within or slices()
+    place = hash_of([f"{method} {unquote(path)}{mark}{query}".encode()], within)
     fields = json_object(body, within)
     try:
         if fields is not None:
@@ -95,7 +94,7 @@ def form_of(
     boundary = _BOUNDARY.search(content_type) if content_type.startswith("multipart/") else None
     if boundary is not None:  # a new one for every request
         body = body.replace(boundary[1].encode("latin-1", "replace"), b"boundary")
-    return RequestForm(_hash(place, body), place, None, None)
+    return RequestForm(hash_of((place, body), within), place, None, None)
 
 
 def _form_of_fields(
@@ -105,7 +104,7 @@ def _form_of_fields(
     known = {name: value for name, value in known.items() if value is not None}
     model = known.get("model")
     return RequestForm(
-        _hash(place, digest(known, within, short)),
+        hash_of((place, digest(known, within, short)), within),
         place,
         model if isinstance(model, str) else None,
         _likeness(known, within, short) if alike else None,
@@ -141,7 +140,3 @@ def _text(turn: object) -> str:
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         return "\n".join(text for text in texts if isinstance(text, str))
     return content if isinstance(content, str) else ""
-
-
-def _hash(*parts: bytes) -> bytes:
-    return blake2b(b"\0".join(parts), digest_size=DIGEST_BYTES).digest()

@@ -29,7 +29,7 @@ from app.fleet.proxy import (
     watched,
 )
 from app.load.client import Connection
-from app.recording.exchange import MOST_BODY_BYTES
+from app.recording.exchange import MOST_BODY_BYTES, sendable
 from app.recording.file import KeptExchange, RecordingFile
 from config import ConfigError
 
@@ -130,8 +130,8 @@ class RecordingProxy:
             passing.close()
             raise
         kept.status, kept.headers = response.status, _answer_headers(response)
-        start_response(f"{response.status} {response.reason}", kept.headers)
-        return passing.of(response)
+        write = start_response(f"{response.status} {response.reason}", kept.headers)
+        return passing.of(response, write)
 
     def _asked(
         self, connection: Connection, kept: KeptExchange, environ: WSGIEnvironment, passing: Passing
@@ -171,6 +171,7 @@ class Passing:
         self._now = now
         self._unwatch: Callable[[], None] = lambda: None
         self._relay: Relay | None = None
+        self._write: Callable[[bytes], object] | None = None
         self._is_over = False
 
     def watch(self) -> None:
@@ -181,8 +182,9 @@ class Passing:
         self._kept.give_up("the client left")
         self._connection.cut()
 
-    def of(self, response: HTTPResponse) -> Passing:
-        """This answer."""
+    def of(self, response: HTTPResponse, write: Callable[[bytes], object]) -> Passing:
+        """This answer; `write` is WSGI's."""
+        self._write = write
         self._relay = Relay(self._connection, self._unwatch, lambda: None).of(response)
         return self
 
@@ -199,8 +201,9 @@ class Passing:
 
     def __iter__(self) -> Iterator[bytes]:
         """The pieces. ConnectionResetError when the answer breaks off: the client's is to break off, too."""
-        assert self._relay is not None
+        assert self._relay is not None and self._write is not None
         kept, now = self._kept, self._now
+        self._write(b"")  # status line and headers leave now
         try:
             for piece in self._relay:
                 kept.came(now(), piece)
@@ -225,4 +228,8 @@ class Passing:
 
 
 def _answer_headers(response: HTTPResponse) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in response.getheaders() if name.lower() not in HOP_BY_HOP]
+    """Those for the client. A length that nobody can go by would break its connection."""
+    left_out = HOP_BY_HOP
+    if response.length is None or response.status in (204, 304):
+        left_out = left_out | {"content-length"}
+    return sendable([each for each in response.getheaders() if each[0].lower() not in left_out])

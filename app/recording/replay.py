@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import gevent
 from gevent.event import Event as Bell
 from msgspec import Raw
 
@@ -18,10 +19,11 @@ from app.http.errors import internal, not_found
 from app.http.response import CLIENT_GONE, Response, StreamingBody, json_response
 from app.middleware.masking import MASK
 from app.middleware.stack import Middleware
-from app.recording.exchange import Answer, RecordingError, bytes_of, read_chunk
+from app.recording.exchange import MOST_BODY_BYTES, Answer, RecordingError, sendable
 from app.recording.library import Recording
 from app.recording.masks import masked_pieces
 from app.recording.matching import RequestForm, form_of
+from app.recording.spool import RecordedAnswer
 from config.settings import Settings
 
 PREFIXES = ("/v1/", "/v2/", "/inference/")
@@ -59,6 +61,8 @@ class Replay(Middleware):
         self._now = now
         self._speed = 1.0
         self._refuses = False
+        self._hubs: dict[str, object] = {}
+        """The event loop whose timers the wheel sets; a worker with threads has one for each of them."""
 
     def on_settings(self, settings: Settings) -> None:
         self._speed = settings.replay.replay_speed
@@ -83,6 +87,9 @@ class Replay(Middleware):
         body = self._body.read(context)
         # What was done since it arrived, but for waiting for its body, is no reason to be late.
         asked_s = context.arrival_s + self._now() - came_s
+        if len(body) > MOST_BODY_BYTES:  # of which there are no recordings
+            self._miss(context)
+            return None
         form = self._form(context, body)
         key = recording.find(form)
         if key is None:
@@ -96,8 +103,13 @@ class Replay(Middleware):
             answer = recording.next_answer(key)
         except RecordingError as error:
             raise internal(str(error)) from None
-        response = _response(answer, Pace(self._wheel, self._now, asked_s, self._speed), context)
+        response = _response(answer, self._pace(asked_s), context)
         return damage(response, fault_of(context), context)
+
+    def _pace(self, asked_s: float) -> Pace:
+        hub = gevent.get_hub()
+        is_its = self._hubs.setdefault("wheel", hub) is hub  # one thread's only, in whichever order they come
+        return Pace(self._wheel if is_its else None, self._now, asked_s, self._speed)
 
     def _form(self, context: RequestContext, body: bytes) -> RequestForm:
         _, mark, query = context.target.partition("?")
@@ -112,15 +124,16 @@ class Replay(Middleware):
                 raise not_found("The recording has no answer to this request.")
 
 
-def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Response:
+def _response(answer: RecordedAnswer, pace: Pace, context: RequestContext) -> Response:
     """Waits for its moment, if it comes in one piece."""
-    headers = _headers(answer)
-    if len(answer.chunks) > 1 or answer.is_broken:
-        return Response(RecordedBody(answer, pace, context.connection), answer.status, headers)
-    if not _waited(pace, answer.end_s, context.connection):
+    head = answer.head
+    headers = _headers(head)
+    if len(answer.pieces) > 1 or head.is_broken:
+        return Response(RecordedBody(answer, pace, context.connection), head.status, headers)
+    if not _waited(pace, head.end_s, context.connection):
         return json_response(b"", CLIENT_GONE)
-    data = bytes_of(read_chunk(answer.chunks[0]).data) if answer.chunks else b""
-    response = Response(data, answer.status, streamed=True)
+    data = b"".join(read() for _, read in answer.pieces)
+    response = Response(data, head.status, streamed=True)
     if "Content-Length" in headers and context.method != "HEAD":
         headers["Content-Length"] = str(len(data))
     response.headers = headers
@@ -128,9 +141,14 @@ def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Respo
 
 
 class Pace:
-    """When what is due: recorded seconds after `asked_s`, at `speed` times the recorded one."""
+    """When what is due: recorded seconds after `asked_s`, at `speed` times the recorded one.
 
-    def __init__(self, wheel: TimerWheel, now: Callable[[], float], asked_s: float, speed: float) -> None:
+    Without a `wheel` a timer of the thread's own event loop serves, which is less exact.
+    """
+
+    def __init__(
+        self, wheel: TimerWheel | None, now: Callable[[], float], asked_s: float, speed: float
+    ) -> None:
         self._wheel = wheel
         self._now = now
         self._asked_s = asked_s
@@ -146,8 +164,11 @@ class Pace:
             self._slices.spend(CHUNK_STEPS)
         elif not self._is_over:
             self._bell.clear()
-            self._wheel.add(due_s, self)
-            self._bell.wait()
+            if self._wheel is not None:
+                self._wheel.add(due_s, self)
+                self._bell.wait()
+            else:
+                self._bell.wait(due_s - self._now())
         return not self._is_over
 
     def end(self) -> None:
@@ -176,26 +197,25 @@ def _waited(pace: Pace, at_s: float, connection: Connection | None) -> bool:
 class RecordedBody(StreamingBody):
     """The chunks of an answer, each at its moment. Iterate once; `close` always."""
 
-    def __init__(self, answer: Answer[Raw], pace: Pace, connection: Connection | None) -> None:
+    def __init__(self, answer: RecordedAnswer, pace: Pace, connection: Connection | None) -> None:
         super().__init__()
         self._answer = answer
         self._pace = pace
         self._connection = connection
 
     def __iter__(self) -> Iterator[bytes]:
-        answer, wait_for = self._answer, self._pace.wait_for
+        head, wait_for = self._answer.head, self._pace.wait_for
         if self._connection is not None:
             self._connection.watch(self._leave)
-        if wait_for(answer.head_s):
+        if wait_for(head.head_s):
             yield b""  # status line and headers leave now
-        for raw in answer.chunks:
-            chunk = read_chunk(raw)
-            if not wait_for(chunk.at_s):
+        for at_s, read in self._answer.pieces:
+            if not wait_for(at_s):
                 return
-            data = bytes_of(chunk.data)
+            data = read()
             self.bytes_sent += len(data)
             yield data
-        if wait_for(answer.end_s) and answer.is_broken:
+        if wait_for(head.end_s) and head.is_broken:
             break_off(self._connection)
 
     def _leave(self) -> None:
@@ -211,7 +231,7 @@ class RecordedBody(StreamingBody):
 def _headers(answer: Answer[Raw]) -> dict[str, str]:
     """The recorded ones, but for those that are ours to set, and masked ones."""
     headers: dict[str, str] = {}
-    for name, value in answer.headers:
+    for name, value in sendable(answer.headers):
         if name.lower() in OURS or value == MASK:
             continue
         name = name.title()

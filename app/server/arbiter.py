@@ -81,6 +81,8 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             return
         hand_over(settings, os.environ)
         self.settings = settings
+        if self.engine is not None:
+            self.engine.timeout_s = settings.engine.engine_timeout
         super().handle_hup()
 
     def handle_ttin(self) -> None:
@@ -151,7 +153,9 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             return
         from app.server.engine_process import EngineProcess  # and msgpack
 
-        self.engine = EngineProcess(self.engine_options(self.settings), self.log)
+        self.engine = EngineProcess(
+            self.engine_options(self.settings), self.log, self.settings.engine.engine_timeout
+        )
         self.engine.begin(os.environ)
         self.settings = self.engine.completed(self.settings)
         hand_over(self.settings, os.environ)

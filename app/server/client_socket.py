@@ -29,6 +29,8 @@ from gunicorn.http.wsgi import Response
 
 LOOK_AGAIN_S = 0.05
 """How long nothing is accepted while as many connections are open as may be."""
+PART_BYTES = 1 << 16
+"""A client that takes so many has taken some."""
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 TELL_AGAIN_S = 60.0
 """How long nothing more is told of connections for which the process has no room."""
@@ -93,6 +95,8 @@ class JoinedResponse(Response):  # type: ignore[misc]
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.headers_sent: bool = False
+        self.write_timeout_s: float | None = None
+        """How long a client may take no bytes; None is for ever."""
         self._head = b""
         self._ended = False
 
@@ -120,13 +124,17 @@ class JoinedResponse(Response):  # type: ignore[misc]
         self._send(data)
 
     def _send(self, data: bytes) -> None:
-        """Send all of `data`, which nearly always fits at once; gevent would ask for buffer sizes first."""
+        """Send all of `data`, which nearly always fits at once; gevent would ask for buffer sizes first.
+
+        OSError when the client takes no bytes for too long.
+        """
         sent = 0
         if type(self.sock) is socket:
             with suppress(BlockingIOError):
                 sent = self.sock._sock.send(data)
-        if sent < len(data):
-            self.sock.sendall(data[sent:])
+        for start in range(sent, len(data), PART_BYTES):
+            with gevent.Timeout(self.write_timeout_s, OSError(errno.EPIPE, "the client takes no bytes")):
+                self.sock.sendall(memoryview(data)[start : start + PART_BYTES])
 
     def ended(self) -> None:
         """The last chunk is out already."""

@@ -1,7 +1,8 @@
 """The process in which a model computes (`engine: llm`), started by the arbiter, and again after a crash.
 
 By exec, as torch does not survive a fork. It ends with its parent, whatever becomes of that, and only our own
-user can reach its socket. All workers of the server share it.
+user can reach its socket. All workers of the server share it. One that does not go on is killed, as gunicorn
+kills such workers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from app.engine.heartbeat import TELL_WHERE, Heartbeat, Silence
 from app.engine.wire import Answer, EngineProcessOptions, Hello, Notice, Ready
 from app.server.handover import ENDPOINT, SETTINGS
 from config import ConfigError, Settings
@@ -42,12 +44,16 @@ MOST_PATH_BYTES = 103
 class EngineProcess:
     """One engine for as long as the arbiter lives."""
 
-    def __init__(self, options: EngineProcessOptions, log: Logger) -> None:
-        """`options` are all but the endpoint and the parent. ConfigError: no place for its socket."""
+    def __init__(self, options: EngineProcessOptions, log: Logger, timeout_s: float) -> None:
+        """`options` are all but the endpoint and the parent; `timeout_s` is how long it may be silent, 0 for
+        ever. ConfigError: no place for its socket."""
         self.options = options
         self._log = log
         self._folder = private_folder()
         self.endpoint = f"ipc://{self._folder}/engine"
+        self._heartbeat, self._silence = Heartbeat(self.endpoint), Silence()
+        self.timeout_s = timeout_s
+        self._is_asked_where = False
         self._pid: int | None = None
         self._ready: Ready | None = None
         self._started_s = 0.0
@@ -73,10 +79,11 @@ class EngineProcess:
         return settings.changed(sizes | {"max-model-len": ready.max_model_len})
 
     def look(self) -> None:
-        """Start it again some time after it has ended. Called about once a second."""
+        """Start it again some time after it has ended, or hangs. Called about once a second."""
         now_s = time.monotonic()
         if self._again_s is None:
             if self._runs():
+                self._end_silence(now_s)
                 return
             self._log.error("The engine has ended. It is started again in %.1f s.", self._delay_s)
             if now_s - self._started_s > STABLE_S:
@@ -99,7 +106,22 @@ class EngineProcess:
         self._pid = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _end_silence(self, now_s: float) -> None:
+        """Kill it when it has been silent for too long; first it tells the log where it is."""
+        silent_s = self._silence.look(self._heartbeat.last_s(), now_s)
+        if self._pid is None or not self.timeout_s or silent_s <= self.timeout_s:
+            self._is_asked_where = False
+        elif not self._is_asked_where:
+            self._is_asked_where = True
+            self._log.error(
+                "The engine (pid %d) has not gone on for %.1f s: it is killed", self._pid, silent_s
+            )
+            os.kill(self._pid, TELL_WHERE)
+        else:
+            os.kill(self._pid, signal.SIGKILL)
+
     def _start(self) -> None:
+        self._heartbeat.stop()
         options = replace(self.options, endpoint=self.endpoint, parent_pid=os.getpid())
         command = [sys.executable, "-m", MODULE, msgspec.json.encode(options).decode()]
         self._pid = os.posix_spawn(sys.executable, command, _environment(os.environ))

@@ -249,24 +249,30 @@ class Worker(GeventWorker):  # type: ignore[misc]
             util.close(client)
 
     def _serve_general(self, connection: FastConnection, data: bytes) -> None:
-        """Hub: have a greenlet answer one request of a connection of the fast path."""
-        self._greenlets.spawn(self._answer_one, connection, data)
+        """Hub: have a greenlet answer one request of a connection of the fast path.
 
-    def _answer_one(self, connection: FastConnection, data: bytes) -> None:
+        It has arrived now, however many others are answered before it.
+        """
+        self._greenlets.spawn(self._answer_one, connection, data, time.monotonic())
+
+    def _answer_one(self, connection: FastConnection, data: bytes, arrived_s: float) -> None:
         client = connection.client
         rest = None
         try:
-            rest = self._serve(connection.bound, client, connection.address, data, keeps=False)
+            rest = self._serve(connection.bound, client, connection.address, data, False, arrived_s)
         finally:
             if rest is None or not self.alive:
                 connection.close()
             else:
                 connection.take_back(rest)
 
-    def _serve(self, bound: Any, client: Any, addr: Any, data: bytes, keeps: bool) -> bytes | None:
+    def _serve(
+        self, bound: Any, client: Any, addr: Any, data: bytes, keeps: bool, arrived_s: float | None = None
+    ) -> bytes | None:
         """Requests of one connection, beginning with `data`, until it is to be closed: then None.
 
-        Unless it `keeps` the connection, a single one; then what was read beyond it is returned.
+        Unless it `keeps` the connection, a single one, which came at `arrived_s`; then what was read beyond
+        it is returned.
         """
         req = None
         try:
@@ -278,7 +284,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
                     req = next(parser)
                 if not req:
                     return None
-                self.handle_request(bound, req, client, addr)
+                self.handle_request(bound, req, client, addr, arrived_s)
                 if not discard_body(parser):
                     linger(client)
                     return None
@@ -310,14 +316,19 @@ class Worker(GeventWorker):  # type: ignore[misc]
             return False
         return True
 
-    def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """One request; StopIteration when the connection is to be closed after it."""
-        arrived = time.monotonic()
+    def handle_request(
+        self, listener_name: Any, req: Any, sock: Any, addr: Any, arrived_s: float | None = None
+    ) -> None:
+        """One request, that came just now or `arrived_s`; StopIteration when the connection is to be closed
+        after it.
+        """
+        arrived = time.monotonic() if arrived_s is None else arrived_s
         self._busy.add(sock)
         try:
             response, environ = wsgi.create(
                 req, sock, addr, listener_name, self.cfg, response_class=JoinedResponse
             )
+            response.write_timeout_s = None if self.write_timeout_s == inf else self.write_timeout_s
             environ["wsgi.multithread"] = True
             environ[CONTEXT] = context_of(environ, arrived, response.ended)
             if not self.alive or not self.cfg.keepalive:
@@ -340,7 +351,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             response.force_close()
         try:
             for item in body:
-                self._write(response, item)
+                response.write(item)
             response.close()
         except Exception as error:
             if not response.headers_sent or isinstance(error, OSError):
@@ -356,14 +367,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 self.log.access(response, req, environ, timedelta(seconds=time.monotonic() - arrived))
             if hasattr(body, "close"):
                 body.close()
-
-    def _write(self, response: JoinedResponse, item: bytes) -> None:
-        """Streams over TLS pass here token by token (others are timed by `StreamTransport`)."""
-        if self.certificate is None or self.write_timeout_s == inf:
-            response.write(item)
-            return
-        with gevent.Timeout(self.write_timeout_s, OSError(errno.EPIPE, "the client takes no bytes")):
-            response.write(item)
 
 
 def _give_memory_back() -> None:

@@ -70,6 +70,8 @@ class Understudy:
         """May stand in front of every path: where a proxy serves us."""
         self.rpc: RpcService | None = None
         """What is answered over gRPC, where the server speaks that, too."""
+        self.bypasses_fast_path = False
+        """Nearly every request is Flask's, which is then loaded before the first one comes."""
         self._families: dict[str, tuple[Route, ...]] = {}
         self.services: list[BackgroundService] = [StartedLater(self._load_flask)]
         """What lives as long as the worker does."""
@@ -119,6 +121,8 @@ class Understudy:
 
     def begin(self) -> None:
         """The worker is about to accept connections."""
+        if self.bypasses_fast_path:
+            self._load_flask()
         for service in self.services:
             service.start()
 

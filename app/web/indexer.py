@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 from app.api.admin import reports
 from app.api.kv import index as kv_index
 from app.api.openapi import routes as openapi
@@ -11,7 +14,7 @@ from app.http.body import BodyLimits
 from app.http.context import RequestContext
 from app.http.errors import unavailable
 from app.kvcache.publisher import Publisher
-from app.kvindex.assembly import Listening, aliases, fed, index_of
+from app.kvindex.assembly import Listening, aliases, fed, fed_encoded, index_of
 from app.metrics.exposition import Exposition, Families
 from app.middleware.api_keys import ApiKeys
 from app.middleware.cors import Cors
@@ -22,6 +25,13 @@ from app.tokenization import Tokenizer
 from app.web.application import Understudy
 from config import Settings
 from config.live import LiveSettings
+
+
+class TellsBlocks(Protocol):
+    """An engine in a process of its own."""
+
+    def listen(self, listener: Callable[[str, int, bytes], None]) -> None:
+        """Hand it topic, sequence number and batch of KV events."""
 
 
 class NoEngine(Middleware):
@@ -63,14 +73,21 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
 
 
 def add_index(
-    app: Understudy, live: LiveSettings, tokenizer: Tokenizer, publisher: Publisher | None = None
+    app: Understudy,
+    live: LiveSettings,
+    tokenizer: Tokenizer,
+    publisher: Publisher | None = None,
+    engine: TellsBlocks | None = None,
 ) -> Families:
-    """Give `app` an index with its routes, fed by our own `publisher` too; the index's metric families."""
+    """Give `app` an index with its routes, fed by our own `publisher` or `engine`, too; the index's metric
+    families."""
     settings: Settings = live.current
     at, model, server = settings.kvindex, settings.model.model, settings.server
     index = index_of(settings, tokenizer)
     if publisher is not None:
         publisher.listen(fed(index, model))
+    if engine is not None:
+        engine.listen(fed_encoded(index, model))
     app.services.append(Listening(index))
     app.caches.append(lambda: index.caches)
     body = BodyLimits.of(server)

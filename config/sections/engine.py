@@ -4,7 +4,18 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import About, Count, Duration, NotNegative, Port, Section, not_above_share
+from config.declaration import (
+    About,
+    Count,
+    Duration,
+    Json,
+    NonEmpty,
+    NotNegative,
+    Port,
+    Rule,
+    Section,
+    not_above_share,
+)
 from config.zmq_addresses import ZMQ_ADDRESS
 
 
@@ -25,6 +36,28 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     engine_threads: Annotated[
         Count | None,
         About("Threads that the model computes with (engine llm); as many as cores when empty."),
+    ] = None
+    engine_timeout: Annotated[
+        Duration,
+        About(
+            "An engine that does not go on for so long is killed and started again (engine llm); after half "
+            "of it, or 10 s, it is not healthy. 0 waits for ever. Loading a model does not count."
+        ),
+        Rule(
+            "must be 0 or at least 4s",
+            lambda value, section: "must be 0 or at least 4s" if 0 < value < 4 else "",
+        ),
+    ] = 60.0
+    generation_config: Annotated[
+        NonEmpty,
+        About(
+            "Whose generation_config.json says how tokens are chosen where a request does not, and how long "
+            "a reply is at most (engine llm): the model's own (auto), nobody's (vllm), or that of a folder."
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        Json | None,
+        About('What holds instead of it, or besides (engine llm): {"temperature": 0.5}.'),
     ] = None
 
     @property

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app import console
 from app.engine.sequence import Sequence
 from app.engine.standing import Phase, Standing
 from config.profile import read_profile
@@ -20,6 +24,13 @@ PROMPT = list(range(3 * BLOCK_TOKENS))
 def stepped(async_scheduling: bool = True, **fields: Any) -> Harness:
     steps = StepSettings(timing="steps", max_num_batched_tokens=2048, async_scheduling=async_scheduling)
     return Harness(sections={"steps": steps}, profile=read_profile("qwen3-14b-h100"), **fields)
+
+
+def test_phases_have_the_numbers_that_the_consoles_page_knows() -> None:
+    page = Path(console.__file__).parent / "page" / "model.js"
+    [names] = re.findall(r"const PHASES = (\[.*?\]);", page.read_text())
+    assert [name.upper() for name in json.loads(names)] == [Phase(number).name for number in range(5)]
+    assert len(Phase) == 5
 
 
 def named(harness: Harness, request_id: str) -> Sequence:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 import pytest
@@ -16,29 +15,18 @@ from app.engine.batch import SchedulerLimits
 from app.engine.outputs import Started
 from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
-from app.engine.step_executor import StepExecutor
 from app.engine.step_loop import StepLoop
 from app.fidelity.client import Client, OfflineRequest
 from app.kvcache.counted import CountedBlocks
-from config.profile import FrontCosts, SpeculationRates, read_profile
-from config.settings import Settings, StepSettings
-from tests.engine.harness import BLOCK_TOKENS, START_S, Harness, engine_request
+from config.profile import FrontCosts, SpeculationRates
+from config.settings import Settings
+from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
 from tests.engine.loops import Moments
+from tests.engine.stepped import PROFILE, moments, stepped
 
-PROFILE = read_profile("qwen3-14b-h100")
 BLOCKS = 40
 STEP_S = 0.02
 """Longer than a step of few sequences, its front and its way out."""
-
-
-def stepped(**fields: Any) -> Harness:
-    fields = {"slots": 3, "profile": PROFILE, **fields}
-    return Harness(sections={"steps": StepSettings(timing="steps")}, **fields)
-
-
-def moments(harness: Harness, request_id: str) -> list[float]:
-    """Of each token."""
-    return [event.at_s - START_S for event in harness.tokens(request_id) for _ in event.ids]
 
 
 REQUESTS = st.lists(
@@ -338,22 +326,6 @@ def test_the_more_important_is_first() -> None:
     assert moments(harness, "sooner")[-1] < moments(harness, "later")[0]
 
 
-def test_a_call_is_as_important_as_a_request_of_which_nothing_is_said() -> None:
-    harness = stepped(slots=1, by_priority=True)
-    harness.ask("now", max_tokens=2)
-    harness.clock.advance(0.01)
-    came: list[str] = []
-
-    def asks() -> None:
-        harness.engine.submit([engine_request(max_tokens=1)], lambda event: came.append(type(event).__name__))
-
-    asks()
-    harness.engine.executor.submit(came.append, "call")
-    asks()
-    harness.clock.advance(1)
-    assert came == ["Started", "Tokens", "call", "Started", "Tokens"]
-
-
 def test_speculation_brings_several_tokens_a_step() -> None:
     rates = SpeculationRates(acceptance=(1.0, 1.0))
     one, three = stepped(), stepped(profile=replace(PROFILE, speculation=rates))
@@ -394,82 +366,3 @@ def test_an_image_follows_its_text_after_a_time_of_its_own() -> None:
     assert [kind for kind, _ in told(harness, image=True, max_tokens=3)] == ["text"] * 3 + ["image"]
     *_, last, image = [event.at_s for event in harness.tokens("a") for _ in event.texts]
     assert image == pytest.approx(last + 0.5)
-
-
-def test_it_is_an_executor_whose_calls_wait_for_their_turn() -> None:
-    harness = stepped(slots=1)
-    executor = harness.engine.executor
-    assert isinstance(executor, Executor)
-    harness.ask("a", max_tokens=3)
-    called, broken, dropped = (executor.submit(divmod, *args) for args in ((17, 5), (1, 0), (1, 1)))
-    assert dropped.cancel() and executor.waiting == 4
-    harness.clock.advance(0.03)
-    assert not called.done()
-    harness.clock.advance(1)
-    assert called.result(0) == (3, 2) and isinstance(broken.exception(0), ZeroDivisionError)
-    assert harness.finish("a") == "length" and harness.is_idle()
-    executor.shutdown()
-    with pytest.raises(RuntimeError):
-        executor.submit(divmod, 1, 1)
-
-
-@pytest.mark.parametrize("blocks", [None, BLOCKS])
-def test_a_call_is_one_token_of_its_step(blocks: int | None) -> None:
-    harness = stepped(blocks=blocks)
-    executor = harness.engine.executor
-    assert isinstance(executor, StepExecutor)
-    tokens: list[int] = []
-    executor.watch_step = lambda batch, start_s, end_s: tokens.append(batch.tokens)
-    call = executor.submit(divmod, 17, 5)
-    harness.clock.advance(1)
-    assert call.done() and tokens == [1] and harness.is_idle()
-
-
-@pytest.mark.parametrize("drops", [False, True])
-def test_after_shutdown_calls_that_wait_are_made_or_dropped(drops: bool) -> None:
-    harness = stepped(blocks=BLOCKS, kv_cache_transfer_latency=9.0)  # which a call does not wait for
-    executor = harness.engine.executor
-    call = executor.submit(divmod, 17, 5)
-    harness.ask("a")
-    executor.shutdown(cancel_futures=True) if drops else executor.shutdown()
-    assert call.cancelled() is drops
-    harness.clock.advance(1)
-    assert drops or call.result(0) == (3, 2)
-    assert harness.metric("iteration_tokens_total_sum") == 3 + 5 + (not drops)
-    assert harness.finish("a") == "length" and harness.is_idle()
-
-
-def test_a_sequence_that_breaks_takes_no_other_with_it() -> None:
-    harness = stepped()
-    harness.ask("good", max_tokens=6)
-    taken: list[object] = []
-
-    def breaks(event: object) -> None:
-        taken.append(event)
-        if len(taken) == 4:
-            raise RuntimeError("nobody takes it")
-
-    harness.engine.submit([engine_request(request_id="bad", max_tokens=20)], breaks)
-    harness.clock.advance(2)
-    assert harness.finish("good") == "length"
-    assert harness.metric("request_success_total", finished_reason="error") == 1
-    assert harness.is_idle()
-
-
-def test_one_that_ends_at_once_may_end_others_or_break() -> None:
-    harness = stepped()
-    doomed = harness.ask("doomed", max_tokens=20)
-
-    def ends_the_other(event: object) -> None:
-        doomed.abort()
-
-    def breaks(event: object) -> None:
-        raise RuntimeError("nobody takes it")
-
-    for name, emit in (("ends", ends_the_other), ("breaks", breaks)):
-        harness.engine.submit([engine_request(request_id=name, least_hit_rate=0.5)], emit)
-    harness.ask("good", max_tokens=6)
-    harness.clock.advance(2)
-    assert harness.finish("good") == "length" and not harness.of("doomed")
-    assert harness.metric("request_success_total", finished_reason="error") == 1
-    assert harness.is_idle()

@@ -87,3 +87,23 @@ def test_nothing_is_observed_of_blocks_that_are_cleared(clock: VirtualClock, obs
     cache.reset()
     serve(cache, tokens(50, 4))
     assert observed.lifetimes == []
+
+
+def test_an_observer_is_told_which_released_blocks_can_be_found() -> None:
+    class Told:
+        def __init__(self) -> None:
+            self.released_blocks: list[tuple[int, bool]] = []
+
+        def allocated(self, block: int) -> None: ...
+        def accessed(self, block: int) -> None: ...
+        def evicted(self, block: int) -> None: ...
+        def cleared(self) -> None: ...
+        def released(self, block: int, findable: bool) -> None:
+            self.released_blocks.append((block, findable))
+
+    told = Told()
+    cache = small_cache(8, observer=told)
+    begin(cache, "r", tokens(0, 10))
+    first, second, partial = cache.block_numbers("r")
+    cache.finish("r")
+    assert told.released_blocks == [(partial, False), (second, True), (first, True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import count
 
 import pytest
 
@@ -95,4 +96,14 @@ def test_what_is_done_is_counted(tokenizer: LocalTokenizer) -> None:
     assert f'kvcache_tokenization_tokenized_tokens_total{{tokenizer="embedded"}} {count}.0' in text
     for name in ("tokenization", "render_chat_template"):
         assert f'kvcache_tokenization_{name}_latency_seconds_count{{tokenizer="embedded"}} 1.0' in text
+    made.close()
+
+
+def test_how_long_it_took_is_counted_by_the_clock(tokenizer: LocalTokenizer) -> None:
+    metrics, clock = IndexMetrics(), count(1000)
+    made = Tokenization(lambda model: tokenizer, metrics=metrics, clock=lambda: float(next(clock)))
+    made.encode("m", "hello")
+    made.render_chat("m", [{"role": "user", "content": "hello"}])
+    sums = [line for line in metrics.render({}, {}, {}).splitlines() if "_seconds_sum{" in line]
+    assert len(sums) == 2 and all(line.endswith(" 1.0") for line in sums)
     made.close()

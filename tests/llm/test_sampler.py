@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from app.llm.draw import draw, limited
 from app.llm.errors import RequestError
-from app.llm.logprobs import logprobs_of
-from app.llm.sampler import SamplingState, adjust, sample
+from app.llm.sampler import SamplingState, adjust, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
 from tests.running_server import ROOT
 

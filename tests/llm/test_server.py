@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from app.engine.heartbeat import LONGEST_SILENCE_S
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
@@ -150,6 +151,16 @@ def test_an_engine_that_is_killed_has_a_successor(server: RunningServer) -> None
     assert engine_of(server) != before
 
 
+def test_an_engine_that_hangs_is_not_healthy_until_it_goes_on(server: RunningServer) -> None:
+    engine = engine_of(server)
+    os.kill(engine, signal.SIGSTOP)
+    wait_until(lambda: get(server.port, "/health").status == 503, LONGEST_SILENCE_S + 20)
+    os.kill(engine, signal.SIGCONT)
+    wait_until(lambda: get(server.port, "/health").status == 200)
+    assert chat(server, max_tokens=4)["usage"]["completion_tokens"] == 4
+    assert engine_of(server) == engine
+
+
 def test_weights_go_to_sleep_and_wake_up(server: RunningServer) -> None:
     asked = {"temperature": 0, "max_tokens": 8}
     before = chat(server, **asked)["choices"][0]["message"]
@@ -158,6 +169,20 @@ def test_weights_go_to_sleep_and_wake_up(server: RunningServer) -> None:
     assert post(server.port, {}, "/wake_up").status == 200
     assert get(server.port, "/is_sleeping").json() == {"is_sleeping": False}
     assert chat(server, **asked)["choices"][0]["message"] == before
+
+
+def test_an_index_beside_it_knows_its_blocks(model: str) -> None:
+    told = {"model": "tiny", "prompt": "The sea is deep, and so is the sky. " * 5, "max_tokens": 1}
+    with serving(
+        model, "--kv-index", "--kv-index-block-size", "16", "--event-flush-interval", "0s"
+    ) as server:
+
+        def score() -> float:
+            return sum(post(server.port, told, "/score_completions").json().values())
+
+        assert score() == 0
+        tokens = post(server.port, told, "/v1/completions").json()["usage"]["prompt_tokens"]
+        wait_until(lambda: score() == tokens // 16)
 
 
 def test_weights_that_are_cut_off_end_the_start_with_one_line(model: str, tmp_path: Path) -> None:

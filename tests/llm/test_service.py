@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.engine.heartbeat import TELL_WHERE
 from app.engine.wire import Sampling
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
@@ -183,6 +184,15 @@ def test_prompts_larger_than_the_cache_and_more_than_may_wait(folder: Path) -> N
         assert "wait" in str(last.error) and not last.is_refused
         assert [len(worker.whole(key)[0]) for key in (2, 3)] == [100, 100]
         worker.close()
+
+
+def test_who_is_asked_where_it_is_writes_it_into_the_log_and_goes_on(folder: Path) -> None:
+    with engine_process(folder) as engine, Worker(engine.options.endpoint) as worker:
+        worker.greet()
+        engine.process.send_signal(TELL_WHERE)
+        worker.generate(1, [5], 4)
+        assert len(worker.whole(1)[0]) == 4
+        assert "in turn\n" in engine.log.read_text()
 
 
 def test_sigterm_ends_streams_and_the_process(folder: Path) -> None:

@@ -10,6 +10,7 @@ from threading import Event
 
 import pytest
 
+from app.engine.heartbeat import Heartbeat
 from app.engine.wire import EngineProcessOptions, TextForm
 from app.llm.engine import LLMEngine
 from app.llm.errors import ModelLoadError, RequestError
@@ -38,6 +39,7 @@ class Turns:
             self.sockets,
             None,
             ready_of(self.engine),
+            Heartbeat(endpoint, now=lambda: self.now_s),
             now=lambda: self.now_s,
         )
 
@@ -108,18 +110,44 @@ def test_while_a_form_is_compiled_others_are_served(folder: Path, monkeypatch: p
 
     monkeypatch.setattr(LLMEngine, "compile", compile)
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
-        for key, regex in enumerate(("first", "left", "last")):
+        for key, regex in enumerate(("first", "second", "left", "last")):
             worker.generate(key, [1], 5, form=TextForm(regex=regex))
-        worker.generate(3, [1], 5)
-        turns.until(lambda: worker.is_over(3), worker)
-        worker.abort(1)
-        turns.until(lambda: begun == ["first"], worker)
+        worker.generate(4, [1], 5)
+        turns.until(lambda: worker.is_over(4), worker)
+        worker.abort(2)
+        turns.until(lambda: sorted(begun) == ["first", "second"], worker)
         turns.turn()
         may_end.set()
-        turns.until(lambda: worker.is_over(0) and worker.is_over(2), worker)
-        assert begun == ["first", "last"]
+        turns.until(lambda: all(worker.is_over(key) for key in (0, 1, 3)), worker)
+        assert begun[2:] == ["last"]
         assert worker.said[0][0].is_refused and worker.said[0][0].error == "It is no form."
-        assert 1 not in worker.said and len(worker.whole(3)[0]) == 5
+        assert 2 not in worker.said and len(worker.whole(4)[0]) == 5
+
+
+def test_a_form_that_takes_long_holds_up_no_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = Event()
+
+    def compile(engine: LLMEngine, text: TextForm) -> Form:
+        assert text.regex == "quick" or may_end.wait(20)
+        raise RequestError("It is no form.")
+
+    monkeypatch.setattr(LLMEngine, "compile", compile)
+    with serving(folder) as turns, Worker(turns.endpoint) as worker:
+        for key, regex in enumerate(("slow", "quick", "quick")):
+            worker.generate(key, [1], 5, form=TextForm(regex=regex))
+        turns.until(lambda: worker.is_over(1) and worker.is_over(2), worker)
+        assert 0 not in worker.said
+        may_end.set()
+        turns.until(lambda: worker.is_over(0), worker)
+
+
+def test_it_gives_a_sign_of_life_before_each_layer(folder: Path) -> None:
+    with serving(folder) as turns, Worker(turns.endpoint) as worker:
+        beats: list[float] = []
+        turns.engine.runner.on_layer = lambda: beats.append(turns.now_s)
+        worker.generate(1, [1], 3)
+        turns.until(lambda: worker.is_over(1), worker)
+        assert len(beats) == 3 * turns.engine.runner.config.num_layers
 
 
 def test_without_work_workers_hear_of_it_now_and_then(folder: Path) -> None:

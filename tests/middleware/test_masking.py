@@ -45,6 +45,7 @@ def test_headers_keep_their_names() -> None:
 def test_a_query_keeps_its_names() -> None:
     assert mask_query("/v1/models?api_key=a&limit=3&token=") == "/v1/models?api_key=***&limit=3&token=***"
     assert mask_query("/v1/models") == "/v1/models"
+    assert mask_query("/v1/models?api%5Fkey=a&n=%C3%B6") == "/v1/models?api%5Fkey=***&n=%C3%B6"
 
 
 @given(st.sampled_from(SECRETS), st.text(min_size=4), st.sampled_from([None, 2]), st.booleans())

@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.outputs import Part, PartReader, Piece
+from app.engine.request import Tool, ToolCalls
+from app.engine.wire import TextForm, Thoughts
 from app.parsing.hermes import HermesReader
 from app.parsing.listed import ListedReader, NamedReader
+from app.parsing.readers import readers
 from app.parsing.thoughts import ThoughtReader
+from tests.engine.harness import engine_request
 
 READERS: dict[str, Callable[[], PartReader]] = {
     "hermes": HermesReader,
@@ -21,6 +25,7 @@ READERS: dict[str, Callable[[], PartReader]] = {
     "named": lambda: NamedReader("f"),
     "thoughts": lambda: ThoughtReader(None),
     "thoughts and calls": lambda: ThoughtReader(HermesReader()),
+    "thoughts that may come": lambda: ThoughtReader(HermesReader(), begun=False),
 }
 WEATHER = '{"name": "weather", "arguments": {"city": "Rome", "note": "a } \\" {"}}'
 
@@ -106,6 +111,27 @@ def test_all_that_a_named_tool_gets_are_arguments() -> None:
     assert read(NamedReader("f"), ['{"a"', ": 1}"]) == [call(0, "f", '{"a": 1}')]
 
 
+NAMED = ToolCalls(tools=(Tool("f"),), least=1, named=True)
+BEGUN, POSSIBLE = Thoughts(end_id=2), Thoughts(end_id=2, begin_id=1)
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "text", "told"),
+    [
+        (BEGUN, "Hm</think>{}", [(Part("reasoning"), "Hm"), call(0, "f", "{}")]),
+        (POSSIBLE, "<think>Hm</think>{}", [(Part("reasoning"), "Hm"), call(0, "f", "{}")]),
+        (POSSIBLE, "{}", [call(0, "f", "{}")]),
+        (None, "{}", [call(0, "f", "{}")]),
+    ],
+)
+def test_a_call_that_must_be_made_may_follow_thoughts(
+    thoughts: Thoughts | None, text: str, told: list[Piece]
+) -> None:
+    form = TextForm(json_schema="{}", thoughts=thoughts)
+    reader = readers("hermes")(engine_request(tool_calls=NAMED, form=form, reasoning=True))
+    assert reader is not None and read(reader, [text]) == told
+
+
 @pytest.mark.parametrize("begin", ["", "<think>", "\n<think>"])
 def test_thoughts_end_with_their_tag(begin: str) -> None:
     told = read(ThoughtReader(None), [f"{begin}Hm <b>.</think>\n\nYes"])
@@ -114,6 +140,16 @@ def test_thoughts_end_with_their_tag(begin: str) -> None:
 
 def test_thoughts_that_do_not_end_are_all_there_is() -> None:
     assert read(ThoughtReader(HermesReader()), ["<think>Hm </thi"]) == [(Part("reasoning"), "Hm </thi")]
+
+
+@pytest.mark.parametrize("text", ["<think>Hm</think>\n{}", " <think>Hm</think>\n{}"])
+def test_thoughts_that_need_not_come_are_told_by_their_tag(text: str) -> None:
+    assert read(ThoughtReader(None, begun=False), [text]) == [(Part("reasoning"), "Hm"), (None, "\n{}")]
+
+
+@pytest.mark.parametrize("text", ["{}", "<thi", "", "\n", "<b>"])
+def test_without_their_tag_they_have_not_come(text: str) -> None:
+    assert read(ThoughtReader(None, begun=False), [text]) == ([(None, text)] if text else [])
 
 
 def test_a_call_may_follow_thoughts() -> None:

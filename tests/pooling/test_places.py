@@ -38,7 +38,7 @@ def fresh() -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[RunningServer]:
     """One place and one that waits; a text takes a long time."""
-    slow = ("--max-num-seqs=1", "--max-waiting-queue-length=1", "--time-to-first-token=300ms")
+    slow = ("--max-num-seqs=1", "--max-waiting-queue-length=1", "--time-to-first-token=700ms")
     with running_server("--task=pooling", "--model=tiny", "--server-dev-mode", *slow) as server:
         yield server
 

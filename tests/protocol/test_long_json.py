@@ -14,7 +14,9 @@ from app.protocol import long_json
 from app.protocol.long_json import CHARS, parse
 from app.protocol.slicing import SLICE, slices
 
-TEXTS = st.text(max_size=12) | st.sampled_from(['q"u\\o', "[{,]}", "ä\u2028", "\ud800", "x" * 50])
+TEXTS = st.text(max_size=12) | st.sampled_from(
+    ['q"u\\o', "[{,]}", "ä\u2028", "\ud800", "x" * 50, "\U0001f600" * 9, '\\"' * 20]
+)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
 VALUES = st.recursive(
     SCALARS,

@@ -188,7 +188,7 @@ def test_a_form_can_be_asked_for_in_two_fields() -> None:
 def test_output_is_limited_to_what_fits_behind_the_prompt(
     requested: int | None, prompt_tokens: int, allowed: int
 ) -> None:
-    assert resolve_max_tokens(requested, prompt_tokens, CONTEXT) == allowed
+    assert resolve_max_tokens(requested, prompt_tokens, LIMITS) == allowed
 
 
 def test_a_prompt_that_fills_the_context_leaves_no_token() -> None:

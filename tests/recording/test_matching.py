@@ -12,15 +12,14 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Raw
 
 from app.clock.pause import Slices
 from app.protocol.slicing import slices
 from app.recording.canonical import DIGEST_BYTES, SHORT, digest, json_object
-from app.recording.exchange import Answer, bytes_of, read_chunk
 from app.recording.library import Recording
 from app.recording.masks import masked_pieces
 from app.recording.matching import RequestForm, form_of
+from app.recording.spool import RecordedAnswer
 from tests.recording.recordings import CHAT, chat, exchange, written
 
 
@@ -112,8 +111,8 @@ def found(recording: Recording, body: Any) -> bytes | None:
     return None if key is None else text_of(recording.next_answer(key))
 
 
-def text_of(answer: Answer[Raw]) -> bytes:
-    return b"".join(bytes_of(read_chunk(chunk).data) for chunk in answer.chunks)
+def text_of(answer: RecordedAnswer) -> bytes:
+    return b"".join(read() for _, read in answer.pieces)
 
 
 @pytest.mark.parametrize(

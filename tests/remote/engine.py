@@ -1,8 +1,9 @@
 """What stands for the engine's process where no torch is: a real ZMQ peer that speaks `app.engine.wire`.
 
 Started as `python -m tests.remote.engine OPTIONS`. It works in the folder of its model: says what stands in
-`text`, a token in so many seconds as stand in `pace`, and notes each order as a line of `orders.jsonl`; it
-refuses to start while there is a file `refusal`, for the reason that stands in it.
+`text`, a token in so many seconds as stand in `pace`, tells KV events as in `blocks` with each request, and
+notes each order as a line of `orders.jsonl`; it refuses to start while there is a file `refusal`, for the
+reason that stands in it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from app.engine.heartbeat import Heartbeat
 from app.engine.wire import (
     Abort,
     Answer,
+    Blocks,
     Command,
     EngineProcessOptions,
     Generate,
@@ -33,6 +36,7 @@ from app.engine.wire import (
 )
 
 TOKEN_CHARS = 4
+TOPIC = "kv@pod@model"
 FIRST_ID = 300
 """Of the ids that it says: one behind the other."""
 
@@ -75,14 +79,19 @@ class Engine:
         context = zmq.Context()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.bind(options.endpoint)
+        self.heartbeat = Heartbeat(options.endpoint)
         self.boot = secrets.token_hex(4)
         self.choices: dict[tuple[bytes, int], Choice] = {}
         self.notices: dict[bytes, list[Notice]] = {}
+        self.listeners: set[bytes] = set()
+        """Who is told of blocks."""
         self.paused = False
         self.computed = 0
 
     def run(self) -> None:
+        self.heartbeat.begin()
         while os.getppid() == self.options.parent_pid:
+            self.heartbeat.beat()
             self.receive(0 if self.choices else 200)
             if self.choices and not self.paused:
                 self.step()
@@ -103,6 +112,8 @@ class Engine:
         match order:
             case Hello():
                 told.append(self.ready())
+                if order.kv_events:
+                    self.listeners.add(worker)
             case Abort():
                 for key in order.keys:
                     self.choices.pop((worker, key), None)
@@ -116,6 +127,8 @@ class Engine:
                 told.append(said)
             case Generate():
                 self.choices[worker, order.key] = Choice(order, (self.folder / "text").read_text())
+                if worker in self.listeners:
+                    told.append(Blocks(TOPIC, 0, (self.folder / "blocks").read_bytes()))
 
     def ready(self) -> Ready:
         return Ready(

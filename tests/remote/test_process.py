@@ -60,6 +60,36 @@ def test_who_is_killed_under_load_ends_its_requests_with_an_error_and_gets_a_suc
         assert "Traceback" not in server.log()
 
 
+def test_who_hangs_is_not_healthy_and_is_missed_no_more_when_it_goes_on(peer: Peer) -> None:
+    with served(peer, engine_timeout="8s") as server:
+        os.kill(peer.pids[0], signal.SIGSTOP)
+        wait_until(lambda: get(server.port, "/health").status == 503, 20)
+        assert get(server.port, "/health/ready").status == 503
+        is_error(post(server.port, HELLO, CHATS), 500, "InternalServerError")
+        os.kill(peer.pids[0], signal.SIGCONT)
+        wait_until(lambda: get(server.port, "/health").status == 200)
+        assert says(server) == SENTENCE
+        assert len(peer.pids) == 1
+
+
+def test_who_hangs_for_too_long_is_killed_and_gets_a_successor(peer: Peer) -> None:
+    with served(peer, engine_timeout="4s") as server, Wire(server.port) as streaming:
+        peer.says(SENTENCE * 50, pace_s=0.05)
+        events = streaming.post(HELLO | {"stream": True}, CHATS).events()
+        next(events), next(events)
+        os.kill(peer.pids[0], signal.SIGSTOP)
+        *_, last = events
+        assert (last["error"]["code"], last["error"]["type"]) == (500, "InternalServerError")
+        wait_until(lambda: get(server.port, "/health").status == 200, 20)
+        peer.says(SENTENCE)
+        assert says(server) == SENTENCE
+        assert len(peer.pids) == 2
+        assert re.search(
+            rf"The engine \(pid {peer.pids[0]}\) has not gone on for .* s: it is killed", server.log()
+        )
+        assert "Traceback" not in server.log()
+
+
 def test_two_workers_share_one_engine(peer: Peer) -> None:
     with served(peer, ports=2, data_parallel_size="2") as server:
         assert says(server, server.port) == says(server, server.port + 1) == SENTENCE

@@ -141,7 +141,7 @@ def _sampling_params(frontend: Frontend, asked: Asked, ids: Sequence[int]) -> di
         "min_p": asked.min_p or 0.0,
         "stop": [stop] if isinstance(stop, str) else stop,
         "stop_token_ids": asked.stop_token_ids or [],
-        "max_tokens": resolve_max_tokens(wanted, len(ids), frontend.limits.max_model_len),
+        "max_tokens": resolve_max_tokens(wanted, len(ids), frontend.limits),
         "output_kind": 2,
         "skip_clone": True,
         "bad_words": asked.bad_words,

@@ -145,7 +145,7 @@ def _shape(
     head: ResponseMeta,
 ) -> ResponsesOptions:
     ids, media = prompt.ids, prompt.features
-    most_tokens = resolve_max_tokens(asked.max_output_tokens, len(ids), frontend.limits.max_model_len)
+    most_tokens = resolve_max_tokens(asked.max_output_tokens, len(ids), frontend.limits)
     hides = frontend.limits.reasons and not asked.include_reasoning
     return ResponsesOptions(
         response=new_response(asked, head, most_tokens),

@@ -34,12 +34,12 @@ def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
     return request.max_tokens, "max_tokens"
 
 
-def resolve_max_tokens(requested: int | None, prompt_tokens: int, max_model_len: int) -> int:
-    """Tokens that may be generated: never more than fit behind the prompt, which is no error.
+def resolve_max_tokens(requested: int | None, prompt_tokens: int, limits: ModelLimits) -> int:
+    """Tokens that may be generated: never more than the model may say behind the prompt, which is no error.
 
     0 means that the prompt fills the context; `ValidatedRequest.check_sampling` refuses that.
     """
-    room = max_model_len - prompt_tokens
+    room = limits.room_behind(prompt_tokens)
     return room if requested is None else min(room, requested)
 
 
@@ -128,8 +128,8 @@ class ValidatedRequest(Generic[R]):
         """Sampling parameters against each other, for prompts of these lengths."""
         if not prompt_tokens:
             return
-        request, within, length = self.request, self._within, self._limits.max_model_len
-        most = [resolve_max_tokens(self.requested, tokens, length) for tokens in each(prompt_tokens, within)]
+        request, within, limits = self.request, self._within, self._limits
+        most = [resolve_max_tokens(self.requested, tokens, limits) for tokens in each(prompt_tokens, within)]
         self.max_tokens = most if min(most) > 0 else [max(tokens, 1) for tokens in most]
         self.structured_outputs = sampling.constrained_outputs(request)
         if request.logit_bias:

@@ -35,6 +35,13 @@ class ModelLimits:
     max_logprobs: int = 20
     reasons: bool = False
     """The model thinks before it answers."""
+    max_new_tokens: int | None = None
+    """Of a reply, whatever is asked for: of the model's own generation_config.json."""
+
+    def room_behind(self, prompt_tokens: int) -> int:
+        """Tokens that a reply may have behind a prompt: 0 or less where that fills the context."""
+        room = self.max_model_len - prompt_tokens
+        return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
 
     def logprobs(self, wanted: int | None) -> int:
         """Log probabilities per token, with "all" (-1) spelled out; 0 for None."""

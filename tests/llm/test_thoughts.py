@@ -1,0 +1,127 @@
+"""A model that thinks first, and then writes a text of a form."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from app.engine.wire import TextForm, Thoughts
+from app.llm.llm import LLM
+from app.llm.sampling_params import SamplingParams
+from tests.hostile.wire import post
+from tests.llm.test_server import EMBEDDED, serving
+from tests.llm.tiny import Shape, make_model
+from tests.running_server import RunningServer
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+TEMPLATE = """{{ messages[-1].content }}{% if opened is defined %}<think>
+{% elif enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif %}"""
+SCHEMA = {"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"]}
+SCHEMA["additionalProperties"] = False
+REGEX = "[ab]{6}"
+LIKELY = 60.0
+"""Added to a logit it makes a token as likely as the others of which that is said, and others impossible."""
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with the tags of thoughts in its vocabulary."""
+    path = tmp_path_factory.mktemp("thinker")
+    tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+    tokenizer.add_tokens(
+        [AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>")]
+    )
+    make_model(path, Shape("qwen3"), vocabulary=tokenizer.get_vocab_size())
+    tokenizer.save(str(path / "tokenizer.json"))
+    copyfile(EMBEDDED / "tokenizer_config.json", path / "tokenizer_config.json")
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(thinker: Path) -> Iterator[LLM]:
+    with LLM(str(thinker), "cpu", num_blocks=256, max_seq_length=512) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def tags(thinker: Path) -> tuple[int, int]:
+    tokenizer = Tokenizer.from_file(str(thinker / "tokenizer.json"))
+    return tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+
+
+def said(llm: LLM, thoughts: Thoughts | None, bias: dict[int, float], seed: int, tokens: int = 200) -> str:
+    form = TextForm(regex=REGEX, thoughts=thoughts)
+    params = SamplingParams(structured_outputs=form, logit_bias=bias, seed=seed, max_tokens=tokens)
+    return str(llm.generate_single("Hello", params)["generated_text"])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_form_holds_behind_the_thoughts(llm: LLM, tags: tuple[int, int], seed: int) -> None:
+    begin, end = tags
+    text = said(llm, Thoughts(end_id=end), {begin: LIKELY, end: LIKELY}, seed)
+    assert re.fullmatch(rf"(?s).*?</think>{REGEX}", text)
+    text = said(llm, Thoughts(end_id=end, begin_id=begin), {begin: LIKELY, end: LIKELY}, seed)
+    assert re.fullmatch(rf"(?s)<think>.*?</think>{REGEX}", text)
+
+
+def test_thoughts_are_of_any_form(llm: LLM, tags: tuple[int, int]) -> None:
+    _, end = tags
+    text = said(llm, Thoughts(end_id=end), {end: -LIKELY}, seed=1, tokens=30)
+    assert len(text) > 20 and not set(text) <= set("ab")
+
+
+def test_who_does_not_begin_to_think_writes_the_form_at_once(llm: LLM, tags: tuple[int, int]) -> None:
+    begin, end = tags
+    thoughts = Thoughts(end_id=end, begin_id=begin)
+    assert re.fullmatch(REGEX, said(llm, thoughts, {begin: -LIKELY}, seed=1))
+    assert re.fullmatch(REGEX, said(llm, None, {begin: LIKELY, end: LIKELY}, seed=1))
+
+
+def test_a_tag_outside_the_vocabulary_is_refused(llm: LLM) -> None:
+    form = TextForm(regex=REGEX, thoughts=Thoughts(end_id=1_000_000))
+    result = llm.generate_single("Hello", SamplingParams(structured_outputs=form))
+    assert "tags of thoughts" in str(result["error"])
+
+
+@pytest.fixture(scope="module")
+def server(thinker: Path) -> Iterator[RunningServer]:
+    with serving(thinker, "--reasoning-parser", "qwen3", "--seed", "3") as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "thinks"), [({"opened": True}, True), ({}, True), ({"enable_thinking": False}, False)]
+)
+def test_a_server_tells_thoughts_and_form_apart(
+    server: RunningServer, tags: tuple[int, int], kwargs: dict[str, bool], thinks: bool
+) -> None:
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "What is this"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}},
+        "logit_bias": {str(tag): LIKELY for tag in tags},
+        "chat_template_kwargs": kwargs,
+        "max_tokens": 200,
+        "seed": 5,
+        "n": 4,
+    }
+    answer = post(server.port, asked, "/v1/chat/completions")
+    assert answer.status == 200, answer.body
+    choices = answer.json()["choices"]
+    assert {choice["finish_reason"] for choice in choices} == {"stop"}
+    for choice in choices:
+        jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+    assert any(choice["message"]["reasoning"] for choice in choices) == thinks
