@@ -41,7 +41,8 @@ from app.http.wsgi import CONTEXT, context_of
 from app.server import handover
 from app.server.certificates import CertificateError, ServerCertificate
 from app.server.client_socket import ClientServer, JoinedResponse, discard_body, has_much_unread, linger
-from app.server.fast.connection import FastConnection, FastConnections
+from app.server.fast.connection import FastConnection
+from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
 
 TICK_S = 1.0
@@ -127,7 +128,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self.certificate = ServerCertificate(self.cfg)
         with_middleware = hasattr(self.wsgi, "middleware")
         if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
-            path = FastPath(self.wsgi, self.log, self.write_timeout_s)
+            path = FastPath(self.wsgi, self.log, self.write_timeout_s, self.head_timeout_s)
             self._fast = FastConnections(path, self.cfg.keepalive, self._serve_general)
             self.wsgi.caches.append(lambda: {"request heads": path.heads})
         servers = [self._listen(listener) for listener in self.sockets]
