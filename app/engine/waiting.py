@@ -60,9 +60,7 @@ class WaitingQueue(Generic[W]):
         """Wait no more; False when it did not."""
         if task not in self.tasks:
             return False
-        self.tasks.remove(task)
-        if sum(map(len, self._heaps.values())) > 2 * len(self.tasks) + SLACK:
-            self._compact()
+        self._forget(task)
         return True
 
     def head(self) -> W | None:
@@ -79,10 +77,13 @@ class WaitingQueue(Generic[W]):
     def take(self, task: W) -> None:
         """Take out `task`, which is next."""
         heapq.heappop(self._heaps[task.adapter])
-        self.tasks.remove(task)
+        self._forget(task)
 
-    def _compact(self) -> None:
-        """Let go of those that were removed, so that they are never more than those that wait."""
+    def _forget(self, task: W) -> None:
+        """Let go of those that were removed, before they are many more than those that wait."""
+        self.tasks.remove(task)
+        if sum(map(len, self._heaps.values())) <= 2 * len(self.tasks) + SLACK:
+            return
         for adapter, heap in list(self._heaps.items()):
             self._heaps[adapter] = kept = [entry for entry in heap if entry[2] in self.tasks]
             heapq.heapify(kept)

@@ -9,9 +9,11 @@ import pytest
 
 from app.protocol.completions import DEFAULT_MAX_TOKENS
 from app.protocol.plain import MOST_TOKENS, PlainChat, PlainCompletion, PlainReader, Recognised
+from app.protocol.validation.model import ModelLimits
 
 CHAT = [{"role": "user", "content": "hi"}]
 LENGTH, MOST_PROMPT = 100, 60
+LIMITS = ModelLimits(max_model_len=LENGTH, vocab_size=4096)
 Kind: TypeAlias = type[PlainChat] | type[PlainCompletion]
 
 
@@ -22,7 +24,8 @@ def recognise(
     **body: Any,
 ) -> Recognised[Any] | None:
     """What a model with a context of `length` tokens recognises, the prompt having `ids` of them."""
-    reader = PlainReader(kind, lambda prompt: range(ids), length, MOST_PROMPT)
+    limits = ModelLimits(max_model_len=length, vocab_size=4096)
+    reader = PlainReader(kind, lambda prompt: range(ids), limits, MOST_PROMPT)
     reader.names = frozenset({None, "m"})
     prompt = {"messages": CHAT} if kind is PlainChat else {"prompt": "hi"}
     return reader.recognise(json.dumps(prompt | body).encode())
@@ -117,7 +120,7 @@ def test_whatever_else_is_left_to_the_general_way(kind: Kind, asked: Any) -> Non
     "body", [b"", b"[]", b"{", b"\xff", b'{"messages": "\xff"}', b'{"messages": ' + b"[" * 100_000]
 )
 def test_what_is_no_json_is_not_plain(body: bytes) -> None:
-    reader = PlainReader(PlainChat, lambda prompt: [1], LENGTH, MOST_PROMPT)
+    reader = PlainReader(PlainChat, lambda prompt: [1], LIMITS, MOST_PROMPT)
     assert reader.recognise(body) is None
 
 
@@ -132,7 +135,7 @@ def test_the_prompt_is_known_by_its_bytes_and_may_not_be_known_at_once(
     kind: Kind, body: bytes, key: bytes
 ) -> None:
     asked: list[bytes] = []
-    reader: PlainReader[Any] = PlainReader(kind, asked.append, LENGTH, MOST_PROMPT)  # type: ignore[func-returns-value]
+    reader: PlainReader[Any] = PlainReader(kind, asked.append, LIMITS, MOST_PROMPT)  # type: ignore[func-returns-value]
     assert reader.recognise(body) is None and asked == []  # it serves no model yet
     reader.names = frozenset({None})
     assert reader.recognise(body) is None and asked == [key]
