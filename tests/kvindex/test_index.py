@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -154,6 +155,24 @@ def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> 
     assert matched(index, PROMPT, lora="alice", salt="salt") == {}
     assert matched(index, PROMPT, salt="salt", media=image) == {}
     assert matched(index, PROMPT, lora="alice", media=image) == {}
+
+
+def test_of_those_with_the_same_salt_the_best_is_first(index: Index) -> None:
+    for pod, blocks in (("a", 1), ("b", 3), ("c", 2)):
+        extra_keys = [["salt"], None, None][:blocks]
+        tell(index, pod, stored(range(1, blocks + 1), PROMPT[: 4 * blocks], extra_keys=extra_keys))
+    assert [score.pod for score in index.score("m", PROMPT, salt="salt")] == ["b", "c", "a"]
+
+
+def test_lookups_are_counted_with_what_the_best_had_and_the_time_they_took() -> None:
+    clock = count(1000)
+    index = Index(MemoryBackend(), IndexSettings(block_size=4), clock=lambda: float(next(clock)))
+    tell(index, "a", stored([1, 2], PROMPT[:8]))
+    index.score("m", PROMPT)
+    index.score("unheard", PROMPT)
+    lines = index.metrics.render({}, {}, {}).splitlines()
+    for name, value in (("requests_total", 2), ("hits_total", 2), ("latency_seconds_sum", 2)):
+        assert f"kvcache_index_lookup_{name} {value}.0" in lines
 
 
 def test_images_change_the_blocks_from_the_first_that_they_touch_on(index: Index) -> None:
