@@ -183,8 +183,8 @@ class Subscriber:
         except zmq.ZMQError:
             if monitor is not None:
                 socket.disable_monitor()
-                monitor.close(linger=0)
-            socket.close(linger=0)
+                monitor.close()
+            socket.close()
             raise
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
@@ -194,8 +194,8 @@ class Subscriber:
         self._poller.unregister(line.socket)
         self._poller.unregister(line.monitor)
         line.socket.disable_monitor()
-        line.monitor.close(linger=0)
-        line.socket.close(linger=0)
+        line.monitor.close()
+        line.socket.close()
 
     def _follow(self, now: float) -> None:
         """Connect to new targets, and leave those that are no more."""

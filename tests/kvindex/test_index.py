@@ -175,6 +175,20 @@ def test_lookups_are_counted_with_what_the_best_had_and_the_time_they_took() -> 
         assert f"kvcache_index_lookup_{name} {value}.0" in lines
 
 
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_long_prompt_with_a_salt_is_found_to_its_end(generation: str) -> None:
+    index = make_index(MemoryBackend(), generation=generation)
+    most = index._keys.slice_blocks
+    tokens, blocks = [number % 1000 for number in range(4 * (2 * most + 3))], 2 * most + 3
+    for first in range(0, blocks, 100):
+        hashes = range(first + 1, min(first + 100, blocks) + 1)
+        some = tokens[4 * first : 4 * (first + 100)]
+        extra_keys = [["salt"] if number == 1 else None for number in hashes]
+        tell(index, "a", stored(hashes, some, first or None, extra_keys=extra_keys))
+    for asked in (most, most + 1, 2 * most, blocks):
+        assert matched(index, tokens[: 4 * asked + 3], salt="salt") == {"a": asked}
+
+
 def test_images_change_the_blocks_from_the_first_that_they_touch_on(index: Index) -> None:
     for pod, image in (("a", "one"), ("b", "two")):
         extra_keys = [None, [[image, 1]], [[image, -3]], None]

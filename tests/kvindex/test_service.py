@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -74,6 +75,11 @@ def test_events_come_in_and_scores_go_out(index: KvIndex, engine: Engine) -> Non
     assert stats.pods == ["a"] and stats.size is not None and stats.size.copies == 2
     assert [(stream.pod, stream.model, stream.sequence) for stream in stats.streams] == [("a", "m", 0)]
     assert stats.queued == 0
+
+
+def test_its_threads_do_not_keep_the_process_from_ending(index: KvIndex) -> None:
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("kvindex-")]
+    assert len(ours) > 1 and all(thread.daemon for thread in ours)
 
 
 def test_messages_may_come_without_a_socket(index: KvIndex) -> None:
