@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import count
 from typing import Any
 
@@ -13,6 +14,7 @@ from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import GENERATIONS
 from app.kvindex.memory import MemoryBackend
+from app.kvindex.metrics import IndexMetrics
 from app.kvindex.scorer import Weights
 from tests.kvindex.engines import batch, offloaded, removed, stored
 from tests.kvindex.held import matched
@@ -187,6 +189,21 @@ def test_a_long_prompt_with_a_salt_is_found_to_its_end(generation: str) -> None:
         tell(index, "a", stored(hashes, some, first or None, extra_keys=extra_keys))
     for asked in (most, most + 1, 2 * most, blocks):
         assert matched(index, tokens[: 4 * asked + 3], salt="salt") == {"a": asked}
+
+
+def test_times_are_told_in_the_buckets_of_llm_d_and_those_of_lookups_in_shorter_ones_too() -> None:
+    metrics = IndexMetrics()
+    metrics.rendered("t", 1.0)
+    bounds = ["0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "+Inf"]
+    shorter = ["0.0001", "0.00025", "0.0005", "0.001", "0.0025"]
+    told: dict[str, list[str]] = {}
+    for line in metrics.render({}, {}, {}).splitlines():
+        if found := re.match(r'(\w+)_latency_seconds_bucket\{.*le="([^"]*)"', line):
+            told.setdefault(found[1], []).append(found[2])
+    assert told == {
+        "kvcache_tokenization_render_chat_template": bounds,
+        "kvcache_index_lookup": shorter + bounds,
+    }
 
 
 def test_images_change_the_blocks_from_the_first_that_they_touch_on(index: Index) -> None:
