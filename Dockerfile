@@ -4,8 +4,8 @@ FROM python:3.13-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 RUN python -m venv /venv
-COPY requirements.txt requirements-tracing.txt ./
-RUN /venv/bin/pip install --requirement requirements.txt --requirement requirements-tracing.txt
+COPY requirements.txt requirements-grpc.txt requirements-tracing.txt ./
+RUN /venv/bin/pip install --requirement requirements.txt --requirement requirements-grpc.txt --requirement requirements-tracing.txt
 
 
 FROM python:3.13-slim

@@ -37,6 +37,9 @@ NODE_LOCK := tests/conformance/node/package-lock.json
 N := 80
 SEED := 1
 ROOMS :=
+# How many files of tests run at a time, each in one process; 0: one test after the other.
+WORKERS := 2
+AT_A_TIME = -n $(WORKERS) --dist loadfile
 
 # The first interpreter that is new enough; PYTHON=... chooses another.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -54,23 +57,22 @@ run: $(VENV)/.run
 	SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(AT_A_TIME)
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest --fast -n 2
+	$(BIN)/python -m pytest --fast $(AT_A_TIME)
 
 # The server of tests/conformance uses the recorded tokenizer where it is, so all of that folder says more then.
 test-shared: $(VENV)/.dev
 	$(BIN)/python -m pytest -m shared
-	$(BIN)/python -m pytest -n 2 -m "not shared" tests/conformance
+	$(BIN)/python -m pytest $(AT_A_TIME) -m "not shared" tests/conformance
 
 test-general: $(VENV)/.dev
-	$(BIN)/python -m pytest --general-way -n 2 tests/conformance
-	$(BIN)/python -m pytest --general-way tests/hostile
+	$(BIN)/python -m pytest --general-way $(AT_A_TIME) tests/conformance tests/hostile
 
 # What is left out is about replies that take their time, or a cache smaller than one request.
 test-steps: $(VENV)/.dev
-	$(BIN)/python -m pytest --steps -n 2 tests/conformance --ignore=tests/conformance/test_kv_events.py \
+	$(BIN)/python -m pytest --steps $(AT_A_TIME) tests/conformance --ignore=tests/conformance/test_kv_events.py \
 		--ignore=tests/conformance/test_responses_store.py
 
 # Those that start no process are not run as by test-fast: the first picture of an environment asks for fonts.
@@ -80,7 +82,7 @@ image-python:
 test-image:
 	@test -n "$(IMAGE_PYTHON)" || { echo "Python $(IMAGE_VERSION) is needed: name it with IMAGE_PYTHON=..." >&2; exit 1; }
 	$(MAKE) VENV=$(IMAGE_VENV) PYTHON=$(IMAGE_PYTHON) venv
-	$(IMAGE_VENV)/bin/python -m pytest -n 2 -m "not server and not slow"
+	$(IMAGE_VENV)/bin/python -m pytest $(AT_A_TIME) -m "not server and not slow"
 	$(IMAGE_VENV)/bin/python -m pytest -m server tests/test_image.py
 
 lint: $(VENV)/.dev
@@ -122,7 +124,7 @@ engine: $(ENGINE)/.installed
 
 # Two threads of torch that wait for each other are slow beside anything else, and the models are tiny.
 test-engine: $(ENGINE)/.installed
-	OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest -n 2 tests/llm
+	OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest $(AT_A_TIME) tests/llm
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -136,7 +138,7 @@ $(VENV)/.run: requirements.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
 	@touch $@
 
-$(VENV)/.dev: requirements-dev.txt requirements.txt | $(BIN)/python
+$(VENV)/.dev: requirements-dev.txt requirements-grpc.txt requirements.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	@touch $@ $(VENV)/.run
 

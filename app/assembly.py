@@ -245,7 +245,7 @@ def has_cache(settings: Settings) -> bool:
 def publisher_of(components: Components, told: PublisherSettings) -> Publisher | None:
     """Who publishes the events of the cache; None without one, and where nobody could hear of them."""
     settings = components.settings
-    heard = told.endpoint or told.replay_endpoint or settings.kvindex.kv_index
+    heard = told.endpoint or told.replay_endpoint or settings.kvindex.kv_index or settings.server.speaks_grpc
     if not heard or not has_cache(settings):
         return None
     from app.kvcache.publisher import Publisher  # and ZMQ, which other servers do without

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from app.api import models, tokens
@@ -69,10 +70,18 @@ from config.live import LiveSettings
 from config.loader import load
 
 if TYPE_CHECKING:
+    from app.api.frontend import Frontend
+    from app.engine.client import EngineClient
     from app.engine.remote import RemoteEngine
     from app.engine.wire import EngineProcessOptions
+    from app.http.rpc import RpcService
+    from app.kvcache.publisher import Publisher
     from app.plugins.registry import PluginRegistry
     from app.script.book import ScriptBook
+
+
+GRPC_PACKAGES = ("smg_grpc_proto", "grpc_health", "grpc_reflection")
+"""Messages alone: what speaks HTTP/2 is our own."""
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
@@ -132,6 +141,7 @@ def prepare(settings: Settings) -> None:
     if named.tokenizer or named.render_url or named.chat_template or settings.engine.is_real:
         tokenizer_of(settings).encode("Ready?")
     prepare_datasets(dataset_settings(settings))
+    check_grpc(settings)
     if settings.scripts.script:
         from app.script.opening import check_scripts
 
@@ -216,6 +226,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes("models", models.routes(frontend.models, identity))
     app.add_routes("tokens", tokens.routes(frontend.body, frontend.models, tokenizer))
     ready = reports.readiness(engine, clock, settings.server.startup_duration)
+    if server.speaks_grpc:
+        app.rpc = rpc_of(components, frontend, engine, lifecycle, ready, publisher)
     app.add_routes(
         "health", reports.health_routes(lambda: engine.healthy, ready, load, settings.model.vllm_version)
     )
@@ -249,6 +261,39 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
             openapi.document_routes(lambda: app.routes, app.root_path, settings.model.served_names[0]),
         )
     return app
+
+
+def rpc_of(
+    components: Components,
+    frontend: Frontend,
+    engine: EngineClient,
+    lifecycle: Operations,
+    is_ready: Callable[[], bool],
+    publisher: Publisher | None,
+) -> RpcService:
+    """What is answered over gRPC. ConfigError when its packages are not here."""
+    check_grpc(components.settings)
+    from app.api.grpc.information import ServerFacts  # and protobuf, which other servers do without
+    from app.api.grpc.service import rpc_service
+
+    facts = ServerFacts(
+        lambda: components.settings,
+        engine,
+        lifecycle,
+        components.tokenizer,
+        components.rank,
+        lambda: components.recorder.figures().cache_usage,
+        components.clock.now(),
+    )
+    return rpc_service(frontend, facts, is_ready, publisher)
+
+
+def check_grpc(settings: Settings) -> None:
+    """ConfigError when gRPC is wanted, and its packages are not here."""
+    if settings.server.speaks_grpc and not all(map(find_spec, GRPC_PACKAGES)):
+        raise ConfigError(
+            "setting grpc: needs packages that are not installed: pip install -r requirements-grpc.txt"
+        )
 
 
 def engine_of(

@@ -21,7 +21,7 @@ PerMinute = Annotated[float, Meta(ge=1e-6, le=1e9)]
 Name = Annotated[str, Meta(max_length=64)]
 Status = Annotated[int, Meta(ge=400, le=599)]
 
-Family = Literal["chat", "completions", "responses", "messages", "generate"]
+Family = Literal["chat", "completions", "responses", "messages", "generate", "grpc"]
 
 
 class FaultRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="action"):

@@ -97,6 +97,25 @@ AGREEMENTS = (
         "must leave room for data-parallel-size ports up to 65535",
         lambda at: at.server.port + len(at.server.ranks) <= 65536,
     ),
+    Agreement(
+        "grpc-port",
+        "must leave room for data-parallel-size ports up to 65535, none of which is one of port's",
+        lambda at: (
+            at.server.grpc_port is None
+            or at.server.grpc_port + len(at.server.ranks) <= 65536
+            and abs(at.server.grpc_port - at.server.port) >= len(at.server.ranks)
+        ),
+    ),
+    Agreement(
+        "grpc",
+        "goes without HTTPS only: certificates must be left out",
+        lambda at: not (at.server.speaks_grpc and at.tls.enabled),
+    ),
+    Agreement(
+        "fast-path",
+        "must be true where gRPC is answered",
+        lambda at: at.server.fast_path or not at.server.speaks_grpc,
+    ),
 )
 
 

@@ -69,6 +69,15 @@ NEEDS = (
         all(find_spec(name) is not None for name in ("torch", "safetensors", "gguf", "transformers")),
     ),
     Need(
+        "grpc",
+        "the packages of gRPC",
+        "pip install -r requirements-grpc.txt",
+        all(
+            find_spec(name) is not None
+            for name in ("grpc", "smg_grpc_proto", "grpc_health", "grpc_reflection")
+        ),
+    ),
+    Need(
         "browser",
         "Playwright and Chromium",
         "make browser",

@@ -26,6 +26,8 @@ GENERAL_WAY = "UNDERSTUDY_TESTS_GENERAL_WAY"
 STEPS = "UNDERSTUDY_TESTS_STEPS"
 """The same for --steps."""
 SERVER_PORTS = range(16_000, 32_000)
+PORTS_A_WORKER = 2_000
+"""How many of these each process of pytest-xdist has to itself: a port is free until a server is there."""
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 20.0
 
@@ -101,11 +103,19 @@ def free_port(ports: int = 1) -> int:
     taken by a connection of these very tests before the server is there.
     """
     while True:
-        first = secrets.choice(SERVER_PORTS)
+        first = secrets.choice(_own_ports())
         with ExitStack() as probes, suppress(OSError):
             for port in range(first, first + ports):
                 probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return first
+
+
+def _own_ports() -> range:
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if not worker:
+        return SERVER_PORTS
+    first = int(worker) * PORTS_A_WORKER % len(SERVER_PORTS)
+    return SERVER_PORTS[first : first + PORTS_A_WORKER]
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def test_every_requirement_that_is_installed_was_copied_before(context: Path) ->
             included = re.findall(r"(?m)^-r (\S+)", (context / file).read_text())
             assert copied.issuperset([file, *included])
             installed.add(file)
-    assert installed == {"requirements.txt", "requirements-tracing.txt"}
+    assert installed == {"requirements.txt", "requirements-grpc.txt", "requirements-tracing.txt"}
 
 
 def test_the_context_holds_what_runs_and_nothing_else(context: Path) -> None:

@@ -35,6 +35,8 @@ FAMILIES = {
     "/v1/responses": "responses",
     "/v1/messages": "messages",
     "/inference/v1/generate": "generate",
+    "/vllm.grpc.engine.VllmEngine/Generate": "generate",
+    "/vllm.grpc.engine.VllmEngine/Embed": "embeddings",
     "/v1/embeddings": "embeddings",
     "/pooling": "pooling",
     "/classify": "classify",

@@ -105,7 +105,7 @@ class EventStream(StreamingBody):
         except Exception:  # it could not be rendered: the end is still to come, as a failure
             self.unfinished = before
             raise
-        if data:
+        if data or not self.unfinished:
             self.bytes_sent += len(data)
             transport.write(data, not self.unfinished)
 

@@ -22,6 +22,7 @@ PATHS = {
     "responses": "/v1/responses",
     "messages": "/v1/messages",
     "generate": "/inference/v1/generate",
+    "grpc": "/vllm.grpc.engine.VllmEngine/Generate",
 }
 RULE_BYTES = 1024
 """Memory of a rule at work, without the values that it was given."""

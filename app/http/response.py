@@ -46,12 +46,21 @@ class StreamingBody:
     """A body that comes piece by piece. It is either iterated or attached, once; `close` always."""
 
     __slots__ = ("bytes_sent", "gone")
+    endless = False
+    """It goes on for as long as the server does."""
+    was_damaged = False
+    """Something went wrong with it on purpose."""
 
     def __init__(self) -> None:
         self.bytes_sent = 0
         """Bytes of content that have gone to the server or the socket; who left may have got fewer."""
         self.gone = False
         """The client left before the end."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """The end is missing, on purpose."""
+        return False
 
     def __iter__(self) -> Iterator[bytes]:
         raise NotImplementedError

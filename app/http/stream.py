@@ -141,6 +141,11 @@ class StreamTransport:
             self._queued = True
             self._batcher.put(self.flush)
 
+    def break_off(self) -> None:
+        """End the connection, on purpose."""
+        self._connection.shut()
+        self.abandon()
+
     def _frame(self, data: bytes, last: bool) -> None:
         if data:
             self._unsent += b"%x\r\n%b\r\n" % (len(data), data)

@@ -102,6 +102,11 @@ class EventSender:
         """Whether there is something to look for every `POLL_S`: replays, or an address that was taken."""
         return bool(self._unopened or self._settings.replay_endpoint)
 
+    @property
+    def next_sequence(self) -> int:
+        """The number of the batch that comes next."""
+        return self._sequence
+
     def put(self, events: Sequence[KVEvent]) -> None:
         """The events of a step, in order. Without room they are lost and counted."""
         if lost := self.queue.put(events):

@@ -11,7 +11,7 @@ from app.http.response import Response, json_response
 from app.middleware.stack import Middleware
 from config.settings import Settings
 
-GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+GUARDED = ("/v1", "/v2", "/inference", "/cohere", "/vllm.grpc.engine.")
 """What needs an API key once there is one; health, metrics, /tokenize ... stay open (vllm-api.md 9)."""
 ADMIN = ("/admin", "/fake_metrics")
 UNAUTHORIZED = b'{"error":"Unauthorized"}'

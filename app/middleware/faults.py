@@ -7,7 +7,6 @@ from functools import partial
 
 from app.faults.audit_trail import AuditReport, AuditTrail
 from app.faults.client_audit import ClientAudit, Exchange
-from app.faults.damage import DamagedStream
 from app.faults.fault import Fault
 from app.faults.injector import FaultInjector, fault_of
 from app.http.context import RequestContext, client_name
@@ -78,9 +77,7 @@ class FaultAudit(Middleware):
         """A stream of a client that is looked at has ended."""
         audit.disconnects += stream.gone
         if not stream.gone:
-            damaged = stream if isinstance(stream, DamagedStream) else None
-            failed, cut_off = (damaged.was_damaged, damaged.is_cut_off) if damaged else (False, False)
-            self.trail.end(audit, exchange, self._now(), failed, cut_off)
+            self.trail.end(audit, exchange, self._now(), stream.was_damaged, stream.is_cut_off)
 
 
 def _number(text: str | None) -> float | None:

@@ -84,7 +84,7 @@ class HttpFamilies:
         self._served = family(
             "understudy_requests_total", "Requests by the way that served them.", Counter, "counter"
         )
-        self.by_way = {way: self._served.labels(way=way) for way in ("flask", "fast", "probe")}
+        self.by_way = {way: self._served.labels(way=way) for way in ("flask", "fast", "probe", "grpc")}
         self._seconds_high.labels()  # it has no labels, so it is there before the first request
 
     def exchange(self, method: str, handler: str, status: int) -> HttpSeries:

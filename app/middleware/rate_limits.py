@@ -33,6 +33,8 @@ LIMITED = frozenset(
         "/v1/responses",
         "/inference/v1/generate",
         "/invocations",
+        "/vllm.grpc.engine.VllmEngine/Generate",
+        "/vllm.grpc.engine.VllmEngine/Embed",
     )
 )
 """Paths whose POST requests count."""

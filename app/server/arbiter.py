@@ -134,7 +134,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         """The settings that the sources ask for now. Any exception, or SystemExit, when they cannot serve."""
         asked = load((), os.environ, warn=self.log.warning)
         if ranks.addresses(asked.server) != ranks.addresses(self.settings.server):
-            raise ConfigError("host, port and the number of ranks cannot change while the server runs")
+            raise ConfigError("host, ports and the number of ranks cannot change while the server runs")
         if self.cfg.preload_app and asked.dump(masked=False) != self.settings.dump(masked=False):
             raise ConfigError("with preload_app, settings cannot change while the server runs")
         if asked.tls.ssl_certfile:
@@ -196,7 +196,7 @@ def take_charge(
     started. ConfigError, CertificateError, OSError or what `prepare`
     raises when it cannot serve what is asked for.
     """
-    _check(server.cfg, ranks.count(settings.server))
+    _check(server.cfg, ranks.count(settings.server), len(ranks.addresses(settings.server)))
     if settings.engine.is_real:
         engine_options(settings)  # which may be lacking something, before any work is done
     prepare(settings)
@@ -210,11 +210,13 @@ def take_charge(
     server.start_engine()
 
 
-def _check(cfg: Any, size: int) -> None:
-    """ConfigError when gunicorn's own options do not fit `size` ranks."""
+def _check(cfg: Any, size: int, addresses: int) -> None:
+    """ConfigError when gunicorn's own options do not fit `size` ranks, which listen at so many addresses."""
     if cfg.workers != size:
         raise ConfigError(f"workers={cfg.workers}: must be {size}, one for each rank: {ONE_EACH}")
     if size > 1 and cfg.preload_app:
         raise ConfigError("preload_app: must be off with several ranks: each has an application of its own")
-    if size > 1 and len(cfg.address) != size:
-        raise ConfigError("bind: must be left to the settings host and port when there are several ranks")
+    if addresses > 1 and len(cfg.address) != addresses:
+        raise ConfigError(
+            "bind: must be left to the settings host, port and grpc-port when there are several"
+        )

@@ -27,8 +27,9 @@ def count(server: ServerSettings) -> int:
 
 
 def addresses(server: ServerSettings) -> list[str]:
-    """host:port of every worker, in the order of their ranks."""
-    return [_netloc(server.host, server.port + k) for k in range(count(server))]
+    """host:port of every worker, in the order of their ranks; then, if gRPC has ports of its own, those."""
+    first = [server.port] if server.grpc_port is None else [server.port, server.grpc_port]
+    return [_netloc(server.host, port + k) for port in first for k in range(count(server))]
 
 
 def rank_of(server: ServerSettings, environ: Mapping[str, str]) -> int:
@@ -60,16 +61,16 @@ def vacant(workers: Iterable[Any], size: int) -> int:
 
 
 def settle(worker: Any, server: ServerSettings, environ: MutableMapping[str, str]) -> None:
-    """Worker, just forked: keep the listener of our place, close the others, remember the rank."""
+    """Worker, just forked: keep the listeners of our place, close the others, remember the rank."""
     if server.rank is None:
         environ[RANK] = str(worker.place)
     if count(server) > 1:
-        own = worker.sockets[worker.place]
+        own = worker.sockets[worker.place :: count(server)]
         for listener in worker.sockets:
-            if listener is not own:
+            if listener not in own:
                 listener.close()
-        worker.sockets = [own]
-        worker.log.info("Rank %d listens at %s", worker.place, own)
+        worker.sockets = own
+        worker.log.info("Rank %d listens at %s", worker.place, ", ".join(map(str, own)))
 
 
 def _netloc(host: str, port: int) -> str:

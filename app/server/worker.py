@@ -41,15 +41,19 @@ from app.http.wsgi import CONTEXT, context_of
 from app.server import handover
 from app.server.certificates import CertificateError, ServerCertificate
 from app.server.client_socket import ClientServer, JoinedResponse, discard_body, has_much_unread, linger
-from app.server.fast.connection import FastConnection, FastConnections
+from app.server.fast.connection import FastConnection
+from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
 
 TICK_S = 1.0
 """How often the arbiter hears that we live."""
 SWEEP_S = 0.2
 """How often idle connections are looked at."""
-CUT_S = 0.5
-"""Before the arbiter's own patience ends, what still runs is cut, so that exit hooks run."""
+CUT_S = 1.0
+"""So long before the arbiter's own patience ends, what still runs is cut, so that exit hooks run; half of the
+patience where that is less."""
+PARTING_S = 0.2
+"""How long connections have to end by themselves when the end has come; and then, to be killed."""
 COLLECT_AFTER = (1_000_000, 10, 10)
 """Thresholds of the garbage collector, out of the way of 10,000 streams; requests leave no cycles behind.
 
@@ -124,7 +128,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self.certificate = ServerCertificate(self.cfg)
         with_middleware = hasattr(self.wsgi, "middleware")
         if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
-            path = FastPath(self.wsgi, self.log, self.write_timeout_s)
+            path = FastPath(self.wsgi, self.log, self.write_timeout_s, self.head_timeout_s)
             self._fast = FastConnections(path, self.cfg.keepalive, self._serve_general)
             self.wsgi.caches.append(lambda: {"request heads": path.heads})
         servers = [self._listen(listener) for listener in self.sockets]
@@ -197,15 +201,15 @@ class Worker(GeventWorker):  # type: ignore[misc]
         if self._runs:
             running = len(self._busy) + (0 if self._fast is None else self._fast.count_busy())
             self.log.warning("Worker %s cuts %d requests: the graceful timeout is over", self.pid, running)
-        self._greenlets.join(timeout=CUT_S / 2)
-        self._greenlets.kill(timeout=CUT_S / 2)
+        self._greenlets.join(timeout=PARTING_S)
+        self._greenlets.kill(timeout=PARTING_S)
         if self._fast is not None:
             self._fast.close_all()
 
     def _cut_at(self) -> float:
         """When a graceful end that begins now is over (monotonic seconds)."""
         patience_s: float = self.cfg.graceful_timeout
-        return time.monotonic() + max(0.0, patience_s - CUT_S)
+        return time.monotonic() + patience_s - min(CUT_S, patience_s / 2)
 
     def _is_awaited(self) -> bool:
         """True while a request runs, or may be on its way through a new connection."""

@@ -18,6 +18,7 @@ import gevent
 from app.api.admin.reports import Caches
 from app.clock.pause import call_off_hub
 from app.http.route import Route
+from app.http.rpc import RpcService
 from app.middleware.stack import MiddlewareStack
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Understudy:
         self._ids = ids or Random()
         self.root_path = ""
         """May stand in front of every path: where a proxy serves us."""
+        self.rpc: RpcService | None = None
+        """What is answered over gRPC, where the server speaks that, too."""
         self.bypasses_fast_path = False
         """Nearly every request is Flask's, which is then loaded before the first one comes."""
         self._families: dict[str, tuple[Route, ...]] = {}

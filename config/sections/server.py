@@ -31,6 +31,17 @@ class ServerSettings(Section, frozen=True, kw_only=True):
 
     host: Annotated[NonEmpty, About("Address to listen on.")] = "0.0.0.0"
     port: Annotated[Port, About("TCP port to listen on.")] = 8000
+    grpc: Annotated[
+        bool,
+        About(
+            "Answer gRPC, too, on the same port: vLLM's service VllmEngine; see docs/grpc.md. Needs "
+            "requirements-grpc.txt."
+        ),
+    ] = False
+    grpc_port: Annotated[
+        Port | None,
+        About("Another port that answers gRPC, which this switches on; rank k has this port + k."),
+    ] = None
     max_request_body_size_mb: Annotated[
         int, Meta(ge=1, le=512), About("Larger request bodies are answered with 413.", unit="MiB")
     ] = 4
@@ -96,6 +107,11 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     ] = False
 
     @property
+    def speaks_grpc(self) -> bool:
+        """gRPC is answered, on whichever port."""
+        return self.grpc or self.grpc_port is not None
+
+    @property
     def rank(self) -> int | None:
         """The only rank that this server plays, or None when it plays all."""
         rank = self.data_parallel_rank
@@ -135,7 +151,8 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     api_key: Annotated[
         NonEmptyItems,
         About(
-            "Keys of which a request below /v1, /v2, /inference and /cohere must bear one; none when empty.",
+            "Keys of which a request below /v1, /v2, /inference and /cohere, or over gRPC, must bear one; "
+            "none when empty.",
             env=("VLLM_API_KEY",),
             live=True,
             secret=True,

@@ -15,7 +15,8 @@ import gevent.socket
 import pytest
 
 from app import create_app
-from app.server.fast.connection import FastConnection, FastConnections
+from app.server.fast.connection import FastConnection
+from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
 from app.server.logs import ServerLogger
 from app.web.application import Understudy

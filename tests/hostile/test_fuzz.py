@@ -22,7 +22,7 @@ EVERYTHING = (
     *("--enable-responses-store", "--force-dummy-tokenizer", "--max-model-len", "1024", "--max-loras", "4"),
 )
 SERVERS = {
-    "generate": (2700, (*EVERYTHING, "--enable-kvcache", "--kv-index")),
+    "generate": (900, (*EVERYTHING, "--enable-kvcache", "--kv-index")),
     "general way": (300, (*EVERYTHING, "--fast-path=false", "--reasoning-parser", "qwen3", "--omni")),
     "pooling": (700, (*EVERYTHING, "--task", "pooling")),
     "embed": (200, (*EVERYTHING, "--task", "embed")),
@@ -31,15 +31,17 @@ SERVERS = {
     "indexer": (700, ("--force-dummy-tokenizer",)),
 }
 """How many requests each gets, and its flags."""
+ROUNDS = [*((name, 0) for name in SERVERS), ("generate", 1), ("generate", 2)]
+"""The largest is in three parts, each of which takes its time on a slow machine."""
 
 
-@pytest.mark.parametrize("name", SERVERS)
-def test_no_request_gets_a_500(name: str) -> None:
+@pytest.mark.parametrize(("name", "again"), ROUNDS)
+def test_no_request_gets_a_500(name: str, again: int) -> None:
     number, flags = SERVERS[name]
     with (stressed_indexer if name == "indexer" else stressed_server)(*flags) as server:
         document = json.loads(get(server.port, "/openapi.json").body)
         with closing(Client(server.port)) as client:
-            for request in Fuzzer(document, SEED, SHUTTING + OWN_500S).requests(number):
+            for request in Fuzzer(document, SEED + again, SHUTTING + OWN_500S).requests(number):
                 client.ask(request)
 
 
@@ -56,7 +58,7 @@ def test_the_operator_s_routes_give_no_500() -> None:
 
 
 def test_there_are_five_thousand() -> None:
-    assert sum(number for number, _ in SERVERS.values()) == 5000
+    assert sum(SERVERS[name][0] for name, _ in ROUNDS) == 5000
 
 
 class Client:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from tests.hostile.stressed_server import stressed_server
-from tests.hostile.wire import Wire, ask, is_error, metric, post, running, wait_until, waiting
+from tests.hostile.wire import (
+    COMPLETIONS,
+    Wire,
+    ask,
+    http_post,
+    is_error,
+    metric,
+    post,
+    running,
+    wait_until,
+    waiting,
+)
 from tests.running_server import RunningServer
 
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -63,11 +76,11 @@ def test_a_request_is_admitted_whole_or_not_at_all(one_place_one_seat: RunningSe
 def test_a_place_is_held_until_the_last_token(one_place_one_seat: RunningServer) -> None:
     port = one_place_one_seat.port
     with Wire(port) as first, Wire(port) as second:
-        events = first.post(ask(max_tokens=30, stream=True)).events()
+        events = first.post(ask(max_tokens=100, stream=True)).events()
         next(events)
         second.post(ask())
         wait_until(lambda: waiting(port) == 1)
-        for _ in range(10):
+        for _ in range(5):
             next(events)
             assert (running(port), waiting(port)) == (1, 1)
         last = list(events)[-1]
@@ -76,27 +89,30 @@ def test_a_place_is_held_until_the_last_token(one_place_one_seat: RunningServer)
 
 
 def test_who_waits_is_served_in_order_of_arrival() -> None:
-    flags = (
-        "--max-num-seqs",
-        "1",
-        "--inter-token-latency",
-        "30ms",
-    )  # all have to be there before one is over
+    names = [f"guest-{number}" for number in range(8)]
+    flags = ("--max-num-seqs", "1", "--inter-token-latency", "20ms")
     with stressed_server(*flags) as server, ExitStack() as stack:
         port = server.port
+        first = stack.enter_context(Wire(port)).post(LONG)
+        wait_until(lambda: running(port) == 1)
         wires = []
-        for number in range(8):
-            wires.append(stack.enter_context(Wire(port)).post(ask(max_tokens=20, user=str(number))))
-            wait_until(lambda number=number: running(port) + waiting(port) == number + 1)  # type: ignore[misc]
-        done: list[int] = []
-        pending = dict(enumerate(wires))
-        while pending:
-            # Whoever was served has its answer before the next one has its own.
-            number = min(pending)
-            assert pending.pop(number).answer().status == 200
-            done.append(number)
-            assert running(port) + waiting(port) <= len(pending) + 1
-        assert done == list(range(8))
+        for there, name in enumerate(names):
+            wires.append(stack.enter_context(Wire(port)).send(request_named(name)))
+            wait_until(lambda there=there: waiting(port) == there + 1)  # type: ignore[misc]
+        first.sock.close()
+        assert [wire.answer().status for wire in wires] == [200] * 8
+        # The access log has a line for each, in the order in which they ended.
+        wait_until(lambda: len(served(server)) == 8)
+        assert served(server) == names
+
+
+def request_named(name: str) -> bytes:
+    headers = ("Content-Type: application/json", f"X-Request-Id: {name}")
+    return http_post(COMPLETIONS, json.dumps(ask(max_tokens=5)).encode(), *headers)
+
+
+def served(server: RunningServer) -> list[str]:
+    return re.findall(r'"request_id": "(guest-\d)"', server.log())
 
 
 @STREAM

@@ -178,13 +178,13 @@ def test_a_renewed_certificate_is_served_while_streams_go_on(files: Files) -> No
         Path(before).write_bytes(files.certificate.read_bytes())
         url = f"https://localhost:{server.port}/v1/completions"
         with requests.post(
-            url, json=ask(max_tokens=250, stream=True), verify=before, stream=True, timeout=PATIENCE_S
+            url, json=ask(max_tokens=100, stream=True), verify=before, stream=True, timeout=PATIENCE_S
         ) as answer:
             events = events_of(answer)
             next(events)
             files.make()
             wait_until(lambda: is_served(server, files))
-            assert len(list(events)) == 249
+            assert len(list(events)) == 99
         assert requests.get(url.replace("/v1/completions", "/health"), verify=str(files.certificate)).ok
         assert not errors(server)
 

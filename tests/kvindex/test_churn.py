@@ -20,7 +20,7 @@ from app.kvindex.index import Index, IndexSettings
 from app.kvindex.replay_client import Replays
 
 PODS, DAY_S, BLOCK = 100, 24 * 3600.0, 4
-REQUESTS_PER_POD = 80
+REQUESTS_PER_POD = 40
 LAYOUTS_WITH_EXTRAS: tuple[LayoutName, ...] = ("map", "0.17", "0.19", "0.20", "0.22")
 
 
@@ -75,7 +75,8 @@ class Pod:
     def _serve(self) -> None:
         """Begin a request and go on with others; what has no room ends the oldest."""
         rng = self.rng
-        tokens = list(range(rng.randrange(8) * 100, 10_000))[: rng.randrange(4, 60)]
+        first = rng.randrange(8) * 100
+        tokens = list(range(first, first + rng.randrange(4, 60)))
         tokens += [rng.randrange(30_000) for _ in range(rng.randrange(30))]
         adapter, salt = rng.choice([None, None, "alice"]), rng.choice([None, None, "salt"])
         name = f"{self.name}-{self.served}"

@@ -11,37 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.tokenization.loading import EMBEDDED
-from tests.needs import NEEDS
+from tests.not_imported import skipped_without
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from tests.llm.process import EngineProcess, Worker
 
-[ENGINE] = [need for need in NEEDS if need.marker == "engine"]
-
-
-class NotImported(pytest.File):
-    """A module that cannot be imported here: one test, which is skipped."""
-
-    def collect(self) -> Iterator[pytest.Item]:
-        yield NotRun.from_parent(self, name="all")
-
-
-class NotRun(pytest.Item):
-    def __init__(self, **arguments: object) -> None:
-        super().__init__(**arguments)  # type: ignore[arg-type]
-        self.add_marker("engine")
-
-    def reportinfo(self) -> tuple[Path, int, str]:
-        return self.path, 0, self.name
-
-    def runtest(self) -> None:
-        raise AssertionError("it needs what is not here, so it is skipped")
-
-
-def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    return None if ENGINE.is_here else NotImported.from_parent(parent, path=module_path)
+pytest_pycollect_makemodule = skipped_without("engine")
 
 
 @pytest.fixture(scope="session")

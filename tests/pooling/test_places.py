@@ -38,7 +38,7 @@ def fresh() -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[RunningServer]:
     """One place and one that waits; a text takes a long time."""
-    slow = ("--max-num-seqs=1", "--max-waiting-queue-length=1", "--time-to-first-token=300ms")
+    slow = ("--max-num-seqs=1", "--max-waiting-queue-length=1", "--time-to-first-token=700ms")
     with running_server("--task=pooling", "--model=tiny", "--server-dev-mode", *slow) as server:
         yield server
 
@@ -120,7 +120,7 @@ def test_a_client_that_leaves_gives_its_places_back(narrow: RunningServer) -> No
 
 def test_a_batch_that_is_aborted_is_an_error(narrow: RunningServer) -> None:
     with Wire(narrow.port) as wire:
-        wire.post({"input": ["a", "b", "c"]}, EMBED)
+        wire.post({"input": ["a", "b", "c"] * 20}, EMBED)
         wait_until(lambda: running(narrow.port) == 1)
         assert post(narrow, "/pause?mode=abort", {}).status_code == 200
         assert wire.answer().status == 503

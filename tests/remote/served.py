@@ -27,7 +27,13 @@ class Peer:
     def says(self, text: str, pace_s: float = 0.0) -> None:
         """What the next replies are, and how long each token takes."""
         (self.folder / "text").write_text(text)
-        (self.folder / "pace").write_text(str(pace_s))
+        self.talks_at(pace_s)
+
+    def talks_at(self, pace_s: float) -> None:
+        """How long each token takes from now on, also of replies that have begun."""
+        fresh = self.folder / "pace.new"
+        fresh.write_text(str(pace_s))
+        fresh.rename(self.folder / "pace")
 
     def fails(self, error: str | None) -> None:
         """Every request ends with this error; None: no more."""

@@ -211,12 +211,13 @@ def test_the_metrics_are_the_engines(remote: RunningServer, peer: Peer) -> None:
         return float(told)
 
     before = value("generation_tokens_total"), value("time_to_first_token_seconds_count")
-    peer.says(SENTENCE, pace_s=0.05)
+    peer.says(SENTENCE, pace_s=0.4)
     with Wire(remote.port) as wire:
         stream = wire.post(HELLO | {"stream": True}, CHATS).events()
         next(stream)
         wait_until(lambda: value("num_requests_running") == 1)
         assert value("kv_cache_usage_perc") == 0.25
+        peer.talks_at(0.0)
         assert len([*stream]) > 5
     wait_until(lambda: value("num_requests_running") == 0)
     tokens = value("generation_tokens_total") - before[0]

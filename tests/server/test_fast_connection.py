@@ -12,7 +12,8 @@ from app.http.context import RequestContext
 from app.http.response import Response
 from app.http.route import probe
 from app.middleware.stack import Middleware
-from app.server.fast.connection import FastConnection, FastConnections
+from app.server.fast.connection import FastConnection
+from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
 from app.server.logs import ServerLogger
 from tests.application import application

@@ -70,9 +70,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    need_index(
-        run(HERE / "python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, checkout, cwd=folder)
-    )
+    need_index(run(HERE / "uv", "build", "-q", "--wheel", "-o", folder, checkout, cwd=folder))
     [found] = folder.glob("*.whl")
     return found
 
@@ -81,9 +79,11 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment in which nothing but the wheel was installed, and pytest."""
     folder = tmp_path_factory.mktemp("environment")
-    run(HERE / "python", "-m", "venv", folder, cwd=folder)
+    run(HERE / "python", "-m", "venv", "--without-pip", folder, cwd=folder)
     pytests = re.findall(r"(?m)^pytest==\S+", (ROOT / "requirements-dev.txt").read_text())
-    need_index(run(folder / "bin" / "pip", "install", "-q", wheel, *pytests, cwd=folder))
+    python = folder / "bin" / "python"
+    # Not by pip, which takes a minute to compile what is hardly imported.
+    need_index(run(HERE / "uv", "pip", "install", "-q", "--python", python, wheel, *pytests, cwd=folder))
     return folder / "bin"
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from socket import MSG_PEEK
+from typing import Protocol
 
 import gevent
 
@@ -24,8 +24,27 @@ log = logging.getLogger(__name__)
 """Larger bodies are read by the general way."""
 WAYS = {"POST": "fast", "GET": "probe"}
 """How `understudy_requests_total` names what is answered here."""
+HTTP2 = b"PRI "
+"""How no request of HTTP/1.1 begins."""
 BODY_PATIENCE_S = 0.25
 """A body that has not come after so long is waited for by the general way."""
+
+
+class Connections(Protocol):
+    """All connections of a worker, as one of them knows them."""
+
+    @property
+    def path(self) -> FastPath: ...
+
+    def upgrade(self, connection: FastConnection, data: bytes) -> None: ...
+
+    def serve_general(self, connection: FastConnection, data: bytes) -> None: ...
+
+    def idle(self, connection: FastConnection, /) -> None: ...
+
+    def forget(self, connection: FastConnection, /) -> bool: ...
+
+    def has(self, connection: FastConnection, /) -> bool: ...
 
 
 class FastConnection:
@@ -42,7 +61,7 @@ class FastConnection:
     )
 
     def __init__(
-        self, among: FastConnections, client: GeventSocket, address: tuple[str, int], bound: object
+        self, among: Connections, client: GeventSocket, address: tuple[str, int], bound: object
     ) -> None:
         self._all = among
         self._path = among.path
@@ -84,6 +103,9 @@ class FastConnection:
     def _next(self) -> None:
         """Answer the request at the beginning of the buffer, if it is all there."""
         data = self._buffer
+        if self.is_new and self._path.rpc is not None and data.startswith(HTTP2):
+            self._all.upgrade(self, data)
+            return
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
             if len(data) > MOST_HEAD_BYTES:
@@ -274,7 +296,7 @@ class FastConnection:
             gevent.get_hub().loop.run_callback(self._resume)
 
     def _resume(self) -> None:
-        if self._buffer and not self.busy and self in self._all.open:
+        if self._buffer and not self.busy and self._all.has(self):
             self._next()
 
     @property
@@ -317,76 +339,16 @@ class FastConnection:
             response.close()
         self.client.close()
 
+    def release(self) -> None:
+        """Let go of the socket, which others go on with."""
+        self._all.forget(self)
+        self._reader.stop()
+        self._reader.close()
 
-ServeGeneral = Callable[[FastConnection, bytes], None]
+    def leave(self) -> None:
+        """What is being answered closes it."""
 
-
-class FastConnections:
-    """The connections of one worker. `serve_general` has a greenlet serve the next request of one.
-
-    An idle connection is closed after `idle_s`.
-    """
-
-    def __init__(self, path: FastPath, idle_s: float, serve_general: ServeGeneral) -> None:
-        self.path = path
-        self.serve_general = serve_general
-        self.open: dict[FastConnection, None] = {}
-        """All of them, those that have waited longest for a request first."""
-        self._idle_s = idle_s
-
-    def add(self, connection: FastConnection) -> None:
-        self.open[connection] = None
-
-    def idle(self, connection: FastConnection) -> None:
-        """The connection waits for its next request from now on."""
-        connection.since_s = time.monotonic()
-        del self.open[connection]
-        self.open[connection] = None
-
-    def forget(self, connection: FastConnection) -> bool:
-        """The connection is closed; False when it was already."""
-        if connection not in self.open:
-            return False
-        del self.open[connection]
-        return True
-
-    def sweep(self, now_s: float) -> None:
-        """Close what has been idle or stalled for too long; hand what is incomplete to the general way."""
-        for connection in list(self.open):
-            if connection.busy:
-                since_s = connection.takes_no_bytes_since_s
-                if since_s is not None and now_s - since_s > self.path.write_timeout_s:
-                    connection.close()
-            elif now_s - connection.since_s > self._idle_s:
-                connection.close()
-            elif connection.has_head and now_s - connection.since_s > BODY_PATIENCE_S:
-                connection.leave_to_general()
-
-    def close_idle(self, now_s: float, young_s: float) -> None:
-        """There will be no next request; who connected less than `young_s` ago may still send a first one.
-
-        A request that has arrived, and that a late loop has not read yet, is answered.
-        """
-        for connection in list(self.open):
-            is_young = connection.is_new and now_s - connection.since_s < young_s
-            if not connection.busy and not is_young and not connection.has_unread:
-                connection.close()
-
-    def is_expecting(self, now_s: float, young_s: float) -> bool:
-        """True while a request may be on its way: unread, or of who connected less than `young_s` ago."""
-        return any(
-            (one.is_new and now_s - one.since_s < young_s) or (not one.busy and one.has_unread)
-            for one in self.open
-        )
-
-    @property
-    def is_busy(self) -> bool:
-        """True while an answer is being made or written."""
-        return any(one.busy for one in self.open)
-
-    def count_busy(self) -> int:
-        return sum(one.busy for one in self.open)
-
-    def close_all(self) -> None:
-        for connection in list(self.open):
-            connection.close()
+    def look(self, now_s: float) -> None:
+        """What is incomplete goes the general way after a while."""
+        if self.has_head and now_s - self.since_s > BODY_PATIENCE_S:
+            self.leave_to_general()

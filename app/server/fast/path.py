@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import inf
 
 from app.api.errors import respond_to_error
 from app.http.context import RequestContext
@@ -22,12 +23,17 @@ class FastPath:
 
     respond_to_error = staticmethod(respond_to_error)
 
-    def __init__(self, app: Understudy, log: ServerLogger, write_timeout_s: float) -> None:
+    def __init__(
+        self, app: Understudy, log: ServerLogger, write_timeout_s: float, read_timeout_s: float = inf
+    ) -> None:
         self.heads = RequestHeads(app.routes)
         self.middleware = app.middleware
         self.batcher = WriteBatcher()
         self.answers = WriteBatcher(MOST_ANSWERS)
         self.write_timeout_s = write_timeout_s
+        self.read_timeout_s = read_timeout_s
+        self.rpc = app.rpc
+        """Where the server speaks gRPC, too."""
         self.received = memoryview(bytearray(RECEIVE))
         """What has just arrived, on any connection. To have `recv` make room each time, and shrink it to what
         has come, leaves the C library's heap full of holes."""

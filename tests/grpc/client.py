@@ -1,0 +1,77 @@
+"""A client of the engine's service, with the stubs of the package that vLLM uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from smg_grpc_proto import vllm_engine_pb2 as messages
+from smg_grpc_proto import vllm_engine_pb2_grpc as stubs
+
+LIMIT_S = 20.0
+
+
+class Engine:
+    """The service behind `channel`."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.stub = stubs.VllmEngineStub(channel)
+
+    def said(self, request: Any, **options: Any) -> list[Any]:
+        """All messages of an answer."""
+        return list(self.stub.Generate(request, timeout=LIMIT_S, **options))
+
+    def refusal(self, request: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
+        """How an answer failed."""
+        try:
+            said = self.said(request, **options)
+        except grpc.RpcError as error:
+            return error.code(), error.details()
+        raise AssertionError(f"it was answered: {said}")
+
+    def running(self) -> int:
+        """Sequences that run or wait."""
+        load = self.stub.GetLoads(messages.GetLoadsRequest(), timeout=LIMIT_S).loads[0]
+        return int(load.num_total_reqs)
+
+    def wait_for(self, running: int) -> None:
+        """Until so many run or wait."""
+        wait_until(lambda: self.running() == running)
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    """AssertionError when it never does."""
+    end_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+@contextmanager
+def connected(port: int, *options: tuple[str, Any]) -> Iterator[Engine]:
+    """A client of the server on `port`, with a connection of its own."""
+    own = ("grpc.use_local_subchannel_pool", 1)
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[own, *options]) as channel:
+        yield Engine(channel)
+
+
+def generate(ids: Sequence[int] = (1, 2, 3), stream: bool = True, **sampling: Any) -> Any:
+    """A request for tokens, five of them unless `sampling` says something else."""
+    params = messages.SamplingParams(**{"max_tokens": 5, **sampling})
+    tokenized = messages.TokenizedInput(input_ids=ids)
+    return messages.GenerateRequest(tokenized=tokenized, stream=stream, sampling_params=params)
+
+
+def tokens_of(said: Sequence[Any], index: int = 0) -> list[int]:
+    """The tokens of one choice of a stream."""
+    chunks = [message.chunk for message in said if message.HasField("chunk")]
+    return [token for chunk in chunks if chunk.index == index for token in chunk.token_ids]
+
+
+def ends_of(said: Sequence[Any]) -> list[Any]:
+    """How each choice ended, in the order in which it was told."""
+    return [message.complete for message in said if message.HasField("complete")]

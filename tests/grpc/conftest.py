@@ -1,0 +1,32 @@
+"""One server for all tests that leave it as it was, and a client of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.not_imported import skipped_without
+from tests.running_server import RunningServer, running_server
+
+if TYPE_CHECKING:
+    from tests.grpc.client import Engine
+
+pytest_pycollect_makemodule = skipped_without("grpc")
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[RunningServer]:
+    """A server that speaks gRPC on its own port. Leave it as it was."""
+    with running_server("--grpc", "--enable-scale-out", "--max-logprobs", "20") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def engine(served: RunningServer) -> Iterator[Engine]:
+    """Its client."""
+    from tests.grpc.client import connected
+
+    with connected(served.port) as made:
+        yield made

@@ -1,0 +1,267 @@
+"""What goes wrong with calls, on purpose or not: each has the code that is expected, and frees its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+import requests
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from smg_grpc_proto import vllm_engine_pb2 as messages
+from smg_grpc_proto.generated import common_pb2
+
+from tests.grpc.client import LIMIT_S, Engine, connected, ends_of, generate, tokens_of, wait_until
+from tests.running_server import RunningServer, running_server
+
+pytestmark = pytest.mark.grpc
+
+Code = grpc.StatusCode
+CODES = {
+    400: Code.INVALID_ARGUMENT,
+    401: Code.UNAUTHENTICATED,
+    403: Code.PERMISSION_DENIED,
+    404: Code.NOT_FOUND,
+    409: Code.ABORTED,
+    418: Code.UNKNOWN,
+    429: Code.RESOURCE_EXHAUSTED,
+    500: Code.INTERNAL,
+    501: Code.UNIMPLEMENTED,
+    503: Code.UNAVAILABLE,
+    504: Code.DEADLINE_EXCEEDED,
+}
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[tuple[RunningServer, Engine]]:
+    """A server of two places, with room for one that waits; tokens come every 50 ms."""
+    flags = ["--max-num-seqs", "2", "--max-waiting-queue-length", "1", "--inter-token-latency", "50ms"]
+    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
+        yield server, engine
+
+
+def long() -> messages.GenerateRequest:
+    """A request for a minute's tokens."""
+    return generate(max_tokens=1200, ignore_eos=True)
+
+
+@pytest.mark.parametrize("status", CODES)
+def test_every_status_has_its_code(engine: Engine, status: int) -> None:
+    code, text = engine.refusal(generate(), metadata=[("x-return-error", str(status))])
+    assert code == CODES[status]
+    assert str(status) in text
+
+
+def test_failures_by_chance_are_those_of_http() -> None:
+    flags = ["--failure-injection-rate", "100", "--failure-types", "rate_limit"]
+    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
+        code, text = engine.refusal(generate())
+        answer = requests.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=LIMIT_S)
+    assert (code, text) == (Code.RESOURCE_EXHAUSTED, answer.json()["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "kinds"),
+    [
+        ("truncate; after=2", ["chunk"] * 2),
+        ("empty", []),
+        ("missing-done", ["chunk"] * 5),
+    ],
+)
+def test_a_stream_can_end_too_early(engine: Engine, rule: str, kinds: list[str]) -> None:
+    said = engine.said(generate(ignore_eos=True), metadata=[("x-fault", rule)])
+    assert [message.WhichOneof("response") for message in said] == kinds
+
+
+@pytest.mark.parametrize("rule", ["malformed-chunk; chunk=2", "truncated-json; chunk=2"])
+def test_a_message_can_be_none(engine: Engine, rule: str) -> None:
+    call = engine.channel.unary_stream(
+        "/vllm.grpc.engine.VllmEngine/Generate",
+        request_serializer=lambda message: message.SerializeToString(),
+    )
+    request = generate(ignore_eos=True)
+    said = list(call(request, timeout=LIMIT_S, metadata=[("x-fault", rule)]))
+    assert messages.GenerateResponse.FromString(said[0]).HasField("chunk")
+    with pytest.raises(Exception, match="parsing"):
+        messages.GenerateResponse.FromString(said[1])
+    assert len(said) == (6 if rule.startswith("malformed") else 2)
+
+
+def test_a_connection_can_break(served: RunningServer) -> None:
+    with connected(served.port) as engine:
+        call = engine.stub.Generate(
+            generate(ignore_eos=True), timeout=LIMIT_S, metadata=[("x-fault", "disconnect; after=2")]
+        )
+        with pytest.raises(grpc.RpcError) as broken:
+            list(call)
+        assert broken.value.code() == Code.UNAVAILABLE
+        assert ends_of(engine.said(generate()))  # over another connection
+
+
+def test_a_stall_is_the_engines(engine: Engine) -> None:
+    begun = time.monotonic()
+    said = engine.said(generate(ignore_eos=True), metadata=[("x-fault", "stall; seconds=0.5; after=2")])
+    assert len(tokens_of(said)) == 5
+    assert time.monotonic() - begun >= 0.5
+
+
+def test_what_finds_no_place_is_told_so(slow: tuple[RunningServer, Engine]) -> None:
+    _, engine = slow
+    calls = [engine.stub.Generate(long(), timeout=LIMIT_S) for _ in range(3)]
+    engine.wait_for(3)
+    assert engine.refusal(generate())[0] == Code.RESOURCE_EXHAUSTED
+    for call in calls:
+        call.cancel()
+    engine.wait_for(0)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_a_client_that_cancels_frees_its_place(slow: tuple[RunningServer, Engine], tokens: int) -> None:
+    _, engine = slow
+    for _ in range(5):
+        call = engine.stub.Generate(long(), timeout=LIMIT_S)
+        for _ in range(tokens):
+            next(call)
+        call.cancel()
+    engine.wait_for(0)
+
+
+def test_a_client_that_waits_in_the_queue_can_leave(slow: tuple[RunningServer, Engine]) -> None:
+    _, engine = slow
+    running = [engine.stub.Generate(long(), timeout=LIMIT_S) for _ in range(2)]
+    for call in running:
+        next(call)
+    waiting = engine.stub.Generate(long(), timeout=LIMIT_S)
+    engine.wait_for(3)
+    waiting.cancel()
+    engine.wait_for(2)
+    for call in running:
+        call.cancel()
+    engine.wait_for(0)
+
+
+def test_a_deadline_frees_its_place(slow: tuple[RunningServer, Engine]) -> None:
+    _, engine = slow
+    with pytest.raises(grpc.RpcError) as late:
+        list(engine.stub.Generate(long(), timeout=0.3))
+    assert late.value.code() == Code.DEADLINE_EXCEEDED
+    engine.wait_for(0)
+
+
+def test_a_client_that_disappears_frees_its_places(slow: tuple[RunningServer, Engine]) -> None:
+    server, engine = slow
+    with connected(server.port) as other:
+        calls = [other.stub.Generate(long(), timeout=LIMIT_S) for _ in range(2)]
+        for call in calls:
+            next(call)
+    engine.wait_for(0)
+
+
+def test_keys_and_quotas_hold() -> None:
+    flags = ["--api-key", "secret", "--requests-per-minute", "2"]
+    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
+        key = [("authorization", "Bearer secret")]
+        assert engine.refusal(generate()) == (Code.UNAUTHENTICATED, "Unauthorized")
+        assert (
+            engine.refusal(generate(), metadata=[("authorization", "Bearer other")])[0]
+            == Code.UNAUTHENTICATED
+        )
+        for _ in range(2):
+            assert ends_of(engine.said(generate(), metadata=key))
+        assert engine.refusal(generate(), metadata=key)[0] == Code.RESOURCE_EXHAUSTED
+
+
+def test_a_server_that_ends_lets_streams_end_and_takes_no_more() -> None:
+    flags = ["--inter-token-latency", "50ms"]
+    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
+        call = engine.stub.Generate(generate(max_tokens=40, ignore_eos=True), timeout=LIMIT_S)
+        said = [next(call)]
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: refused_by(server.port) == Code.UNAVAILABLE)
+        said += call
+        assert len(tokens_of(said)) == 40
+        assert server.process.wait(LIMIT_S) == 0
+
+
+def test_what_goes_on_for_ever_ends_with_the_server() -> None:
+    with running_server("--grpc", "--enable-kvcache", "true") as server, connected(server.port) as engine:
+        watch = health_pb2_grpc.HealthStub(engine.channel).Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        events = engine.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
+        events.initial_metadata()
+        assert server.stop(5) == 0
+        for call in (watch, events):
+            with pytest.raises(grpc.RpcError) as ended:
+                list(call)
+            assert ended.value.code() == Code.UNAVAILABLE
+
+
+def refused_by(port: int) -> grpc.StatusCode | None:
+    with connected(port) as engine:
+        try:
+            engine.said(generate())
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    return None
+
+
+def test_a_worker_that_is_killed_comes_back() -> None:
+    with running_server("--grpc", "--inter-token-latency", "50ms") as server:
+        with connected(server.port) as engine:
+            call = engine.stub.Generate(long(), timeout=LIMIT_S)
+            next(call)
+            [worker] = psutil.Process(server.process.pid).children()
+            os.kill(worker.pid, signal.SIGKILL)
+            with pytest.raises(grpc.RpcError) as broken:
+                list(call)
+            assert broken.value.code() == Code.UNAVAILABLE
+        with connected(server.port) as engine:
+            assert ends_of(engine.said(generate(), wait_for_ready=True))
+            assert engine.running() == 0
+
+
+def test_a_reload_neither_cuts_a_stream_nor_loses_a_call() -> None:
+    flags = ["--inter-token-latency", "20ms"]
+    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
+        call = engine.stub.Generate(generate(max_tokens=150, ignore_eos=True), timeout=LIMIT_S)
+        next(call)
+        old = {child.pid for child in psutil.Process(server.process.pid).children()}
+        failed: list[grpc.RpcError] = []
+        stop = threading.Event()
+
+        def ask() -> None:
+            while not stop.is_set():
+                try:
+                    engine.said(generate(max_tokens=2))
+                except grpc.RpcError as error:
+                    failed.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: {child.pid for child in psutil.Process(server.process.pid).children()} > old)
+        assert len(tokens_of(list(call))) == 149
+        wait_until(lambda: not {c.pid for c in psutil.Process(server.process.pid).children()} & old)
+        stop.set()
+        asking.join()
+        assert failed == []
+
+
+def test_a_script_decides_what_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "script.yaml"
+    script.write_text(
+        "rules:\n- when: {api: generate}\n  then: {text: Hello there, usage: {prompt_tokens: 77}}\n"
+    )
+    with running_server("--grpc", "--script", str(script)) as server, connected(server.port) as engine:
+        said = engine.said(generate(max_tokens=50))
+        ids = tokens_of(said)
+        answer = requests.post(f"{server.url}/detokenize", json={"tokens": ids}, timeout=LIMIT_S).json()
+    assert answer["prompt"] == "Hello there"
+    assert {end.prompt_tokens for end in ends_of(said)} == {77}

@@ -1,0 +1,278 @@
+"""Clients that break the rules of HTTP/2, send too much, or do not read: only they suffer."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from random import Random
+
+import grpc
+import psutil
+import pytest
+
+from app.server.http2 import frames
+from app.server.http2.frames import PREFACE, Reason, frame, settings_frame
+from app.server.http2.hpack import encode
+from tests.grpc.client import LIMIT_S, Engine, connected, ends_of, generate
+from tests.running_server import RunningServer, running_server
+
+pytestmark = pytest.mark.grpc
+
+GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
+
+
+def headers(path: str = GENERATE, **more: str) -> bytes:
+    """The header block of a call."""
+    usual = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "a"}
+    return encode({**usual, "content-type": "application/grpc", **more}.items())
+
+
+def opening(stream: int = 1, block: bytes | None = None, flags: int = frames.END_HEADERS) -> bytes:
+    return frame(frames.HEADERS, flags, stream, headers() if block is None else block)
+
+
+def message(data: bytes) -> bytes:
+    return b"\0" + len(data).to_bytes(4, "big") + data
+
+
+class RawClient:
+    """A connection of HTTP/2 that sends what it likes."""
+
+    def __init__(self, port: int) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), LIMIT_S)
+        self.sock.sendall(PREFACE + settings_frame({}))
+        self._data = b""
+
+    def send(self, *data: bytes) -> None:
+        self.sock.sendall(b"".join(data))
+
+    def frame(self) -> tuple[int, int, int, bytes] | None:
+        """Kind, flags, stream and payload of the next frame; None at the end of the connection."""
+        while True:
+            if len(self._data) >= 9:
+                high, low, kind, flags, stream = frames.HEAD.unpack_from(self._data)
+                end = 9 + (high << 16 | low)
+                if len(self._data) >= end:
+                    payload, self._data = self._data[9:end], self._data[end:]
+                    return kind, flags, stream, payload
+            try:
+                data = self.sock.recv(1 << 16)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self._data += data
+
+    def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """All that come until the connection ends."""
+        while (one := self.frame()) is not None:
+            yield one
+
+    def until_reset(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """All that come until a stream is reset."""
+        for one in self.frames():
+            yield one
+            if one[0] == frames.RST_STREAM:
+                return
+
+    def reason(self) -> Reason | None:
+        """Why the server ends the connection."""
+        found = None
+        for kind, _, _, payload in self.frames():
+            if kind == frames.GOAWAY:
+                found = Reason(struct.unpack_from(">L", payload, 4)[0])
+        return found
+
+    def ends(self, stream: int = 1) -> bytes:
+        """The last header block of a stream."""
+        for kind, flags, number, payload in self.frames():
+            if number == stream and kind == frames.HEADERS and flags & frames.END_STREAM:
+                return payload
+        raise AssertionError("the connection ended first")
+
+
+@pytest.fixture
+def raw(served: RunningServer) -> Iterator[RawClient]:
+    client = RawClient(served.port)
+    yield client
+    client.sock.close()
+
+
+@pytest.fixture(autouse=True)
+def others_are_served(request: pytest.FixtureRequest, engine: Engine) -> Iterator[None]:
+    yield
+    assert ends_of(engine.said(generate()))
+    assert engine.running() == 0
+
+
+BROKEN = {
+    "data of no stream": (frame(frames.DATA, 0, 1, b"x"), Reason.PROTOCOL_ERROR),
+    "an even stream": (opening(2), Reason.PROTOCOL_ERROR),
+    "a frame that is too long": (struct.pack(">BHBBL", 1, 0, 0, 0, 1), Reason.FRAME_SIZE_ERROR),
+    "no header block": (opening(1, b"\xff\xff\xff\xff\xff\xff"), Reason.COMPRESSION_ERROR),
+    "an unknown header": (opening(1, b"\xfe"), Reason.COMPRESSION_ERROR),
+    "a block that goes on and does not": (
+        opening(1, flags=0) + frame(frames.PING, 0, 0, bytes(8)),
+        Reason.PROTOCOL_ERROR,
+    ),
+    "a block that never began": (frame(frames.CONTINUATION, 4, 1, b""), Reason.PROTOCOL_ERROR),
+    "a block without end": (
+        opening(1, flags=0) + frame(frames.CONTINUATION, 0, 1, b"x" * 8000) * 4,
+        Reason.ENHANCE_YOUR_CALM,
+    ),
+    "padding beyond the frame": (frame(frames.HEADERS, 0xC, 1, b"\xffabc"), Reason.PROTOCOL_ERROR),
+    "a ping of a wrong size": (frame(frames.PING, 0, 0, b"x"), Reason.FRAME_SIZE_ERROR),
+    "settings of a wrong size": (frame(frames.SETTINGS, 0, 0, b"x"), Reason.FRAME_SIZE_ERROR),
+    "a window that is too large": (settings_frame({4: 2**31}), Reason.FLOW_CONTROL_ERROR),
+    "a window that grows by nothing": (frames.window_update(0, 0), Reason.FLOW_CONTROL_ERROR),
+    "a window without end": (frames.window_update(0, 2**31 - 1) * 2, Reason.FLOW_CONTROL_ERROR),
+    "a promise": (frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), Reason.PROTOCOL_ERROR),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_who_breaks_the_protocol_is_sent_away(raw: RawClient, name: str) -> None:
+    sent, reason = BROKEN[name]
+    raw.send(sent)
+    assert raw.reason() == reason
+
+
+def test_what_is_no_call_is_refused_alone(raw: RawClient) -> None:
+    get = encode({":method": "GET", ":scheme": "http", ":path": "/health", ":authority": "a"}.items())
+    raw.send(opening(1, get, 5), opening(3, headers(**{"content-type": "text/plain"})), opening(5, None, 5))
+    assert b"415" in raw.ends(1)
+    assert b"415" in raw.ends(3)
+    assert b"grpc-status" in raw.ends(5)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", b"13"),
+        (b"\0\0", b"13"),
+        (b"\0\0\0\0\x09abc", b"13"),
+        (message(b"") * 2, b"13"),
+        (b"\1\0\0\0\0", b"12"),
+        (message(b"\xff\xff"), b"3"),
+        (b"\0\xff\xff\xff\xff", b"8"),
+    ],
+)
+def test_a_message_that_is_none_ends_its_call(raw: RawClient, sent: bytes, status: bytes) -> None:
+    raw.send(opening(), frame(frames.DATA, frames.END_STREAM, 1, sent))
+    assert b"grpc-status" + bytes((len(status),)) + status in raw.ends()
+
+
+def test_a_connection_that_breaks_has_told_exactly_so_much(raw: RawClient) -> None:
+    block = headers(**{"x-fault": "disconnect; after=2"})
+    body = message(generate(ignore_eos=True).SerializeToString())
+    raw.send(opening(1, block), frame(frames.DATA, frames.END_STREAM, 1, body))
+    told = b"".join(payload for kind, _, _, payload in raw.frames() if kind == frames.DATA)
+    assert told.count(b"\x10\x03\x18\x01") == 2
+
+
+def test_megabytes_are_refused(served: RunningServer, engine: Engine) -> None:
+    request = generate()
+    request.text = "x" * (5 << 20)
+    code, text = engine.refusal(request)
+    assert (code, "too long" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    request.text = "x" * (3 << 20)
+    assert engine.refusal(request)[0] == grpc.StatusCode.INVALID_ARGUMENT
+    assert engine.refusal(generate([1] * 1_000_000))[0] == grpc.StatusCode.INVALID_ARGUMENT
+    request = generate()
+    request.tokenized.original_text = "x" * (3 << 20)
+    request.mm_inputs.pixel_values.inline = bytes(1 << 19)
+    assert ends_of(engine.said(request))
+
+
+def test_megabytes_that_never_end_are_not_kept(served: RunningServer) -> None:
+    [worker] = psutil.Process(served.process.pid).children()
+    before = worker.memory_info().rss
+    raw = RawClient(served.port)
+    begin = b"\0" + (4 << 20).to_bytes(4, "big")
+    with raw.sock:
+        for stream in range(1, 41, 2):
+            raw.send(opening(stream), frame(frames.DATA, 0, stream, begin))
+        part = bytes(1 << 14)
+        try:
+            for _ in range(200):
+                for stream in range(1, 41, 2):
+                    raw.send(frame(frames.DATA, 0, stream, part))
+        except OSError:
+            pass
+        assert worker.memory_info().rss - before < 100 << 20
+
+
+def test_resets_are_borne_up_to_a_flood(served: RunningServer) -> None:
+    raw = RawClient(served.port)
+    body = frame(frames.DATA, frames.END_STREAM, 1, message(generate().SerializeToString()))
+    assert len(body) > 9
+    with raw.sock:
+        for stream in range(1, 1001, 2):
+            raw.send(opening(stream), frames.reset(stream, Reason.CANCEL))
+        raw.send(opening(1001), frame(frames.DATA, frames.END_STREAM, 1001, body[9:]))
+        assert b"grpc-status\x010" in raw.ends(1001)
+        try:
+            for stream in range(1003, 100_003, 2):
+                raw.send(opening(stream), frames.reset(stream, Reason.CANCEL))
+        except OSError:
+            return
+        assert raw.reason() == Reason.ENHANCE_YOUR_CALM
+
+
+def test_who_asks_for_answers_and_does_not_read_them_is_cut_off(served: RunningServer) -> None:
+    raw = RawClient(served.port)
+    raw.sock.settimeout(5)
+    pings = frame(frames.PING, 0, 0, bytes(8)) * 1000
+    with raw.sock, pytest.raises(OSError):
+        for _ in range(10_000):
+            raw.send(pings)
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_client_that_gives_no_room_holds_up_nobody(window: int) -> None:
+    flags = ["--write-timeout", "1s", "--max-num-seqs", "1"]
+    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
+        raw = RawClient(server.port)
+        with raw.sock:
+            raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: window}))
+            body = message(generate(max_tokens=500, ignore_eos=True).SerializeToString())
+            raw.send(opening(), frame(frames.DATA, frames.END_STREAM, 1, body))
+            assert ends_of(engine.said(generate(), wait_for_ready=True))
+            kinds = [kind for kind, _, stream, _ in raw.until_reset() if stream == 1]
+        assert kinds[-1] == frames.RST_STREAM
+        engine.wait_for(0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rubbish_is_borne(served: RunningServer, seed: int) -> None:
+    rng = Random(seed)
+    raw = RawClient(served.port)
+    raw.sock.settimeout(0.2)
+    with raw.sock:
+        for _ in range(200):
+            kind, flags, stream = rng.randrange(12), rng.randrange(256), rng.randrange(8)
+            payload = rng.choice([headers(), rng.randbytes(rng.randrange(40)), message(rng.randbytes(9))])
+            try:
+                raw.send(frame(kind, flags, stream, payload))
+            except OSError:
+                break
+
+
+def test_a_slow_reader_gets_everything(served: RunningServer) -> None:
+    raw = RawClient(served.port)
+    raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    body = message(generate(max_tokens=4000, ignore_eos=True, seed=1).SerializeToString())
+    tokens = 0
+    with raw.sock:
+        raw.send(opening(), frame(frames.DATA, frames.END_STREAM, 1, body))
+        for kind, flags, stream, payload in raw.frames():
+            if kind == frames.DATA:
+                tokens += payload.count(b"\x10\x03\x18\x01")
+                raw.send(frames.window_update(0, len(payload)), frames.window_update(1, len(payload)))
+                if tokens < 100:
+                    time.sleep(0.01)
+            elif stream == 1 and flags & frames.END_STREAM:
+                break
+    assert tokens == 4000

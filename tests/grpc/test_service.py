@@ -1,0 +1,278 @@
+"""What a gateway asks beside tokens: information, load, health, reflection, caches, events, vectors."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+
+import grpc
+import pytest
+import requests
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from smg_grpc_proto import vllm_engine_pb2 as messages
+from smg_grpc_proto.generated import common_pb2
+
+from app.tokenization.loading import EMBEDDED
+from tests.grpc.client import LIMIT_S, Engine, connected, ends_of, generate, wait_until
+from tests.running_server import ROOT, RunningServer, free_port, running_server
+
+pytestmark = pytest.mark.grpc
+
+
+@pytest.fixture(scope="module")
+def cached() -> Iterator[tuple[RunningServer, Engine]]:
+    """A server with a KV cache and a tokenizer of its own, whose tokens take time."""
+    flags = ["--kv-cache-size", "64", "--block-size", "16", "--enable-kvcache", "true", "--profiling", "true"]
+    flags += ["--inter-token-latency", "20ms", "--tokenizer", str(EMBEDDED), "--served-model-name", "alias"]
+    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
+        yield server, engine
+
+
+def test_a_gateway_learns_which_model_there_is(cached: tuple[RunningServer, Engine]) -> None:
+    info = cached[1].stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=LIMIT_S)
+    assert (info.is_generation, info.max_context_length, info.max_req_input_len) == (True, 4096, 4096)
+    assert (info.served_model_name, info.tokenizer_path) == ("alias", str(EMBEDDED))
+    assert (info.vocab_size, list(info.eos_token_ids)) == (6144, [0])
+
+
+def test_a_gateway_learns_what_runs(cached: tuple[RunningServer, Engine]) -> None:
+    _, engine = cached
+    call = engine.stub.Generate(generate(range(1, 65), max_tokens=500, ignore_eos=True), timeout=LIMIT_S)
+    next(call)
+    info = engine.stub.GetServerInfo(messages.GetServerInfoRequest(), timeout=LIMIT_S)
+    assert (info.active_requests, info.server_type, info.block_size) == (1, "vllm-grpc", 16)
+    assert (info.data_parallel_size, info.max_num_seqs, info.is_paused) == (1, 256, False)
+    loads = engine.stub.GetLoads(messages.GetLoadsRequest(dp_rank=0, include=["core"]), timeout=LIMIT_S)
+    [load] = loads.loads
+    assert (load.num_running_reqs, load.num_total_reqs, load.max_total_num_tokens) == (1, 1, 1024)
+    assert 64 <= load.num_used_tokens <= 1024
+    assert load.token_usage > 0
+    call.cancel()
+    engine.wait_for(0)
+    with pytest.raises(grpc.RpcError) as refusal:
+        engine.stub.GetLoads(messages.GetLoadsRequest(dp_rank=1), timeout=LIMIT_S)
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_an_abort_ends_a_stream_with_its_reason(cached: tuple[RunningServer, Engine]) -> None:
+    _, engine = cached
+    request = generate(max_tokens=500, ignore_eos=True)
+    request.request_id = "long"
+    call = engine.stub.Generate(request, timeout=LIMIT_S)
+    next(call)
+    engine.stub.Abort(messages.AbortRequest(request_ids=["nobody"]), timeout=LIMIT_S)
+    assert engine.running() == 1
+    engine.stub.Abort(messages.AbortRequest(request_ids=["nobody", "long"]), timeout=LIMIT_S)
+    [end] = ends_of(list(call))
+    assert (end.finish_reason, engine.running()) == ("abort", 0)
+
+
+def test_a_subscriber_hears_what_the_cache_stores_and_forgets(cached: tuple[RunningServer, Engine]) -> None:
+    _, engine = cached
+    engine.stub.FlushCache(common_pb2.FlushCacheRequest(), timeout=LIMIT_S)
+    batches = engine.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(), timeout=LIMIT_S)
+    heard: list[common_pb2.KvCacheEvent] = []
+    reader = threading.Thread(target=lambda: _hear(batches, heard))
+    reader.start()
+    batches.initial_metadata()  # which come when somebody listens
+    engine.said(generate(range(100, 133), max_tokens=2))
+    wait_until(lambda: any(event.HasField("stored") for event in heard))
+    [stored] = [event.stored for event in heard if event.HasField("stored")]
+    assert [list(block.token_ids) for block in stored.blocks] == [
+        list(range(100, 116)),
+        list(range(116, 132)),
+    ]
+    assert [block.block_size for block in stored.blocks] == [16, 16]
+    assert not stored.HasField("parent_block_hash")
+    assert (stored.medium, stored.tier) == ("GPU", common_pb2.KV_CACHE_TIER_DEVICE)
+    assert engine.stub.FlushCache(common_pb2.FlushCacheRequest(), timeout=LIMIT_S).success
+    wait_until(lambda: any(event.HasField("cleared") for event in heard))
+    batches.cancel()
+    reader.join()
+    late = engine.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(start_sequence_number=10**6))
+    with pytest.raises(grpc.RpcError) as refusal:
+        next(late)
+    assert refusal.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+def _hear(batches: Iterator[common_pb2.KvEventBatch], heard: list[common_pb2.KvCacheEvent]) -> None:
+    try:
+        for batch in batches:
+            heard += batch.events
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.CANCELLED
+
+
+def test_the_cache_is_flushed_when_nothing_runs(cached: tuple[RunningServer, Engine]) -> None:
+    _, engine = cached
+    call = engine.stub.Generate(generate(max_tokens=500, ignore_eos=True), timeout=LIMIT_S)
+    next(call)
+    kept = engine.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=0.05), timeout=LIMIT_S)
+    assert (kept.success, kept.message != "") == (False, True)
+    call.cancel()
+    engine.wait_for(0)
+    assert engine.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5), timeout=LIMIT_S).success
+
+
+def test_the_profiler_says_that_it_did(cached: tuple[RunningServer, Engine], engine: Engine) -> None:
+    for one, done in ((cached[1], True), (engine, False)):
+        started = one.stub.StartProfile(common_pb2.StartProfileRequest(num_steps=3), timeout=LIMIT_S)
+        stopped = one.stub.StopProfile(common_pb2.StopProfileRequest(), timeout=LIMIT_S)
+        assert (started.success, stopped.success) == (done, done)
+
+
+def test_a_gateway_gets_the_tokenizers_files(cached: tuple[RunningServer, Engine], engine: Engine) -> None:
+    chunks = list(cached[1].stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=LIMIT_S))
+    data = b"".join(chunk.data for chunk in chunks)
+    assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()]
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.read("tokenizer.json") == (EMBEDDED / "tokenizer.json").read_bytes()
+    with pytest.raises(grpc.RpcError) as refusal:
+        list(engine.stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=LIMIT_S))
+    assert refusal.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_health_is_told_in_both_ways(engine: Engine) -> None:
+    assert engine.stub.HealthCheck(messages.HealthCheckRequest(), timeout=LIMIT_S).healthy
+    health = health_pb2_grpc.HealthStub(engine.channel)
+    for service in ("", "vllm.grpc.engine.VllmEngine"):
+        asked = health_pb2.HealthCheckRequest(service=service)
+        assert health.Check(asked, timeout=LIMIT_S).status == health_pb2.HealthCheckResponse.SERVING
+        watch = health.Watch(asked, timeout=LIMIT_S)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+    with pytest.raises(grpc.RpcError) as refusal:
+        health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=LIMIT_S)
+    assert refusal.value.code() == grpc.StatusCode.NOT_FOUND
+    unknown = next(health.Watch(health_pb2.HealthCheckRequest(service="other"), timeout=LIMIT_S))
+    assert unknown.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+def test_a_watch_sees_a_server_become_ready() -> None:
+    with running_server("--grpc", "--startup-duration", "2s") as server, connected(server.port) as engine:
+        watch = health_pb2_grpc.HealthStub(engine.channel).Watch(
+            health_pb2.HealthCheckRequest(), timeout=LIMIT_S
+        )
+        seen = [next(watch).status, next(watch).status]
+        watch.cancel()
+    response = health_pb2.HealthCheckResponse
+    assert seen == [response.NOT_SERVING, response.SERVING]
+
+
+def test_reflection_tells_of_the_service(engine: Engine) -> None:
+    found = ProtoReflectionDescriptorDatabase(engine.channel)
+    assert "vllm.grpc.engine.VllmEngine" in found.get_services()
+    file = found.FindFileContainingSymbol("vllm.grpc.engine.VllmEngine.Generate")
+    [service] = file.service
+    assert "SubscribeKvEvents" in {method.name for method in service.method}
+    assert found.FindFileByName("common.proto").package == "smg.grpc.common"
+    with pytest.raises(KeyError):
+        found.FindFileContainingSymbol("nobody.knows.This")
+
+
+def test_a_pooling_model_embeds_as_over_http() -> None:
+    with running_server("--grpc", "--task", "embed") as server, connected(server.port) as engine:
+        request = messages.EmbedRequest(request_id="a", tokenized={"input_ids": [4, 5, 6]})
+        told = engine.stub.Embed(request, timeout=LIMIT_S)
+        body = {"model": "understudy-tiny", "input": [4, 5, 6]}
+        answer = requests.post(f"{server.url}/v1/embeddings", json=body, timeout=LIMIT_S).json()
+        assert list(told.embedding) == pytest.approx(answer["data"][0]["embedding"], rel=1e-5)
+        assert (told.prompt_tokens, told.embedding_dim) == (3, len(told.embedding))
+        assert engine.refusal(generate())[0] == grpc.StatusCode.UNIMPLEMENTED
+        with pytest.raises(grpc.RpcError) as refusal:
+            engine.stub.Embed(messages.EmbedRequest(), timeout=LIMIT_S)
+        assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_what_is_not_there_is_unimplemented(engine: Engine) -> None:
+    calls = {"/vllm.grpc.engine.VllmEngine/Nothing": b"", "/a.B/C": b"x" * 100_000}
+    for path, message in calls.items():
+        with pytest.raises(grpc.RpcError) as refusal:
+            engine.channel.unary_unary(path)(message, timeout=LIMIT_S)
+        assert refusal.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    with pytest.raises(grpc.RpcError) as no_events:
+        list(engine.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(), timeout=LIMIT_S))
+    assert no_events.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    with pytest.raises(grpc.RpcError) as no_vectors:
+        engine.stub.Embed(messages.EmbedRequest(), timeout=LIMIT_S)
+    assert no_vectors.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_metrics_count_calls_as_they_count_requests(served: RunningServer, engine: Engine) -> None:
+    def counted() -> tuple[float, float, float]:
+        text = requests.get(f"{served.url}/metrics", timeout=LIMIT_S).text
+        values = {
+            line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line[0] != "#"
+        }
+        way = values['understudy_requests_total{way="grpc"}']
+        tokens = [v for name, v in values.items() if name.startswith("vllm:generation_tokens_total")]
+        calls = [
+            v
+            for name, v in values.items()
+            if name.startswith("http_requests_total") and "VllmEngine/Generate" in name
+        ]
+        return way, sum(tokens), sum(calls)
+
+    engine.said(generate(max_tokens=3, ignore_eos=True))
+    before = counted()
+    engine.said(generate(max_tokens=3, ignore_eos=True))
+    after = counted()
+    assert [now - then for now, then in zip(after, before, strict=True)] == [1, 3, 1]
+
+
+def test_every_rank_has_a_port_for_grpc_of_its_own() -> None:
+    port = free_port(2)
+    flags = ["--grpc-port", str(port), "--data-parallel-size", "2"]
+    with running_server(*flags) as server:
+        for rank, at in ((0, port), (1, port + 1), (0, server.port), (1, server.port + 1)):
+            with connected(at) as engine:
+                request = generate()
+                request.data_parallel_rank = rank
+                assert ends_of(engine.said(request))
+                assert requests.get(f"http://127.0.0.1:{at}/health", timeout=LIMIT_S).status_code == 200
+                request.data_parallel_rank = 1 - rank
+                assert engine.refusal(request)[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+BAD_STARTS = {
+    "with certificates": (["--grpc", "--self-signed-certs"], "setting grpc: "),
+    "without the fast path": (["--grpc", "--fast-path", "false"], "setting fast-path: "),
+    "on the port of HTTP": (["--grpc-port", "8000", "--port", "8000"], "setting grpc-port: "),
+    "beyond the last port": (["--grpc-port", "65535", "--data-parallel-size", "2"], "setting grpc-port: "),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STARTS)
+def test_what_cannot_be_served_stops_the_start(name: str) -> None:
+    flags, line = BAD_STARTS[name]
+    done = subprocess.run(
+        [sys.executable, "-m", "app", *flags], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert line in done.stderr
+
+
+def test_a_server_whose_packages_are_missing_says_which(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("hidden")
+    hide = "import sys\nsys.modules['smg_grpc_proto'] = None\n"
+    (folder / "sitecustomize.py").write_text(hide)
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "--grpc", "--port", str(free_port())],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 1
+    assert json.dumps(done.stderr).count("requirements-grpc.txt") == 1
