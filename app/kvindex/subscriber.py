@@ -183,8 +183,8 @@ class Subscriber:
         except zmq.ZMQError:
             if monitor is not None:
                 socket.disable_monitor()
-                monitor.close(linger=0)
-            socket.close(linger=0)
+                monitor.close()
+            socket.close()
             raise
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
@@ -194,8 +194,8 @@ class Subscriber:
         self._poller.unregister(line.socket)
         self._poller.unregister(line.monitor)
         line.socket.disable_monitor()
-        line.monitor.close(linger=0)
-        line.socket.close(linger=0)
+        line.monitor.close()
+        line.socket.close()
 
     def _follow(self, now: float) -> None:
         """Connect to new targets, and leave those that are no more."""
@@ -269,14 +269,14 @@ class Subscriber:
             return None
         pod = topic.pod if topic else ""
         model = topic.model if topic else None
-        replay, port, shared = None, self._settings.replay_port, False
+        replay, host, shared = None, peer, False
         if target is not None:
             pod = target.pod or (topic.pod if topic and topic.standard else target.name)
             model = target.model or model
-            replay = target.replay
-        if port is not None and replay is None:
-            host = peer if target is None else target.host
-            replay, shared = (f"tcp://{host}:{port}", True) if host else (None, False)
+            replay, host = target.replay, target.host
+        port = self._settings.replay_port
+        if port is not None and replay is None and host:
+            replay, shared = f"tcp://{host}:{port}", True
         sequence = int.from_bytes(number.bytes, "big")
         payload = content.bytes if len(content) <= COPIED_BYTES else content.buffer
         model = model or self._settings.model
@@ -325,7 +325,7 @@ def _peer(frame: Frame) -> tuple[Hashable, str | None]:
     try:
         connection = int(str(frame.get(zmq.SRCFD)))
     except zmq.ZMQError:  # from within the process
-        return -1, None
+        return "inproc", None
     try:
         address = ip_address(str(frame.get("Peer-Address")))
     except (ValueError, zmq.ZMQError):

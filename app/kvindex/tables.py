@@ -346,17 +346,17 @@ class EngineMap:
         if not self._swept:
             self._swept, self._full = [*self._full, self.young], []
             self.young, self.stale = {}, 0
-        repeats, entries = 0, self._swept[-1]
+        repeats, entries = 0, self._swept[0]  # the oldest first: what is known besides is a later word
         for _ in range(min(most, len(entries))):
             key, owned = entries.popitem()
             if self.get(key) is not None:
-                continue  # it is known by a later word
+                continue
             if is_held(owned):
                 self.update(((key, owned),))
             else:
                 repeats += self.forget(key)
         if not entries:
-            self._swept.pop()
+            self._swept.pop(0)
         return repeats
 
     def _all(self) -> Iterator[dict[int, Owned]]:

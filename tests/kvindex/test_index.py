@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import GENERATIONS
 from app.kvindex.memory import MemoryBackend
+from app.kvindex.metrics import IndexMetrics
 from app.kvindex.scorer import Weights
 from tests.kvindex.engines import batch, offloaded, removed, stored
 from tests.kvindex.held import matched
@@ -154,6 +157,53 @@ def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> 
     assert matched(index, PROMPT, lora="alice", salt="salt") == {}
     assert matched(index, PROMPT, salt="salt", media=image) == {}
     assert matched(index, PROMPT, lora="alice", media=image) == {}
+
+
+def test_of_those_with_the_same_salt_the_best_is_first(index: Index) -> None:
+    for pod, blocks in (("a", 1), ("b", 3), ("c", 2)):
+        extra_keys = [["salt"], None, None][:blocks]
+        tell(index, pod, stored(range(1, blocks + 1), PROMPT[: 4 * blocks], extra_keys=extra_keys))
+    assert [score.pod for score in index.score("m", PROMPT, salt="salt")] == ["b", "c", "a"]
+
+
+def test_lookups_are_counted_with_what_the_best_had_and_the_time_they_took() -> None:
+    clock = count(1000)
+    index = Index(MemoryBackend(), IndexSettings(block_size=4), clock=lambda: float(next(clock)))
+    tell(index, "a", stored([1, 2], PROMPT[:8]))
+    index.score("m", PROMPT)
+    index.score("unheard", PROMPT)
+    lines = index.metrics.render({}, {}, {}).splitlines()
+    for name, value in (("requests_total", 2), ("hits_total", 2), ("latency_seconds_sum", 2)):
+        assert f"kvcache_index_lookup_{name} {value}.0" in lines
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_long_prompt_with_a_salt_is_found_to_its_end(generation: str) -> None:
+    index = make_index(MemoryBackend(), generation=generation)
+    most = index._keys.slice_blocks
+    tokens, blocks = [number % 1000 for number in range(4 * (2 * most + 3))], 2 * most + 3
+    for first in range(0, blocks, 100):
+        hashes = range(first + 1, min(first + 100, blocks) + 1)
+        some = tokens[4 * first : 4 * (first + 100)]
+        extra_keys = [["salt"] if number == 1 else None for number in hashes]
+        tell(index, "a", stored(hashes, some, first or None, extra_keys=extra_keys))
+    for asked in (most, most + 1, 2 * most, blocks):
+        assert matched(index, tokens[: 4 * asked + 3], salt="salt") == {"a": asked}
+
+
+def test_times_are_told_in_the_buckets_of_llm_d_and_those_of_lookups_in_shorter_ones_too() -> None:
+    metrics = IndexMetrics()
+    metrics.rendered("t", 1.0)
+    bounds = ["0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "+Inf"]
+    shorter = ["0.0001", "0.00025", "0.0005", "0.001", "0.0025"]
+    told: dict[str, list[str]] = {}
+    for line in metrics.render({}, {}, {}).splitlines():
+        if found := re.match(r'(\w+)_latency_seconds_bucket\{.*le="([^"]*)"', line):
+            told.setdefault(found[1], []).append(found[2])
+    assert told == {
+        "kvcache_tokenization_render_chat_template": bounds,
+        "kvcache_index_lookup": shorter + bounds,
+    }
 
 
 def test_images_change_the_blocks_from_the_first_that_they_touch_on(index: Index) -> None:

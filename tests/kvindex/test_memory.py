@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,20 @@ def test_a_block_is_known_again_however_many_others_came_since() -> None:
         backend.apply(A, [store(others, others)])
     assert backend.apply(A, [store([1], [12])]).removed == 1  # its tokens are others now
     assert content(backend, [11, 12]) == {12: {("a", "gpu")}}
+
+
+def test_what_a_key_has_come_to_mean_is_known_when_others_have_made_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.kvindex.tables.MAP_ENTRIES", 10)
+    backend = MemoryBackend(100)
+    backend.apply(A, [store([1], [11]), *(store([key], [key]) for key in range(100, 120)), store([1], [12])])
+    for key in range(1_000, 2_000):
+        backend.apply(A, [store([key], [key])])
+        backend.lookup([12])  # in use
+    assert set(content(backend, [11, 12])) == {12}
+    assert backend.apply(A, [Remove(0, "gpu", [1])]).removed == 1
+    assert content(backend, [11, 12]) == {}
 
 
 def test_a_budget_of_one_block_and_a_half_keeps_the_last_of_three() -> None:

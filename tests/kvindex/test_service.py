@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from itertools import count
+from typing import Any
 
 import pytest
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.kvcache.events import EventBatch, encoder
-from app.kvindex.backend import RedisSettings
+from app.kvindex.backend import BackendUnavailable, RedisSettings
 from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.service import KvIndex, KvIndexSettings, open_backend
-from app.kvindex.subscriber import SubscriberSettings
+from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.tokenization import LocalTokenizer, default_tokenizer
 from app.tokenization.base import TokenizerLoadError
 from tests.hostile.wire import wait_until
@@ -72,6 +75,11 @@ def test_events_come_in_and_scores_go_out(index: KvIndex, engine: Engine) -> Non
     assert stats.pods == ["a"] and stats.size is not None and stats.size.copies == 2
     assert [(stream.pod, stream.model, stream.sequence) for stream in stats.streams] == [("a", "m", 0)]
     assert stats.queued == 0
+
+
+def test_its_threads_do_not_keep_the_process_from_ending(index: KvIndex) -> None:
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("kvindex-")]
+    assert len(ours) > 1 and all(thread.daemon for thread in ours)
 
 
 def test_messages_may_come_without_a_socket(index: KvIndex) -> None:
@@ -146,6 +154,49 @@ def test_a_backend_that_is_away_leaves_sizes_open() -> None:
     assert made.stats().size is None
     assert "kvcache_index_blocks" in made.metrics_text()
     made.close()
+
+
+def test_messages_that_wait_for_the_backend_are_taken_up_without_another_one(
+    index: KvIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.kvindex.service.IDLE_S", 3600.0)
+    applying, asked = index.index.backend.applying, count()
+
+    def flaky(*operations: Any) -> Any:
+        if next(asked) < 2:
+            raise BackendUnavailable("away")
+        return applying(*operations)
+
+    monkeypatch.setattr(index.index.backend, "applying", flaky)
+    payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
+    index.receive(Message("b", "m", 0, payload))
+    wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
+
+
+def test_after_an_error_a_thread_waits_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[str] = []
+    step, wait = Subscriber.step, Subscriber.wait
+
+    def fail_twice(subscriber: Subscriber, now: float) -> bool:
+        done.append("step")
+        if done.count("step") <= 2:
+            raise RuntimeError("a fault")
+        return step(subscriber, now)
+
+    def noted(subscriber: Subscriber, timeout_s: float) -> None:
+        done.append("wait")
+        wait(subscriber, 0.01)
+
+    monkeypatch.setattr(Subscriber, "step", fail_twice)
+    monkeypatch.setattr(Subscriber, "wait", noted)
+    made = KvIndex(settings(), load)
+    made.start()
+    wait_until(lambda: len(done) > 5)
+    made.close()
+    assert done[:5] == ["step", "wait", "step", "wait", "step"]
+    assert caplog.text.count("RuntimeError: a fault") == 2
 
 
 def test_backends_are_chosen_by_name() -> None:

@@ -258,6 +258,17 @@ def test_what_is_remembered_of_topics_and_connections_is_reckoned(place: Station
     assert Presence(30, most_pods=7).limit_bytes == 7 * POD_BYTES
 
 
+def test_a_pod_that_is_crowded_out_is_not_followed_any_more(place: Station) -> None:
+    place.pool = Pool(place.index, place.replays, PoolSettings(most_pods=1))
+    subscriber = place.listen(grace_s=30.0)
+    a, b = place.engine("kv@a@m"), place.engine("kv@b@m")
+    for engine, pod in ((a, "a"), (b, "b")):
+        place.meet(engine)
+        engine.publish(FIRST)
+        place.until(lambda pod=pod: place.matched(PROMPT) == {pod: 1})  # type: ignore[misc]
+        assert POD_BYTES < subscriber.size_bytes < 2 * POD_BYTES
+
+
 def test_a_wait_is_short_while_the_queues_are_full(place: Station, monkeypatch: pytest.MonkeyPatch) -> None:
     subscriber = place.listen()
     waited_ms: list[float] = []

@@ -39,6 +39,12 @@ def test_work_that_never_ends_is_given_up_and_others_go_on() -> None:
     workers.close()
 
 
+def test_work_that_never_ends_does_not_keep_the_process_from_ending() -> None:
+    workers = Workers(1)
+    assert workers.call(lambda: threading.current_thread().daemon, 10)
+    workers.close()
+
+
 def test_when_all_are_stuck_calls_end_in_time_and_too_many_are_refused() -> None:
     workers, end = Workers(1, most_waiting=2), threading.Event()
     for _ in range(3):
