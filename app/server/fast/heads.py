@@ -71,7 +71,7 @@ class RequestHeads:
         parser = httptools.HttpRequestParser(fields)
         try:
             parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return None
         route = self._routes.get((parser.get_method(), fields.target))
         if route is None or route.plain is None or parser.get_http_version() != "1.1":
