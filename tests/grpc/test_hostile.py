@@ -128,6 +128,18 @@ BROKEN = {
     "a window that is too large": (settings_frame({4: 2**31}), Reason.FLOW_CONTROL_ERROR),
     "a window that grows by nothing": (frames.window_update(0, 0), Reason.FLOW_CONTROL_ERROR),
     "a window without end": (frames.window_update(0, 2**31 - 1) * 2, Reason.FLOW_CONTROL_ERROR),
+    "settings of a stream": (frame(frames.SETTINGS, 0, 1), Reason.PROTOCOL_ERROR),
+    "an answer to settings with settings": (frame(frames.SETTINGS, 1, 0, bytes(6)), Reason.FRAME_SIZE_ERROR),
+    "headers of no stream": (opening(0), Reason.PROTOCOL_ERROR),
+    "an end of no stream": (frames.reset(7, Reason.CANCEL), Reason.PROTOCOL_ERROR),
+    "an end of a wrong size": (opening() + frame(frames.RST_STREAM, 0, 1, b"x"), Reason.FRAME_SIZE_ERROR),
+    "a priority of a wrong size": (frame(frames.PRIORITY, 0, 1, bytes(4)), Reason.FRAME_SIZE_ERROR),
+    "a window of no stream": (frames.window_update(9, 1), Reason.PROTOCOL_ERROR),
+    "a stream's window that grows by nothing": (
+        opening() + frames.window_update(1, 0),
+        Reason.PROTOCOL_ERROR,
+    ),
+    "an end of a stream": (frame(frames.GOAWAY, 0, 1, bytes(8)), Reason.PROTOCOL_ERROR),
     "a promise": (frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), Reason.PROTOCOL_ERROR),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,10 @@ from app.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.kvcache.hashing import low64
 
 MOST_WAITING = 1000
-"""Batches that a subscriber may be behind; then its stream ends."""
+MOST_WAITING_BYTES = 16 << 20
+"""So many batches, and bytes of them, may a subscriber be behind; then its stream ends."""
+MOST_SUBSCRIBERS = 32
+"""At a time: each of them costs its own message of every batch."""
 NO_EVENTS = "There are no KV events: the server has no prefix cache of its own, or --enable-kvcache is off."
 
 
@@ -28,15 +32,23 @@ def events_method(publisher: EventSender | None, facts: ServerFacts) -> RpcMetho
     if publisher is None:
         return unimplemented(path, NO_EVENTS)
 
+    subscribers: set[EventBatches] = set()
+
     def subscribe(context: RequestContext) -> RpcResponse:
         """Every batch from now on, numbered as on the ZMQ socket. Older ones are not kept here."""
         asked = read(context, common.SubscribeKvEventsRequest)
+        if len(subscribers) >= MOST_SUBSCRIBERS:
+            raise ApiError(429, "RateLimitError", f"There are {MOST_SUBSCRIBERS} subscribers already.")
         following = publisher.next_sequence
         if asked.start_sequence_number not in (0, following):
             text = f"Batch {asked.start_sequence_number} is not kept; the next one is {following}."
             raise ApiError(412, "PreconditionFailed", text, "start_sequence_number")
         outcome = RpcOutcome()
-        return RpcResponse(EventBatches(publisher, outcome), None, outcome)
+        batches = EventBatches(publisher, outcome)
+        subscribers.add(batches)
+        response = RpcResponse(batches, None, outcome)
+        response.on_close(lambda: subscribers.discard(batches))
+        return response
 
     return RpcMethod(path, subscribe)
 
@@ -44,14 +56,16 @@ def events_method(publisher: EventSender | None, facts: ServerFacts) -> RpcMetho
 class EventBatches(StreamingBody):
     """The batches of `publisher`, from the moment on that somebody takes them."""
 
-    __slots__ = ("_outcome", "_publisher", "_transport", "_waiting")
+    __slots__ = ("_is_too_slow", "_outcome", "_publisher", "_transport", "_waiting", "_waiting_bytes")
     endless = True
 
     def __init__(self, publisher: EventSender, outcome: RpcOutcome) -> None:
         super().__init__()
         self._publisher, self._outcome = publisher, outcome
         self._transport: StreamTransport | None = None
-        self._waiting: list[bytes] = []
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._is_too_slow = False
 
     def attach(self, transport: StreamTransport) -> None:
         """Tell them from now on."""
@@ -61,21 +75,25 @@ class EventBatches(StreamingBody):
 
     def _take(self, topic: str, sequence: int, batch: EventBatch) -> None:
         transport = self._transport
-        if transport is None:
+        if transport is None or self._is_too_slow:
             return
         data = framed(batch_message(sequence, batch).SerializeToString())
         if not transport.lags:
             transport.write(data)
-        elif len(self._waiting) <= MOST_WAITING:
-            self._waiting.append(data)
-        if len(self._waiting) > MOST_WAITING:
+            return
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if len(self._waiting) > MOST_WAITING or self._waiting_bytes > MOST_WAITING_BYTES:
+            self._is_too_slow = True
+            self._waiting.clear()
             self._outcome.fail(ApiError(429, "RateLimitError", "The subscriber is too slow."))
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
         """The batch that has waited longest; see `StreamSource`."""
-        if len(self._waiting) > MOST_WAITING:
+        if self._is_too_slow:
             return b"", False, True
-        data = self._waiting.pop(0) if self._waiting else b""
+        data = self._waiting.popleft() if self._waiting else b""
+        self._waiting_bytes -= len(data)
         self.bytes_sent += len(data)
         return data, bool(self._waiting), False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any
 
 import msgspec
@@ -59,6 +60,8 @@ def asked_of(message: Any, prompt: str | list[int], max_model_len: int) -> Compl
         request_id=message.request_id,
         kv_transfer_params=transfer_of(message),
     )
+    if any(map(isnan, at.logit_bias.values())):
+        raise bad_request("logit_bias has a value that is no number", "logit_bias")
     for name in ("logprobs", "prompt_logprobs"):
         rules.check_number(name, getattr(asked, name))
         if (getattr(asked, name) or 0) < -1:

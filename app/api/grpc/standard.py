@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from app.api.grpc.messages import SERVICE, answer, read
 from app.http.context import RequestContext
-from app.http.errors import not_found
+from app.http.errors import ApiError, not_found
 from app.http.response import StreamingBody
 from app.http.rpc import RpcCode, RpcMethod, RpcOutcome, RpcResponse, framed
 from app.http.stream import StreamTransport
@@ -24,10 +24,14 @@ REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.S
 """The same messages under two names: newer clients ask the first, and then the other."""
 LOOK_S = 0.2
 """How often a watched health is looked at."""
+MOST_WATCHERS = 256
+"""At a time: each of them looks by itself."""
 
 
 def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
     """Check and Watch, of the server as a whole ("") and of the engine's service."""
+
+    watchers: set[WatchedHealth] = set()
 
     def status(service: str) -> int:
         if service not in ("", SERVICE):
@@ -45,7 +49,13 @@ def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
     def watch(context: RequestContext) -> RpcResponse:
         """The health now, and whenever it is another."""
         service = read(context, health.HealthCheckRequest).service
-        return RpcResponse(WatchedHealth(lambda: status(service)))
+        if len(watchers) >= MOST_WATCHERS:
+            raise ApiError(429, "RateLimitError", f"There are {MOST_WATCHERS} watchers already.")
+        watched = WatchedHealth(lambda: status(service))
+        watchers.add(watched)
+        response = RpcResponse(watched)
+        response.on_close(lambda: watchers.discard(watched))
+        return response
 
     return [RpcMethod(f"/{HEALTH}/Check", check), RpcMethod(f"/{HEALTH}/Watch", watch)]
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections.abc import Callable
-from typing import ParamSpec, Protocol
 
 import gevent
 
@@ -16,7 +13,6 @@ from app.http.errors import ApiError
 from app.http.response import CLIENT_GONE, Response, StreamingBody
 from app.http.rpc import PREFIX_BYTES, RpcCode, RpcMethod, RpcOutcome, RpcResponse, error_response
 from app.http.stream import StreamSource
-from app.server.fast.path import FastPath
 from app.server.http2.frames import (
     DATA,
     END_HEADERS,
@@ -27,39 +23,11 @@ from app.server.http2.frames import (
     frame,
     head,
     reset,
-    window_update,
 )
-from app.server.http2.heads import as_rpc, metadata, status
-from app.server.http2.outbox import Outbox
+from app.server.http2.heads import as_rpc, metadata, status, timeout_s
+from app.server.http2.owner import CallConnection
 
 log = logging.getLogger(__name__)
-P = ParamSpec("P")
-
-TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
-LONGEST_S = 1e9
-UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-
-
-class CallConnection(Protocol):
-    """What a call knows of its connection."""
-
-    path: FastPath
-    outbox: Outbox
-    address: tuple[str, int]
-    buffered: int
-    most_message_bytes: int
-    most_buffered_bytes: int
-    stalled: dict[RpcCall, None]
-
-    def ask_soon(self, call: RpcCall) -> None: ...
-
-    def forget_call(self, call: RpcCall) -> None: ...
-
-    def guarded(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None: ...
-
-    def response_to(self, error: Exception) -> RpcResponse: ...
-
-    def close(self) -> None: ...
 
 
 class RpcCall:
@@ -69,29 +37,33 @@ class RpcCall:
     """
 
     __slots__ = (
-        *("_begun", "_connection", "_context", "_deadline", "_headers", "_lagging", "_last", "_method"),
-        *("_body", "_outbox", "_response", "_source", "_unsent"),
+        *("_begun", "_body", "_connection", "_context", "_deadline", "_headers", "_is_logged", "_lagging"),
+        *("_last", "_method", "_most_bytes", "_outbox", "_response", "_size", "_source", "_unsent"),
         *("has_request", "id", "is_open", "since_s", "stalled", "window"),
     )
 
     def __init__(
         self,
-        connection: CallConnection,
+        connection: CallConnection[RpcCall],
         id: int,
         window: int,
         method: RpcMethod | None,
         headers: dict[str, str],
+        size: int,
     ) -> None:
+        """`size`: the bytes of memory that its headers take."""
         self.id, self.window = id, window
         self._connection, self._outbox = connection, connection.outbox
-        self._method, self._headers = method, headers
+        self._method, self._headers, self._size = method, headers, size
+        connection.buffered += size
+        self._most_bytes = connection.most_message_bytes
         self._body = bytearray()
         """What has come of the next message."""
         self._context: RequestContext | None = None
         self._response: RpcResponse | None = None
         self._source: StreamSource | None = None
         self._unsent = b""
-        self._begun = self._last = self._lagging = False
+        self._begun = self._last = self._lagging = self._is_logged = False
         self._deadline: Watcher | None = None
         self.has_request = False
         self.stalled = False
@@ -99,11 +71,9 @@ class RpcCall:
         self.since_s = time.monotonic()
         """Since when the rest of its request, or room for its answer, is awaited."""
         self.is_open = True
-        if (timeout := TIMEOUT.fullmatch(headers.get("grpc-timeout", ""))) is not None:
-            self._deadline = gevent.get_hub().loop.timer(
-                min(LONGEST_S, int(timeout[1]) * UNITS_S[timeout[2]])
-            )
-            self._deadline.start(self._expire)
+        if (limit_s := timeout_s(headers)) is not None:
+            self._deadline = gevent.get_hub().loop.timer(limit_s)
+            self._deadline.start(connection.chores.put, self._expire)
 
     # What the client says.
 
@@ -114,14 +84,16 @@ class RpcCall:
         self._connection.buffered += len(data)
         if not self._check():
             return
-        if self._method is not None and self._method.each:
-            self._take_each(self._method)
-        elif self.has_request:
+        self._arrived()
+
+    def _arrived(self) -> None:
+        """More of its messages is there."""
+        if self.has_request:
             self._begin()
 
     def _check(self) -> bool:
         """False, and the call has ended, when its message is too long, or we have too much to keep."""
-        connection, most = self._connection, self._connection.most_message_bytes
+        connection, most = self._connection, self._most_bytes
         wanted = max(len(self._body), self._end_of_message)
         if wanted > most + PREFIX_BYTES or connection.buffered > connection.most_buffered_bytes:
             text = f"A message of {wanted - PREFIX_BYTES} bytes is too long: at most {most} are read."
@@ -141,7 +113,7 @@ class RpcCall:
             return None
         message = bytes(memoryview(body)[PREFIX_BYTES:end])
         self._connection.buffered -= end
-        self._body = body[end:]
+        del body[:end]
         return message
 
     @property
@@ -162,23 +134,6 @@ class RpcCall:
             return
         self._context = self._new_context(message)
         gevent.spawn(self._handle, self._context)
-
-    def _take_each(self, method: RpcMethod) -> None:
-        """Answer what there is of messages, one by one."""
-        while self.is_open and (message := self._message()) is not None:
-            self._outbox.put(window_update(self.id, PREFIX_BYTES + len(message)))
-            self.since_s = time.monotonic()
-            context = self._new_context(message)
-            if self._context is None:
-                self._context = context
-                self._connection.path.middleware.begin(context)
-            try:
-                self._open(RpcResponse())
-                self.write(bytes(method.handle(context).body))  # type: ignore[arg-type]
-            except Exception as error:
-                self._end(self._connection.response_to(error))
-        if self.is_open and self.has_request:
-            self._end(RpcResponse())
 
     def _new_context(self, message: bytes) -> RequestContext:
         headers, path = self._headers, self._headers[":path"]
@@ -281,12 +236,28 @@ class RpcCall:
             outbox.window -= size
             outbox.put(data_frames(self.id, unsent[:size]))
             self._unsent = unsent = unsent[size:]
-        self.stalled = bool(unsent)
         if unsent:
-            self._lagging, self.since_s = True, time.monotonic()
-            self._connection.stalled[self] = None
-        elif self._last:
-            self._finish()
+            self._wait_for_room(size > 0)
+        else:
+            if self.stalled:
+                self.stalled = False
+                self._connection.stalled.pop(self, None)
+                self._connection.hungry.pop(self, None)
+            if self._last:
+                self._finish()
+
+    def _wait_for_room(self, has_said: bool) -> None:
+        """Until a window grows; the time that the client has for that begins when it `has_said` something."""
+        connection = self._connection
+        if has_said or not self.stalled:
+            self.since_s = time.monotonic()
+            connection.stalled.pop(self, None)
+            connection.stalled[self] = None
+        self.stalled = self._lagging = True
+        if self.window > 0:
+            connection.hungry[self] = None
+        else:
+            connection.hungry.pop(self, None)
 
     def lag(self) -> None:
         """Ask the source for slices, in turns with other calls."""
@@ -296,8 +267,7 @@ class RpcCall:
 
     def go_on(self) -> None:
         """There may be room again."""
-        if self.stalled:
-            self._connection.stalled.pop(self, None)
+        if self.stalled and self.is_open:
             self._push()
             if not self.stalled and self.is_open:
                 self.lag()
@@ -340,12 +310,26 @@ class RpcCall:
         self._finish()
 
     def _expire(self) -> None:
-        self._connection.guarded(self.fail, RpcCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self.fail(RpcCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def give_up(self) -> None:
+        """The rest of its request has not come."""
+        self.fail(RpcCode.DEADLINE_EXCEEDED, "The request did not come in time.")
+
+    def cut_off(self) -> None:
+        """The client has given no room for what is to be said."""
+        if self.is_open:
+            self._outbox.put(reset(self.id, Reason.CANCEL))
+            self.gone()
 
     def leave(self) -> None:
-        """The server goes down, or gives way to another: what would go on for ever ends."""
-        if self._response is not None and getattr(self._response.body, "endless", False):
-            self.fail(RpcCode.UNAVAILABLE, "The server is shutting down.")
+        """The server goes down, or gives way to another."""
+        self.fail(RpcCode.UNAVAILABLE, "The server is shutting down.")
+
+    @property
+    def is_endless(self) -> bool:
+        """It would go on for ever."""
+        return self._response is not None and getattr(self._response.body, "endless", False)
 
     def break_off(self) -> None:
         """End the connection, on purpose."""
@@ -353,8 +337,9 @@ class RpcCall:
 
     def gone(self) -> None:
         """The client waits for it no more."""
-        self._abandon()
-        self._close()
+        if self.is_open:
+            self._abandon()
+            self._close()
 
     def _abandon(self) -> None:
         """Nobody needs what the source would yet say."""
@@ -375,7 +360,7 @@ class RpcCall:
             self._deadline.stop()
             self._deadline.close()
             self._deadline = None
-        self._connection.buffered -= len(self._body)
+        self._connection.buffered -= len(self._body) + self._size
         self._body = bytearray()
         self._connection.forget_call(self)
         if self._response is not None:
@@ -387,6 +372,7 @@ class RpcCall:
         if response is None or context is None:
             return
         path = self._connection.path
-        if path.logs_access:
+        if path.logs_access and not self._is_logged:
+            self._is_logged = True
             path.log_access(context, response)
         response.close()

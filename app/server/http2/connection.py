@@ -12,15 +12,16 @@ import gevent
 
 from app.api.errors import as_api_error, forget_frames
 from app.http.connection import READ, Connection, GeventSocket, Watcher
-from app.http.rpc import RpcCode, RpcResponse, error_response
+from app.http.rpc import RpcResponse, error_response
 from app.server.fast.path import FastPath
 from app.server.http2 import frames
 from app.server.http2.call import RpcCall
+from app.server.http2.each import EachCall
 from app.server.http2.frames import HEAD, HEAD_BYTES, PREFACE, ConnectionFailed, Reason
-from app.server.http2.heads import UNSUPPORTED
+from app.server.http2.heads import UNSUPPORTED, read_headers
 from app.server.http2.hpack import HeaderDecoder, HeaderError
 from app.server.http2.outbox import Outbox
-from app.server.http2.turns import SLICE_S, Timers, Turns
+from app.server.http2.turns import SLICE_S, Chores, Timers, Turns
 
 P = ParamSpec("P")
 
@@ -30,6 +31,8 @@ MOST_BLOCK_BYTES = 1 << 14
 """Of a header block as it comes."""
 MOST_RESETS = 2000
 """Calls that a client may give up between two looks at it, a fifth of a second."""
+PER_HEADER = 100
+"""Bytes that a header takes besides its name and value."""
 WINDOW = 1 << 22
 """Bytes of requests that may be on their way on one connection."""
 BUFFERED_MESSAGES = 4
@@ -53,10 +56,11 @@ class Http2Connection:
     """One client's connection, which is HTTP/2 from its beginning. See `FastConnection`, which gave it up."""
 
     __slots__ = (
-        *("_all", "_block", "_connection", "_decoder", "_in", "_initial_window", "_is_leaving", "_last_id"),
+        *("_all", "_block", "_connection", "_decoder", "_in", "_initial_window", "_is_behind", "_is_leaving"),
+        "_last_id",
         *("_methods", "_reader", "_resets", "_settled", "_timers", "_turns", "_unanswered", "address"),
-        *("buffered", "calls", "client", "is_new", "most_buffered_bytes", "most_message_bytes", "outbox"),
-        *("path", "since_s", "stalled"),
+        *("buffered", "calls", "chores", "client", "hungry", "is_new", "most_buffered_bytes"),
+        *("most_message_bytes", "outbox", "path", "since_s", "stalled"),
     )
     has_head = False
 
@@ -68,10 +72,12 @@ class Http2Connection:
         self._methods, self.most_message_bytes = rpc.methods, rpc.most_message_bytes
         self.most_buffered_bytes = BUFFERED_MESSAGES * (self.most_message_bytes + WINDOW)
         self.buffered = 0
-        """Bytes of requests that are not all there."""
+        """Bytes of requests that are not all there, and of headers of all calls."""
         self.calls: dict[int, RpcCall] = {}
         self.stalled: dict[RpcCall, None] = {}
         """Those whose client gives no room for what they say, the first one first."""
+        self.hungry: dict[RpcCall, None] = {}
+        """Those of them that wait for the connection's window, as their own is open."""
         self._connection = Connection(client)
         self.outbox = Outbox(self._connection, among.path.batcher, self.close, self._has_room)
         self._decoder = HeaderDecoder()
@@ -82,8 +88,9 @@ class Http2Connection:
         self._block: tuple[int, int, bytes] | None = None
         """Stream, flags and begin of a header block that goes on in the next frame."""
         self._timers = Timers()
-        self._turns = Turns(self._timers, lambda: not self.outbox.blocked)
-        self._is_leaving = False
+        self._turns = Turns(self._timers, lambda: not self.outbox.blocked and among.has(self))
+        self.chores = Chores(self._timers, self.guarded)
+        self._is_leaving = self._is_behind = False
         self.is_new = True
         """No call has come yet."""
         self.since_s = time.monotonic()
@@ -141,23 +148,25 @@ class Http2Connection:
         while len(data) - at >= HEAD_BYTES and self._all.has(self):
             high, low, kind, flags, stream = HEAD.unpack_from(data, at)
             size = high << 16 | low
-            if size > frames.MOST_FRAME_BYTES:
-                raise ConnectionFailed(Reason.FRAME_SIZE_ERROR, "a frame is too long")
+            frames.check(kind, flags, stream & frames.MOST_WINDOW, size)
             end = at + HEAD_BYTES + size
             if end > len(data):
                 break
             payload = data[at + HEAD_BYTES : end]
             at = end
             self._frame(kind, flags, stream & frames.MOST_WINDOW, payload)
-            if time.monotonic() > until_s:
+            if time.monotonic() > until_s and self._all.has(self):
+                self._is_behind = True
                 self._reader.stop()
                 self._timers.soon(self._go_on_reading)
                 break
         self._in = data[at:]
 
     def _go_on_reading(self) -> None:
-        self._reader.start(self._readable)
-        self.guarded(self._read)
+        if self._all.has(self):
+            self._is_behind = False
+            self._reader.start(self._readable)
+            self.guarded(self._read)
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if self._block is not None and kind != frames.CONTINUATION:
@@ -174,16 +183,11 @@ class Http2Connection:
             self._reset(stream)
         elif kind == frames.SETTINGS:
             self._settings(flags, payload)
-        elif kind == frames.PING:
-            if len(payload) != 8:
-                raise ConnectionFailed(Reason.FRAME_SIZE_ERROR, "a ping of a wrong size")
-            if not flags & frames.ACK:
-                self.outbox.put(frames.frame(frames.PING, frames.ACK, 0, payload))
-        elif kind == frames.PUSH_PROMISE:
-            raise ConnectionFailed(Reason.PROTOCOL_ERROR, "clients promise nothing")
+        elif kind == frames.PING and not flags & frames.ACK:
+            self.outbox.put(frames.frame(frames.PING, frames.ACK, 0, payload))
 
     def _data(self, flags: int, stream: int, payload: bytes) -> None:
-        if not 0 < stream <= self._last_id:
+        if stream > self._last_id:
             raise ConnectionFailed(Reason.PROTOCOL_ERROR, "data of no call")
         self._unanswered += len(payload)
         if self._unanswered >= WINDOW // 2:
@@ -229,9 +233,14 @@ class Http2Connection:
         self._begin_call(stream, headers, is_end)
 
     def _begin_call(self, stream: int, headers: list[tuple[str, str]], is_end: bool) -> None:
-        found: dict[str, str] = {}
-        for name, value in headers:
-            found[name] = f"{found[name]},{value}" if name in found else value
+        found = read_headers(headers)
+        if found is None:
+            self.outbox.put(frames.reset(stream, Reason.PROTOCOL_ERROR))
+            return
+        size = sum(len(name) + len(value) + PER_HEADER for name, value in found.items())
+        if self.buffered + size > self.most_buffered_bytes:
+            self.outbox.put(frames.reset(stream, Reason.REFUSED_STREAM))
+            return
         if found.get(":method") != "POST" or not found.get("content-type", "").startswith("application/grpc"):
             flags = frames.END_HEADERS | frames.END_STREAM
             self.outbox.put(frames.frame(frames.HEADERS, flags, stream, UNSUPPORTED))
@@ -239,12 +248,17 @@ class Http2Connection:
                 self.outbox.put(frames.reset(stream, Reason.NO_ERROR))
             return
         method = self._methods.get(found.setdefault(":path", ""))
-        call = RpcCall(self, stream, self._initial_window, method, found)
+        if method is not None and method.each:
+            call: RpcCall = EachCall(self, stream, self._initial_window, method, found, size)
+        else:
+            call = RpcCall(self, stream, self._initial_window, method, found, size)
         self.calls[stream] = call
         if is_end:
             call.take(b"", True)
 
     def _reset(self, stream: int) -> None:
+        if stream > self._last_id:
+            raise ConnectionFailed(Reason.PROTOCOL_ERROR, "the end of no call")
         call = self.calls.get(stream)
         if call is not None:
             self._resets += 1
@@ -262,12 +276,11 @@ class Http2Connection:
             more, self._initial_window = window - self._initial_window, window
             for call in list(self.calls.values()) if more else ():
                 call.window += more
-                call.go_on()
+                if call.stalled:
+                    self.chores.put(call.go_on)
         self.outbox.put(frames.frame(frames.SETTINGS, frames.ACK, 0))
 
     def _window(self, stream: int, payload: bytes) -> None:
-        if len(payload) != frames.NUMBER.size:
-            raise ConnectionFailed(Reason.FRAME_SIZE_ERROR, "a window of a wrong size")
         more = frames.NUMBER.unpack(payload)[0] & frames.MOST_WINDOW
         if stream == 0:
             self.outbox.window += more
@@ -275,15 +288,22 @@ class Http2Connection:
                 raise ConnectionFailed(
                     Reason.FLOW_CONTROL_ERROR, "a window is too large, or grows by nothing"
                 )
-            for call in list(self.stalled):
-                if self.outbox.window <= 0:
-                    break
-                call.go_on()
+            if self.hungry:
+                self.chores.put(self._feed)
+        elif stream > self._last_id or not more:
+            raise ConnectionFailed(Reason.PROTOCOL_ERROR, "a window of no call, or that grows by nothing")
         elif (meant := self.calls.get(stream)) is not None:
             meant.window += more
             if meant.window > frames.MOST_WINDOW:
                 raise ConnectionFailed(Reason.FLOW_CONTROL_ERROR, "a window is too large")
-            meant.go_on()
+            if meant.stalled:
+                self.chores.put(meant.go_on)
+
+    def _feed(self) -> None:
+        """The connection's window has grown: one call after the other says what it has room for."""
+        if self.hungry and self.outbox.window > 0:
+            next(iter(self.hungry)).go_on()
+            self.chores.put(self._feed)
 
     def ask_soon(self, call: RpcCall) -> None:
         """Ask `call` for a slice of what it has to say when it is its turn."""
@@ -306,6 +326,7 @@ class Http2Connection:
         """The call is over."""
         self.calls.pop(call.id, None)
         self.stalled.pop(call, None)
+        self.hungry.pop(call, None)
         self._turns.remove(call)
         if not self.calls and self._all.has(self):
             self._all.idle(self)
@@ -324,7 +345,7 @@ class Http2Connection:
     def has_unread(self) -> bool:
         """Bytes have arrived that nobody has read."""
         try:
-            return bool(self._in) or bool(self.client._sock.recv(1, MSG_PEEK))
+            return self._is_behind or bool(self.client._sock.recv(1, MSG_PEEK))
         except OSError:
             return False
 
@@ -334,11 +355,11 @@ class Http2Connection:
         for call in list(self.stalled):
             if now_s - call.since_s < self.path.write_timeout_s:
                 break
-            self.guarded(self.outbox.put, frames.reset(call.id, Reason.CANCEL))
-            call.gone()
+            self.chores.put(call.cut_off)
         late_s = now_s - self.path.read_timeout_s
-        for late in [one for one in self.calls.values() if not one.has_request and one.since_s < late_s]:
-            self.guarded(late.fail, RpcCode.DEADLINE_EXCEEDED, "The request did not come in time.")
+        for late in self.calls.values():
+            if not late.has_request and late.since_s < late_s:
+                self.chores.put(late.give_up)
 
     def leave(self) -> None:
         """Calls that run go on; new ones are to be made elsewhere."""
@@ -346,7 +367,9 @@ class Http2Connection:
             self._is_leaving = True
             self.guarded(self.outbox.put, frames.goaway(self._last_id, Reason.NO_ERROR))
             for call in list(self.calls.values()):
-                self.guarded(call.leave)
+                if call.is_endless:
+                    self.chores.put(call.leave)
+            self.chores.do()
 
     def _fail(self, reason: Reason, text: str) -> None:
         self._is_leaving = True
@@ -362,8 +385,8 @@ class Http2Connection:
         self.outbox.close()
         self._reader.stop()
         self._reader.close()
-        self._timers.close()
-        with suppress(ConnectionFailed):
-            for call in list(self.calls.values()):
-                call.gone()
+        for call in list(self.calls.values()):
+            self.chores.put(call.gone)
+        self.chores.put(self._timers.close)
+        self.chores.do()
         self.client.close()

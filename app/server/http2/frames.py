@@ -53,6 +53,24 @@ class ConnectionFailed(Exception):
         self.reason = reason
 
 
+SIZES = {PRIORITY: PRIORITY_BYTES, RST_STREAM: NUMBER.size, WINDOW_UPDATE: NUMBER.size, PING: 8}
+"""Of payloads that have only one."""
+OF_STREAMS = frozenset((DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION))
+OF_CONNECTIONS = frozenset((SETTINGS, PING, GOAWAY))
+
+
+def check(kind: int, flags: int, stream: int, size: int) -> None:
+    """ConnectionFailed for a frame that is never right, whatever came before."""
+    if size > MOST_FRAME_BYTES:
+        raise ConnectionFailed(Reason.FRAME_SIZE_ERROR, "a frame is too long")
+    if size != SIZES.get(kind, size) or kind == SETTINGS and flags & ACK and size:
+        raise ConnectionFailed(Reason.FRAME_SIZE_ERROR, "a frame of a wrong size")
+    if kind in (OF_CONNECTIONS if stream else OF_STREAMS):
+        raise ConnectionFailed(Reason.PROTOCOL_ERROR, "a frame of no stream, or of one and of all")
+    if kind == PUSH_PROMISE:
+        raise ConnectionFailed(Reason.PROTOCOL_ERROR, "clients promise nothing")
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """One frame."""
     size = len(payload)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
 import msgspec
@@ -9,7 +11,7 @@ import msgspec
 from app.http.errors import ApiError
 from app.http.response import Response
 from app.http.rpc import RpcOutcome, RpcResponse, error_response
-from app.server.http2.hpack import encode
+from app.server.http2.hpack import Header, encode
 
 OK = b"\x88\x0f\x10\x10application/grpc"
 """`:status: 200` and the content type, by their places in HPACK's table."""
@@ -20,6 +22,34 @@ LONGEST_MESSAGE = 2000
 PLAIN = " !#$&'()*+,/:;=?@[]"
 """Characters of it that are told as they are, besides letters and digits."""
 OF_HTTP = ("content-type", "content-length")
+
+
+TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
+LONGEST_S = 1e9
+UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+MALFORMED = re.compile(r"[^ -~\t\x80-\xff]")
+"""What no header has in it (RFC 9113, 8.2.1): it could be a line of its own wherever headers are shown."""
+UPPER = re.compile(r"[A-Z]")
+
+
+def read_headers(block: Iterable[Header]) -> dict[str, str] | None:
+    """Headers of a call by their names; None when they are malformed."""
+    found: dict[str, str] = {}
+    for name, value in block:
+        if not name or MALFORMED.search(value) or MALFORMED.search(name) or UPPER.search(name):
+            return None
+        if name in found:
+            if name.startswith(":"):
+                return None
+            value = f"{found[name]},{value}"
+        found[name] = value
+    return found
+
+
+def timeout_s(headers: Mapping[str, str]) -> float | None:
+    """How long the client waits for the end of its call; None when it does not say so."""
+    found = TIMEOUT.fullmatch(headers.get("grpc-timeout", ""))
+    return found and min(LONGEST_S, int(found[1]) * UNITS_S[found[2]])
 
 
 def metadata(response: Response) -> bytes:

@@ -65,27 +65,61 @@ def _codes() -> dict[tuple[int, int], int]:
 
 
 CODES = _codes()
+LONG_CODES = tuple(sorted({bits for bits, _ in CODES if bits > 8}))
+"""Their lengths."""
+
+
+def _short_codes() -> list[tuple[int, int] | None]:
+    """(byte, bits) of the code with which each eight bits begin, None where that is longer."""
+    found: list[tuple[int, int] | None] = [None] * 256
+    for (bits, code), symbol in CODES.items():
+        if bits <= 8:
+            first = code << 8 - bits
+            found[first : first + (1 << 8 - bits)] = [(symbol, bits)] * (1 << 8 - bits)
+    return found
+
+
+SHORT_CODES = _short_codes()
+"""Of most characters: a block of 16 KiB, bit by bit, would hold up everybody for 50 ms."""
 
 
 def unhuffman(data: bytes) -> bytes:
     """What is Huffman coded in `data`. HeaderError for what is no code, or badly padded."""
     found = bytearray()
-    code = bits = 0
+    value = bits = tried = 0
     for byte in data:
-        for shift in range(7, -1, -1):
-            code = code << 1 | byte >> shift & 1
-            bits += 1
-            symbol = CODES.get((bits, code))
-            if symbol is not None:
-                if symbol == END_OF_STRING:
-                    raise HeaderError("a string has an end within")
-                found.append(symbol)
-                code = bits = 0
-            elif bits > MOST_BITS:
-                raise HeaderError("no Huffman code")
-    if bits > 7 or code != (1 << bits) - 1:
+        value, bits = value << 8 | byte, bits + 8
+        while bits >= 8:
+            code = SHORT_CODES[value >> bits - 8] or _long_code(value, bits, tried)
+            if code is None:
+                tried = bits
+                break
+            found.append(code[0])
+            bits, tried = bits - code[1], 0
+            value &= (1 << bits) - 1
+    while bits and (code := SHORT_CODES[(value << 8 - bits) & 0xFF if bits < 8 else 0xFF]):
+        if code[1] > bits:
+            break
+        found.append(code[0])
+        bits -= code[1]
+        value &= (1 << bits) - 1
+    if bits > 7 or value != (1 << bits) - 1:
         raise HeaderError("a string is badly padded")
     return bytes(found)
+
+
+def _long_code(value: int, bits: int, tried: int) -> tuple[int, int] | None:
+    """As in `SHORT_CODES`, of more bits than `tried`; None while there are too few."""
+    for length in LONG_CODES:
+        if tried < length <= bits:
+            symbol = CODES.get((length, value >> bits - length))
+            if symbol == END_OF_STRING:
+                raise HeaderError("a string has an end within")
+            if symbol is not None:
+                return symbol, length
+    if bits > MOST_BITS:
+        raise HeaderError("no Huffman code")
+    return None
 
 
 class HeaderDecoder:

@@ -43,6 +43,32 @@ class Timers:
         self._timers.clear()
 
 
+class Chores:
+    """Work that many calls of one connection may need at once: done soon, in slices, each piece once."""
+
+    __slots__ = ("_guarded", "_timers", "_waiting")
+
+    def __init__(self, timers: Timers, guarded: Callable[[Callable[[], None]], None]) -> None:
+        self._timers, self._guarded = timers, guarded
+        self._waiting: dict[Callable[[], None], None] = {}
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Do `work` in one of the next turns of the loop, unless it waits for that already."""
+        if not self._waiting:
+            self._timers.soon(self.do)
+        self._waiting[work] = None
+
+    def do(self) -> None:
+        """As much as a slice allows, now."""
+        until_s = time.monotonic() + SLICE_S
+        while self._waiting and time.monotonic() < until_s:
+            work = next(iter(self._waiting))
+            del self._waiting[work]
+            self._guarded(work)
+        if self._waiting:
+            self._timers.soon(self.do)
+
+
 class Turns:
     """The calls of one connection that wait to be asked, in this order. `may_go_on` says if there is room."""
 
