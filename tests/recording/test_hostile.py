@@ -30,6 +30,7 @@ from tests.running_server import ROOT, running_server
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+PACKED = gzip.compress(b"hello", mtime=0)
 
 
 @contextmanager
