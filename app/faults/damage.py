@@ -68,7 +68,7 @@ class DamagedStream(StreamingBody):
             yield piece
 
     def _pieces(self) -> Iterator[bytes]:
-        if self._ends_after(0):
+        if ends_after(self._damage, 0):
             yield from self._end()
             return
         number = 0
@@ -78,7 +78,7 @@ class DamagedStream(StreamingBody):
             for chunk in data.split(BLANK)[:-1]:
                 number += 1
                 yield self._altered(number, chunk)
-                if self._ends_after(number):
+                if ends_after(self._damage, number):
                     yield from self._end()
                     return
 
@@ -101,20 +101,21 @@ class DamagedStream(StreamingBody):
         self.was_damaged = True
         return whole
 
-    def _ends_after(self, number: int) -> bool:
-        damage = self._damage
-        if isinstance(damage, DisconnectRule | TruncateRule):
-            return number == damage.after
-        if isinstance(damage, TruncatedJsonRule):
-            return number == damage.chunk
-        return isinstance(damage, EmptyRule)
-
     def _end(self) -> Iterator[bytes]:
         """End as if that were all, or break the connection. An empty item sends a status line, if need be."""
         self.was_damaged = True
         if isinstance(self._damage, DisconnectRule):
             break_off(self._connection)
         yield b""
+
+
+def ends_after(damage: Damage, number: int) -> bool:
+    """Whether a stream is cut off behind this one of its pieces, counted from 1; 0: before the first."""
+    if isinstance(damage, DisconnectRule | TruncateRule):
+        return number == damage.after
+    if isinstance(damage, TruncatedJsonRule):
+        return number == damage.chunk
+    return isinstance(damage, EmptyRule)
 
 
 def _damage_whole(response: Response, body: bytes, damage: Damage, connection: Connection | None) -> None:

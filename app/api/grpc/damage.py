@@ -8,15 +8,14 @@ from app.api.grpc.writer import GenerateWriter
 from app.api.stream import EventStream
 from app.engine.client import TakeToken
 from app.engine.outputs import EngineOutput
+from app.faults.damage import ends_after
 from app.faults.fault import Damage
 from app.http.rpc import PREFIX_BYTES, framed
 from config.fault_rules import (
     DisconnectRule,
-    EmptyRule,
     MalformedChunkRule,
     MissingDoneRule,
     TruncatedJsonRule,
-    TruncateRule,
 )
 
 NO_MESSAGE = b"\xff\xff\xff"
@@ -31,7 +30,7 @@ class MessageDamage:
     def __init__(self, damage: Damage) -> None:
         self._damage = damage
         self._number = 0
-        self.was_damaged = self.is_over = isinstance(damage, EmptyRule) or self._ends_after(0)
+        self.was_damaged = self.is_over = ends_after(damage, 0)
 
     def applied(self, data: bytes) -> bytes:
         """What leaves instead of these messages."""
@@ -41,7 +40,7 @@ class MessageDamage:
                 break
             self._number += 1
             kept.append(self._altered(message))
-            if self._ends_after(self._number):
+            if ends_after(self._damage, self._number):
                 self.was_damaged = self.is_over = True
         return b"".join(kept)
 
@@ -57,12 +56,6 @@ class MessageDamage:
             return framed(message)
         self.was_damaged = True
         return changed
-
-    def _ends_after(self, number: int) -> bool:
-        damage = self._damage
-        if isinstance(damage, DisconnectRule | TruncateRule):
-            return number == damage.after
-        return isinstance(damage, TruncatedJsonRule) and number == damage.chunk
 
 
 def _messages(data: bytes) -> Iterator[bytes]:
