@@ -1,31 +1,22 @@
 """Small changes to the code that some test should notice: `make mutants N=80 SEED=1 ROOMS="kvcache schema"`.
 
 Each mutant flips one comparison, condition, sign, boolean or number of a room, and runs that room's tests:
-first those that start no process, then the others. It is killed when a test fails. Tests that take far too
-long kill it as well, but are counted apart: on a busy machine they may say nothing. What survived, or took
-too long, is printed with its diff, for somebody to decide whether a test is missing or the change means
-nothing. The same seed draws the same mutants of the same code, evenly from the rooms.
-
-All of it happens in a copy in a temporary folder; the working tree is only read.
+first those that start no process, then the others (scripts/mutant_trials.py). It is killed when a test fails.
+Tests that take far too long kill it as well, but are counted apart: on a busy machine they may say nothing.
+What survived, or took too long, is printed with its diff, for somebody to decide whether a test is missing or
+the change means nothing. The same seed draws the same mutants of the same code, evenly from the rooms.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import re
-import resource
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from random import Random
 
@@ -33,37 +24,8 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-ROOT = Path(__file__).parents[1]
-ENGINE = (
-    *(f"tests/fidelity/test_{name}.py" for name in ("simulation", "truth", "calibrate")),
-    "tests/simulated/test_scripted.py",
-    "tests/surface/test_lifecycle.py",
-    "tests/remote",
-)
-"""What steps say off line; scripted replies; an engine's life in a server, and in a process of its own."""
-WIRE = tuple(
-    f"tests/conformance/test_{name}.py"
-    for name in ("wire_bodies", "wire_errors", "wire_limits", "messages", "responses", "tool_calls")
-)
-"""What real servers answer to bodies of all kinds."""
-POOLED = ("tests/pooling/test_requests.py", "tests/pooling/test_refusals.py")
-"""What requests of the pooling routes are."""
-ROOMS = {
-    "engine": ("app/engine", "tests/engine", *ENGINE),
-    "clock": ("app/clock", "tests/clock"),
-    "protocol": ("app/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
-    "api": ("app/api", "tests/api", "tests/pooling", "tests/script", "tests/conformance", "tests/surface"),
-    "kvcache": ("app/kvcache", "tests/kvcache"),
-    "kvindex": ("app/kvindex", "tests/kvindex"),
-    "schema": ("app/schema", "tests/schema"),
-    "script": ("app/script", "tests/script"),
-    "grammar": ("app/grammar", "tests/grammar"),
-    "simulated": ("app/simulated", "tests/simulated"),
-}
-"""The code of a room, and its tests: its own folder, and what else is there to test it.
+from scripts.mutant_trials import ROOMS, ROOT, Copy, Verdict
 
-What fields of `protocol` mean only an answer tells.
-"""
 SIZE = 100
 """Constants of a module from here on are sizes: how long a slice is, how much a cache holds."""
 OPERATORS = re.compile(
@@ -75,24 +37,6 @@ OPERATORS = re.compile(
 """The changes that are made, by their names in cosmic-ray."""
 UNSEEN_CALLS = ("log.", "logger.", "TypeVar(")
 STARRED = ("parameters", "param", "argument", "star_expr")
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".hypothesis", ".*_cache", "__pycache__")
-STAGES = (("--fast",), ("-m", "server or slow or redis"))
-"""Options of pytest: which tests of a room run first, and which only when those are content."""
-NO_TESTS = 5
-"""Exit status of pytest when it has selected none."""
-TOO_SLOW = -1
-"""What stands for the exit status of tests that were ended."""
-PATIENCE, LEAST_LIMIT_S = 4, 30.0
-"""The tests of a mutant may take so many times as long as without it, and at least so many seconds."""
-MEMORY_BYTES = 16 << 30
-
-
-class Verdict(Enum):
-    """What the tests make of a mutant."""
-
-    KILLED = "killed"
-    TIMED_OUT = "TIMED OUT"
-    SURVIVED = "SURVIVED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,80 +126,6 @@ def sample(rooms: Sequence[str], count: int, seed: int) -> list[Mutant]:
     return drawn
 
 
-class Copy:
-    """A copy of the project in which tests run."""
-
-    def __init__(self, folder: Path, python: Path) -> None:
-        self.folder, self._python = folder / "understudy", python
-        shutil.copytree(ROOT, self.folder, ignore=NOT_COPIED)
-        self._limits: dict[tuple[str, int], float] = {}
-
-    def check(self, room: str) -> str:
-        """Run the tests of a room without a mutant, which sets their time limits. Empty when they pass."""
-        for stage in range(len(STAGES)):
-            begun = time.monotonic()
-            status, output = self._run(room, stage, 3600.0, compiles=True)
-            if status not in (0, NO_TESTS):
-                return output
-            self._limits[room, stage] = max(LEAST_LIMIT_S, PATIENCE * (time.monotonic() - begun))
-        return ""
-
-    def judge(self, mutant: Mutant, code: str) -> Verdict:
-        """What the tests of the mutant's room make of it when its file is `code`."""
-        file = self.folder / mutant.path
-        original = file.read_text()
-        file.write_text(code)
-        try:
-            for stage in range(len(STAGES)):
-                status, _ = self._run(mutant.room, stage, self._limits[mutant.room, stage])
-                if status not in (0, NO_TESTS):
-                    return Verdict.TIMED_OUT if status == TOO_SLOW else Verdict.KILLED
-            return Verdict.SURVIVED
-        finally:
-            file.write_text(original)
-
-    def _run(self, room: str, stage: int, limit_s: float, compiles: bool = False) -> tuple[int, str]:
-        """The exit status of pytest and the end of its output; TOO_SLOW when it took longer than `limit_s`.
-
-        Only a run without mutant `compiles`, for all others. Hypothesis tries the same on every mutant, is
-        patient, and looks for no simpler example than the first that fails.
-        """
-        tests = ROOMS[room][1:]
-        options = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", *STAGES[stage])
-        process = subprocess.Popen(
-            [self._python, "-m", "pytest", *options, *tests],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "" if compiles else "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=_limit_memory,
-        )
-        try:
-            output, _ = process.communicate(timeout=limit_s)
-            return process.returncode, output[-4000:]
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return TOO_SLOW, "too slow"
-        finally:
-            self._end_strays()
-            process.communicate()
-
-    def _end_strays(self) -> None:
-        """End what tests have started in the copy and left behind."""
-        for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if Path(os.readlink(entry / "cwd")).is_relative_to(self.folder):
-                    os.kill(int(entry.name), signal.SIGKILL)
-
-
-def _limit_memory() -> None:
-    """At most `MEMORY_BYTES`, or less where the shell allows no more."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    limit = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, MEMORY_BYTES)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
 def diff(mutant: Mutant, original: str, code: str) -> str:
     old, new = original.splitlines(), code.splitlines()
     return "\n".join(difflib.unified_diff(old, new, mutant.path, mutant.path, lineterm="", n=2))
@@ -271,7 +141,7 @@ def run(copy: Copy, mutants: Sequence[Mutant]) -> dict[str, list[Verdict]]:
             print(f"{number}/{len(mutants)} is no change: {mutant}", flush=True)
             continue
         begun = time.monotonic()
-        verdict = copy.judge(mutant, code)
+        verdict = copy.judge(mutant.room, mutant.path, mutant.line, code)
         verdicts.setdefault(mutant.room, []).append(verdict)
         took_s = time.monotonic() - begun
         print(f"{number}/{len(mutants)} {verdict.value} in {took_s:.0f} s: {mutant}", flush=True)

@@ -28,8 +28,8 @@ BAR_BYTES, TOKEN_BYTES = 2048, 60
 MOST_CHARACTERS = 128
 """Of what a client has chosen: ids, paths."""
 TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-SAMPLE_STEPS = 1
-"""Steps of work (`Slices`) that one bar is."""
+LOOK_AT_ONCE, LOOK_STEPS = 100, 50
+"""So many bars are looked at before the clock of `Slices` is, and what they take in its steps."""
 
 
 class Origin(Struct, frozen=True):
@@ -163,13 +163,14 @@ class Bars:
 
     def changes(self, frame: Frame) -> None:
         """Write into `frame` what has changed since the one before. May pause."""
-        slices = Slices()
-        for sequence in self._engine.sequences():
-            slices.spend(SAMPLE_STEPS)
-            bar = self._live.get(id(sequence.request)) or self._found(sequence)
-            if bar is not None and not sequence.over:
+        slices, known = Slices(), self._live.get
+        for number, sequence in enumerate(self._engine.sequences(), 1):
+            bar = known(id(sequence.request)) or self._found(sequence)
+            if bar is not None:
                 bar.sequence = sequence
                 self._look(bar, sequence, frame)
+            if not number % LOOK_AT_ONCE:
+                slices.spend(LOOK_STEPS)
         for bar in [it for it in self._live.values() if not it.watched and it.sequence and it.sequence.over]:
             self._over_with(bar, self._seen_end(bar))
         new, self._new = self._new, []

@@ -118,7 +118,7 @@ class Engine:
         """All choices that are not over, in order of arrival. Others may come and go at every pause."""
         for submission in list(self._active):
             for choice in submission.choices:
-                if isinstance(choice, Sequence):
+                if not choice.over and isinstance(choice, Sequence):
                     yield choice
 
     def on_settings(self, settings: Settings) -> None:
@@ -266,9 +266,9 @@ class Submission:
         self._future: Future[None] | None = None
 
     @property
-    def choices(self) -> list[Choice]:
-        """Those that are not over."""
-        return [choice for choice in self._sequences if not choice.over]
+    def choices(self) -> Listed[Choice]:
+        """What it began with; nothing when the last is over."""
+        return self._sequences
 
     @property
     def future(self) -> Future[None]:

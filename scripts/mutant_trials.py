@@ -1,0 +1,189 @@
+"""What the tests of a room make of a mutant: first those that ran its line, in the end all of them.
+
+Which tests ran which line is seen once for every room, by coverage, before the first mutant. It decides only
+what is tried first, so that most mutants are killed within seconds: what those let pass, all others judge.
+
+All of it happens in a copy of the project in a temporary folder; the working tree is only read.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+
+from coverage import CoverageData
+
+ROOT = Path(__file__).parents[1]
+ENGINE = (
+    *(f"tests/fidelity/test_{name}.py" for name in ("simulation", "truth", "calibrate")),
+    "tests/simulated/test_scripted.py",
+    "tests/surface/test_lifecycle.py",
+    "tests/remote",
+)
+"""What steps say off line; scripted replies; an engine's life in a server, and in a process of its own."""
+WIRE = tuple(
+    f"tests/conformance/test_{name}.py"
+    for name in ("wire_bodies", "wire_errors", "wire_limits", "messages", "responses", "tool_calls")
+)
+"""What real servers answer to bodies of all kinds."""
+POOLED = ("tests/pooling/test_requests.py", "tests/pooling/test_refusals.py")
+"""What requests of the pooling routes are."""
+ROOMS = {
+    "engine": ("app/engine", "tests/engine", *ENGINE),
+    "clock": ("app/clock", "tests/clock"),
+    "protocol": ("app/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
+    "api": ("app/api", "tests/api", "tests/pooling", "tests/script", "tests/conformance", "tests/surface"),
+    "kvcache": ("app/kvcache", "tests/kvcache"),
+    "kvindex": ("app/kvindex", "tests/kvindex"),
+    "schema": ("app/schema", "tests/schema"),
+    "script": ("app/script", "tests/script"),
+    "grammar": ("app/grammar", "tests/grammar"),
+    "simulated": ("app/simulated", "tests/simulated"),
+}
+"""The code of a room, and its tests: its own folder, and what else is there to test it.
+
+What fields of `protocol` mean only an answer tells.
+"""
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".hypothesis", ".*_cache", "__pycache__")
+FAST, SLOW = ("--fast",), ("-m", "server or slow or redis")
+"""Options of pytest: which tests of a room run first, and which only when those are content."""
+FAILED, NO_TESTS, TOO_SLOW = 1, 5, -1
+"""Exit statuses of pytest: a test has failed, it has selected none. The last stands for tests cut short."""
+MOST_NEAREST = 300
+"""Of the tests that ran a line, those that ran the fewest others. Thousands would take long to find."""
+PATIENCE, LEAST_LIMIT_S = 4, 30.0
+"""The tests of a mutant may take so many times as long as without it, and at least so many seconds."""
+MEMORY_BYTES = 16 << 30
+UNCOMPILED = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""A mutant leaves nothing behind; the run without one compiles for all others."""
+
+
+class Verdict(Enum):
+    """What the tests make of a mutant."""
+
+    KILLED = "killed"
+    TIMED_OUT = "TIMED OUT"
+    SURVIVED = "SURVIVED"
+
+
+class Lines:
+    """Which tests ran which lines of a room, by the names that pytest knows them by."""
+
+    def __init__(self, file: Path) -> None:
+        self._tests: dict[str, dict[int, set[str]]] = {}
+        self._breadth: Counter[str] = Counter()
+        data = CoverageData(str(file))
+        data.read()
+        for path in data.measured_files():
+            lines = self._tests[path] = {}
+            for line, contexts in data.contexts_by_lineno(path).items():
+                lines[line] = {context.rpartition("|")[0] for context in contexts if context}
+                self._breadth.update(lines[line])
+
+    def nearest(self, file: Path, line: int) -> list[str]:
+        """The tests that say most of a line. It may be within a statement: then that of its first line."""
+        lines = self._tests.get(str(file), {})
+        first = max((each for each in lines if each <= line and lines[each]), default=0)
+        tests = lines.get(first, set())
+        return sorted(tests, key=lambda test: (self._breadth[test], test))[:MOST_NEAREST]
+
+
+class Copy:
+    """A copy of the project in which tests run."""
+
+    def __init__(self, folder: Path, python: Path) -> None:
+        self.folder, self._python = folder / "understudy", python
+        shutil.copytree(ROOT, self.folder, ignore=NOT_COPIED)
+        self._limits: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._lines: dict[str, Lines] = {}
+
+    def check(self, room: str) -> str:
+        """Run the tests of a room without a mutant: their time limits, and which lines they run.
+
+        Empty when they pass, and otherwise what pytest had to say.
+        """
+        seen = self.folder.parent / f"{room}.coverage"
+        watched = (f"--cov={ROOMS[room][0]}", "--cov-context=test", "--cov-report=")
+        for stage, more in ((FAST, watched), (SLOW, ())):
+            begun = time.monotonic()
+            options = (*stage, *more, *ROOMS[room][1:])
+            status, output = self._run(options, 3600.0, {"COVERAGE_FILE": str(seen)})
+            if status not in (0, NO_TESTS):
+                return output
+            self._limits[room, stage] = max(LEAST_LIMIT_S, PATIENCE * (time.monotonic() - begun))
+        self._lines[room] = Lines(seen)
+        return ""
+
+    def judge(self, room: str, path: str, line: int, code: str) -> Verdict:
+        """What the tests of `room` make of it when the file at `path` is `code`, changed in `line`."""
+        file = self.folder / path
+        original = file.read_text()
+        file.write_text(code)
+        try:
+            if self._nearest_fail(room, file, line):
+                return Verdict.KILLED
+            for stage in (FAST, SLOW):
+                status, _ = self._run((*stage, *ROOMS[room][1:]), self._limits[room, stage], UNCOMPILED)
+                if status not in (0, NO_TESTS):
+                    return Verdict.TIMED_OUT if status == TOO_SLOW else Verdict.KILLED
+            return Verdict.SURVIVED
+        finally:
+            file.write_text(original)
+
+    def _nearest_fail(self, room: str, file: Path, line: int) -> bool:
+        """Only a test that fails says something here: some may have been found by a name that is gone."""
+        tests = self._lines[room].nearest(file, line)
+        named = self.folder.parent / "nearest"
+        named.write_text("\n".join(tests))
+        return (
+            bool(tests) and self._run((*FAST, f"@{named}"), self._limits[room, FAST], UNCOMPILED)[0] == FAILED
+        )
+
+    def _run(self, options: Sequence[str], limit_s: float, environ: Mapping[str, str]) -> tuple[int, str]:
+        """The exit status of pytest and the end of its output; TOO_SLOW when it took longer than `limit_s`.
+
+        Hypothesis tries the same on every mutant, is patient, and looks for no simpler example than the first
+        that fails.
+        """
+        plain = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
+        process = subprocess.Popen(
+            [self._python, "-m", "pytest", *plain, *options],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=_limit_memory,
+        )
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+            return process.returncode, output[-4000:]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return TOO_SLOW, "too slow"
+        finally:
+            self._end_strays()
+            process.communicate()
+
+    def _end_strays(self) -> None:
+        """End what tests have started in the copy and left behind."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if Path(os.readlink(entry / "cwd")).is_relative_to(self.folder):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _limit_memory() -> None:
+    """At most `MEMORY_BYTES`, or less where the shell allows no more."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
