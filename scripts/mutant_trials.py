@@ -53,7 +53,7 @@ ROOMS = {
 
 What fields of `protocol` mean only an answer tells.
 """
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".hypothesis", ".*_cache", "__pycache__")
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".node-*", ".hypothesis", ".*_cache", "__pycache__")
 FAST, SLOW = ("--fast",), ("-m", "server or slow or redis")
 """Options of pytest: which tests of a room run first, and which only when those are content."""
 FAILED, NO_TESTS, TOO_SLOW = 1, 5, -1
