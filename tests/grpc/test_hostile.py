@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from random import Random
 
 import grpc
@@ -40,9 +41,9 @@ def message(data: bytes) -> bytes:
 class RawClient:
     """A connection of HTTP/2 that sends what it likes."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, greeting: bytes = PREFACE + settings_frame({})) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), LIMIT_S)
-        self.sock.sendall(PREFACE + settings_frame({}))
+        self.sock.sendall(greeting)
         self._data = b""
 
     def send(self, *data: bytes) -> None:
@@ -149,6 +150,17 @@ def test_who_breaks_the_protocol_is_sent_away(raw: RawClient, name: str) -> None
     sent, reason = BROKEN[name]
     raw.send(sent)
     assert raw.reason() == reason
+
+
+@pytest.mark.parametrize(
+    "first",
+    [frame(frames.PING, 0, 0, bytes(8)), frame(frames.SETTINGS, frames.ACK, 0), opening()],
+    ids=["a ping", "an answer", "a call"],
+)
+def test_settings_come_first(served: RunningServer, first: bytes) -> None:
+    client = RawClient(served.port, PREFACE + first)
+    with closing(client.sock):
+        assert client.reason() == Reason.PROTOCOL_ERROR
 
 
 def test_what_is_no_call_is_refused_alone(raw: RawClient) -> None:

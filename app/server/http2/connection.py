@@ -142,9 +142,12 @@ class Http2Connection:
         if not self._settled:
             if not data.startswith(PREFACE[: len(data)]):
                 raise ConnectionFailed(Reason.PROTOCOL_ERROR, "no preface of HTTP/2")
-            if len(data) < len(PREFACE):
+            if len(data) < len(PREFACE) + HEAD_BYTES:
                 return
-            self._settled, at = True, len(PREFACE)
+            at = len(PREFACE)
+            if data[at + 3] != frames.SETTINGS or data[at + 4] & frames.ACK:
+                raise ConnectionFailed(Reason.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            self._settled = True
         while len(data) - at >= HEAD_BYTES and self._all.has(self):
             high, low, kind, flags, stream = HEAD.unpack_from(data, at)
             size = high << 16 | low
