@@ -3,11 +3,12 @@
 import argparse
 import math
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec
 
 from config.declaration import DURATION, JSON, OBJECTS, ConfigError
 from config.kinds import SWITCH
@@ -35,6 +36,29 @@ _METAVARS = {"text": "TEXT", "whole number": "NUMBER", "number": "NUMBER", "swit
 _FLAG = re.compile(r"--[\w-]+", re.ASCII)
 _NO_FLAG = re.compile("-[^-]")
 """A value may begin with one dash, as `-1ms` does. Flags that are known by one dash are looked up before."""
+
+
+P = ParamSpec("P")
+
+
+def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Of a function that returns an exit status: ConfigError, `errors` and Ctrl-C mean one line and 1."""
+    told: tuple[type[Exception], ...] = (ConfigError, *errors)
+
+    def of(run: Callable[P, int]) -> Callable[P, int]:
+        @wraps(run)
+        def status(*args: P.args, **kwargs: P.kwargs) -> int:
+            try:
+                return run(*args, **kwargs)
+            except told as error:
+                print(f"error: {error}", file=sys.stderr)
+            except KeyboardInterrupt:
+                print("error: interrupted; nothing was written", file=sys.stderr)
+            return 1
+
+        return status
+
+    return of
 
 
 class Parser(argparse.ArgumentParser):

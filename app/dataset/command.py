@@ -26,7 +26,7 @@ from app.dataset.build import (
 from app.dataset.errors import DatasetError
 from app.tokenization import Tokenizer, TokenizerError
 from config import ConfigError, Settings
-from config.flags import Parser, whole_number
+from config.flags import Parser, as_command, whole_number
 from config.loader import load
 
 ABOUT = """\
@@ -36,18 +36,12 @@ tokenizer matter.
 """
 
 
+@as_command(DatasetError, TokenizerError)
 def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> int:
     """Exit status. `tokenizer_of` makes the tokenizer that the server would use."""
-    try:
-        options, flags = _parser().parse_known_args(argv)
-        settings = load(flags, os.environ, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
-        print(_build(options, settings, tokenizer_of(settings)))
-    except (ConfigError, DatasetError, TokenizerError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was written", file=sys.stderr)
-        return 1
+    options, flags = _parser().parse_known_args(argv)
+    settings = load(flags, os.environ, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
+    print(_build(options, settings, tokenizer_of(settings)))
     return 0
 
 

@@ -20,7 +20,7 @@ from app.fidelity.search import Progress, Search, check_installed, mapped
 from config import ConfigError
 from config.datasheet import AUTO, profile_of
 from config.durations import parse_duration
-from config.flags import Parser, whole_number
+from config.flags import Parser, as_command, whole_number
 from config.profile import Profile, read_profile
 
 ABOUT = """\
@@ -31,16 +31,10 @@ the model's config.json and the device's data sheet, or from a profile (docs/fid
 TELL_EVERY_S = 2.0
 
 
+@as_command()
 def run(argv: Sequence[str]) -> int:
     """Exit status."""
-    try:
-        _calibrate(_parser().parse_args(argv), time.monotonic)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was written", file=sys.stderr)
-        return 1
+    _calibrate(_parser().parse_args(argv), time.monotonic)
     return 0
 
 

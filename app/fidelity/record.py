@@ -23,7 +23,7 @@ from app.load import recording_client as client
 from app.load.synthetic import Recipe, draw_load, read_lengths
 from app.load.trace import MOST_TOKENS, Load, read_trace
 from config import ConfigError
-from config.flags import Parser, whole_number
+from config.flags import Parser, as_command, whole_number
 
 ABOUT = """\
 Send a load to a live server (vLLM, or this one), and write when each request was sent, and when its first and
@@ -40,16 +40,10 @@ TELL_EVERY_S = 2.0
 ANSWER_S = 10.0
 
 
+@as_command(client.RecordError)
 def run(argv: Sequence[str]) -> int:
     """Exit status."""
-    try:
-        _record(_parser().parse_args(argv))
-    except (ConfigError, client.RecordError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was written", file=sys.stderr)
-        return 1
+    _record(_parser().parse_args(argv))
     return 0
 
 

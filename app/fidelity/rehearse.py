@@ -17,7 +17,7 @@ from app.fidelity.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
 from app.fidelity.simulate_flags import lengths, number_of
 from app.load.synthetic import Recipe
 from config import ConfigError
-from config.flags import Parser, whole_number
+from config.flags import Parser, as_command, whole_number
 from config.profile import CostConstants, Profile
 
 ABOUT = """\
@@ -32,16 +32,11 @@ MOST_PLACES = 256
 OUTSIDE = 2
 
 
+@as_command()
 def run(argv: Sequence[str]) -> int:
     """Exit status: 0 within the bound, `OUTSIDE` it, 1 when something went wrong."""
-    try:
-        given = _parser().parse_args(argv)
-        return 0 if _rehearse(given).within else OUTSIDE
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was written", file=sys.stderr)
-    return 1
+    given = _parser().parse_args(argv)
+    return 0 if _rehearse(given).within else OUTSIDE
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ from app.fidelity.summary import Summary, summarize
 from app.fidelity.sweep import Point, Sweep, highest
 from app.load.synthetic import draw_load
 from app.load.trace import Load, read_trace
-from config import ConfigError
+from config.flags import as_command
 
 if TYPE_CHECKING:
     from app.fidelity.film import Film
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Write = Callable[[Path], None]
 
 
+@as_command()
 def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) -> int:
     """Exit status. `plugged` tells what plugins say of the costs; by itself nothing."""
     try:
@@ -45,16 +46,10 @@ def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) 
             _run_once(options)
         else:
             _run_sweep(options, options.sweep)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # for who called us: nobody reads what would be printed
         raise
     except OSError as error:
         print(f"error: {error.filename or 'simulate'}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was written", file=sys.stderr)
         return 1
     finally:
         gc.enable()
