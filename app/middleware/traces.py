@@ -58,6 +58,10 @@ OTHER = "_OTHER"
 """What OpenTelemetry's conventions call a method that nobody knows."""
 
 
+READINGS, TOGETHER_S = 4, 2e-5
+"""Two clocks are read so many times at the most, until other processes did not come between the readings."""
+
+
 class Traces(Middleware):
     """Traces requests and what the engine does for them. `make_tracer` is called by the first one, so in the
     worker.
@@ -90,16 +94,23 @@ class Traces(Middleware):
         method = context.method if context.method in METHODS else OTHER
         route = context.route
         name = f"{method} {route.path}" if route else method
-        zero_ns = self._unix_ns() - int(self._clock.now() * NANOSECONDS)
         attributes = {HTTP_METHOD: method, URL_PATH: context.path}
         if route:
             attributes[HTTP_ROUTE] = route.path
         trace = RequestTrace(
-            self._tracer, name, attributes, self._parent(context), context.arrival_s, zero_ns
+            self._tracer, name, attributes, self._parent(context), context.arrival_s, self._zero_ns()
         )
         if trace.span.is_recording():
             context.keep(trace)
             context.observers = (*context.observers, trace.watch)
+
+    def _zero_ns(self) -> int:
+        """The Unix time at which the clock showed 0, from readings of both with nothing in between."""
+        for _ in range(READINGS):
+            before_s, unix_ns, after_s = self._clock.now(), self._unix_ns(), self._clock.now()
+            if after_s - before_s < TOGETHER_S:
+                break
+        return unix_ns - int((before_s + after_s) / 2 * NANOSECONDS)
 
     def end(self, context: RequestContext, response: Response) -> None:
         """The span ends when the response does."""
