@@ -120,3 +120,13 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     if failed:
         raise failed[0]
     return done[0]
+
+
+def wait_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function`, which waits for somebody else, while other greenlets run.
+
+    What gevent has patched lets them run anyway.
+    """
+    if monkey.is_module_patched("socket"):
+        return function(*args, **kwargs)
+    return call_off_hub(function, *args, **kwargs)

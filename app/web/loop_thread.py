@@ -166,10 +166,11 @@ class VisitorInput:
         try:
             return self._visit.send(self._source.read, size)
         except gevent.Timeout:
-            # The thread is needed for the answer, and it reads to the end or for ever.
+            # The thread, which would read to the end or for ever, is needed for the answer.
             if self._sock is not None:
                 with suppress(OSError):
-                    socket.socket.shutdown(self._sock, socket.SHUT_RD)  # TLS, too, goes on to write
+                    # Not TLS's own, which would have the answer leave in clear text; so there it is lost.
+                    socket.socket.shutdown(self._sock, socket.SHUT_RD)
             raise
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.hostile.wire import (
     COMPLETIONS,
+    PATIENCE_S,
     Wire,
     aborts,
     ask,
@@ -28,6 +31,7 @@ from tests.hostile.wire import (
 from tests.kvcache.test_over_http import subscribed
 from tests.other_workers import THREADS, served_by
 from tests.running_server import QUICK_STEPS, RunningServer
+from tests.tokenization.test_render import Service
 
 LATENCIES = {"SIM_TIME_TO_FIRST_TOKEN": "50ms", "SIM_INTER_TOKEN_LATENCY": "10ms"}
 STEPS = {"SIM_PROFILE": str(QUICK_STEPS)}
@@ -105,6 +109,38 @@ def test_who_sends_slowly_holds_up_nobody(server: RunningServer) -> None:
             wire.send(request[-5:])
         assert [wire.answer().status for wire in slow] == [408] + [200] * (THREADS - 2)
         assert slow[0].sock.recv(1) == b""
+
+
+class SlowService(Service):
+    """Is silent while it may not answer."""
+
+    wbufsize = -1  # answers leave whole: a start asks hundreds of times
+    asked: ClassVar[threading.Event] = threading.Event()
+    may_answer: ClassVar[threading.Event] = threading.Event()
+
+    def do_POST(self) -> None:
+        self.asked.set()
+        assert self.may_answer.wait(PATIENCE_S)
+        super().do_POST()
+
+
+def test_who_waits_for_a_tokenizer_service_holds_up_nobody(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), SlowService) as service, ThreadPoolExecutor(2) as others:
+        others.submit(service.serve_forever, 0.01)
+        url = f"http://127.0.0.1:{service.server_port}"
+        SlowService.may_answer.set()
+        try:
+            with served_by("gthread", tmp_path, SIM_RENDER_URL=url) as server:
+                SlowService.may_answer.clear()
+                SlowService.asked.clear()  # which it was at the start
+                answer = others.submit(post, server.port, ask())
+                assert SlowService.asked.wait(PATIENCE_S)
+                assert get(server.port, "/health").status == 200
+                SlowService.may_answer.set()
+                assert answer.result(PATIENCE_S).status == 200
+        finally:
+            SlowService.may_answer.set()
+            service.shutdown()
 
 
 def test_errors_have_vllms_form(server: RunningServer) -> None:
