@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread, main_thread
@@ -82,8 +82,9 @@ class LoopThread:
         context = environ[CONTEXT] = context_of(environ)
         if sock is not None and context.scheme == "http":
             context.connection = Connection(sock, plain=False)
-        body = visit.call(self._app, environ, start_response)
-        return body if isinstance(body, list) else VisitorBody(body, visit)
+        variables = copy_context()
+        body = visit.call(variables.run, self._app, environ, start_response)
+        return body if isinstance(body, list) else VisitorBody(body, visit, variables)
 
     def _started(self) -> Loop:
         sys.setswitchinterval(SWITCH_S)
@@ -113,14 +114,13 @@ class Visit:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._context = copy_context()
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         """What the thread is to do while it waits; None: it need not wait any longer."""
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Thread: what `function` returns or raises when a greenlet of the loop calls it."""
         outcome: Future[T] = Future()
-        work = partial(self._context.run, function, *args, **kwargs)
+        work = partial(function, *args, **kwargs)
         self._loop.run_callback_threadsafe(gevent.spawn, self._attempt, outcome, work)
         while (errand := self._errands.get()) is not None:
             errand()
@@ -175,23 +175,31 @@ class VisitorInput:
 
 
 class VisitorBody:
-    """An answer's body, of which the request's thread takes one piece after another."""
+    """An answer's body, of which the request's thread takes one piece after another.
 
-    def __init__(self, body: Iterable[bytes], visit: Visit) -> None:
+    `variables` are those of the request. Nothing that they lead to knows them, so that no garbage is cyclic.
+    """
+
+    def __init__(self, body: Iterable[bytes], visit: Visit, variables: Context) -> None:
         self._body = body
         self._pieces = iter(body)
         self._visit = visit
+        self._run = variables.run
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        piece = self._visit.call(next, self._pieces, None)
+        piece = self._visit.call(self._run, self._piece)
         if piece is None:
             raise StopIteration
         return piece
 
+    def _piece(self) -> bytes | None:
+        """Greenlet: the next piece, or None behind the last."""
+        return next(self._pieces, None)
+
     def close(self) -> None:
         """The server is done with it."""
         if (close := getattr(self._body, "close", None)) is not None:
-            self._visit.call(close)
+            self._visit.call(self._run, close)

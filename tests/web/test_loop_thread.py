@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -140,6 +142,24 @@ def test_pieces_are_made_under_the_name_of_their_request() -> None:
 
     with closing(begun_body(application([streamed(pieces)]))) as body:
         assert [*body] == [b"/", b"/"]
+
+
+def test_a_request_leaves_nothing_behind_that_only_a_collection_would_find() -> None:
+    known: list[weakref.ref[RequestContext]] = []
+
+    def pieces(context: RequestContext) -> Response:
+        known.append(weakref.ref(context))
+        return Response(iter([b"1", b"2"]), 200)
+
+    gc.collect()
+    gc.disable()
+    try:
+        client = served(get("/", pieces))
+        for _ in range(5):
+            assert client.get("/", environ_overrides=THREADED).data == b"12"
+        assert [each() for each in known[:-1]] == [None] * 4
+    finally:
+        gc.enable()
 
 
 class SlowInput(io.RawIOBase):
