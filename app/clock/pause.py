@@ -86,13 +86,23 @@ SWITCH_S = 0.0005
 call, so that the interpreter's usual 5 ms would add up to 50 ms a request."""
 
 
+def share_loop() -> None:
+    """This thread's loop serves many requests at a time, though gevent has patched nothing."""
+    gevent.get_hub().is_shared = True
+
+
+def _loop_is_shared() -> bool:
+    """Whether others wait while this thread's loop does."""
+    return monkey.is_module_patched("socket") or getattr(get_hub_if_exists(), "is_shared", False)
+
+
 def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function` in a native thread while other greenlets run; a plain call where gevent is not at work.
+    """Call `function` in a native thread while other greenlets run; a plain call where none serves others.
 
     Library calls that release the GIL leave the loop alone (`encode_batch` does, `encode` does not); from
     Python code the interpreter takes it away after `SWITCH_S`, which is set here for the whole process.
     """
-    if not monkey.is_module_patched("socket"):
+    if not _loop_is_shared():
         return function(*args, **kwargs)
     sys.setswitchinterval(SWITCH_S)
 
@@ -110,3 +120,13 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     if failed:
         raise failed[0]
     return done[0]
+
+
+def wait_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function`, which waits for somebody else, while other greenlets run.
+
+    What gevent has patched lets them run anyway.
+    """
+    if monkey.is_module_patched("socket"):
+        return function(*args, **kwargs)
+    return call_off_hub(function, *args, **kwargs)

@@ -42,7 +42,7 @@ class GeventSocket(Protocol):
 
 
 class Connection:
-    """One client's socket (TCP or Unix, owned by gevent). `plain` is not TLS: bytes may be written past the
+    """One client's socket (TCP or Unix). `plain` is gevent's, and not TLS: bytes may be written past the
     server.
 
     `ended` tells the server that a chunked body has been written to its very end; None under a server that
@@ -50,11 +50,14 @@ class Connection:
     """
 
     def __init__(
-        self, sock: GeventSocket, ended: Callable[[], None] | None = None, plain: bool = True
+        self,
+        sock: GeventSocket | socket.socket,
+        ended: Callable[[], None] | None = None,
+        plain: bool = True,
     ) -> None:
         self.ended = ended
         self.plain = plain
-        self._raw: socket.socket = sock._sock
+        self._raw: socket.socket = sock._sock if hasattr(sock, "_sock") else sock
         self.send_now: Callable[[bytes], int] = self._raw.send
         """Sends what fits without waiting. BlockingIOError: nothing; other OSError: the client is gone."""
         self._watcher: Watcher | None = None

@@ -16,7 +16,7 @@ from cachetools import LRUCache, TTLCache
 from gevent import monkey
 from msgspec import Struct
 
-from app.clock.pause import call_off_hub
+from app.clock.pause import call_off_hub, wait_off_hub
 from app.tokenization.base import Tokenizer, TokenizerError, TokenizerLoadError, TokenizerServiceError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -186,7 +186,7 @@ class TokenizerLibrary:
 
     def _wait(self, model: str, future: Future[Tokenizer]) -> Tokenizer:
         try:
-            failure = future.exception(self._timeout_s)
+            failure = wait_off_hub(future.exception, self._timeout_s)
         except TimeoutError:
             raise TokenizerServiceError(
                 f"The tokenizer of the model {_shown(model)} was not loaded within {self._timeout_s:g} s."

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from app.clock.pause import wait_off_hub
 from app.kvcache.memo import Bounded
 from app.kvindex.metrics import IndexMetrics
 from app.kvindex.prefix_store import KEPT_BYTES, PrefixStore
@@ -147,7 +148,7 @@ class Workers:
             raise WorkersBusy from None
         self._staff()
         try:
-            return future.result(timeout_s)
+            return wait_off_hub(future.result, timeout_s)
         finally:
             future.cancel()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import gevent
 from gevent.event import Event as Bell
 from msgspec import Raw
 
@@ -61,8 +60,6 @@ class Replay(Middleware):
         self._now = now
         self._speed = 1.0
         self._refuses = False
-        self._hubs: dict[str, object] = {}
-        """The event loop whose timers the wheel sets; a worker with threads has one for each of them."""
 
     def on_settings(self, settings: Settings) -> None:
         self._speed = settings.replay.replay_speed
@@ -103,13 +100,8 @@ class Replay(Middleware):
             answer = recording.next_answer(key)
         except RecordingError as error:
             raise internal(str(error)) from None
-        response = _response(answer, self._pace(asked_s), context)
+        response = _response(answer, Pace(self._wheel, self._now, asked_s, self._speed), context)
         return damage(response, fault_of(context), context)
-
-    def _pace(self, asked_s: float) -> Pace:
-        hub = gevent.get_hub()
-        is_its = self._hubs.setdefault("wheel", hub) is hub  # one thread's only, in whichever order they come
-        return Pace(self._wheel if is_its else None, self._now, asked_s, self._speed)
 
     def _form(self, context: RequestContext, body: bytes) -> RequestForm:
         _, mark, query = context.target.partition("?")
@@ -141,14 +133,9 @@ def _response(answer: RecordedAnswer, pace: Pace, context: RequestContext) -> Re
 
 
 class Pace:
-    """When what is due: recorded seconds after `asked_s`, at `speed` times the recorded one.
+    """When what is due: recorded seconds after `asked_s`, at `speed` times the recorded one."""
 
-    Without a `wheel` a timer of the thread's own event loop serves, which is less exact.
-    """
-
-    def __init__(
-        self, wheel: TimerWheel | None, now: Callable[[], float], asked_s: float, speed: float
-    ) -> None:
+    def __init__(self, wheel: TimerWheel, now: Callable[[], float], asked_s: float, speed: float) -> None:
         self._wheel = wheel
         self._now = now
         self._asked_s = asked_s
@@ -164,11 +151,8 @@ class Pace:
             self._slices.spend(CHUNK_STEPS)
         elif not self._is_over:
             self._bell.clear()
-            if self._wheel is not None:
-                self._wheel.add(due_s, self)
-                self._bell.wait()
-            else:
-                self._bell.wait(due_s - self._now())
+            self._wheel.add(due_s, self)
+            self._bell.wait()
         return not self._is_over
 
     def end(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import urllib3
 
+from app.clock.pause import wait_off_hub
 from app.tokenization.base import (
     PLAIN_CHAT,
     BoundedCache,
@@ -144,7 +145,7 @@ class RenderTokenizer:
         except UnicodeEncodeError as error:
             raise not_unicode() from error
         try:
-            response = self._request(path, body, timeout or self._timeout)
+            response = wait_off_hub(self._request, path, body, timeout or self._timeout)
         except urllib3.exceptions.HTTPError as error:
             raise TokenizerServiceError(f"The tokenizer service {self.name} {_trouble(error)}.") from error
         if response.status in (400, 422):

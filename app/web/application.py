@@ -19,7 +19,9 @@ from app.api.admin.reports import Caches
 from app.clock.pause import call_off_hub
 from app.http.route import Route
 from app.http.rpc import RpcService
+from app.http.wsgi import CONTEXT
 from app.middleware.stack import MiddlewareStack
+from app.web.loop_thread import LoopThread, brings_thread
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -79,6 +81,7 @@ class Understudy:
         """Called when the worker is told to go: they end what would go on for ever."""
         self.caches: list[Caches] = []
         """What GET /admin/memory tells of."""
+        self._loop_thread = LoopThread(self)
 
     def new_request_id(self) -> str:
         """32 random hex digits, for a request without an X-Request-Id."""
@@ -113,6 +116,8 @@ class Understudy:
         self.flask  # noqa: B018  # made here, so that no request has to wait for it
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if CONTEXT not in environ and brings_thread(environ):
+            return self._loop_thread.serve(environ, start_response)
         return self.flask(environ, start_response)
 
     def test_client(self) -> Any:

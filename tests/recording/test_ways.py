@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.client import HTTPResponse, IncompleteRead
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import requests
 
 from tests.hostile.wire import PATIENCE_S, Wire, get, http_post, post, wait_until
+from tests.other_workers import WORKERS, served_by
 from tests.recording.recordings import (
     CHAT,
     JSON_HEADERS,
@@ -25,7 +25,7 @@ from tests.recording.recordings import (
     written,
 )
 from tests.remote.served import new_peer, served
-from tests.running_server import RunningServer, running_gunicorn, running_server
+from tests.running_server import running_server
 
 STREAM = [(0.03 * number, b"data: %d\n\n" % number) for number in range(4)]
 BYTES = b"".join(data for _, data in STREAM)
@@ -35,22 +35,6 @@ EXCHANGES = [
     exchange(chat("broken", stream=True), (0.02, b"data: 1\n\n"), is_broken=True),
     exchange(chat("long"), (0.0, b"x" * 300_000), (0.02, b"y" * 300_000)),
 ]
-WORKERS = {
-    "without the fast path": 'import runpy; globals().update(runpy.run_path("gunicorn.conf.py"))\n',
-    "gevent": 'import runpy; globals().update(runpy.run_path("gunicorn.conf.py"))\nworker_class = "gevent"\n',
-    "sync": 'import os; bind = f"127.0.0.1:{os.environ["SIM_PORT"]}"; control_socket_disable = True\n',
-}
-WORKERS["gthread"] = WORKERS["sync"].replace("; control", "; threads = 8; control")
-
-
-@contextmanager
-def served_by(worker: str, tmp_path: Path, **env: str) -> Iterator[RunningServer]:
-    """A server with another of gunicorn's workers, or with ours on the way that all of them have."""
-    configuration = tmp_path / "gunicorn.conf.py"
-    configuration.write_text(WORKERS[worker].replace('["SIM_PORT"]', "['SIM_PORT']"))
-    env |= {"SIM_FAST_PATH": "false", "SIM_MODEL": "m"}
-    with running_gunicorn("-c", str(configuration), env=env) as server:
-        yield server
 
 
 def body_of(port: int, text: str) -> bytes:

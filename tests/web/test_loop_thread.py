@@ -1,0 +1,214 @@
+"""The loop that serves requests of many native threads."""
+
+from __future__ import annotations
+
+import gc
+import io
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import gevent
+import pytest
+from werkzeug.test import Client, EnvironBuilder, TestResponse
+
+from app.http.body import BodyLimits
+from app.http.context import RequestContext, current_request
+from app.http.response import Response, json_response
+from app.http.route import Route, get, post
+from tests.application import application
+
+PATIENCE_S = 20.0
+THREADED = {"wsgi.multithread": True}
+
+
+class Begun:
+    """A service that knows where it was started."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def start(self) -> None:
+        self.threads.append(threading.get_ident())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def served(*routes: Route) -> Client:
+    """A client whose requests come as those of a server with threads."""
+    return Client(application(routes))
+
+
+def begun_body(app: Any, path: str = "/") -> Any:
+    """The body of an answer, of which nothing has been taken yet."""
+    environ = EnvironBuilder(path, environ_overrides=THREADED).get_environ()
+    return app(environ, lambda status, headers: None)
+
+
+def streamed(pieces: Callable[[], Iterable[bytes]]) -> Route:
+    """A route at "/" that answers with a stream."""
+    return get("/", lambda context: Response(pieces(), 200))
+
+
+def ident(context: RequestContext) -> Response:
+    """Waits until others have come, and tells who serves."""
+    gevent.sleep(0.01)
+    return json_response(threading.get_ident())
+
+
+def test_requests_of_many_threads_are_served_by_one_that_begins_with_the_first() -> None:
+    app, service = application([get("/", ident)]), Begun()
+    app.services.append(service)
+    assert service.threads == []
+    together = threading.Barrier(8)
+
+    def one(_: int) -> Any:
+        together.wait(PATIENCE_S)
+        return Client(app).get("/", environ_overrides=THREADED).json
+
+    with ThreadPoolExecutor(8) as several:
+        served_in = set(several.map(one, range(8)))
+    assert [*served_in] == service.threads
+    assert threading.get_ident() not in served_in
+
+
+def test_a_server_without_threads_serves_where_it_is() -> None:
+    assert served(get("/", ident)).get("/").json == threading.get_ident()
+
+
+def test_a_piece_is_made_when_the_one_before_has_been_taken() -> None:
+    made: list[int] = []
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(3):
+            made.append(number)
+            yield b"%d" % number
+
+    body = begun_body(application([streamed(pieces)]))
+    assert made == []
+    for number in range(3):
+        assert next(body) == b"%d" % number
+        assert made == [*range(number + 1)]
+    assert [*body] == []
+    body.close()
+
+
+def test_who_leaves_early_closes_the_answer_where_it_was_made() -> None:
+    seen: list[int] = []
+
+    def pieces() -> Iterator[bytes]:
+        seen.append(threading.get_ident())
+        try:
+            yield b"1"
+            yield b"2"
+        finally:
+            seen.append(threading.get_ident())
+
+    with closing(begun_body(application([streamed(pieces)]))) as body:
+        assert next(body) == b"1"
+    made_in, closed_in = seen
+    assert made_in == closed_in != threading.get_ident()
+
+
+def test_what_breaks_in_the_midst_breaks_in_the_thread_of_the_request() -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"1"
+        raise ConnectionResetError("on purpose")
+
+    with closing(begun_body(application([streamed(pieces)]))) as body:
+        assert next(body) == b"1"
+        with pytest.raises(ConnectionResetError, match="on purpose"):
+            next(body)
+
+
+def test_what_fails_is_answered_in_vllms_form() -> None:
+    def fail(context: RequestContext) -> Response:
+        raise ZeroDivisionError
+
+    answer = served(get("/", fail)).get("/", environ_overrides=THREADED)
+    assert (answer.status_code, answer.json["error"]["type"]) == (500, "InternalServerError")
+
+
+def test_pieces_are_made_under_the_name_of_their_request() -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(2):
+            context = current_request.get()
+            yield b"none" if context is None else context.path.encode()
+
+    with closing(begun_body(application([streamed(pieces)]))) as body:
+        assert [*body] == [b"/", b"/"]
+
+
+def test_a_request_leaves_nothing_behind_that_only_a_collection_would_find() -> None:
+    known: list[weakref.ref[RequestContext]] = []
+
+    def pieces(context: RequestContext) -> Response:
+        known.append(weakref.ref(context))
+        return Response(iter([b"1", b"2"]), 200)
+
+    gc.collect()
+    gc.disable()
+    try:
+        client = served(get("/", pieces))
+        for _ in range(5):
+            assert client.get("/", environ_overrides=THREADED).data == b"12"
+        assert [each() for each in known[:-1]] == [None] * 4
+    finally:
+        gc.enable()
+
+
+class SlowInput(io.RawIOBase):
+    """A body that is there when `arrived` is set."""
+
+    def __init__(self) -> None:
+        self.arrived, self.asked = threading.Event(), threading.Event()
+        self.reader_threads: list[int] = []
+
+    def read(self, size: int = -1) -> bytes:
+        self.reader_threads.append(threading.get_ident())
+        self.asked.set()
+        assert self.arrived.wait(PATIENCE_S)
+        return b"late"[:size]
+
+
+def length(timeout_s: float) -> Route:
+    """Tells how long the body is that came within this time."""
+    limits = BodyLimits(1 << 20, timeout_s)
+    return post("/", lambda context: json_response(len(limits.read(context))))
+
+
+def test_a_body_is_waited_for_by_its_own_thread_alone() -> None:
+    client, slow = served(length(PATIENCE_S), get("/", ident)), SlowInput()
+    overrides = {**THREADED, "wsgi.input": slow, "CONTENT_LENGTH": "4"}
+
+    def upload() -> tuple[int, TestResponse]:
+        return threading.get_ident(), client.post("/", environ_overrides=overrides)
+
+    with ThreadPoolExecutor(1) as other:
+        answer = other.submit(upload)
+        assert slow.asked.wait(PATIENCE_S)
+        assert client.get("/", environ_overrides=THREADED).status_code == 200
+        slow.arrived.set()
+        thread, told = answer.result(PATIENCE_S)
+    assert (told.status_code, told.json) == (200, 4)
+    assert slow.reader_threads == [thread]
+
+
+def test_the_thread_of_a_body_that_does_not_come_is_free_to_say_so() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ours.makefile("rb") as source:
+        theirs.send(b"the first half")
+        overrides = {
+            **THREADED,
+            "wsgi.input": source,
+            "gunicorn.socket": ours,
+            "CONTENT_LENGTH": "1000",
+        }
+        answer = served(length(0.05)).post("/", environ_overrides=overrides)
+        assert answer.status_code == 408
+        ours.sendall(b"can still be written to")
