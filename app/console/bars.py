@@ -95,6 +95,8 @@ class Bars:
         self._new: list[Bar] = []
         self._ended: list[EndRow] = []
         self._counts_blocks = False
+        self._skipped = False
+        """A frame had no room for some sequence; it needs its bar yet."""
         self.limit_bytes = OVER_BYTES
 
     @property
@@ -163,20 +165,44 @@ class Bars:
 
     def changes(self, frame: Frame) -> None:
         """Write into `frame` what has changed since the one before. May pause."""
-        slices, known = Slices(), self._live.get
-        for number, sequence in enumerate(self._engine.sequences(), 1):
-            bar = known(id(sequence.request)) or self._found(sequence)
-            if bar is not None:
-                bar.sequence = sequence
+        slices = Slices()
+        self._place(slices)
+        for number, bar in enumerate(list(self._live.values()), 1):
+            sequence = bar.sequence
+            if sequence is None:
+                continue
+            if not sequence.over:
                 self._look(bar, sequence, frame)
+            elif not bar.watched:
+                self._over_with(bar, self._seen_end(bar))
             if not number % LOOK_AT_ONCE:
                 slices.spend(LOOK_STEPS)
-        for bar in [it for it in self._live.values() if not it.watched and it.sequence and it.sequence.over]:
-            self._over_with(bar, self._seen_end(bar))
         new, self._new = self._new, []
         frame.new = [bar.row(self._began_s) for bar in new]
         frame.ended, self._ended = self._ended, []
         frame.unseen, self._unseen = self._unseen, 0
+
+    def _place(self, slices: Slices) -> None:
+        """Find the sequences of new bars, and begin bars for those that have none.
+
+        They come the latest first, so behind one that is known there are only known ones.
+        """
+        fresh: list[Watched] = []
+        for number, sequence in enumerate(self._engine.sequences(), 1):
+            bar = self._live.get(id(sequence.request))
+            if bar is None or bar.sequence is None:
+                fresh.append(sequence)
+            elif not self._skipped:
+                break
+            if not number % LOOK_AT_ONCE:
+                slices.spend(LOOK_STEPS)
+        self._skipped = False
+        for sequence in reversed(fresh):
+            bar = None if sequence.over else self._live.get(id(sequence.request)) or self._found(sequence)
+            if bar is not None:
+                bar.sequence = sequence
+            elif not sequence.over:
+                self._skipped = True
 
     def _found(self, sequence: Watched) -> Bar | None:
         """It ran already when the first one began to look."""
@@ -272,4 +298,4 @@ class Bars:
 
 def in_ms(seconds: float) -> float:
     """Milliseconds to a tenth."""
-    return round(seconds * 1000, 1)
+    return round(seconds * 10_000) / 10

@@ -115,9 +115,9 @@ class Engine:
         return self.executor.waiting
 
     def sequences(self) -> Iterator[Sequence]:
-        """All choices that are not over, in order of arrival. Others may come and go at every pause."""
-        for submission in list(self._active):
-            for choice in submission.choices:
+        """All choices that are not over, the latest first. Others may come and go at every pause."""
+        for submission in list(reversed(self._active)):
+            for choice in reversed(submission.choices):
                 if not choice.over and isinstance(choice, Sequence):
                     yield choice
 

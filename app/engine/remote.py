@@ -171,8 +171,8 @@ class RemoteEngine:
         return interrupt(self._active, request_ids)
 
     def sequences(self) -> Iterator[RemoteChoice]:
-        """This worker's choices that are not over, in order of arrival."""
-        return iter(list(self._choices.values()))
+        """This worker's choices that are not over, the latest first."""
+        return iter(list(reversed(self._choices.values())))
 
     def drain(self) -> None:
         """See `EngineClient`."""

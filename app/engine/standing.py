@@ -87,4 +87,4 @@ class WatchedEngine(Protocol):
         """True when nothing more is admitted."""
 
     def sequences(self) -> Iterator[Watched]:
-        """All choices that are not over."""
+        """All choices that are not over, the latest first."""

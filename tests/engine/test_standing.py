@@ -53,7 +53,7 @@ def test_on_a_timeline_of_its_own_it_waits_then_is_prefilled_then_decodes() -> N
     harness = Harness(slots=1, **SLOW)
     harness.ask("a", prompt_ids=PROMPT)
     harness.ask("b", prompt_ids=PROMPT)
-    first, second = harness.engine.sequences()
+    second, first = harness.engine.sequences()
     assert first.standing() == Standing(Phase.PREFILL, len(PROMPT), 0, START_S, None)
     assert second.standing() == Standing(Phase.QUEUED, 0, 0, None, None)
     assert (first.text, first.preemptions) == ("", 0)
@@ -72,7 +72,7 @@ def test_its_blocks_have_numbers_where_there_is_a_cache() -> None:
     harness = Harness(slots=1, blocks=100, **SLOW)
     harness.ask("a", prompt_ids=PROMPT)
     harness.ask("b", prompt_ids=PROMPT)
-    first, second = harness.engine.sequences()
+    second, first = harness.engine.sequences()
     numbers = first.blocks_from(0)
     assert len(set(numbers)) == 3 and first.blocks_from(2) == numbers[2:]
     assert second.blocks_from(0) == []
@@ -86,7 +86,7 @@ def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> No
     harness = stepped(ahead, slots=1, blocks=2000)
     harness.ask("a", prompt_ids=list(range(9000)), max_tokens=90)
     harness.ask("b")
-    sequence, waiting = harness.engine.sequences()
+    waiting, sequence = harness.engine.sequences()
     assert sequence.standing() == Standing(Phase.QUEUED, 0, 0, None, None)
     computed = []
     while (standing := sequence.standing()).phase < Phase.DECODE:
