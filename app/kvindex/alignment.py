@@ -8,6 +8,7 @@ prompt goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import TypeAlias
 
 from cachetools import LRUCache
@@ -22,6 +23,10 @@ from app.kvindex.keys import RequestKeys
 from app.kvindex.large_events import MOST_BLOCK_TOKENS
 
 TAILS_BYTES = 64 << 20
+TAIL_BYTES = 900
+"""Memory of a tail beside its tokens and spans: a key with its place in two dictionaries."""
+SPAN_BYTES = 160
+NUMBER_BYTES = 40
 SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups of which a hit needs every block from the start of the prompt on."""
 MOST_MODELS, MOST_SIZES = 1024, 8
@@ -52,9 +57,9 @@ class Run(Struct, gc=False):
     def apart(self) -> Iterator[Run]:
         """Every event as a run of its own."""
         at = 0
-        for event, parent in zip(self.events, self.parents, strict=True):
-            end = at + len(event.block_hashes)
-            yield Run([event], self.engine[at:end], [parent], self.group, self.tier, self.adapter)
+        for number, event in enumerate(self.events):
+            end, parents = at + len(event.block_hashes), [self.parents[number]]
+            yield Run([event], self.engine[at:end], parents, self.group, self.tier, self.adapter)
             at = end
 
 
@@ -90,11 +95,11 @@ class Stores:
         return _store(run, aligned.owned, aligned.keys, aligned.remapped)
 
     def _several(self, source: Source, run: Run, known: Known) -> Store:
-        place = dict(zip(run.engine, range(len(run.engine)), strict=True))
+        place = dict(zip(run.engine, count(), strict=False))
         root, keys_after = self._request_keys.root(run.adapter or source.model), self._request_keys.keys
         keys: list[int] = []
-        for event, parent in zip(run.events, run.parents, strict=True):
-            before = root
+        for number, event in enumerate(run.events):
+            before, parent = root, run.parents[number]
             if parent is not None:
                 at = place.get(parent, len(keys))
                 follows = keys[at] if at < len(keys) else self._before(source, run, parent, known)
@@ -238,9 +243,9 @@ class Tails:
 
 
 def _tail_bytes(tail: Tail) -> int:
-    """A key with its place in two dictionaries, numbers of 40 bytes, and spans; texts are shared."""
-    spans = sum([160 + 40 * len(span.before) for span in tail.spans])
-    return 900 + 40 * len(tail.tokens) + spans
+    """Texts are shared."""
+    numbers = len(tail.tokens) + sum([len(span.before) for span in tail.spans])
+    return TAIL_BYTES + SPAN_BYTES * len(tail.spans) + NUMBER_BYTES * numbers
 
 
 def align(
