@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.chunks import CHUNK_BYTES, Chunk
+from app.kvindex.chunks import CHUNK_BYTES, Beginning, Chunk
 from app.kvindex.prefix_store import (
     CHUNK_BYTES_BESIDE,
     KEY_BYTES,
@@ -133,6 +133,18 @@ def test_a_text_is_kept_when_it_comes_for_the_second_time(embedded: LocalTokeniz
     assert sizes == [False, True, True, True]
     assert store.counts.mismatches == 0
     assert store.caches["prompt sightings"].size_bytes == 8 * KEY_BYTES
+
+
+def test_what_does_not_fit_is_encoded_as_a_whole(
+    embedded: LocalTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, text = PrefixStore(), words(1, 8 * CHUNK_BYTES)
+    encode(store, embedded, text, text)
+    with monkeypatch.context() as patch:
+        patch.setattr(Beginning, "join", lambda beginning, tail: None)
+        assert encode(store, embedded, text, text) == [(0, len(text))] * 2
+    assert (store.counts.mismatches, store.counts.hits) == (2, 0)
+    assert encode(store, embedded, text) == [(8, len(text))]
 
 
 def test_texts_part_where_they_part(embedded: LocalTokenizer) -> None:
