@@ -29,8 +29,10 @@ SPAN_BYTES = 160
 NUMBER_BYTES = 40
 SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups of which a hit needs every block from the start of the prompt on."""
-MOST_MODELS, MOST_SIZES = 1024, 8
-"""Models whose block sizes are remembered, and how many for each."""
+MOST_MODELS = 1024
+"""Models whose block sizes are remembered."""
+MOST_SIZES = 8
+"""How many for each."""
 
 Known: TypeAlias = Callable[[int], Owned | None]
 """The request keys of an engine's block, None where it is not known."""
@@ -81,11 +83,11 @@ class Stores:
             raise Refused("bad_token_ids") from None
 
     def _one(self, source: Source, run: Run, known: Known) -> Store:
-        event, engine = run.events[0], run.engine
-        before = self._before(source, run, run.parents[0], known)
+        [event], [parent], engine = run.events, run.parents, run.engine
+        before = self._before(source, run, parent, known)
         _check(event)
         features = published_features(event.extra_keys, event.lora_name)
-        self._note_size(source.model, run)
+        self._note_size(source.model, run, event.block_size)
         if event.block_size == self._size and isinstance(before, int):
             keys = self._request_keys.keys(before, event.token_ids, features)
             return _store(run, keys, keys)
@@ -113,7 +115,7 @@ class Stores:
         # A block that is stored again is a further copy of it, which has to be seen as such.
         if len(place) < len(keys) or len(set(keys)) < len(keys):
             raise Refused
-        self._note_size(source.model, run)
+        self._note_size(source.model, run, self._size)
         return _store(run, keys, keys)
 
     def _before(self, source: Source, run: Run, parent: int | None, known: Known) -> int | Tail:
@@ -131,7 +133,7 @@ class Stores:
             raise Refused("unaligned_parent")
         return last
 
-    def _note_size(self, model: str, run: Run) -> None:
+    def _note_size(self, model: str, run: Run, size: int) -> None:
         if len(run.engine) == len(run.events):
             return  # a single block may be the partial one at the end of a hybrid model's prompt
         sizes = self.block_sizes.get(model)
@@ -140,7 +142,7 @@ class Stores:
                 return
             sizes = self.block_sizes[model] = set()
         if len(sizes) < MOST_SIZES:
-            sizes.add(run.events[0].block_size)
+            sizes.add(size)
 
 
 def _check(event: BlockStored) -> None:
@@ -178,7 +180,8 @@ def parent_of(event: BlockStored) -> int | None:
     parent = event.parent_block_hash
     if parent is None or parent.__class__ is int:
         return parent and int(parent) & LOW_64 or None
-    return engine_keys_of("parent_block_hash", [parent])[0] or None
+    [key] = engine_keys_of("parent_block_hash", [parent])
+    return key or None
 
 
 class Span(Struct, frozen=True, gc=False):

@@ -30,7 +30,7 @@ ROOT = KEYS.root("m")
 
 def run_of(*events: BlockStored, adapter: str | None = None) -> Run:
     engine = [int(key) for event in events for key in event.block_hashes]
-    return Run(events, engine, [parent_of(event) for event in events], 3, "cpu", adapter)
+    return Run(list(events), engine, [parent_of(event) for event in events], 3, "cpu", adapter)
 
 
 def operation(stores: Stores, run: Run, known: Mapping[int, Owned] | None = None, model: str = "m") -> Store:
@@ -85,6 +85,13 @@ def test_several_stores_are_one_operation_where_each_can_be_used_and_no_block_co
     else:
         assert operation(stores, run, KNOWN) == Store(3, "cpu", run.engine, keys, keys, (), None, run.adapter)
         assert stores.block_sizes == ({} if len(keys) == len(run.events) else {"m": {SIZE}})
+
+
+def test_apart_every_store_has_its_own_blocks_and_parent() -> None:
+    events = [stored([1, 2], [1, 2, 3, 4], 9, 2), stored([], [], None, 2), stored([3], [5, 6], 2, 2)]
+    assert list(run_of(*events, adapter="alice").apart()) == [
+        run_of(event, adapter="alice") for event in events
+    ]
 
 
 def test_what_goes_on_behind_a_tail_is_told_one_by_one() -> None:
