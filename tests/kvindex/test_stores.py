@@ -25,7 +25,6 @@ from tests.kvindex.held import source
 
 SIZE = 2
 KEYS = request_keys("E", SIZE)
-ROOT = KEYS.root("m")
 
 
 def run_of(*events: BlockStored, adapter: str | None = None) -> Run:
@@ -45,7 +44,7 @@ def plain_keys(run: Run) -> list[int] | None:
     """Event by event; None where one of them cannot be used, or a block comes twice."""
     after: dict[int, int] = {}
     for event, parent in zip(run.events, run.parents, strict=True):
-        owned = after.get(parent, KNOWN.get(parent)) if parent else ROOT
+        owned = after.get(parent, KNOWN.get(parent)) if parent else KEYS.root("m")
         before = owned[-1] if isinstance(owned, tuple) and owned else owned
         blocks, extra = len(event.block_hashes), event.extra_keys
         if not isinstance(before, int) or before == UNALIGNED:
@@ -100,7 +99,7 @@ def test_what_goes_on_behind_a_tail_is_told_one_by_one() -> None:
     behind = stored([2], [8, 9], 1, 2)
     with pytest.raises(Refused):
         operation(stores, run_of(behind, stored([3], [8, 9], None, 2)), {1: 5})
-    assert list(operation(stores, run_of(behind)).keys) == KEYS.keys(ROOT, [7, 8])
+    assert list(operation(stores, run_of(behind)).keys) == KEYS.keys(KEYS.root("m"), [7, 8])
 
 
 def test_the_first_blocks_follow_the_adapter_or_else_the_model() -> None:
