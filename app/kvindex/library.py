@@ -88,8 +88,10 @@ LIMIT_BYTES = 2 << 30
 """Memory of loaded tokenizers: about twenty with 128,000 tokens each."""
 TOKEN_BYTES = 320
 """Memory of one token of a vocabulary, with the merge that makes it; measured."""
-FAILURES_BYTES, FAILURE_BYTES = 1 << 20, 700
-"""Memory of remembered failures, and of one beside its name and its text."""
+FAILURES_BYTES = 1 << 20
+"""Memory of remembered failures."""
+FAILURE_BYTES = 700
+"""Memory of one beside its name and its text."""
 FAILURE_S = 10.0
 """For so long a load that failed is not tried again."""
 LOADS_AT_ONCE = 2
