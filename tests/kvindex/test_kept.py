@@ -15,6 +15,7 @@ from app.kvindex.prefix_store import (
     KEY_BYTES,
     Kept,
     KeptChunks,
+    PrefixCounts,
     PrefixStore,
     Sightings,
 )
@@ -105,10 +106,11 @@ def encode(store: PrefixStore, subject: LocalTokenizer, *texts: str) -> list[tup
 
 
 def test_texts_from_one_chunk_on_are_looked_up(embedded: LocalTokenizer) -> None:
-    for length, passed in ((CHUNK_BYTES - 1, 2), (CHUNK_BYTES, 0), (CHUNK_BYTES + 1, 0)):
+    for length, passed in ((CHUNK_BYTES - 1, 3), (CHUNK_BYTES, 0), (CHUNK_BYTES + 1, 0)):
         store, text = PrefixStore(), words(1, length)
-        seen = 0 if passed else length
-        assert encode(store, embedded, text, text) == [(0, seen), (0, seen)]
+        seen, reused = (0, 0) if passed else (length, 1)
+        assert store.counts == PrefixCounts(0, 0, 0, 0, 0, 0, 0)
+        assert encode(store, embedded, text, text, text) == [(0, seen), (0, seen), (reused, seen)]
         assert store.counts.passed == passed
 
 
@@ -133,6 +135,12 @@ def test_a_text_is_kept_when_it_comes_for_the_second_time(embedded: LocalTokeniz
     assert sizes == [False, True, True, True]
     assert store.counts.mismatches == 0
     assert store.caches["prompt sightings"].size_bytes == 8 * KEY_BYTES
+
+
+def test_a_text_is_kept_when_it_goes_on_behind_one_that_came_before(embedded: LocalTokenizer) -> None:
+    store, begin = PrefixStore(), words(1, 8 * CHUNK_BYTES)
+    texts = [begin, begin + words(2, 4 * CHUNK_BYTES), begin]
+    assert [reused for reused, _ in encode(store, embedded, *texts)] == [0, 0, 8]
 
 
 def test_what_does_not_fit_is_encoded_as_a_whole(
