@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.kvindex import prefix_store
 from app.kvindex.chunks import CHUNK_BYTES, Beginning, Chunk
+from app.kvindex.cuts import CutText
 from app.kvindex.prefix_store import (
     CHUNK_BYTES_BESIDE,
     KEY_BYTES,
@@ -141,6 +144,24 @@ def test_a_text_is_kept_when_it_goes_on_behind_one_that_came_before(embedded: Lo
     store, begin = PrefixStore(), words(1, 8 * CHUNK_BYTES)
     texts = [begin, begin + words(2, 4 * CHUNK_BYTES), begin]
     assert [reused for reused, _ in encode(store, embedded, *texts)] == [0, 0, 8]
+
+
+def test_only_long_texts_are_cut_beside_the_event_loop(
+    embedded: LocalTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = []
+
+    def noting(cut: Callable[[str], CutText], text: str) -> CutText:
+        beside.append(len(text))
+        return cut(text)
+
+    store = PrefixStore()
+    encode(store, embedded, words(0, CHUNK_BYTES))  # finds out how texts are cut
+    monkeypatch.setattr(prefix_store, "LONG_TEXT", 1000)
+    monkeypatch.setattr(prefix_store, "call_off_hub", noting)
+    for number, length in ((1, 1000), (2, 1001)):
+        encode(store, embedded, words(number, length), words(number, length))
+    assert beside == [1001]
 
 
 def test_what_does_not_fit_is_encoded_as_a_whole(

@@ -167,6 +167,8 @@ def test_a_load_out_of_time_is_an_error_and_its_tokenizer_is_there_later(
     for _ in range(2):
         with pytest.raises(TokenizerServiceError, match="`a` was not loaded within 0.05 s"):
             models.get("a")
+    loads = [thread for thread in threading.enumerate() if thread.name == "tokenizer"]
+    assert loads and all(load.daemon for load in loads)  # one that hangs keeps no process from ending
     loader.gates["a"].set()
     assert eventually(lambda: models.get("a")) is embedded
     assert loader.calls == ["a"]
