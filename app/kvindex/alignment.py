@@ -8,6 +8,7 @@ prompt goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import TypeAlias
 
 from cachetools import LRUCache
@@ -22,10 +23,16 @@ from app.kvindex.keys import RequestKeys
 from app.kvindex.large_events import MOST_BLOCK_TOKENS
 
 TAILS_BYTES = 64 << 20
+TAIL_BYTES = 900
+"""Memory of a tail beside its tokens and spans: a key with its place in two dictionaries."""
+SPAN_BYTES = 160
+NUMBER_BYTES = 40
 SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups of which a hit needs every block from the start of the prompt on."""
-MOST_MODELS, MOST_SIZES = 1024, 8
-"""Models whose block sizes are remembered, and how many for each."""
+MOST_MODELS = 1024
+"""Models whose block sizes are remembered."""
+MOST_SIZES = 8
+"""How many for each."""
 
 Known: TypeAlias = Callable[[int], Owned | None]
 """The request keys of an engine's block, None where it is not known."""
@@ -52,9 +59,9 @@ class Run(Struct, gc=False):
     def apart(self) -> Iterator[Run]:
         """Every event as a run of its own."""
         at = 0
-        for event, parent in zip(self.events, self.parents, strict=True):
-            end = at + len(event.block_hashes)
-            yield Run([event], self.engine[at:end], [parent], self.group, self.tier, self.adapter)
+        for number, event in enumerate(self.events):
+            end, parents = at + len(event.block_hashes), [self.parents[number]]
+            yield Run([event], self.engine[at:end], parents, self.group, self.tier, self.adapter)
             at = end
 
 
@@ -76,11 +83,11 @@ class Stores:
             raise Refused("bad_token_ids") from None
 
     def _one(self, source: Source, run: Run, known: Known) -> Store:
-        event, engine = run.events[0], run.engine
-        before = self._before(source, run, run.parents[0], known)
+        [event], [parent], engine = run.events, run.parents, run.engine
+        before = self._before(source, run, parent, known)
         _check(event)
         features = published_features(event.extra_keys, event.lora_name)
-        self._note_size(source.model, run)
+        self._note_size(source.model, run, event.block_size)
         if event.block_size == self._size and isinstance(before, int):
             keys = self._request_keys.keys(before, event.token_ids, features)
             return _store(run, keys, keys)
@@ -90,11 +97,11 @@ class Stores:
         return _store(run, aligned.owned, aligned.keys, aligned.remapped)
 
     def _several(self, source: Source, run: Run, known: Known) -> Store:
-        place = dict(zip(run.engine, range(len(run.engine)), strict=True))
+        place = dict(zip(run.engine, count(), strict=False))
         root, keys_after = self._request_keys.root(run.adapter or source.model), self._request_keys.keys
         keys: list[int] = []
-        for event, parent in zip(run.events, run.parents, strict=True):
-            before = root
+        for number, event in enumerate(run.events):
+            before, parent = root, run.parents[number]
             if parent is not None:
                 at = place.get(parent, len(keys))
                 follows = keys[at] if at < len(keys) else self._before(source, run, parent, known)
@@ -108,7 +115,7 @@ class Stores:
         # A block that is stored again is a further copy of it, which has to be seen as such.
         if len(place) < len(keys) or len(set(keys)) < len(keys):
             raise Refused
-        self._note_size(source.model, run)
+        self._note_size(source.model, run, self._size)
         return _store(run, keys, keys)
 
     def _before(self, source: Source, run: Run, parent: int | None, known: Known) -> int | Tail:
@@ -126,7 +133,7 @@ class Stores:
             raise Refused("unaligned_parent")
         return last
 
-    def _note_size(self, model: str, run: Run) -> None:
+    def _note_size(self, model: str, run: Run, size: int) -> None:
         if len(run.engine) == len(run.events):
             return  # a single block may be the partial one at the end of a hybrid model's prompt
         sizes = self.block_sizes.get(model)
@@ -135,7 +142,7 @@ class Stores:
                 return
             sizes = self.block_sizes[model] = set()
         if len(sizes) < MOST_SIZES:
-            sizes.add(run.events[0].block_size)
+            sizes.add(size)
 
 
 def _check(event: BlockStored) -> None:
@@ -173,7 +180,8 @@ def parent_of(event: BlockStored) -> int | None:
     parent = event.parent_block_hash
     if parent is None or parent.__class__ is int:
         return parent and int(parent) & LOW_64 or None
-    return engine_keys_of("parent_block_hash", [parent])[0] or None
+    [key] = engine_keys_of("parent_block_hash", [parent])
+    return key or None
 
 
 class Span(Struct, frozen=True, gc=False):
@@ -238,9 +246,9 @@ class Tails:
 
 
 def _tail_bytes(tail: Tail) -> int:
-    """A key with its place in two dictionaries, numbers of 40 bytes, and spans; texts are shared."""
-    spans = sum([160 + 40 * len(span.before) for span in tail.spans])
-    return 900 + 40 * len(tail.tokens) + spans
+    """Texts are shared."""
+    numbers = len(tail.tokens) + sum([len(span.before) for span in tail.spans])
+    return TAIL_BYTES + SPAN_BYTES * len(tail.spans) + NUMBER_BYTES * numbers
 
 
 def align(

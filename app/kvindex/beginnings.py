@@ -17,7 +17,7 @@ from app.kvindex.keys import TOKEN_BYTES, RequestKeys, packed_ids
 
 PART_BLOCKS = 64
 LIMIT_BYTES = 32 << 20
-NUMBER_BYTES = 40
+NUMBER_BYTES = 44
 """A key, and its place in a list."""
 PART_BYTES = 350
 """What a part takes besides its tokens and keys."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, TypeAlias
 from unicodedata import category
 
@@ -191,14 +192,14 @@ class Cutter:
     def encode(self, text: str) -> CutText:
         """Holds Python's lock for about a sixth of its time. TypeError for half a surrogate pair."""
         [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
-        ids, offsets, words = encoding.ids, encoding.offsets, encoding.word_ids
+        ids = encoding.ids
         starts, marks = self._starts, self._marks
         # A word may also end amid the character that a normaliser made two of: no cut there.
-        following = zip(ids[1:], offsets[1:], words[1:], strict=True)
+        tokens = zip(ids, encoding.offsets, encoding.word_ids, strict=True)
         cuts = [
             (count, end)
-            for count, (token, (_, end), word, (after, (start, stop), next_word)) in enumerate(
-                zip(ids, offsets, words, following, strict=False), start=1
+            for count, ((token, (_, end), word), (after, (start, stop), next_word)) in enumerate(
+                pairwise(tokens), start=1
             )
             if (word != next_word or (after in starts and token not in marks)) and start >= end < stop
         ]

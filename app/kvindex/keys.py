@@ -37,6 +37,9 @@ LINK_BLOCKS = 64
 """Blocks that are hashed in place at a time."""
 LEAST_LINKED = 8
 """Fewer are packed one by one: a link has to be found for them."""
+XXH64_SLICE_BLOCKS = 1024
+FNV_SLICE_BLOCKS = 128
+"""See `RequestKeys.slice_blocks`."""
 _OFFSET_64, _PRIME_64 = 14695981039346656037, 1099511628211
 _OFFSET_32, _PRIME_32 = 2166136261, 16777619
 
@@ -104,7 +107,7 @@ class Link:
 class Xxh64Keys:
     """Generation E: parent, token ids, and texts with their lengths, packed."""
 
-    slice_blocks = 1024
+    slice_blocks = XXH64_SLICE_BLOCKS
 
     def __init__(self, block_size: int, seed: str = "") -> None:
         self.block_size = block_size
@@ -150,12 +153,12 @@ class Xxh64Keys:
 
     def _in_place(self, parent: int, data: bytes) -> list[int]:
         link = self._links.pop() if self._links else Link(self._block.size)
-        size = self._block.size
-        count = len(data) // size
-        keys = link.keys(parent, data[: LINK_BLOCKS * size], min(count, LINK_BLOCKS))
-        while (done := len(keys)) < count:
-            blocks = min(count - done, LINK_BLOCKS)
-            keys += link.keys(keys[-1], data[done * size : (done + blocks) * size], blocks)
+        keys: list[int] = []
+        most = LINK_BLOCKS * self._block.size
+        for start in range(0, len(data), most):
+            part = data[start : start + most]
+            keys += link.keys(parent, part, len(part) // self._block.size)
+            parent = keys[-1]
         self._links.append(link)
         return keys
 
@@ -163,7 +166,7 @@ class Xxh64Keys:
 class FnvKeys:
     """Generation D: CBOR arrays of a 64-bit parent, token ids, and null or maps of features."""
 
-    slice_blocks = 128
+    slice_blocks = FNV_SLICE_BLOCKS
 
     def __init__(self, block_size: int, seed: str = "") -> None:
         self.block_size = block_size
@@ -198,14 +201,11 @@ class FnvKeys:
 
 def packed_ids(ids: Sequence[int]) -> array[int]:
     """Token ids as numbers of 32 bits; an array of them stays as it is. ValueError for one that is none."""
+    if isinstance(ids, array) and ids.typecode == "I":
+        return ids
     packed = array("I")
     try:
-        if type(ids) is list:
-            packed.fromlist(ids)
-        elif isinstance(ids, array) and ids.typecode == "I":
-            return ids
-        else:
-            packed.fromlist(list(ids))
+        packed.fromlist(ids if isinstance(ids, list) else list(ids))
     except (OverflowError, TypeError):
         raise ValueError("a token id is not a number of 32 bits") from None
     return packed

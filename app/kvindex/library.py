@@ -31,13 +31,11 @@ class Discovery:
     Args:
         directory: where models are mounted; may be missing, or filled later.
         now: monotonic clock, seconds.
-        rescan_s: least seconds between two scans.
     """
 
-    def __init__(self, directory: Path, now: Callable[[], float], rescan_s: float = RESCAN_S) -> None:
+    def __init__(self, directory: Path, now: Callable[[], float]) -> None:
         self._directory = directory
         self._now = now
-        self._rescan_s = rescan_s
         self._found: dict[str, Path] = {}
         self._scan_from_s = now()
         # Held while the disk is read: whoever asks meanwhile waits for it, beside the event loop.
@@ -48,7 +46,7 @@ class Discovery:
         with self._scanning:
             if model not in self._found and self._now() >= self._scan_from_s:
                 self._found = dict(discover(self._directory))
-                self._scan_from_s = self._now() + self._rescan_s
+                self._scan_from_s = self._now() + RESCAN_S
             return self._found.get(model)
 
 
@@ -90,10 +88,12 @@ LIMIT_BYTES = 2 << 30
 """Memory of loaded tokenizers: about twenty with 128,000 tokens each."""
 TOKEN_BYTES = 320
 """Memory of one token of a vocabulary, with the merge that makes it; measured."""
-FAILURES_BYTES, FAILURE_BYTES = 1 << 20, 700
-"""Memory of remembered failures, and of one beside its name and its text."""
-TIMEOUT_S = 5.0
+FAILURES_BYTES = 1 << 20
+"""Memory of remembered failures."""
+FAILURE_BYTES = 700
+"""Memory of one beside its name and its text."""
 FAILURE_S = 10.0
+"""For so long a load that failed is not tried again."""
 LOADS_AT_ONCE = 2
 WAITING_LOADS = 64
 """Models that may be on their way; for a further one there is an error at once."""
@@ -114,14 +114,12 @@ class TokenizerLibrary:
 
     Args:
         load: folder, file or hub name -> tokenizer; may block and raise anything.
+        timeout_s: seconds that a request waits.
         ready: tokenizers by model, such as the server's own; they are never dropped.
         sources: model -> what `load` is given.
         discovery: where further models are looked for.
         hub: give `load` the names of all other models too, if they look like `organisation/name`.
         limit_bytes: memory of loaded tokenizers; the one that was not used for longest is dropped.
-        timeout_s: seconds that a request waits.
-        failure_s: seconds for which a load that failed is not tried again.
-        loads_at_once: loads that run at the same time.
         now: monotonic clock, seconds.
     """
 
@@ -129,14 +127,12 @@ class TokenizerLibrary:
         self,
         load: Callable[[str], Tokenizer],
         *,
+        timeout_s: float,
         ready: Mapping[str, Tokenizer] | None = None,
         sources: Mapping[str, str] | None = None,
         discovery: Discovery | None = None,
         hub: bool = False,
         limit_bytes: int = LIMIT_BYTES,
-        timeout_s: float = TIMEOUT_S,
-        failure_s: float = FAILURE_S,
-        loads_at_once: int = LOADS_AT_ONCE,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
@@ -147,10 +143,10 @@ class TokenizerLibrary:
         self._timeout_s = timeout_s
         self._loaded: LRUCache[str, Tokenizer] = LRUCache(limit_bytes, getsizeof=tokenizer_bytes)
         self._failed: TTLCache[str, Failure] = TTLCache(
-            FAILURES_BYTES, failure_s, timer=now, getsizeof=lambda failure: failure.size_bytes
+            FAILURES_BYTES, FAILURE_S, timer=now, getsizeof=lambda failure: failure.size_bytes
         )
         self._loading: dict[str, Future[Tokenizer]] = {}
-        self._places = threading.Semaphore(loads_at_once)
+        self._places = threading.Semaphore(LOADS_AT_ONCE)
         self._lock = threading.Lock()
 
     @property

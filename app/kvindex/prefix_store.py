@@ -33,10 +33,14 @@ from app.kvindex.cuts import Cut, Cutter, CutText
 from app.tokenization.base import Tokenizer
 from app.tokenization.huggingface import LONG_TEXT, LocalTokenizer
 
-KEPT_BYTES, SEEN_BYTES = 48 << 20, 8 << 20
-"""Memory of the chunks that are kept, and of the keys of those that were only asked for."""
-CHUNK_BYTES_BESIDE, KEY_BYTES = 350, 80
-"""Memory of a kept chunk beside its text and its arrays, and of a key in a set; both measured."""
+KEPT_BYTES = 48 << 20
+"""Memory of the chunks that are kept."""
+SEEN_BYTES = 8 << 20
+"""Memory of the keys of those that were only asked for."""
+CHUNK_BYTES_BESIDE = 350
+"""Memory of a kept chunk beside its text and its arrays; measured."""
+KEY_BYTES = 80
+"""Memory of a key in a set; measured."""
 WORTH = 0.5
 """Share of a text of which the tokens must be kept, or else the whole is encoded faster without cuts."""
 TEXT_BEGIN: Cut = (0, 0)

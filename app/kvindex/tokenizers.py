@@ -19,6 +19,9 @@ from app.kvindex.metrics import IndexMetrics
 from app.kvindex.prefix_store import KEPT_BYTES, PrefixStore
 from app.tokenization.base import PLAIN_CHAT, ChatOptions, Message, Tokenizer
 
+MOST_WAITING = 1_000
+"""Prompts that may wait for a worker."""
+
 T = TypeVar("T")
 Find = Callable[[str], Tokenizer]
 """A model's name -> its tokenizer, soon, as `TokenizerLibrary.get`. TokenizerError when there is none."""
@@ -39,7 +42,7 @@ class TokenizationSettings(Struct, frozen=True, kw_only=True):
     """
 
     workers: int = 5
-    most_waiting: int = 1_000
+    most_waiting: int = MOST_WAITING
     timeout_s: float = 10.0
     prefix_bytes: int = KEPT_BYTES
 
@@ -129,7 +132,7 @@ class Workers:
     Under gevent they are greenlets. At most `most_waiting` calls wait for one.
     """
 
-    def __init__(self, count: int, most_waiting: int = 1_000) -> None:
+    def __init__(self, count: int, most_waiting: int = MOST_WAITING) -> None:
         if count < 1:
             raise ValueError("work needs a worker")
         self._count, self._threads, self._unfinished = count, 0, 0

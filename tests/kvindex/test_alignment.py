@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvcache.prompt import Placeholder
+from app.kvindex import alignment
+from app.kvindex.alignment import Aligned, Span, Tail, Tails, align
+from app.kvindex.backend import UNALIGNED
+from app.kvindex.features import Features
 from app.kvindex.index import Index, IndexSettings
+from app.kvindex.keys import request_keys
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, removed, stored
-from tests.kvindex.held import matched
+from tests.kvindex.held import matched, source
+
+ROOT = 5
 
 
 def make_index(block_size: int) -> Index:
@@ -122,3 +134,124 @@ def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_
         index.ingest(batch(removed([n for n in range(1, blocks + 1) if n != gone])), "a", "m")
     assert index.losses.events == {}
     assert index.size().copies == 0
+
+
+@dataclass
+class Prompt:
+    """An engine's blocks from the start of a prompt on, with the features of each."""
+
+    size: int
+    engine_size: int
+    engine: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    features: list[Features] = field(default_factory=list)
+
+    def keys(self) -> list[int]:
+        """The keys of all its full blocks of the index."""
+        folded = []
+        for start in range(0, len(self.tokens) // self.size * self.size, self.size):
+            begin_here = [
+                texts
+                for number, texts in enumerate(self.features)
+                if start <= number * self.engine_size < start + self.size
+            ]
+            folded.append(tuple(dict.fromkeys(text for texts in begin_here for text in texts or ())))
+        return request_keys("E", self.size).keys(ROOT, self.tokens, folded)
+
+    def span(self, number: int) -> range:
+        return range(number * self.engine_size, (number + 1) * self.engine_size)
+
+    def owned(self, number: int) -> tuple[int, ...]:
+        """The keys of the full blocks that an engine's block has tokens of."""
+        blocks = sorted({token // self.size for token in self.span(number)})
+        keys = tuple(self.keys()[blocks[0] : blocks[-1] + 1])
+        return keys if self.span(number).stop % self.size == 0 else (*keys, UNALIGNED)
+
+    def tail(self) -> Tail:
+        """What is behind its last full block."""
+        keys = self.keys()
+        full = len(keys) * self.size
+        spans = []
+        for number in self.behind(full):
+            span, before = self.span(number), self.span(number).start // self.size
+            spans.append(
+                Span(
+                    self.engine[number],
+                    span.start - full,
+                    span.stop - full,
+                    self.features[number],
+                    tuple(keys[before:]),
+                )
+            )
+        return Tail(keys[-1] if keys else ROOT, self.tokens[full:], tuple(spans))
+
+    def behind(self, token: int) -> list[int]:
+        return [number for number in range(len(self.engine)) if self.span(number).stop > token]
+
+    def with_blocks(self, engine: Sequence[int], tokens: list[int], features: list[Features]) -> Prompt:
+        more = [*self.engine, *engine], self.tokens + tokens, self.features + features
+        return Prompt(self.size, self.engine_size, *more)
+
+
+@given(st.data(), st.integers(1, 7), st.integers(1, 7))
+def test_events_are_cut_as_their_prompt_is(data: st.DataObject, size: int, engine_size: int) -> None:
+    prompts = [Prompt(size, engine_size)]
+    names = iter(range(1, 100))
+    for _ in range(data.draw(st.integers(1, 4))):
+        before = data.draw(st.sampled_from(prompts))
+        count = data.draw(st.integers(0, 4))
+        engine = [next(names) for _ in range(count)]
+        tokens = [data.draw(st.integers(0, 9)) for _ in range(count * engine_size)]
+        features: list[Features] = [
+            data.draw(st.sampled_from([None, None, ("a",), ("b", "a")])) for _ in engine
+        ]
+        told = features if any(features) else data.draw(st.sampled_from([None, features]))
+        tail = before.tail() if before.engine else Tail(ROOT)
+        after = before.with_blocks(engine, tokens, features)
+        aligned = align(request_keys("E", size), tail, engine, engine_size, tokens, told)
+        new = range(len(before.engine), len(after.engine))
+        fresh_keys = after.keys()[len(before.keys()) :]
+        earlier = before.behind(len(before.keys()) * size) if fresh_keys else []
+        steps = [
+            before.with_blocks(engine[:n], tokens[: n * engine_size], features[:n])
+            for n in range(1, count + 1)
+        ]
+        assert aligned == Aligned(
+            keys=fresh_keys,
+            owned=[after.owned(number) for number in new],
+            remapped=[(after.engine[number], after.owned(number)) for number in earlier],
+            tails={each.engine[-1]: each.tail() for each in steps if len(each.tokens) % size},
+        )
+        prompts += steps
+
+
+def test_a_tail_is_kept_for_whom_it_is_if_there_is_room_for_it() -> None:
+    tail = Tail(5, [7], (Span(1, 0, 1, None),))
+    need = alignment._tail_bytes(tail)
+    for limit, kept in ((need, tail), (need - 1, None)):
+        tails = Tails(limit)
+        tails.put("a", {1: tail})
+        assert (tails.get("a", 1), tails.get("b", 1), tails.get("a", 2)) == (kept, None, None)
+        assert (len(tails), tails.size_bytes, tails.limit_bytes) == (
+            (1, need, need) if kept else (0, 0, limit)
+        )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "spans", "before"), [(0, 0, 0), (1, 1, 0), (1000, 1, 0), (1, 100, 0), (1, 3, 300)]
+)
+def test_tails_take_no_more_memory_than_is_reckoned(tokens: int, spans: int, before: int) -> None:
+    tails = Tails(1 << 30)
+    tracemalloc.start()
+    try:
+        begin, _ = tracemalloc.get_traced_memory()
+        for name in range(1 << 40, (1 << 40) + 50):
+            numbers = range(name * 1000, name * 1000 + 1000)
+            of_spans = tuple(
+                Span(n, n, n, None, tuple(range(n + 1000, n + 1000 + before))) for n in numbers[:spans]
+            )
+            tails.put(source(), {name: Tail(name, list(numbers[:tokens]), of_spans)})
+        taken = tracemalloc.get_traced_memory()[0] - begin
+    finally:
+        tracemalloc.stop()
+    assert taken <= tails.size_bytes < 3 * taken

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
+from collections.abc import Sequence
+from itertools import pairwise
 from threading import Thread
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.kvindex import beginnings as beginnings_module
 from app.kvindex.beginnings import PART_BLOCKS, Beginnings
+from app.kvindex.features import Features
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import GENERATIONS, Generation, RequestKeys, request_keys
 from app.kvindex.memory import MemoryBackend
@@ -28,7 +33,9 @@ class Counting:
         self.block_size, self.slice_blocks, self.roots = keys.block_size, keys.slice_blocks, keys.roots
         self.root, self._keys, self.blocks = keys.root, keys.keys, 0
 
-    def keys(self, parent: int, tokens: list[int], features: None = None) -> list[int]:
+    def keys(
+        self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
+    ) -> list[int]:
         made = self._keys(parent, tokens, features)
         self.blocks += len(made)
         return made
@@ -45,7 +52,7 @@ def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[
         assert beginnings.parts.size_bytes <= beginnings.parts.limit_bytes
 
 
-@pytest.mark.parametrize(("blocks", "parts"), [(PART_BLOCKS - 1, 0), (PART_BLOCKS, 1), (2 * PART_BLOCKS, 2)])
+@pytest.mark.parametrize(("blocks", "parts"), [(63, 0), (64, 1), (127, 1), (128, 2)])
 def test_a_part_is_remembered_as_soon_as_it_is_whole(blocks: int, parts: int) -> None:
     beginnings = Beginnings(request_keys("E", SIZE))
     beginnings.keys(1, list(range(blocks * SIZE)))
@@ -106,3 +113,45 @@ def test_threads_may_share_them() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("known", [0, PART_BLOCKS, 2 * PART_BLOCKS])
+@pytest.mark.parametrize("blocks", [0, 1, 9, 10, 11, 20, 21])
+def test_what_is_hashed_is_so_a_slice_at_a_time(
+    known: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = Counting(request_keys("E", SIZE))
+    keys.slice_blocks = 10
+    beginnings, prompt = Beginnings(keys), list(range((known + blocks) * SIZE + 1))
+    beginnings.keys(1, prompt[: known * SIZE])
+    slices = [keys.blocks]
+    monkeypatch.setattr(beginnings_module, "pause", lambda: slices.append(keys.blocks))
+    assert beginnings.keys(1, prompt) == request_keys("E", SIZE).keys(1, prompt)
+    ends = [*slices, keys.blocks]
+    assert [after - before for before, after in pairwise(ends)] == [
+        min(10, blocks - start) for start in range(0, max(blocks, 1), 10)
+    ]
+
+
+def test_a_prompt_that_goes_on_adds_parts_to_those_before() -> None:
+    keys = Counting(request_keys("E", SIZE))
+    beginnings, prompt = Beginnings(keys), list(range(5 * PART))
+    expected = request_keys("E", SIZE).keys(1, prompt)
+    for parts in range(1, 6):
+        for _ in range(2):
+            assert beginnings.keys(1, prompt[: parts * PART]) == expected[: parts * PART_BLOCKS]
+        assert (keys.blocks, len(beginnings.parts)) == (parts * PART_BLOCKS, parts)
+
+
+def test_parts_take_no_more_memory_than_is_reckoned() -> None:
+    beginnings = Beginnings(request_keys("E", 16))
+    tracemalloc.start()
+    try:
+        empty, _ = tracemalloc.get_traced_memory()
+        for first in range(20):
+            beginnings.keys(1, [first] * 5 * PART_BLOCKS * 16)
+        taken = tracemalloc.get_traced_memory()[0] - empty
+    finally:
+        tracemalloc.stop()
+    assert len(beginnings.parts) == 100
+    assert taken <= beginnings.parts.size_bytes < 1.1 * taken

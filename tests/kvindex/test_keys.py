@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from array import array
+from sys import getsizeof
 
 import cbor2
 import pytest
@@ -10,8 +12,19 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.kvindex import keys as keys_module
 from app.kvindex.features import Features
-from app.kvindex.keys import GENERATIONS, Generation, RequestKeys, fnv1a_64, request_keys
+from app.kvindex.keys import (
+    GENERATIONS,
+    LINK_BLOCKS,
+    Generation,
+    RequestKeys,
+    Xxh64Keys,
+    fnv1a_64,
+    packed_ids,
+    request_keys,
+    swapped,
+)
 
 MODEL = "test-model"
 TOKENS = list(range(1, 33))
@@ -144,3 +157,67 @@ def test_generation_d_is_fnv_of_cbor(tokens: list[int], size: int, data: st.Data
 def test_half_of_a_surrogate_pair_is_a_text_like_any_other() -> None:
     keys = request_keys("E", 1)
     assert keys.keys(1, [1], [("\ud800",)]) != keys.keys(1, [1])
+
+
+AROUND_LINKS = [times * LINK_BLOCKS + more for times in (1, 2) for more in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("blocks", [0, 7, 8, 9, *AROUND_LINKS])
+def test_a_prompt_of_any_length_has_the_keys_of_its_blocks_one_by_one(size: int, blocks: int) -> None:
+    keys = request_keys("E", size)
+    tokens = [number * 7919 for number in range(blocks * size)]
+    parent, expected = 5, []
+    for start in range(0, len(tokens), size):
+        (parent,) = keys.keys(parent, tokens[start : start + size])
+        expected.append(parent)
+    for rest in range(size):
+        assert keys.keys(5, tokens + [9] * rest) == expected
+
+
+@pytest.mark.parametrize("size", [2, 4, 6, 16])
+def test_from_eight_blocks_on_of_whole_words_a_prompt_is_hashed_in_one_place(size: int) -> None:
+    keys = Xxh64Keys(size)
+    keys.keys(1, range(8 * size - 1))
+    assert len(keys._links) == 0
+    for blocks in (8, 200, 9):
+        keys.keys(1, range(blocks * size))
+        assert len(keys._links) == 1
+
+
+@pytest.mark.parametrize("size", [1, 3, 15])
+def test_blocks_of_half_words_are_packed_one_by_one(size: int) -> None:
+    keys = Xxh64Keys(size)
+    keys.keys(1, range(200 * size))
+    assert keys._links == []
+
+
+def test_machines_that_write_the_other_end_first_turn_numbers_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert swapped(array("I", [1, 0x01020304])) == bytes([0, 0, 0, 1, 1, 2, 3, 4])
+    there = [int.from_bytes(token.to_bytes(4, "little"), "big") for token in range(200)]
+    expected = request_keys("E", 2).keys(1, there)
+    monkeypatch.setattr(keys_module, "LITTLE_ENDIAN", False)
+    assert request_keys("E", 2).keys(1, list(range(200))) == expected
+
+
+def test_a_block_without_its_features_is_a_mistake() -> None:
+    features: list[Features] = [("a",)]
+    for wrong in (features, features * 3):
+        with pytest.raises(ValueError):
+            request_keys("E", 2).keys(1, [1, 2, 3, 4], wrong)
+
+
+def test_packed_ids_stay_as_they_are() -> None:
+    packed = packed_ids([1, 2])
+    assert packed_ids(packed) is packed == array("I", [1, 2])
+    for other in (array("Q", [1, 2]), (1, 2), range(1, 3)):
+        assert packed_ids(other) == packed
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_names_of_models_take_no_more_memory_than_is_reckoned(generation: Generation) -> None:
+    keys = request_keys(generation, 16)
+    for model in ("🎉" * 5_000, "東" * 5_000 + "🎉"):
+        before = keys.roots.size_bytes
+        keys.root(model)
+        assert getsizeof(model) <= keys.roots.size_bytes - before < 1.1 * getsizeof(model)

@@ -7,13 +7,20 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from sys import getsizeof
 from typing import Any
 
 import pytest
 
 from app.clock.clock import VirtualClock
-from app.kvindex import library as library_module
-from app.kvindex.library import Discovery, TokenizerLibrary, UnknownModelError, tokenizer_bytes
+from app.kvindex.library import (
+    FAILURE_BYTES,
+    LONGEST_NAME,
+    Discovery,
+    TokenizerLibrary,
+    UnknownModelError,
+    tokenizer_bytes,
+)
 from app.tokenization import (
     LocalTokenizer,
     Tokenizer,
@@ -52,6 +59,7 @@ def loader(embedded: LocalTokenizer) -> Iterator[Loader]:
 
 
 def library(loader: Loader, models: str = "a b c bad", **settings: Any) -> TokenizerLibrary:
+    settings.setdefault("timeout_s", PATIENCE_S)
     return TokenizerLibrary(loader, sources={model: model for model in models.split()}, **settings)
 
 
@@ -83,8 +91,8 @@ def test_a_failure_is_told_to_all_in_one_sentence_each_with_an_error_of_its_own(
 
 def test_a_failed_load_is_tried_again_after_a_while(loader: Loader) -> None:
     clock = VirtualClock()
-    models = library(loader, failure_s=10, now=clock.now)
-    for seconds, loads in ((0, 1), (9.9, 1), (0.2, 2)):
+    models = library(loader, now=clock.now)
+    for seconds, loads in ((0, 1), (9.9, 1), (0.2, 2)):  # ten seconds
         clock.advance(seconds)
         with pytest.raises(TokenizerLoadError):
             models.get("bad")
@@ -94,10 +102,13 @@ def test_a_failed_load_is_tried_again_after_a_while(loader: Loader) -> None:
 def test_an_unknown_model_is_an_error_that_names_it_and_nothing_is_loaded(loader: Loader) -> None:
     with pytest.raises(UnknownModelError, match="^There is no tokenizer for the model `org/nobody`.$"):
         library(loader).get("org/nobody")
-    with pytest.raises(TokenizerLoadError) as error:
-        library(loader).get("x" * 100_000)
-    assert len(str(error.value)) < 300
     assert loader.calls == []
+
+
+def test_of_a_long_name_an_error_repeats_the_beginning(loader: Loader) -> None:
+    for name, shown in (("x" * LONGEST_NAME, "x" * LONGEST_NAME), ("y" * 100_000, "y" * LONGEST_NAME + "…")):
+        with pytest.raises(UnknownModelError, match=f"model `{shown}`.$"):
+            library(loader).get(name)
 
 
 def test_ready_tokenizers_are_never_loaded_nor_dropped(loader: Loader, embedded: LocalTokenizer) -> None:
@@ -116,6 +127,10 @@ def test_the_tokenizer_that_was_not_used_for_longest_is_dropped(
         models.get(model)
     assert loader.calls == ["a", "b", "c", "b"]
     assert models.size_bytes == room < models.limit_bytes
+    with pytest.raises(TokenizerLoadError) as error:
+        models.get("bad")
+    failure_bytes = FAILURE_BYTES + getsizeof("bad") + getsizeof(str(error.value))
+    assert models.size_bytes == room + failure_bytes
 
 
 def test_a_tokenizer_that_is_larger_than_the_room_for_all_is_given_but_not_kept(
@@ -152,31 +167,37 @@ def test_a_load_out_of_time_is_an_error_and_its_tokenizer_is_there_later(
     for _ in range(2):
         with pytest.raises(TokenizerServiceError, match="`a` was not loaded within 0.05 s"):
             models.get("a")
+    loads = [thread for thread in threading.enumerate() if thread.name == "tokenizer"]
+    assert loads and all(load.daemon for load in loads)  # one that hangs keeps no process from ending
     loader.gates["a"].set()
     assert eventually(lambda: models.get("a")) is embedded
     assert loader.calls == ["a"]
 
 
 def test_only_so_many_loads_run_at_once(loader: Loader, embedded: LocalTokenizer) -> None:
-    loader.gates["a"] = threading.Event()
-    models = library(loader, timeout_s=0.05, loads_at_once=1)
-    for model in ("a", "b"):
+    loader.gates |= {"a": threading.Event(), "b": threading.Event()}
+    models = library(loader, timeout_s=0.05)
+    for model in ("a", "b", "c"):
         with pytest.raises(TokenizerServiceError):
             models.get(model)
-    assert loader.calls == ["a"]
-    loader.gates["a"].set()
-    assert eventually(lambda: models.get("b")) is embedded
+    assert loader.calls == ["a", "b"]
+    loader.gates["b"].set()
+    assert eventually(lambda: models.get("c")) is embedded
 
 
-def test_too_many_models_on_their_way_are_an_error_at_once(
-    loader: Loader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(library_module, "WAITING_LOADS", 1)
-    loader.gates["a"] = threading.Event()
-    models = library(loader, timeout_s=0.05)
-    for model, complaint in (("a", "within"), ("b", "Too many")):
-        with pytest.raises(TokenizerServiceError, match=complaint):
-            models.get(model)
+def test_too_many_models_on_their_way_are_an_error_at_once(loader: Loader) -> None:
+    *names, further = [f"model{number}" for number in range(64 + 1)]
+    models = library(loader, " ".join([*names, further]), timeout_s=0)
+    loader.gates |= {name: threading.Event() for name in (*names, further)}
+    for name in names:
+        with pytest.raises(TokenizerServiceError, match="within"):
+            models.get(name)
+    with pytest.raises(TokenizerServiceError, match="Too many"):
+        models.get(further)
+    loader.gates[names[0]].set()
+    eventually(lambda: models.get(names[0]))
+    with pytest.raises(TokenizerServiceError, match="within"):  # there is a place for it
+        models.get(further)
 
 
 def eventually(ask: Callable[[], Tokenizer]) -> Tokenizer:
@@ -191,7 +212,7 @@ def eventually(ask: Callable[[], Tokenizer]) -> Tokenizer:
 def test_a_discovered_model_is_loaded_from_its_file(tmp_path: Path, loader: Loader) -> None:
     (tmp_path / "found").mkdir()
     (tmp_path / "found/tokenizer.json").write_text("{}")
-    models = TokenizerLibrary(loader, discovery=Discovery(tmp_path, VirtualClock().now))
+    models = TokenizerLibrary(loader, timeout_s=PATIENCE_S, discovery=Discovery(tmp_path, VirtualClock().now))
     models.get("found")
     assert loader.calls == [str(tmp_path / "found/tokenizer.json")]
     with pytest.raises(UnknownModelError, match="`lost`"):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Literal
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kvindex import stream as stream_module
 from app.kvindex.stream import REMEMBERED, Stream, Verdict
 
 
@@ -84,6 +89,93 @@ def test_what_came_before_the_first_number_of_a_replay_is_no_restart(applied: tu
     assert made.judge(0, 104.0) is Verdict.RESTART
 
 
+def test_the_latest_64_batches_are_known_again() -> None:
+    made = stream(*range(1000))
+    assert made.judge(936, 1036.0) is Verdict.DUPLICATE
+    assert made.judge(935, 1035.0) is Verdict.RESTART
+
+
+def test_as_many_missing_numbers_are_known_to_be_missing() -> None:
+    made = stream(5, 1000)
+    assert made.judge(937, 1037.0) is Verdict.LATE
+    assert made.judge(936, 1036.0) is Verdict.RESTART
+
+
 def test_a_stream_remembers_a_bounded_number_of_batches() -> None:
     made = stream(*range(10_000))
     assert len(made._recent) == REMEMBERED
+
+
+class History:
+    """What `Stream` says, from the list of all batches that were applied since the last restart."""
+
+    def __init__(self, remembered: int) -> None:
+        self.remembered = remembered
+        self.forget()
+
+    def forget(self) -> None:
+        self.applied: list[tuple[int, float]] = []
+        self.received = -1
+
+    def apply(self, sequence: int, ts: float, replayed: bool) -> None:
+        self.applied.append((sequence, ts))
+        if not replayed:
+            self.received = max(self.received, sequence)
+
+    def last(self) -> int:
+        return max(sequence for sequence, _ in self.applied)
+
+    def skip(self, sequence: int) -> None:
+        if self.applied and sequence == self.last() + 1:
+            self.apply(sequence, max(ts for _, ts in self.applied), False)
+
+    def missing(self, sequence: int) -> int:
+        return len(range(self.last() + 1, sequence)) if self.applied else sequence
+
+    def judge(self, sequence: int, ts: float) -> Verdict:
+        if not self.applied:
+            return Verdict.FIRST
+        ahead = sequence - self.last()
+        if ahead > 0:
+            return Verdict.NEXT if ahead == 1 else Verdict.GAP
+        times = dict(self.applied)
+        if sequence >= self.applied[0][0] and -ahead < self.remembered:
+            if sequence not in times:
+                return Verdict.LATE
+            if times[sequence] == ts:
+                return Verdict.DUPLICATE
+        came_in_a_replay = sequence > self.received and ts <= max(ts for _, ts in self.applied)
+        return Verdict.DUPLICATE if came_in_a_replay else Verdict.RESTART
+
+
+Deed = tuple[Literal["apply", "replay", "skip", "restart"], int, float]
+deeds = st.lists(
+    st.tuples(
+        st.sampled_from(["apply", "apply", "apply", "replay", "replay", "skip", "restart"]),
+        st.integers(0, 12),
+        st.sampled_from([0.5, 1.0, 2.0, 3.0]),
+    ),
+    max_size=12,
+)
+
+
+@given(deeds, st.integers(1, 6))
+def test_a_stream_says_what_the_whole_history_says(done: list[Deed], remembered: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_module, "REMEMBERED", remembered)
+        made, history = Stream(), History(remembered)
+        for deed, sequence, ts in done:
+            match deed:
+                case "skip":
+                    made.skip(sequence)
+                    history.skip(sequence)
+                case "restart":
+                    made.restart()
+                    history.forget()
+                case _:
+                    made.apply(sequence, ts, replayed=deed == "replay")
+                    history.apply(sequence, ts, deed == "replay")
+            for number in range(14):
+                assert made.missing(number) == history.missing(number)
+                for ts in (0.5, 1.0, 2.0, 3.0, 4.0):
+                    assert made.judge(number, ts) is history.judge(number, ts)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 from app.kvindex.metrics import IndexMetrics
 from app.kvindex.tokenizers import Tokenization, TokenizationBusy, TokenizationSettings, TokenizationTimeout
 from app.tokenization import ChatOptions, LocalTokenizer, default_tokenizer
-from app.tokenization.base import Tokenizer, TokenizerLoadError
+from app.tokenization.base import PLAIN_CHAT, Message, Tokenizer, TokenizerLoadError
+from app.tokenization.files import TokenizerFolder
+from app.tokenization.render import RenderTokenizer
+from tests.kvindex.kinds import llama_3
 
 TEXT = "Who are you, and what do you know about the sea? " * 60
 CHAT = [{"role": "user", "content": TEXT}]
@@ -43,6 +49,31 @@ def test_prompts_are_what_the_tokenizer_says(tokenizer: LocalTokenizer) -> None:
     for options in (ChatOptions(), ChatOptions(add_generation_prompt=False)):
         assert made.render_chat("m", CHAT, options) == tokenizer.render_chat(CHAT, options)
         assert made.encode_chat("m", CHAT, options) == tokenizer.encode_chat(CHAT, options)
+    made.close()
+
+
+def test_special_tokens_are_put_around_prompts_and_around_conversations_that_ask_for_them() -> None:
+    tokenizer = LocalTokenizer(llama_3(), TokenizerFolder(tokenizer_file=Path("tokenizer.json")), "llama")
+    made = Tokenization(lambda model: tokenizer)
+    for text in ("hello", TEXT, TEXT):
+        plain = tokenizer.encode(text)
+        assert made.encode("m", text) == [1, *plain]
+        assert made.encode("m", text, add_special_tokens=False) == plain
+    asked = ChatOptions(add_special_tokens=True, chat_template="{{ messages[0].content }}")
+    assert made.encode_chat("m", CHAT, asked) == [1, *tokenizer.encode(TEXT)]
+    assert made.encode_chat("m", CHAT, replace(asked, add_special_tokens=False)) == tokenizer.encode(TEXT)
+    made.close()
+
+
+def test_a_remote_tokenizer_makes_tokens_of_conversations_itself() -> None:
+    class Remote(RenderTokenizer):
+        def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
+            return [len(messages), options.add_generation_prompt]
+
+    remote = Remote("http://127.0.0.1:9", model="m")
+    made = Tokenization(lambda model: remote)
+    assert made.encode_chat("m", CHAT) == [1, 1]
+    assert made.encode_chat("m", CHAT, ChatOptions(add_generation_prompt=False)) == [1, 0]
     made.close()
 
 
