@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from app.kvcache.events import BlockStored, KVEvent
 from app.kvindex import large_events
+from app.kvindex.batches import Batch
 from app.kvindex.decoding import FIELDS, decode_events
-from app.kvindex.large_events import MOST_BLOCK_TOKENS, NAME_BYTES, large_event
+from app.kvindex.large_events import MOST_BLOCK_TOKENS, large_event
 from tests.kvindex.test_ingest import rejoined
 
 pack = msgspec.msgpack.encode
@@ -32,8 +33,9 @@ def read(event: Any) -> tuple[list[KVEvent], list[str]]:
     """The events and losses of one event amid other bytes."""
     raw = pack(event)
     parts = list(large_event(b"\xc1" + raw + b"\x93", 1, 1 + len(raw)))
-    assert all(len(part.events) + len(part.losses) <= 1 for part in parts)
-    return [event for part in parts for event in part.events], [why for part in parts for why in part.losses]
+    found = Batch(0.0, 0, parts)
+    assert len(found.events) + len(found.losses) <= len(parts)
+    return found.events, found.losses
 
 
 names = st.one_of(st.integers(0, (1 << 64) - 1), st.binary(min_size=1, max_size=40))
@@ -127,8 +129,8 @@ def test_clears_are_one_event() -> None:
         ({"type": "BlockStored", "block_hashes": [1], "token_ids": [1]}, ["bad_block_size"]),
         ({"type": "BlockRemoved"}, ["bad_block_hashes"]),
         (["BlockRemoved"], ["bad_block_hashes"]),
-        (["x" * (NAME_BYTES - 2)], ["unknown_event"]),
-        (["x" * (NAME_BYTES - 1)], ["malformed_event"]),
+        (["x" * 62], ["unknown_event"]),
+        (["x" * 63], ["malformed_event"]),
         ([b"BlockRemoved", [1]], ["malformed_event"]),
         ([], ["malformed_event"]),
         (pack(["BlockRemoved", [1]]) + b"\0", ["malformed_event"]),
