@@ -11,8 +11,10 @@ from app.kvcache.replay_buffer import END
 from app.kvindex import replay_client
 from app.kvindex.replay_client import Replay, Replayed, ReplayLimits, Replays
 from app.kvindex.subscriber import Context
+from tests.kvindex.publisher import ends
 
-LIMITS = ReplayLimits(idle_s=2.0, total_s=10.0, at_once=2)
+LIMITS = ReplayLimits()
+FEW = ReplayLimits(at_once=2)
 PAYLOAD = b"payload"
 
 
@@ -20,7 +22,7 @@ PAYLOAD = b"payload"
 def context() -> Iterator[Context]:
     made: Context = zmq.Context()
     yield made
-    made.term()  # which waits for sockets that are not closed
+    made.destroy(linger=0)
 
 
 class Publisher:
@@ -39,6 +41,8 @@ class Publisher:
         return frames
 
     def answer(self, *frames: bytes) -> None:
+        if not self._client:
+            self.asked()
         self._router.send_multipart([self._client, *frames])
 
     def publish(self, *sequences: int, payload: bytes = PAYLOAD) -> None:
@@ -59,7 +63,6 @@ def publisher(context: Context) -> Iterator[Publisher]:
 @pytest.fixture
 def replay(context: Context, publisher: Publisher) -> Iterator[Replay]:
     made = Replay(context, publisher.endpoint, 258, 0.0, LIMITS)
-    assert publisher.asked() == [b"", number(258)]
     yield made
     made.close()
 
@@ -70,6 +73,10 @@ def number(sequence: int) -> bytes:
 
 def step(replay: Replay, now: float = 0.0) -> list[int]:
     return [batch.sequence for batch in replay.step(now)]
+
+
+def test_it_asks_for_all_batches_from_a_number_on(publisher: Publisher, replay: Replay) -> None:
+    assert publisher.asked() == [b"", number(258)]
 
 
 def test_batches_come_as_they_were_published_until_the_end(publisher: Publisher, replay: Replay) -> None:
@@ -110,11 +117,18 @@ def test_a_step_reads_so_many_batches(
     assert replays_in_steps(publisher, replay, b"") == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
+@pytest.mark.parametrize(
+    ("most", "expected"), [(20, [[0, 1], [2, 3], [4, 5], [6, 7], []]), (21, [[0, 1, 2], [3, 4, 5], [6, 7]])]
+)
 def test_a_step_reads_so_many_bytes(
-    publisher: Publisher, replay: Replay, monkeypatch: pytest.MonkeyPatch
+    publisher: Publisher,
+    replay: Replay,
+    most: int,
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replay_client, "MOST_BYTES_A_STEP", 20)
-    assert replays_in_steps(publisher, replay, bytes(10)) == [[0, 1], [2, 3], [4, 5], [6, 7], []]
+    monkeypatch.setattr(replay_client, "MOST_BYTES_A_STEP", most)
+    assert replays_in_steps(publisher, replay, bytes(10)) == expected
 
 
 def replays_in_steps(publisher: Publisher, replay: Replay, payload: bytes) -> list[list[int]]:
@@ -140,17 +154,26 @@ def test_silence_is_a_failure(
 def test_an_answer_without_end_is_a_failure_as_soon_as_it_pauses(
     publisher: Publisher, replay: Replay
 ) -> None:
-    for now in (1.9, 3.8, 5.7, 7.6, 9.5):
-        publisher.publish(1)
-        assert step(replay, now) == [1]
-    assert replay.step(9.99) == [] and replay.state == "running"
-    publisher.publish(1)
-    assert step(replay, 10.5) == [1] and replay.state == "running"
-    assert replay.step(10.0) == [] and replay.state == "failed"
+    for second in range(119):
+        publisher.publish(second)
+        assert step(replay, second) == [second]
+    assert replay.step(119.9) == [] and replay.state == "running"
+    publisher.publish(119)
+    assert step(replay, 130.0) == [119] and replay.state == "running"
+    assert replay.step(120.0) == [] and replay.state == "failed"
+
+
+def test_what_was_begun_or_could_not_be_is_closed() -> None:
+    context: Context = zmq.Context()
+    Replay(context, "tcp://127.0.0.1:1", 0, 0.0, LIMITS).close()
+    for endpoint in ("nonsense", "tcp://127.0.0.1"):
+        with pytest.raises(zmq.ZMQError):
+            Replay(context, endpoint, 0, 0.0, LIMITS)
+    assert ends(context)
 
 
 def test_a_few_replays_run_at_once(context: Context, publisher: Publisher) -> None:
-    replays = Replays(context, LIMITS)
+    replays = Replays(context, FEW)
     running = [replays.begin(publisher.endpoint, start, 0.0) for start in range(3)]
     assert [replay is not None for replay in running] == [True, True, False]
     for replay in running[:2]:
@@ -167,6 +190,6 @@ def test_a_few_replays_run_at_once(context: Context, publisher: Publisher) -> No
 
 
 def test_without_a_context_there_are_none() -> None:
-    replays = Replays(None, LIMITS)
+    replays = Replays(None)
     assert not replays.possible and replays.begin("tcp://127.0.0.1:1", 0, 0.0) is None
     assert replays.size_bytes == 0
