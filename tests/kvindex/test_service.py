@@ -13,7 +13,9 @@ import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.kvcache.events import EventBatch, encoder
+from app.kvcache.memo import Memo
 from app.kvindex.backend import BackendUnavailable, RedisSettings
+from app.kvindex.event_pool import Pool
 from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
@@ -25,7 +27,9 @@ from app.tokenization import LocalTokenizer, default_tokenizer
 from app.tokenization.base import TokenizerLoadError
 from tests.hostile.wire import wait_until
 from tests.kvindex.engines import stored
+from tests.kvindex.kinds import KINDS
 from tests.kvindex.publisher import LOCAL, Engine
+from tests.kvindex.test_prefix_store import local
 
 PROMPT = list(range(100, 120))
 SUBSCRIBER = SubscriberSettings(bind=f"{LOCAL}:*", model="m")
@@ -86,6 +90,43 @@ def test_messages_may_come_without_a_socket(index: KvIndex) -> None:
     payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
     wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
+
+
+def test_a_message_for_which_there_is_no_room_is_left(
+    index: KvIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = list[Message]()
+    monkeypatch.setattr(Pool, "put", lambda pool, message: put.append(message))
+    sent = Message("b", "m", 0, b"")
+    index.receive(sent)
+    monkeypatch.setattr(Pool, "full", True)
+    index.receive(sent)
+    assert put == [sent]
+
+
+def test_it_begins_once(index: KvIndex) -> None:
+    address, threads = index.address, threading.active_count()
+    index.start()
+    assert address is not None and index.address == address and threading.active_count() == threads
+
+
+def test_what_it_keeps_has_names(index: KvIndex) -> None:
+    further = Memo[str, str](1000)
+    made = KvIndex(settings(), load, caches={"further": further})
+    assert made.caches["further"] is further and made.caches["index blocks"] is made.index.backend
+    started = {"index messages", "index topics"}
+    assert not started & made.caches.keys() and started < index.caches.keys()
+    assert all(cache.size_bytes <= cache.limit_bytes for cache in index.caches.values())
+    made.close()
+
+
+def test_special_tokens_are_those_that_are_asked_for() -> None:
+    tokenizer = local(KINDS["llama_3"]())
+    made = KvIndex(settings(), lambda model: tokenizer)
+    text = "The capital of France"
+    plain = made.encode("m", text, add_special_tokens=False)
+    assert made.encode("m", text) == made.encode("m", text, True) == [1, *plain]
+    made.close()
 
 
 def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
