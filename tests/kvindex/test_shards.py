@@ -59,11 +59,15 @@ def test_a_queue_rests_twice_as_long_every_time_and_at_most_five_seconds() -> No
         assert len(pool) == 0 and not shard.waiting
 
 
-def test_a_step_ends_as_soon_as_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_pool, "SLICE_S", 2.0)
+@pytest.mark.parametrize(("slice_s", "tick_s"), [(2.0, 1.0), (event_pool.SLICE_S, 0.0011)])
+def test_a_step_ends_as_soon_as_its_time_is_over(
+    slice_s: float, tick_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tick passes with every message: two of them are two milliseconds."""
+    monkeypatch.setattr(event_pool, "SLICE_S", slice_s)
     clock = count().__next__
     index = Index(MemoryBackend(), IndexSettings(block_size=4))
-    pool = Pool(index, Replays(None), PoolSettings(shards=1), clock=lambda: float(clock()))
+    pool = Pool(index, Replays(None), PoolSettings(shards=1), clock=lambda: tick_s * clock())
     for number in range(5):
         pool.put(message("a", number, block(number)))
     left = []
