@@ -193,6 +193,28 @@ def test_a_pod_that_goes_is_something_to_do(place: Station) -> None:
     assert step(place, 30.0) and len(place.pool) == 1
 
 
+def test_a_target_is_followed_though_nobody_can_tell_where_it_is(
+    place: Station, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+
+    def resolve(host: str) -> Sequence[str]:
+        asked.append(host)
+        if host != "::1":
+            raise OSError("no answer")
+        return [host]
+
+    targets = [Target("tcp://nobody.invalid:1"), Target("tcp://[::1]:1"), Target(HERE)]
+    settings = SubscriberSettings(bind=None)
+    made = Subscriber(
+        place.pool, place.index.losses, place.context, settings, [FixedTargets(targets)], resolve
+    )
+    made.step(0.0)
+    assert made.targets == targets and asked == ["nobody.invalid", "::1"]
+    assert [record.args for record in caplog.records] == [("tcp://nobody.invalid:1",)]
+    made.close()
+
+
 def test_what_cannot_be_opened_leaves_nothing_open(place: Station) -> None:
     context: Context = zmq.Context()
     made = Subscriber(place.pool, place.index.losses, context, SubscriberSettings(bind="tcp://nobody"))
