@@ -21,7 +21,9 @@ CUTTER = Cutter.of(default_tokenizer().backend)
 
 @pytest.mark.parametrize("margin", [CHARACTERS_BEHIND, 300])
 @given(
-    words=st.lists(st.sampled_from(["word", "東京", "é", "🎉", "x" * 70, "a, b"]), min_size=50, max_size=400)
+    words=st.lists(
+        st.sampled_from(["word", "東京", "é", "À¿", "🎉", "x" * 70, "a, b"]), min_size=50, max_size=400
+    )
 )
 def test_kept_tokens_end_well_before_their_chunk(margin: int, words: list[str]) -> None:
     assert CUTTER is not None
