@@ -183,6 +183,16 @@ def test_sources_are_asked_again_after_a_while(place: Station) -> None:
     assert asked == [1, 1, 2, 2, 3, 4]
 
 
+def test_a_connection_that_begins_or_ends_is_something_to_do(place: Station) -> None:
+    subscriber = place.listen()
+    assert subscriber._bound is not None and not step(place)
+    engine = place.engine("kv@a@m")
+    for change in (lambda: None, engine.close):
+        change()
+        assert subscriber._bound.monitor.poll(10_000) and step(place) and not step(place)
+    place.engines.clear()
+
+
 def test_a_pod_that_goes_is_something_to_do(place: Station) -> None:
     engine = heard(place)
     engine.publish(block(0))
