@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.kvcache.events import EventBatch, encoder
 from app.kvcache.memo import Memo
 from app.kvindex.backend import BackendUnavailable, RedisSettings
-from app.kvindex.event_pool import Pool
+from app.kvindex.event_pool import Pool, PoolSettings, Shard
 from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
@@ -238,6 +238,33 @@ def test_after_an_error_a_thread_waits_and_goes_on(
     made.close()
     assert done[:5] == ["step", "wait", "step", "wait", "step"]
     assert caplog.text.count("RuntimeError: a fault") == 2
+
+
+@pytest.mark.parametrize(("waiting", "pause_s"), [(False, 1.0), (True, 0.02)])
+def test_a_queue_with_more_to_do_goes_on_and_others_wait(
+    waiting: bool, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    more = iter([True, True, False, False, True])
+    init = Shard.__init__
+
+    class Noting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            done.append(timeout)
+            return super().wait(0.001)
+
+    def noted(shard: Shard, *given: Any) -> None:
+        init(shard, *given)
+        shard.wake = Noting()
+
+    monkeypatch.setattr(Shard, "__init__", noted)
+    monkeypatch.setattr(Shard, "waiting", waiting)
+    monkeypatch.setattr(Shard, "step", lambda shard, now: done.append("step") or next(more, False))
+    made = KvIndex(settings(pool=PoolSettings(shards=1)), load)
+    made.start()
+    wait_until(lambda: len(done) > 8)
+    made.close()
+    assert done[:8] == ["step", "step", "step", pause_s, "step", pause_s, "step", "step"]
 
 
 def test_backends_are_chosen_by_name() -> None:
