@@ -127,6 +127,15 @@ def test_a_step_tells_whether_a_replay_has_brought_something(place: Station, sil
     silent.close()
 
 
+def test_an_address_that_is_the_engines_own_is_asked_whatever_its_rank(place: Station) -> None:
+    engine = place.engine(connect=False)
+    for number in range(3):
+        engine.publish(block(number), lose=True, rank=1)
+    place.pool.put(Message("a", "m", 2, engine.kept[2], engine.replay))
+    place.until(lambda: place.matched(PROMPT) == {"a": 3})
+    assert engine.asked == [0]
+
+
 def test_without_a_way_to_ask_nothing_waits() -> None:
     with station() as place:
         place.replays._context = None
