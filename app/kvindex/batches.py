@@ -18,8 +18,10 @@ from app.kvindex.scanning import Data, Malformed, array_at, skip, small_values
 
 WHOLE_BYTES = 1 << 16
 """A payload of no more is decoded in one step if all of its events are well-formed: a millisecond."""
-SLICE_EVENTS, SLICE_BYTES = 256, 1 << 15
-FEW_VALUES, MANY_VALUES = 64, 1 << 16
+SLICE_EVENTS = 256
+SLICE_BYTES = 1 << 15
+FEW_VALUES = 64
+MANY_VALUES = 1 << 16
 """Values of one byte are no events: so many in a row are not looked at one by one, and so many at once."""
 NUMBER_BYTES = 9
 """A number takes no more."""

@@ -32,6 +32,9 @@ MOST_HASH_BYTES = 64
 BROKEN = DecodeError, RecursionError, UnicodeDecodeError
 """What msgspec raises for bytes that are no msgpack, nested too deeply, or text that is none."""
 
+AS_MSGPACK = (bytes,)
+"""Text is never taken for bytes in base64."""
+
 
 class Part(NamedTuple):
     """Some events of a batch that can be used, in order, and why others could not: reason -> how many.
@@ -213,7 +216,7 @@ def _explained(value: object) -> KVEvent | str:
         if field not in fields and field not in OPTIONAL:
             return f"bad_{field}"
         try:
-            known[field] = msgspec.convert(fields.get(field), kind)
+            known[field] = msgspec.convert(fields.get(field), kind, builtin_types=AS_MSGPACK)
         except ValidationError:
             return f"bad_{field}"
     return event_of(name, known)
@@ -231,5 +234,6 @@ def _named(value: object) -> tuple[object, Mapping[str, object]]:
 def event_of(name: str, fields: Mapping[str, object]) -> KVEvent:
     """The event of a name, of fields that have their types."""
     everything = {"type": name, "lora_id": None, **fields, "token_ids": fields.get("token_ids") or []}
-    event: KVEvent = msgspec.convert(everything, BlockStored | BlockRemoved | AllBlocksCleared)
+    kinds = BlockStored | BlockRemoved | AllBlocksCleared
+    event: KVEvent = msgspec.convert(everything, kinds, builtin_types=AS_MSGPACK)
     return event

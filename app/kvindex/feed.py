@@ -21,7 +21,8 @@ from app.kvindex.stream import Stream, Verdict
 
 log = logging.getLogger(__name__)
 
-MOST_HELD, MOST_HELD_BYTES = 10_000, 32 << 20
+MOST_HELD = 10_000
+MOST_HELD_BYTES = 32 << 20
 """Messages, and bytes of them, that wait for the end of a replay; with more it has failed."""
 MESSAGE_BYTES = 400
 """What a message takes besides its payload, with a topic of usual length."""

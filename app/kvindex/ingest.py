@@ -27,7 +27,9 @@ from app.kvindex.decoding import Part
 from app.kvindex.holders import Source
 from app.kvindex.keys import RequestKeys
 
-MOST_TIER_LETTERS, MOST_MEDIA, MOST_NAME_LETTERS = 64, 256, 512
+MOST_TIER_LETTERS, MOST_NAME_LETTERS = 64, 512
+MOST_MEDIA = 256
+"""Spellings of tiers that are remembered."""
 MOST_GROUPS = 64
 """KV cache groups of one engine."""
 TOKENS_SHIFT = 4

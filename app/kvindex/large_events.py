@@ -20,8 +20,10 @@ LARGE_BYTES = 1 << 15
 """An event of more is large, and so is a field."""
 MOST_BLOCK_TOKENS = 1 << 14
 """Tokens of a block of any engine."""
-PIECE_BLOCKS, PIECE_TOKENS = 1024, 1 << 14
-PIECE_STEPS, PIECE_BYTES = 20_000, 1 << 18
+PIECE_BLOCKS = 1024
+PIECE_TOKENS = 1 << 14
+PIECE_STEPS = 20_000
+PIECE_BYTES = 1 << 18
 """What the items of a piece may take to be found, and their bytes."""
 NAME_BYTES = 64
 

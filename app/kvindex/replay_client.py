@@ -10,7 +10,8 @@ from msgspec import Struct
 from app.kvcache.endpoints import is_ipv6
 from app.kvcache.replay_buffer import END
 
-MOST_A_STEP, MOST_BYTES_A_STEP = 256, 1 << 20
+MOST_A_STEP = 256
+MOST_BYTES_A_STEP = 1 << 20
 HELD_BYTES = 256 << 20
 """Messages of all pods that wait for the ends of replays."""
 
@@ -55,13 +56,12 @@ class Replay:
         self._idle_s = limits.idle_s
         self._socket = context.socket(zmq.DEALER)
         try:
-            self._socket.linger = 0
             self._socket.maxmsgsize = limits.most_bytes
             self._socket.ipv6 = is_ipv6(endpoint)
             self._socket.connect(endpoint)
             self._socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
         except zmq.ZMQError:
-            self._socket.close()
+            self.close()
             raise
 
     def step(self, now: float) -> list[Replayed]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from threading import Thread
 
 import zmq
 
@@ -175,6 +176,14 @@ class Station:
         if self.subscriber is not None:
             self.subscriber.close()
         self.pool.close()
+
+
+def ends(context: Context) -> bool:
+    """Whether all sockets are closed: else it waits for them."""
+    ending = Thread(target=context.term, daemon=True)
+    ending.start()
+    ending.join(10)
+    return not ending.is_alive()
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh64_intdigest
 
 from app.kvindex.chunks import (
     CHARACTERS_BEHIND,
     CHUNK_BYTES,
-    CUTS_BEHIND,
     chunk_keys,
     cut_chunks,
     cuts_from_last,
@@ -21,7 +21,9 @@ CUTTER = Cutter.of(default_tokenizer().backend)
 
 @pytest.mark.parametrize("margin", [CHARACTERS_BEHIND, 300])
 @given(
-    words=st.lists(st.sampled_from(["word", "東京", "é", "🎉", "x" * 70, "a, b"]), min_size=50, max_size=400)
+    words=st.lists(
+        st.sampled_from(["word", "東京", "é", "À¿", "🎉", "x" * 70, "a, b"]), min_size=50, max_size=400
+    )
 )
 def test_kept_tokens_end_well_before_their_chunk(margin: int, words: list[str]) -> None:
     assert CUTTER is not None
@@ -43,7 +45,8 @@ def test_kept_tokens_end_well_before_their_chunk(margin: int, words: list[str]) 
         if cuts:
             assert cuts[0][0] == len(ids)
             assert cuts[0][1] <= end - margin
-            assert sum(cuts[0][1] < place <= end for _, place in encoded.cuts) >= CUTS_BEHIND
+        inside = [cut for cut in encoded.cuts if cut[1] <= end]
+        assert len(cuts) == len([cut for cut in inside[:-2] if cut[1] <= end - margin])
 
 
 def test_chunks_behind_known_ones_are_those_of_the_whole_text() -> None:
@@ -55,3 +58,12 @@ def test_chunks_behind_known_ones_are_those_of_the_whole_text() -> None:
     behind = [cut for cut in encoded.cuts if cut > begin]
     encoded = type(encoded)(encoded.ids, behind)
     assert list(cut_chunks(text.encode(), 3, begin, encoded, CHARACTERS_BEHIND)) == whole[3:]
+
+
+@pytest.mark.parametrize("length", [0, 1, 255, 256, 511, 512, 700])
+def test_a_key_stands_for_all_text_up_to_its_end(length: int) -> None:
+    content, expected, key = bytes(number % 251 for number in range(length)), [], 258
+    for start in range(0, length // 256 * 256, 256):
+        key = xxh64_intdigest(key.to_bytes(8, "little") + content[start : start + 256])
+        expected.append(key)
+    assert chunk_keys(258, content) == expected

@@ -102,8 +102,8 @@ ORDER = list(STORED)[1:] + [
     "kv_cache_spec_sliding_window",
 ]
 WRONG: dict[str, list[Any]] = {
-    "block_hashes": ["x", 5, None, ["x"], [1.5], [None], {}],
-    "parent_block_hash": ["x", 1.5, [1], {}, True],
+    "block_hashes": ["x", 5, None, ["x"], ["e235fcc84bc5706d"], [1.5], [None], {}],
+    "parent_block_hash": ["x", "e235fcc84bc5706d", 1.5, [1], {}, True],
     "token_ids": ["x", 5, [None], ["a"], [1.5], {"a": 1}],
     "block_size": ["x", None, 1.5, [], True],
     "lora_id": ["x", [], 1.5],

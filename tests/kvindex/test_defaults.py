@@ -7,6 +7,7 @@ from app.kvindex.scorer import Weights
 from app.kvindex.service import KvIndexSettings
 from config.sections.kvindex import tier_weights
 from config.settings import Settings
+from tests.running_server import ROOT
 
 OURS, AT = KvIndexSettings(), Settings().kvindex
 
@@ -40,3 +41,12 @@ def test_others_are_waited_for_as_long() -> None:
         AT.kv_index_tokenizer_workers,
         AT.kv_index_tokenizer_timeout,
     )
+
+
+def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:
+    told = " ".join((ROOT / "docs/kv-index.md").read_text().split())
+    pool, subscriber, replays = OURS.pool, OURS.subscriber, OURS.replays
+    queue = f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
+    assert queue in told and f"there are {pool.most_engines:,} engines already" in told
+    assert f"above {subscriber.most_bytes >> 20} MiB the connection is closed" in told
+    assert subscriber.most_bytes == replays.most_bytes

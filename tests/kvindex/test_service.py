@@ -13,7 +13,9 @@ import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.kvcache.events import EventBatch, encoder
+from app.kvcache.memo import Memo
 from app.kvindex.backend import BackendUnavailable, RedisSettings
+from app.kvindex.event_pool import Pool, PoolSettings, Shard
 from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
@@ -25,7 +27,9 @@ from app.tokenization import LocalTokenizer, default_tokenizer
 from app.tokenization.base import TokenizerLoadError
 from tests.hostile.wire import wait_until
 from tests.kvindex.engines import stored
+from tests.kvindex.kinds import KINDS
 from tests.kvindex.publisher import LOCAL, Engine
+from tests.kvindex.test_prefix_store import local
 
 PROMPT = list(range(100, 120))
 SUBSCRIBER = SubscriberSettings(bind=f"{LOCAL}:*", model="m")
@@ -86,6 +90,43 @@ def test_messages_may_come_without_a_socket(index: KvIndex) -> None:
     payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
     wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
+
+
+def test_a_message_for_which_there_is_no_room_is_left(
+    index: KvIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = list[Message]()
+    monkeypatch.setattr(Pool, "put", lambda pool, message: put.append(message))
+    sent = Message("b", "m", 0, b"")
+    index.receive(sent)
+    monkeypatch.setattr(Pool, "full", True)
+    index.receive(sent)
+    assert put == [sent]
+
+
+def test_it_begins_once(index: KvIndex) -> None:
+    address, threads = index.address, threading.active_count()
+    index.start()
+    assert address is not None and index.address == address and threading.active_count() == threads
+
+
+def test_what_it_keeps_has_names(index: KvIndex) -> None:
+    further = Memo[str, str](1000)
+    made = KvIndex(settings(), load, caches={"further": further})
+    assert made.caches["further"] is further and made.caches["index blocks"] is made.index.backend
+    started = {"index messages", "index topics"}
+    assert not started & made.caches.keys() and started < index.caches.keys()
+    assert all(cache.size_bytes <= cache.limit_bytes for cache in index.caches.values())
+    made.close()
+
+
+def test_special_tokens_are_those_that_are_asked_for() -> None:
+    tokenizer = local(KINDS["llama_3"]())
+    made = KvIndex(settings(), lambda model: tokenizer)
+    text = "The capital of France"
+    plain = made.encode("m", text, add_special_tokens=False)
+    assert made.encode("m", text) == made.encode("m", text, True) == [1, *plain]
+    made.close()
 
 
 def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
@@ -197,6 +238,33 @@ def test_after_an_error_a_thread_waits_and_goes_on(
     made.close()
     assert done[:5] == ["step", "wait", "step", "wait", "step"]
     assert caplog.text.count("RuntimeError: a fault") == 2
+
+
+@pytest.mark.parametrize(("waiting", "pause_s"), [(False, 1.0), (True, 0.02)])
+def test_a_queue_with_more_to_do_goes_on_and_others_wait(
+    waiting: bool, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    more = iter([True, True, False, False, True])
+    init = Shard.__init__
+
+    class Noting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            done.append(timeout)
+            return super().wait(0.001)
+
+    def noted(shard: Shard, *given: Any) -> None:
+        init(shard, *given)
+        shard.wake = Noting()
+
+    monkeypatch.setattr(Shard, "__init__", noted)
+    monkeypatch.setattr(Shard, "waiting", waiting)
+    monkeypatch.setattr(Shard, "step", lambda shard, now: done.append("step") or next(more, False))
+    made = KvIndex(settings(pool=PoolSettings(shards=1)), load)
+    made.start()
+    wait_until(lambda: len(done) > 8)
+    made.close()
+    assert done[:8] == ["step", "step", "step", pause_s, "step", pause_s, "step", "step"]
 
 
 def test_backends_are_chosen_by_name() -> None:
