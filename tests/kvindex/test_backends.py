@@ -156,6 +156,15 @@ def test_a_block_that_was_stored_twice_is_gone_after_two_removals(backend: Backe
     assert holders_of(backend, 11) == {("a", "cpu")}
 
 
+def test_a_block_that_is_nowhere_is_held_no_more_in_any_tier(backend: Backend) -> None:
+    both = Store(0, "gpu", [1, 2], [11, 11], [11])
+    backend.apply(A, [both, Offload(0, "cpu", [1]), store([1], [11], "cpu")])
+    backend.apply(A, [Remove(0, "cpu", [2]), Remove(0, "gpu", [1])])
+    assert backend.owned(A, [(0, 1)]) == [None]
+    backend.apply(A, [store([1], [11], "cpu"), Remove(0, "cpu", [1])])
+    assert backend.size().copies == 0
+
+
 def test_a_cleared_engine_has_nothing_and_can_begin_again(backend: Backend) -> None:
     backend.apply(A, [store([1, 2], [11, 12]), store([1], [11], "cpu"), store([3], [13], group=1)])
     backend.apply(source("a", "m", 1), [store([1], [11])])
