@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -21,6 +23,8 @@ from app.kvindex.backend import (
     Store,
     keys_of,
 )
+from app.kvindex.holders import bits, count_copies
+from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend
 from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.held import Copy, content, source, store
 
@@ -187,3 +191,42 @@ def test_any_history_leaves_what_a_plain_model_of_it_leaves(make_backend: MakeBa
             expected = expected.plus(model.apply(pod, operations[-1]))
         assert backend.apply(source(pod), operations) == expected
         check(backend, model)
+
+
+def recount(backend: MemoryBackend) -> None:
+    """What the backend reckons is what it holds, and whoever has a block has a name for it."""
+    held = dict(backend.table)
+    maps = {number: [*chain(*each._all())] for number, each in backend._maps.items()}
+    assert backend._copies == sum(map(count_copies, held.values())) == backend.size().copies
+    assert backend._repeats == sum(len(each.repeats) for each in backend._maps.values())
+    assert all(tier < len(backend.tiers) for each in backend._maps.values() for tier, _ in each.repeats)
+    beside = backend.holders.size_bytes + backend._alone.size_bytes
+    assert backend.size_bytes == SHARE_BYTES * backend.table.weight + REPEAT_BYTES * backend._repeats + beside
+    named = {
+        number: {key for name in names for key in keys_of(backend._maps[number].get(name) or ())}
+        for number, names in maps.items()
+    }
+    assert all(key in named[number] for key, masks in held.items() for mask in masks for number in bits(mask))
+
+
+@given(histories, st.sampled_from([3, 6, 1000]), st.sampled_from([1, 3, 2048]))
+def test_what_is_reckoned_is_what_is_held_also_where_blocks_make_room(
+    history: Any, bound: int, a_slice: int
+) -> None:
+    backend, model = MemoryBackend(bound), Model()
+    total = Outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("memory.SLICE", a_slice), ("memory.SPARE", 0), ("tables.MAP_ENTRIES", 3)):
+            patch.setattr(f"app.kvindex.{name}", value)
+        for pod, some in history:
+            operations = []
+            for operation in some:
+                operations.append(model.grown(pod, operation))
+                model.apply(pod, operations[-1])
+            total = total.plus(backend.apply(source(pod), operations))
+            recount(backend)
+            assert total.added == total.removed + backend.size().evicted + backend.size().copies
+        for pod in backend.pods():
+            backend.clear(pod)
+    recount(backend)
+    assert (len(backend.table), backend._maps, len(backend.holders)) == (0, {}, 0)
