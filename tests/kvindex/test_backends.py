@@ -313,6 +313,13 @@ def test_any_history_leaves_what_a_simple_model_leaves(
     assert backend.size().copies == sum(map(len, expected.values()))
 
 
+def test_every_backend_has_an_epoch(backend: Backend) -> None:
+    backend.apply(A, [store([1], [11])])
+    before = backend.epoch
+    backend.apply(A, [store([2], [12])])
+    assert backend.epoch == before and backend.times_lost == 0
+
+
 def _plain(owned: object) -> tuple[int, ...]:
     return owned if isinstance(owned, tuple) else (owned,)  # type: ignore[return-value]
 

@@ -106,7 +106,7 @@ class Watched:
         for segment in {*segments.values(), table._open}:
             assert segment.blocks == {key: self.held[key] for key, own in segments.items() if own is segment}
             assert segment.weight == sum(map(table.weigh, segment.blocks.values()))
-            assert (segment in table._cache) == (segment.weighed > 0)
+            assert segment.weighed > 0 if segment in table._cache else segment.weighed == 0
         assert table._cache.currsize == sum(segment.weighed for segment in table._cache)
 
     def check_settled(self) -> None:
@@ -131,6 +131,17 @@ def small(segment_blocks: int, segments: int, unsettled: int) -> Iterator[None]:
         ):
             patch.setattr(f"app.kvindex.tables.{name}", value)
         yield
+
+
+def test_a_segment_that_weighs_what_it_did_hides_no_other_that_weighs_less() -> None:
+    with small(segment_blocks=2, segments=1, unsettled=100):
+        watched = Watched(100, count_copies)
+        for keys in ([0, 1], [2, 3]):
+            watched.do(("give", keys, 0, 0))
+        watched.check_settled()
+        for step in (("take", [0], 0, 0), ("give", [1], 0, 1), ("take", [2], 0, 0)):
+            watched.do(step)
+        watched.check_settled()
 
 
 some_keys = st.lists(st.sampled_from(EVERYBODY), min_size=1, max_size=6, unique=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import Any
 
 import pytest
@@ -141,6 +142,7 @@ def test_a_block_weighs_its_entry_and_one_for_each_copy() -> None:
     assert weigh_bytes(()) == 0
     one, two = weigh_bytes((1,)), weigh_bytes((3,))
     assert two - one == COPY_BYTES and one > BLOCK_BYTES + COPY_BYTES
+    assert weigh_bytes((1 << 999,)) - one == getsizeof(1 << 999) - getsizeof(1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import redis
 from app.kvindex.backend import BackendUnavailable, Clear, RedisSettings, Remove, Stamp, Steps, at_once
 from app.kvindex.feed import Message
 from app.kvindex.redis_backend import RedisBackend, redis_url
-from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.engines import PROMPT, block
 from tests.kvindex.held import content, holders_of, source, store
 from tests.kvindex.publisher import Station, station
@@ -290,11 +289,3 @@ def test_a_full_redis_is_one_that_does_not_answer(own_server: RedisServer) -> No
     client.config_set("maxmemory", 0)
     backend.apply(A, [store([1], [11])])
     assert holders_of(backend, 11) == {("a", "gpu")}
-
-
-def test_every_backend_has_an_epoch(make_backend: MakeBackend) -> None:
-    backend = make_backend()
-    backend.apply(A, [store([1], [11])])
-    before = backend.epoch
-    backend.apply(A, [store([2], [12])])
-    assert backend.epoch == before and backend.times_lost == 0

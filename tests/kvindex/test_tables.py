@@ -63,6 +63,7 @@ def test_a_map_is_emptied_some_entries_at_a_time(count: int, most: int) -> None:
         patch.setattr("app.kvindex.tables.MAP_ENTRIES", 4)
         for key in range(count):
             known.update([(key, 100 + key)])
+    assert all(len(each) <= 4 for each in known._all())
     taken: list[Owned] = []
     while len(known):
         some = known.take(most)
