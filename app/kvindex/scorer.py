@@ -31,7 +31,7 @@ class PodScore(Struct, gc=False, frozen=True):
     matched: int
     match_ratio: float
     tiers: dict[str, int]
-    rank: int = 0
+    rank: int
 
 
 class Prefix(Struct, gc=False):
