@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.holders import Holders, Source, bits
+from app.kvindex.holders import Holders, bits
 from app.kvindex.scorer import Tally, Weights, longest_prefixes, score_prefixes
+from tests.kvindex.held import source
 
 TIERS = ["gpu", "cpu", "disk"]
 
@@ -15,7 +16,7 @@ TIERS = ["gpu", "cpu", "disk"]
 def holders(*pods: str) -> Holders:
     made = Holders(100)
     for pod in pods:
-        made.number(Source(pod, "m"), 0)
+        made.number(source(pod), 0)
     return made
 
 
@@ -104,7 +105,7 @@ def test_of_an_engine_the_group_counts_that_has_least(
     """Twelve holders in groups of engines; some give no points, some are gone."""
     everybody = Holders(12)
     for number, is_scored in enumerate(scored):
-        everybody.number(Source(f"pod{number // groups}", "m"), number % groups, is_scored)
+        everybody.number(source(f"pod{number // groups}"), number % groups, is_scored)
     candidates = everybody.mask("m")
     for number in bits(left):
         everybody.release(number)
