@@ -329,3 +329,6 @@ def test_an_index_that_holds_nothing_is_refused() -> None:
 
     with pytest.raises(ValueError):
         MemoryBackend(0)
+    least = MemoryBackend(1)
+    least.apply(A, [store([1], [11])])
+    assert least.size().copies == 1

@@ -71,10 +71,11 @@ def test_a_batch_of_nothing_is_applied_too() -> None:
     assert len(backend.stamps) == 1
 
 
-def test_without_a_number_there_is_no_stamp() -> None:
+def test_only_what_has_a_number_has_a_stamp() -> None:
     index, backend = make()
     index.ingest(batch(block(0)), "a", "m")
-    assert backend.stamps == [None]
+    index.ingest(batch(block(1), ts=2.0), "a", "m", 5)
+    assert backend.stamps == [None, Stamp(5, 2.0)] and index.size().copies == 2
 
 
 def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None:
