@@ -188,6 +188,20 @@ def test_holders_that_never_stay_as_they_are_end_a_lookup(
     assert len(asked) == 3
 
 
+def test_a_lookup_sees_blocks_and_holders_of_one_moment(redis_process: RedisServer, namespace: str) -> None:
+    connect(redis_process, namespace).apply(A, [store([1], [11])])
+    client = redis_process.client()
+    with redis_process.client().monitor() as monitor:
+        assert holders_of(connect(redis_process, namespace), 11) == {("a", "gpu")}
+        client.echo("end")
+        said = []
+        while (command := monitor.next_command()["command"].split()[0]) != "ECHO":
+            said.append(command)
+    blocks, holders = ["GET", "MGET", "MGET"], ["GET", "HGETALL", "SMEMBERS", "SMEMBERS"]
+    expected = [["MULTI", *each, "EXEC"] for each in (blocks, holders, blocks)]
+    assert [each for each in said if each not in ("CLIENT", "HELLO")] == sum(expected, [])
+
+
 def test_a_slice_of_a_batch_comes_after_all_parts_of_the_slice_before(
     redis_process: RedisServer, namespace: str
 ) -> None:
