@@ -24,7 +24,7 @@ from app.kvindex.backend import (
     keys_of,
 )
 from app.kvindex.holders import bits, count_copies
-from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend
+from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend, weigh_copies
 from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.held import Copy, content, source, store
 
@@ -200,6 +200,7 @@ def recount(backend: MemoryBackend) -> None:
     assert backend._copies == sum(map(count_copies, held.values())) == backend.size().copies
     assert backend._repeats == sum(len(each.repeats) for each in backend._maps.values())
     assert all(tier < len(backend.tiers) for each in backend._maps.values() for tier, _ in each.repeats)
+    assert backend.table.weight == sum(map(weigh_copies, held.values()))
     beside = backend.holders.size_bytes + backend._alone.size_bytes
     assert backend.size_bytes == SHARE_BYTES * backend.table.weight + REPEAT_BYTES * backend._repeats + beside
     named = {
