@@ -37,7 +37,7 @@ def test_what_is_stored_is_found(backend: Backend) -> None:
     assert backend.pods() == ["a"]
 
 
-@pytest.mark.parametrize(("count", "turns"), [(0, 0), (4, 0), (5, 1), (8, 2), (9, 2)])
+@pytest.mark.parametrize(("count", "turns"), [(0, 0), (4, 0), (5, 1), (7, 1), (8, 2), (9, 2)])
 def test_others_have_a_turn_after_so_many_items(
     count: int, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
