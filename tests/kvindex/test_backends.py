@@ -31,9 +31,9 @@ A, B = source("a"), source("b")
 def test_what_is_stored_is_found(backend: Backend) -> None:
     assert holders_of(backend, 11) == set() and (backend.size().blocks, backend.size().copies) == (0, 0)
     outcome = backend.apply(A, [store([1, 2], [11, 12])])
-    assert (outcome.added, outcome.removed, outcome.unknown) == (2, 0, 0)
+    assert (outcome.added, outcome.removed, outcome.unknown, outcome.applied) == (2, 0, 0, True)
     assert content(backend, [11, 12, 13]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
-    assert (backend.size().blocks, backend.size().copies) == (2, 2)
+    assert (backend.size().blocks, backend.size().copies, backend.size().evicted) == (2, 2, 0)
     assert backend.pods() == ["a"]
 
 
