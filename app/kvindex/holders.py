@@ -21,22 +21,26 @@ HOLDER_BYTES = 2000
 MOST_ADAPTERS = 1024
 ADAPTERS_BYTES = 32 << 20
 """Which holders have blocks of which adapters: the latest of these are known."""
+ADAPTER_BYTES = 200
+"""What an adapter takes besides the letters of its name and its mask."""
+MEMBER_BYTES = 100
+"""What a holder's place in the names of adapters takes."""
 
 
 class Source(Struct, frozen=True, gc=False):
     """One engine: a data parallel `rank` of a pod, and the base model that it serves."""
 
     pod: str
-    model: str = ""
-    rank: int = 0
+    model: str
+    rank: int
 
 
 class Holder(Struct, frozen=True, gc=False):
     """One KV cache group of an engine. Blocks of groups that are not `scored` are known but count nothing."""
 
     source: Source
-    group: int = 0
-    scored: bool = True
+    group: int
+    scored: bool
 
 
 class TooManyHolders(Exception):
@@ -233,7 +237,9 @@ class AdapterMasks:
 
 def _adapter_bytes(adapter: str, mask: int) -> int:
     """A name, a mask, and a place in the set of each holder."""
-    return 200 + 4 * len(adapter) + getsizeof(mask) + 100 * mask.bit_count() if mask else 0
+    if not mask:
+        return 0
+    return ADAPTER_BYTES + 4 * len(adapter) + getsizeof(mask) + MEMBER_BYTES * mask.bit_count()
 
 
 def _drop(masks: dict[str, int], name: str, number: int) -> None:

@@ -43,10 +43,14 @@ BLOCK_BYTES = 240
 """What a block takes in the table: its key, its places in two dictionaries."""
 COPY_BYTES = 180
 """What a holder's map takes for a block: two keys and their place in the dictionary."""
-SHARE_BYTES, MASK_SHIFT = 1024, 12
+SHARE_BYTES = 1024
 """What a copy may take where copies are the bound: a block that takes more counts as several."""
-REPEAT_BYTES, REPEATS_BYTES = 200, 64 << 20
-"""What a block takes that is held more than once, and all of them. Beyond that they are held once."""
+MASK_SHIFT = 12
+"""A mask of so many binary digits, as a power of 2, takes half of that."""
+REPEAT_BYTES = 200
+"""What a block takes that is held more than once."""
+REPEATS_BYTES = 64 << 20
+"""What all of those may take. Beyond that they are held once."""
 ALONE_BYTES = 16 << 20
 SLICE = 2048
 """Blocks that are cleared, or looked at, in one go: about a millisecond."""

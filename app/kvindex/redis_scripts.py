@@ -186,6 +186,7 @@ end
 local function remove(op)
   local number, tiers = known_number(op), call('SMEMBERS', at('tiers'))
   local listed = call('SISMEMBER', at('tiers'), op.tier) == 1
+  local repeats = number and call('EXISTS', at('r:' .. number)) == 1
   each(op.engine, function(engine)
     local keys = number and listed and owned(number, engine)
     if not keys then
@@ -193,7 +194,7 @@ local function remove(op)
       return
     end
     local copies, copy = at('r:' .. number), op.tier .. ':' .. engine
-    if call('HEXISTS', copies, copy) == 1 then
+    if repeats and call('HEXISTS', copies, copy) == 1 then
       if call('HINCRBY', copies, copy, -1) < 1 then call('HDEL', copies, copy) end
       return
     end
@@ -204,7 +205,10 @@ local function remove(op)
         held = held or call('GETBIT', at('b:' .. tier .. ':' .. key), offset(number)) == 1
       end
     end)
-    if not held then call('HDEL', at('e:' .. number), engine) end
+    if not held then
+      call('HDEL', at('e:' .. number), engine)
+      for _, tier in ipairs(repeats and tiers or {}) do call('HDEL', copies, tier .. ':' .. engine) end
+    end
   end)
 end
 for _, op in ipairs(batch.ops) do

@@ -31,7 +31,7 @@ class PodScore(Struct, gc=False, frozen=True):
     matched: int
     match_ratio: float
     tiers: dict[str, int]
-    rank: int = 0
+    rank: int
 
 
 class Prefix(Struct, gc=False):
@@ -154,7 +154,6 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
             ended.append((active ^ still, at))
             active = still
             if not active:
-                begun = at
                 break
         below = _below(copies, active, order) if len(copies) > 1 or order[0] else []
     else:

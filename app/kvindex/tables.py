@@ -211,6 +211,7 @@ class BlockTable:
     def _grow(self, segment: Segment, gain: int) -> None:
         segment.weight += gain
         self.weight += gain
+        self._used.pop(segment, None)  # the latest use counts
         self._used[segment] = None
 
     def _touch(self, segments: Mapping[Segment, None]) -> None:

@@ -29,15 +29,15 @@ A, B = source("a"), source("b")
 
 
 def test_what_is_stored_is_found(backend: Backend) -> None:
-    assert holders_of(backend, 11) == set()
+    assert holders_of(backend, 11) == set() and (backend.size().blocks, backend.size().copies) == (0, 0)
     outcome = backend.apply(A, [store([1, 2], [11, 12])])
-    assert (outcome.added, outcome.removed, outcome.unknown) == (2, 0, 0)
+    assert (outcome.added, outcome.removed, outcome.unknown, outcome.applied) == (2, 0, 0, True)
     assert content(backend, [11, 12, 13]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
-    assert (backend.size().blocks, backend.size().copies) == (2, 2)
+    assert (backend.size().blocks, backend.size().copies, backend.size().evicted) == (2, 2, 0)
     assert backend.pods() == ["a"]
 
 
-@pytest.mark.parametrize(("count", "turns"), [(0, 0), (4, 0), (5, 1), (8, 2), (9, 2)])
+@pytest.mark.parametrize(("count", "turns"), [(0, 0), (4, 0), (5, 1), (7, 1), (8, 2), (9, 2)])
 def test_others_have_a_turn_after_so_many_items(
     count: int, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +154,15 @@ def test_a_block_that_was_stored_twice_is_gone_after_two_removals(backend: Backe
     assert holders_of(backend, 11) == {("a", "gpu"), ("a", "cpu")}
     backend.apply(A, [Remove(0, "gpu", [1])])
     assert holders_of(backend, 11) == {("a", "cpu")}
+
+
+def test_a_block_that_is_nowhere_is_held_no_more_in_any_tier(backend: Backend) -> None:
+    both = Store(0, "gpu", [1, 2], [11, 11], [11])
+    backend.apply(A, [both, Offload(0, "cpu", [1]), store([1], [11], "cpu")])
+    backend.apply(A, [Remove(0, "cpu", [2]), Remove(0, "gpu", [1])])
+    assert backend.owned(A, [(0, 1)]) == [None]
+    backend.apply(A, [store([1], [11], "cpu"), Remove(0, "cpu", [1])])
+    assert backend.size().copies == 0
 
 
 def test_a_cleared_engine_has_nothing_and_can_begin_again(backend: Backend) -> None:
@@ -304,6 +313,13 @@ def test_any_history_leaves_what_a_simple_model_leaves(
     assert backend.size().copies == sum(map(len, expected.values()))
 
 
+def test_every_backend_has_an_epoch(backend: Backend) -> None:
+    backend.apply(A, [store([1], [11])])
+    before = backend.epoch
+    backend.apply(A, [store([2], [12])])
+    assert backend.epoch == before and backend.times_lost == 0
+
+
 def _plain(owned: object) -> tuple[int, ...]:
     return owned if isinstance(owned, tuple) else (owned,)  # type: ignore[return-value]
 
@@ -313,3 +329,6 @@ def test_an_index_that_holds_nothing_is_refused() -> None:
 
     with pytest.raises(ValueError):
         MemoryBackend(0)
+    least = MemoryBackend(1)
+    least.apply(A, [store([1], [11])])
+    assert least.size().copies == 1

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from sys import getsizeof
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvindex.holders import (
+    ADAPTER_BYTES,
     HOLDER_BYTES,
+    MEMBER_BYTES,
     MOST_ADAPTERS,
     AdapterMasks,
     Copies,
@@ -21,9 +25,15 @@ from app.kvindex.holders import (
     with_holder,
     without_holder,
 )
+from tests.kvindex.held import source
 
-A, B, C = (Source(pod, "m") for pod in "abc")
+A, B, C = map(source, "abc")
 masks = st.integers(0, 1 << 70)
+
+
+def first(engine: Source) -> Holder:
+    """The group of an engine that gives points."""
+    return Holder(engine, 0, True)
 
 
 def members(copies: Copies) -> set[tuple[int, int]]:
@@ -59,7 +69,7 @@ def test_copies_are_a_set_of_holders_in_tiers(changes: list[tuple[bool, int, int
 
 def test_the_lowest_bit_that_nobody_has_is_given_and_no_more_than_there_may_be() -> None:
     holders = Holders(3)
-    assert [holders.number(source, 0) for source in (A, B, C)] == [0, 1, 2]
+    assert [holders.number(each, 0) for each in (A, B, C)] == [0, 1, 2]
     assert holders.number(B, 0) == 1
     with pytest.raises(TooManyHolders):
         holders.number(A, 1)
@@ -72,12 +82,12 @@ def test_the_lowest_bit_that_nobody_has_is_given_and_no_more_than_there_may_be()
 
 def test_bits_that_somebody_else_gave_are_known_and_those_between_are_free() -> None:
     holders = Holders(4)
-    holders.assign(2, Holder(A))
-    assert (len(holders), holders[2], holders[1], holders[3], holders[9]) == (1, Holder(A), None, None, None)
-    assert holders.seats() == [None, None, Holder(A)]
-    holders.assign(2, Holder(B))
+    holders.assign(2, first(A))
+    assert (len(holders), holders[2], holders[1], holders[3], holders[9]) == (1, first(A), None, None, None)
+    assert holders.seats() == [None, None, first(A)]
+    holders.assign(2, first(B))
     assert (holders.find(A, 0), holders.find(B, 0), set(holders.pods)) == (None, 2, {"b"})
-    assert [holders.number(source, 1) for source in (A, B, C)] == [0, 1, 3]
+    assert [holders.number(each, 1) for each in (A, B, C)] == [0, 1, 3]
     with pytest.raises(TooManyHolders):
         holders.number(C, 2)
     assert not holders.one_group_each and holders.groups(B) == {0: 2, 1: 1}
@@ -85,9 +95,9 @@ def test_bits_that_somebody_else_gave_are_known_and_those_between_are_free() -> 
 
 def test_what_is_scored_of_a_model_and_of_pods() -> None:
     holders = Holders(9)
-    for source, group in ((A, 0), (A, 1), (B, 0), (Source("b", "other"), 0)):
-        holders.number(source, group)
-    assert [holders[number] for number in (0, 1)] == [Holder(A), Holder(A, 1, scored=False)]
+    for each, group in ((A, 0), (A, 1), (B, 0), (source("b", "other"), 0)):
+        holders.number(each, group)
+    assert [holders[number] for number in (0, 1)] == [first(A), Holder(A, 1, False)]
     assert (holders.mask("m"), holders.mask("other"), holders.mask("none")) == (0b0101, 0b1000, 0)
     assert (holders.mask("m", ["a"]), holders.mask("m", ["b", "c"]), holders.mask("m", ["c"])) == (1, 4, 0)
     assert holders.number(A, 1, scored=True) == 1 and holders.mask("m") == 0b0111
@@ -138,3 +148,117 @@ def test_of_one_holder_only_so_many_adapters_are_known() -> None:
     adapters.add(f"a{MOST_ADAPTERS}", 1)
     adapters.add("a0", 0)
     assert (adapters.mask(f"a{MOST_ADAPTERS}"), adapters.mask("a0")) == (0b10, 1)
+
+
+Step = tuple[str, int, int, int]
+steps = st.tuples(
+    st.sampled_from(["number", "number", "number", "scored", "assign", "release"]),
+    st.integers(0, 7),
+    st.integers(0, 1),
+    st.integers(0, 5),
+)
+
+
+class Seats:
+    """Who has which bit, as a list of six."""
+
+    def __init__(self) -> None:
+        self.seats: list[Holder | None] = [None] * 6
+
+    def taken(self) -> dict[int, Holder]:
+        return {number: holder for number, holder in enumerate(self.seats) if holder is not None}
+
+    def find(self, source: Source, group: int) -> int | None:
+        same = (number for number, it in self.taken().items() if (it.source, it.group) == (source, group))
+        return next(same, None)
+
+    def sit(self, source: Source, group: int, scored: bool | None) -> int | None:
+        """The bit of a group, None when all are taken."""
+        number = self.find(source, group)
+        if number is not None and scored is not None:
+            self.seats[number] = Holder(source, group, scored)
+        if number is not None or None not in self.seats:
+            return number
+        number = self.seats.index(None)
+        self.seats[number] = Holder(source, group, group == 0 if scored is None else scored)
+        return number
+
+    def mask(self, model: str, pods: str) -> int:
+        return sum(
+            1 << number
+            for number, it in self.taken().items()
+            if it.scored and it.source.model == model and (it.source.pod in pods or not pods)
+        )
+
+
+@given(st.lists(steps, max_size=25))
+def test_holders_know_what_a_list_of_seats_says(history: list[Step]) -> None:
+    holders, model = Holders(6), Seats()
+    for what, engine, group, number in history:
+        who = source("ab"[engine & 1], "mn"[engine >> 1 & 1], engine >> 2)
+        match what:
+            case "number" | "scored":
+                scored = None if what == "number" else number % 2 == 0
+                expected = model.sit(who, group, scored)
+                if expected is None:
+                    with pytest.raises(TooManyHolders):
+                        holders.number(who, group, scored)
+                else:
+                    assert holders.number(who, group, scored) == expected
+            case "assign" if model.find(who, group) in (None, number):
+                holders.assign(number, Holder(who, group, True))
+                model.seats[number] = Holder(who, group, True)
+            case "release":
+                holders.release(number)
+                model.seats[number] = None
+        agree(holders, model)
+
+
+def agree(holders: Holders, model: Seats) -> None:
+    taken = model.taken()
+    assert [holders[number] for number in range(9)] == [*model.seats, None, None, None]
+    assert dict(enumerate(holders.seats())).items() >= taken.items() and list(holders) == list(taken.values())
+    assert len(holders) == len(taken) and holders.size_bytes == HOLDER_BYTES * len(taken)
+    sources = {holder.source for holder in taken.values()}
+    assert set(holders.pods) == {each.pod for each in sources}
+    assert holders.one_group_each == (len(sources) == len(taken))
+    for pod in "ab":
+        assert set(holders.sources(pod)) == {each for each in sources if each.pod == pod}
+    for name in "mno":
+        assert [holders.mask(name, pods) for pods in ("", "a", "b", "ab", "c")] == [
+            model.mask(name, pods) for pods in ("", "a", "b", "ab", "c")
+        ]
+    for who in sources:
+        groups = {it.group: number for number, it in taken.items() if it.source == who}
+        assert holders.groups(who) == groups
+        assert [holders.find(who, group) for group in (0, 1)] == [groups.get(group) for group in (0, 1)]
+
+
+NAMES = "a", "bb", "ccc", "dddd"
+
+
+def adapter_bytes(name: str, holders: set[int]) -> int:
+    """What an adapter may take, if its name is of the widest letters."""
+    mask = sum(1 << number for number in holders)
+    return ADAPTER_BYTES + len(name.encode("utf-32-le")) + getsizeof(mask) + MEMBER_BYTES * len(holders)
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3) | st.just(99)), max_size=40))
+def test_adapters_are_reckoned_and_the_longest_silent_are_forgotten(told: list[tuple[str, int]]) -> None:
+    most = 3 * adapter_bytes("aa", {0, 1})
+    adapters, known = AdapterMasks(most), dict[str, set[int]]()
+    for name, number in told:
+        if number == 3:
+            adapters.release(0)
+            known = {name: left for name, some in known.items() if (left := some - {0})}
+        else:
+            adapters.add(name, number)
+            known[name] = known.pop(name, set()) | {number}
+            while reckoned(known) > most:
+                del known[next(iter(known))]
+        assert adapters.size_bytes == reckoned(known) <= adapters.limit_bytes
+        assert {each: set(bits(mask)) for each in NAMES if (mask := adapters.mask(each))} == known
+
+
+def reckoned(known: dict[str, set[int]]) -> int:
+    return sum(adapter_bytes(name, some) for name, some in known.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import Any
 
 import pytest
@@ -9,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvindex.backend import Offload, Remove, Store
-from app.kvindex.holders import count_copies
-from app.kvindex.memory import BLOCK_BYTES, COPY_BYTES, MemoryBackend, weigh_bytes
+from app.kvindex.holders import Copies, count_copies
+from app.kvindex.memory import (
+    ALONE_BYTES,
+    BLOCK_BYTES,
+    COPY_BYTES,
+    REPEAT_BYTES,
+    REPEATS_BYTES,
+    SHARE_BYTES,
+    MemoryBackend,
+    weigh_bytes,
+    weigh_copies,
+)
 from app.kvindex.tables import MAP_ENTRIES
 from tests.kvindex.held import content, source, store
 
@@ -131,3 +142,91 @@ def test_a_block_weighs_its_entry_and_one_for_each_copy() -> None:
     assert weigh_bytes(()) == 0
     one, two = weigh_bytes((1,)), weigh_bytes((3,))
     assert two - one == COPY_BYTES and one > BLOCK_BYTES + COPY_BYTES
+    assert weigh_bytes((1 << 999,)) - one == getsizeof(1 << 999) - getsizeof(1)
+
+
+@pytest.mark.parametrize(
+    ("copies", "weight"),
+    [
+        ((), 0),
+        ((0b101,), 2),
+        ((0b1, 0b11), 3),
+        ((1 << 4094,), 1),
+        ((1 << 4095,), 2),
+        ((1 << 8191, 1 << 4095), 5),
+    ],
+)
+def test_a_copy_counts_once_more_for_each_half_of_its_share_that_a_mask_takes(
+    copies: Copies, weight: int
+) -> None:
+    assert weigh_copies(copies) == weight
+
+
+@given(st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=3), min_size=1, max_size=3))
+def test_no_copy_takes_more_than_its_share(numbers: list[list[int]]) -> None:
+    copies = tuple(sum(1 << number for number in set(some)) for some in numbers)
+    assert weigh_bytes(copies) <= SHARE_BYTES * weigh_copies(copies)
+
+
+def test_what_it_may_take_is_told_in_bytes() -> None:
+    for backend, most in (
+        (MemoryBackend(7, most_holders=3), 7 * SHARE_BYTES),
+        (MemoryBackend(5_000, weigh_bytes, most_holders=3), 5_000),
+    ):
+        beside = backend.holders.limit_bytes + ALONE_BYTES + REPEATS_BYTES
+        assert (backend.size_bytes, backend.limit_bytes) == (0, most + beside)
+        backend.apply(A, [store([1, 2], [11, 12]), store([1], [11])])
+        held = backend.table.weight * (SHARE_BYTES if most == 7 * SHARE_BYTES else 1)
+        beside = backend.holders.size_bytes + backend._alone.size_bytes
+        assert beside > 0 and backend.size_bytes == held + beside + REPEAT_BYTES
+
+
+def test_beyond_what_repeats_may_take_blocks_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.kvindex.memory.REPEATS_BYTES", 2 * REPEAT_BYTES)
+    backend, keys = MemoryBackend(), [1, 2, 3]
+    backend.apply(A, [store(keys, keys), store(keys, keys), Remove(0, "gpu", keys)])
+    assert set(content(backend, keys)) == {1, 2}
+    backend.apply(A, [Remove(0, "gpu", [1]), store([2], [2]), store([3], [3]), store([3], [3])])
+    backend.apply(A, [Remove(0, "gpu", keys)])
+    assert set(content(backend, keys)) == {2, 3}
+
+
+def test_a_map_is_swept_when_a_quarter_and_some_more_of_its_entries_lead_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.kvindex.memory.SPARE", 2)
+    backend, lengths = MemoryBackend(8), []
+    for key in range(1, 15):
+        backend.apply(A, [store([key], [key])])
+        lengths.append(len(backend._maps[0]))
+    assert lengths == [*range(1, 14), 8]  # 6 of 14 are more than a quarter and 2
+    backend.apply(A, [Remove(0, "gpu", [1])])
+    assert (backend._maps[0].stale, backend.size().evicted) == (0, 6)
+
+
+def test_entries_that_lead_nowhere_are_counted_until_they_are_named() -> None:
+    backend = MemoryBackend(8)
+    backend.apply(A, [store([key], [key]) for key in range(12)])
+    assert backend._maps[0].stale == 4
+    backend.apply(A, [Remove(0, "gpu", [0, 1]), Remove(0, "gpu", [0, 11])])
+    assert backend._maps[0].stale == 2 and backend.size().copies == 7
+
+
+@pytest.mark.parametrize(("blocks", "pauses"), [(1, 0), (4, 0), (5, 1), (12, 2)])
+def test_engines_are_cleared_a_slice_at_a_time(
+    blocks: int, pauses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.kvindex.memory.SLICE", 4)
+    backend = MemoryBackend()
+    backend.apply(A, [store(range(blocks), range(blocks))])
+    assert sum(1 for _ in backend.clearing("a")) == pauses
+    assert (backend.size().copies, backend.pods()) == (0, [])
+
+
+def test_maps_are_swept_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.kvindex.memory.SLICE", 4)
+    monkeypatch.setattr("app.kvindex.memory.SPARE", 0)
+    backend = MemoryBackend(8)
+    backend.apply(A, [store([key], [key]) for key in range(8)])
+    assert sum(1 for _ in backend.applying(A, [store([key], [key]) for key in range(8, 18)])) == 5
+    assert len(backend._maps[0]) == 8

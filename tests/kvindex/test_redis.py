@@ -12,8 +12,8 @@ import redis
 
 from app.kvindex.backend import BackendUnavailable, Clear, RedisSettings, Remove, Stamp, Steps, at_once
 from app.kvindex.feed import Message
-from app.kvindex.redis_backend import RedisBackend, redis_url
-from tests.kvindex.conftest import MakeBackend
+from app.kvindex.holders import TooManyHolders
+from app.kvindex.redis_backend import RedisBackend
 from tests.kvindex.engines import PROMPT, block
 from tests.kvindex.held import content, holders_of, source, store
 from tests.kvindex.publisher import Station, station
@@ -150,6 +150,58 @@ def test_large_batches_go_in_parts_and_each_part_once(redis_process: RedisServer
     assert backend.size().copies == 10_000
 
 
+def test_a_restart_in_parts_begins_anew_once(
+    redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = connect(redis_process, namespace)
+    backend.apply(A, [store([1, 2, 9], [11, 12, 19])], Stamp(7, 100.0))
+    monkeypatch.setattr("app.kvindex.redis_backend.PART_BLOCKS", 2)
+    operations = [store([n], [10 + n]) for n in range(1, 6)]
+    assert sum(1 for _ in backend.applying(A, operations, Stamp(0, 200.0, restart=True))) >= 3
+    assert backend.apply(A, [store([6], [16])], Stamp(0, 200.0, part=1)).added == 1
+    assert set(content(backend, range(10, 20))) == {11, 12, 13, 14, 15, 16}
+    assert backend.position(A) == Stamp(0, 200.0) and backend.position(B) is None
+
+
+def test_there_is_room_for_so_many_holders_and_no_more(redis_process: RedisServer, namespace: str) -> None:
+    backend = connect(redis_process, namespace, most_holders=2)
+    for pod in "ab":
+        backend.apply(source(pod), [store([1], [11])])
+    with pytest.raises(TooManyHolders, match="2 holders"):
+        backend.apply(source("c"), [store([1], [11])])
+    assert sorted(backend.pods()) == ["a", "b"] and backend.times_lost == 0
+    backend.clear("b")
+    backend.apply(source("c"), [store([1], [11])])
+    assert holders_of(backend, 11) == {("a", "gpu"), ("c", "gpu")}
+
+
+def test_holders_that_never_stay_as_they_are_end_a_lookup(
+    redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = connect(redis_process, namespace)
+    backend.apply(A, [store([1], [11])])
+    asked: list[None] = []
+    monkeypatch.setattr(backend, "_learn", lambda: asked.append(None))
+    monkeypatch.setattr("app.kvindex.redis_backend._ATTEMPTS", 3)
+    with pytest.raises(BackendUnavailable, match="change all the time"):
+        backend.lookup([11])
+    assert len(asked) == 3
+
+
+def test_a_lookup_sees_blocks_and_holders_of_one_moment(redis_process: RedisServer, namespace: str) -> None:
+    connect(redis_process, namespace).apply(A, [store([1], [11])])
+    client = redis_process.client()
+    with redis_process.client().monitor() as monitor:
+        assert holders_of(connect(redis_process, namespace), 11) == {("a", "gpu")}
+        client.echo("end")
+        said = []
+        while (command := monitor.next_command()["command"].split()[0]) != "ECHO":
+            said.append(command)
+    blocks, holders = ["GET", "MGET", "MGET"], ["GET", "HGETALL", "SMEMBERS", "SMEMBERS"]
+    expected = [["MULTI", *each, "EXEC"] for each in (blocks, holders, blocks)]
+    assert [each for each in said if each not in ("CLIENT", "HELLO")] == sum(expected, [])
+
+
 def test_a_slice_of_a_batch_comes_after_all_parts_of_the_slice_before(
     redis_process: RedisServer, namespace: str
 ) -> None:
@@ -160,26 +212,6 @@ def test_a_slice_of_a_batch_comes_after_all_parts_of_the_slice_before(
         stamp = Stamp(1, 1.0, part=number)
         assert backend.apply(A, operations, stamp).added == 5_000
         assert not backend.apply(A, operations, stamp).applied
-
-
-@pytest.mark.parametrize(
-    ("given", "known"),
-    [
-        ("redis://h:1", "redis://h:1"),
-        ("rediss://h:1/2", "rediss://h:1/2"),
-        ("valkey://h:1", "redis://h:1"),
-        ("valkeys://h:1", "rediss://h:1"),
-        ("unix:///s", "unix:///s"),
-        ("h:1", "redis://h:1"),
-    ],
-)
-def test_addresses_are_those_that_llm_d_takes(given: str, known: str) -> None:
-    assert redis_url(given) == known
-
-
-def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError):
-        RedisBackend(RedisSettings(url="http://h:1"))
 
 
 def test_a_redis_that_is_not_there_is_an_error_in_time(own_server: RedisServer) -> None:
@@ -290,11 +322,3 @@ def test_a_full_redis_is_one_that_does_not_answer(own_server: RedisServer) -> No
     client.config_set("maxmemory", 0)
     backend.apply(A, [store([1], [11])])
     assert holders_of(backend, 11) == {("a", "gpu")}
-
-
-def test_every_backend_has_an_epoch(make_backend: MakeBackend) -> None:
-    backend = make_backend()
-    backend.apply(A, [store([1], [11])])
-    before = backend.epoch
-    backend.apply(A, [store([2], [12])])
-    assert backend.epoch == before and backend.times_lost == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.holders import Holders, Source, bits
+from app.kvindex.holders import Holders, bits
 from app.kvindex.scorer import Tally, Weights, longest_prefixes, score_prefixes
+from tests.kvindex.held import source
 
 TIERS = ["gpu", "cpu", "disk"]
 
@@ -14,7 +16,7 @@ TIERS = ["gpu", "cpu", "disk"]
 def holders(*pods: str) -> Holders:
     made = Holders(100)
     for pod in pods:
-        made.number(Source(pod, "m"), 0)
+        made.number(source(pod), 0)
     return made
 
 
@@ -90,3 +92,56 @@ def test_prefixes_of_ten_thousand_pods_are_counted() -> None:
 @given(masks)
 def test_bits_are_listed(mask: int) -> None:
     assert sum(1 << number for number in bits(mask)) == mask
+
+
+EXACT = Weights({"gpu": 1.0, "cpu": 0.75}, unknown=0.5)
+grouped = st.lists(st.booleans(), min_size=12, max_size=12)
+
+
+@given(blocks, grouped, masks, st.integers(1, 3))
+def test_of_an_engine_the_group_counts_that_has_least(
+    found: list[tuple[int, ...]], scored: list[bool], left: int, groups: int
+) -> None:
+    """Twelve holders in groups of engines; some give no points, some are gone."""
+    everybody = Holders(12)
+    for number, is_scored in enumerate(scored):
+        everybody.number(source(f"pod{number // groups}"), number % groups, is_scored)
+    candidates = everybody.mask("m")
+    for number in bits(left):
+        everybody.release(number)
+    scores = score_prefixes(found, max(1, len(found)), candidates, everybody, TIERS, EXACT)
+    expected: dict[str, set[tuple[int, float]]] = {}
+    for number, is_scored in enumerate(scored):
+        if is_scored and not left >> number & 1:
+            has = alone(found, number)
+            shares = expected.setdefault(f"pod{number // groups}", {has})
+            least = min(shares | {has})[0]
+            expected[f"pod{number // groups}"] = {share for share in shares | {has} if share[0] == least}
+    assert {score.pod for score in scores} == {pod for pod, shares in expected.items() if min(shares)[0]}
+    assert all((score.matched, score.score) in expected[score.pod] for score in scores)
+
+
+def alone(found: list[tuple[int, ...]], number: int) -> tuple[int, float]:
+    """How many blocks a holder has from the first one on, and what they are worth."""
+    weights = [EXACT.of(tier) for tier in TIERS]
+    matched, worth = 0, 0.0
+    for copies in found:
+        here = [weight for weight, mask in zip(weights, copies, strict=False) if mask >> number & 1]
+        if not here:
+            break
+        matched, worth = matched + 1, worth + max(here)
+    return matched, worth
+
+
+@pytest.mark.parametrize(("blocks", "pauses"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (13, 3)])
+def test_others_have_a_turn_after_so_many_blocks_with_copies_of_their_own(
+    blocks: int, pauses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[None] = []
+    monkeypatch.setattr("app.kvindex.scorer.BLOCKS_A_SLICE", 4)
+    monkeypatch.setattr("app.kvindex.scorer.pause", lambda: turns.append(None))
+    found = [(1 << 20 | 1 << number,) for number in range(blocks)]
+    assert longest_prefixes(found, 1 << 20, [0, 1])[20].matched == blocks
+    assert len(turns) == pauses
+    longest_prefixes([found[0]] * 20, 1 << 20, [0, 1])
+    assert len(turns) == pauses

@@ -63,12 +63,28 @@ def test_a_map_is_emptied_some_entries_at_a_time(count: int, most: int) -> None:
         patch.setattr("app.kvindex.tables.MAP_ENTRIES", 4)
         for key in range(count):
             known.update([(key, 100 + key)])
+    assert all(len(each) <= 4 for each in known._all())
     taken: list[Owned] = []
     while len(known):
         some = known.take(most)
         assert len(some) == min(most, count - len(taken))
         taken += some
     assert sorted(taken) == [100 + key for key in range(count)] and known.take(most) == []  # type: ignore[type-var]
+
+
+def test_a_sweep_looks_at_as_many_entries_as_it_may() -> None:
+    known = EngineMap()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.kvindex.tables.MAP_ENTRIES", 3)
+        for value in (10, 20):
+            known.update([(key, value) for key in range(3)])
+        assert len(known) == 6
+        known.sweep(is_held, 2)
+        assert len(known) == 4 and known.sweeping
+        known.sweep(is_held, 2)
+        assert len(known) == 3 and known.sweeping
+        known.sweep(is_held, 2)
+    assert [known.get(key) for key in range(3)] == [20] * 3
 
 
 def test_repeats_are_counted_by_tier_and_go_with_their_block() -> None:

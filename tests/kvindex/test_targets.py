@@ -122,6 +122,8 @@ def test_several_pods_under_one_name_are_told_of(caplog: pytest.LogCaptureFixtur
     source = DnsTargets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1", "10.0.0.2"])
     assert [target.name for target in source.targets()] == ["a", "a"] and source.targets()
     assert len(caplog.records) == 1 and "all of them called a" in caplog.text
+    source = DnsTargets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1"])
+    assert [target.name for target in source.targets()] == ["a"] and len(caplog.records) == 1
 
 
 def test_the_systems_resolver_tells_nobody_from_not_now(monkeypatch: pytest.MonkeyPatch) -> None:

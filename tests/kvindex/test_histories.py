@@ -1,0 +1,233 @@
+"""Any history of blocks that have parts of each other leaves what a plain model of it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from app.kvindex.backend import (
+    UNALIGNED,
+    Backend,
+    Clear,
+    Offload,
+    Operation,
+    Outcome,
+    Owned,
+    Remove,
+    Store,
+    keys_of,
+)
+from app.kvindex.holders import bits, count_copies
+from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend, weigh_copies
+from tests.kvindex.conftest import MakeBackend
+from tests.kvindex.held import Copy, content, source, store
+
+TIERS = "gpu", "cpu", "disk"
+ENGINE, KEYS = range(1, 6), range(11, 16)
+
+
+class Engine:
+    """One group of an engine: what it calls blocks, where it has them, and which it stored more than once."""
+
+    def __init__(self) -> None:
+        self.owned: dict[int, tuple[int, ...]] = {}
+        self.held: set[tuple[int, str]] = set()
+        self.repeats: dict[tuple[int, str], int] = {}
+
+    def store(self, store: Store, outcome: Outcome) -> None:
+        for engine, now in zip(store.engine, store.owned, strict=True):
+            before = self.owned.get(engine)
+            if before == now:
+                if all((key, store.tier) in self.held for key in keys_of(now)):
+                    self.repeats[engine, store.tier] = self.repeats.get((engine, store.tier), 0) + 1
+            elif before is not None:
+                lost = {key for key in keys_of(before) if key not in keys_of(now)}
+                self._lose({(key, tier) for key, tier in self.held if key in lost}, outcome)
+        self.owned |= dict(zip(store.engine, map(_whole, store.owned), strict=True))
+        self.owned |= {engine: owned for engine, owned in store.remapped if engine in self.owned}
+        self.add(store.keys, store.tier, outcome)
+
+    def add(self, keys: Sequence[int], tier: str, outcome: Outcome) -> None:
+        new = {(key, tier) for key in keys} - self.held
+        self.held |= new
+        outcome.added += len(new)
+
+    def offload(self, engine: Sequence[int], tier: str, outcome: Outcome) -> None:
+        for each in engine:
+            if each in self.owned:
+                self.add(keys_of(self.owned[each]), tier, outcome)
+            else:
+                outcome.unknown += 1
+
+    def remove(self, engine: Sequence[int], tier: str, is_tier: bool, outcome: Outcome) -> None:
+        for each in engine:
+            if each not in self.owned or not is_tier:
+                outcome.unknown += 1
+            elif left := self.repeats.pop((each, tier), 0):
+                self.repeats |= {(each, tier): left - 1} if left > 1 else {}
+            else:
+                keys = keys_of(self.owned[each])
+                self._lose(self.held & {(key, tier) for key in keys}, outcome)
+                if not any(key in keys for key, _ in self.held):
+                    del self.owned[each]
+                    for other in TIERS:
+                        self.repeats.pop((each, other), None)
+
+    def _lose(self, copies: set[tuple[int, str]], outcome: Outcome) -> None:
+        self.held -= copies
+        outcome.removed += len(copies)
+
+
+def _whole(owned: Owned) -> tuple[int, ...]:
+    return (owned,) if isinstance(owned, int) else owned
+
+
+class Model:
+    """All engines, and the tiers that anybody has named."""
+
+    def __init__(self) -> None:
+        self.engines: dict[tuple[str, int], Engine] = {}
+        self.tiers = {"gpu", "cpu"}
+
+    def grown(self, pod: str, operation: Operation) -> Operation:
+        """Blocks of earlier events have a part in these besides those that they had."""
+        if not isinstance(operation, Store):
+            return operation
+        owned = self.engines.get((pod, operation.group), Engine()).owned
+        remapped = [(key, (*keys_of(owned.get(key, ())), *more)) for key, more in operation.remapped]
+        return replace(operation, remapped=remapped)
+
+    def apply(self, pod: str, operation: Operation) -> Outcome:
+        outcome = Outcome()
+        match operation:
+            case Clear():
+                for name in [name for name in self.engines if name[0] == pod]:
+                    outcome.removed += len(self.engines.pop(name).held)
+            case Store():
+                self.tiers.add(operation.tier)
+                self.engines.setdefault((pod, operation.group), Engine()).store(operation, outcome)
+            case Offload():
+                engine = self.engines.get((pod, operation.group))
+                if engine is not None:
+                    self.tiers.add(operation.tier)
+                (engine or Engine()).offload(operation.engine, operation.tier, outcome)
+            case Remove():
+                engine = self.engines.get((pod, operation.group), Engine())
+                engine.remove(operation.engine, operation.tier, operation.tier in self.tiers, outcome)
+        return outcome
+
+    def content(self) -> dict[int, set[Copy]]:
+        held: dict[int, set[Copy]] = {}
+        for (pod, group), engine in self.engines.items():
+            for key, tier in engine.held:
+                held.setdefault(key, set()).add((pod + (f"#{group}" if group else ""), tier))
+        return held
+
+
+parts = st.builds(
+    lambda first, count, whole: tuple(range(first, min(first + count, 16))) + (() if whole else (UNALIGNED,)),
+    st.sampled_from(KEYS),
+    st.integers(0, 2),
+    st.booleans(),
+)
+names = st.lists(st.sampled_from(ENGINE), min_size=1, max_size=3, unique=True)
+groups, tiers = st.integers(0, 1), st.sampled_from(["gpu", "gpu", "cpu", "disk"])
+
+
+@st.composite
+def stores(draw: st.DrawFn) -> Store:
+    engine = draw(names)
+    owned = [draw(parts) for _ in engine]
+    keys = list(dict.fromkeys(key for each in owned for key in keys_of(each)))
+    earlier = draw(st.lists(st.sampled_from(ENGINE), max_size=2, unique=True)) if keys else []
+    remapped = [(name, (draw(st.sampled_from(keys)),)) for name in earlier if name not in engine]
+    return Store(draw(groups), draw(tiers), engine, owned, keys, remapped)
+
+
+operations: st.SearchStrategy[Operation] = st.one_of(
+    stores(),
+    stores(),
+    stores(),
+    st.builds(Remove, groups, tiers, names),
+    st.builds(Remove, groups, tiers, names),
+    st.builds(Offload, groups, tiers, names),
+    st.builds(Clear),
+)
+histories: st.SearchStrategy[Any] = st.lists(
+    st.tuples(st.sampled_from("ab"), st.lists(operations, min_size=1, max_size=3)), max_size=20
+)
+
+
+def check(backend: Backend, model: Model) -> None:
+    assert content(backend, KEYS) == model.content()
+    assert backend.size().copies == sum(len(engine.held) for engine in model.engines.values())
+    for (pod, group), engine in model.engines.items():
+        asked = [(group, name) for name in ENGINE]
+        known = [None if owned is None else _whole(owned) for owned in backend.owned(source(pod), asked)]
+        assert known == [engine.owned.get(name) for name in ENGINE]
+
+
+@given(histories)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_any_history_leaves_what_a_plain_model_of_it_leaves(make_backend: MakeBackend, history: Any) -> None:
+    backend, model = make_backend(), Model()
+    for tier in model.tiers:  # Redis learns of every tier from a first block
+        backend.apply(source("first"), [store([1], [11], tier), Clear()])
+    for pod, some in history:
+        expected = Outcome()
+        operations = []
+        for operation in some:
+            operations.append(model.grown(pod, operation))
+            expected = expected.plus(model.apply(pod, operations[-1]))
+        assert backend.apply(source(pod), operations) == expected
+        check(backend, model)
+
+
+def recount(backend: MemoryBackend) -> None:
+    """What the backend reckons is what it holds, and whoever has a block has a name for it."""
+    held = dict(backend.table)
+    maps = {number: [*chain(*each._all())] for number, each in backend._maps.items()}
+    assert backend._copies == sum(map(count_copies, held.values())) == backend.size().copies
+    assert backend._repeats == sum(len(each.repeats) for each in backend._maps.values())
+    assert all(tier < len(backend.tiers) for each in backend._maps.values() for tier, _ in each.repeats)
+    assert backend.table.weight == sum(map(weigh_copies, held.values()))
+    beside = backend.holders.size_bytes + backend._alone.size_bytes
+    assert backend.size_bytes == SHARE_BYTES * backend.table.weight + REPEAT_BYTES * backend._repeats + beside
+    named = {
+        number: {key for name in names for key in keys_of(backend._maps[number].get(name) or ())}
+        for number, names in maps.items()
+    }
+    assert all(key in named[number] for key, masks in held.items() for mask in masks for number in bits(mask))
+
+
+@given(histories, st.sampled_from([3, 6, 1000]), st.sampled_from([1, 3, 2048]))
+def test_what_is_reckoned_is_what_is_held_also_where_blocks_make_room(
+    history: Any, bound: int, a_slice: int
+) -> None:
+    backend, model = MemoryBackend(bound), Model()
+    total = Outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("memory.SLICE", a_slice), ("memory.SPARE", 0), ("tables.MAP_ENTRIES", 3)):
+            patch.setattr(f"app.kvindex.{name}", value)
+        for pod, some in history:
+            operations = []
+            for operation in some:
+                operations.append(model.grown(pod, operation))
+                model.apply(pod, operations[-1])
+            total = total.plus(backend.apply(source(pod), operations))
+            recount(backend)
+            assert total.added == total.removed + backend.size().evicted + backend.size().copies
+        for pod in backend.pods():
+            backend.clear(pod)
+    recount(backend)
+    assert (len(backend.table), backend._maps, len(backend.holders)) == (0, {}, 0)
