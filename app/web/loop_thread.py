@@ -59,7 +59,7 @@ class Application(Protocol):
 
 def brings_thread(environ: WSGIEnvironment) -> bool:
     """Whether a request may come in any of several native threads."""
-    return environ["wsgi.multithread"] and not monkey.is_module_patched("threading")
+    return bool(environ.get("wsgi.multithread")) and not monkey.is_module_patched("threading")
 
 
 class LoopThread:
