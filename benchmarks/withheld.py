@@ -1,6 +1,6 @@
 """When the machine withheld a core: its host ran something else, and everything on the core waited.
 
-A sentinel sleeps a fifth of a millisecond at a time on that core, at a real-time priority, so that nothing on
+A sentinel sleeps half a millisecond at a time on that core, at a real-time priority, so that nothing on
 this machine goes before it. When it wakes late, nobody could have run there: what is late at that moment is
 the machine's. A server that is late for its own reasons leaves the sentinel on time.
 """
@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-STEP_NS = 200_000
-USUAL_NS = 100_000
+STEP_NS = 500_000
+USUAL_NS = 150_000
 """What a sleeper that nothing keeps from its core is late here; not told."""
 PRIORITY = 50
 REFUSED = 3

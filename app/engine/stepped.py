@@ -148,7 +148,8 @@ class SteppedSequence(Sequence):
         return Standing(phase, computed, state.held, self._scheduled_s, self._first_s)
 
     def blocks_from(self, first: int) -> list[int]:
-        return [] if self.state.blocks is None else self.state.blocks.numbers(first)
+        state = self.state
+        return [] if state.blocks is None or state.held <= first else state.blocks.numbers(first)
 
     def fits(self) -> bool:
         blocks = self.state.blocks
