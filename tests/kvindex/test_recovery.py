@@ -154,8 +154,7 @@ class Forgetful(MemoryBackend):
         self.epoch = f"{self.epoch}again"
 
 
-@pytest.mark.parametrize("waiting", [True, False], ids=["during a replay", "between replays"])
-def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bool) -> None:
+def test_when_the_backend_has_lost_everything_all_is_asked_for_again() -> None:
     backend = Forgetful()
     backend.epoch = "first"
     with station(backend) as place:
@@ -169,16 +168,13 @@ def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bo
         engine.asked.clear()
         place.engines.clear()
         engine.publish(block(3), lose=True)
-        if waiting:
-            put(place, engine, 4, block(4))
-            place.settle()
         backend.lose()
-        put(place, engine, 5 if waiting else 4, *([] if waiting else [block(4)]))
+        put(place, engine, 4, block(4))
         place.settle()
         place.engines.append(engine)
         place.until(lambda: place.matched(PROMPT) == {"a": 5})
         place.settle()
-        assert engine.asked == ([3, 0] if waiting else [0])
+        assert engine.asked == [0]
         assert place.index.losses.messages == {}
         assert place.replays._running == place.replays.size_bytes == 0
 
