@@ -182,14 +182,8 @@ class Replayed:
             errors.append((arrived_ns - self.sent_ns) / 1e6 - chunk.at_s * 1e3)
         return errors if received[at:].strip(b"\r\n") in (b"", b"0") else []
 
-    def own_errors_ms(self, lost: Withheld) -> list[float]:
-        """The same without what the machine withheld when the request came and when the chunk was due."""
-        return [
-            self._own_ms(error, chunk, lost)
-            for error, chunk in zip(self.errors_ms(), self.recorded.chunks, strict=False)
-        ]
-
-    def _own_ms(self, error_ms: float, chunk: Chunk, lost: Withheld) -> float:
+    def own_ms(self, error_ms: float, chunk: Chunk, lost: Withheld) -> float:
+        """A chunk's error without what the machine withheld when the request came and when it was due."""
         if error_ms <= 0:
             return -error_ms
         late_ns, due_ns = round(error_ms * 1e6), self.sent_ns + round(chunk.at_s * 1e9)
@@ -263,7 +257,11 @@ def _figures(replayed: Sequence[Replayed], lost: Withheld) -> Figures:
         errors[len(errors) * 99 // 100],
         errors[-1],
         sum(error <= LIMIT_MS for error in errors) / len(errors),
-        max(error for one in replayed for error in one.own_errors_ms(lost)),
+        max(
+            one.own_ms(error, chunk, lost)
+            for one, each in zip(replayed, found, strict=True)
+            for error, chunk in zip(each, one.recorded.chunks, strict=False)  # without errors: wrong bytes
+        ),
     )
 
 

@@ -15,15 +15,13 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.servers import ROOT
+
 STEP_NS = 500_000
 USUAL_NS = 150_000
 """What a sleeper that nothing keeps from its core is late here; not told."""
 PRIORITY = 50
-REFUSED = 3
-"""Exit status of a sentinel that may not have its priority."""
 
 
 class Withheld:
@@ -67,13 +65,16 @@ def withheld(core: int) -> Iterator[Withheld]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Watch the core whose number is given until SIGTERM; then print the spans, a line each."""
+    """Watch the core whose number is given until SIGTERM; then print the spans, a line each.
+
+    Exit status: 1 where it may not have its priority.
+    """
     os.sched_setaffinity(0, {int(argv[0])})
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
     except PermissionError:
         print("refused", flush=True)
-        return REFUSED
+        return 1
     is_over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: is_over.append(number))
     print("watching", flush=True)

@@ -167,16 +167,15 @@ class Bars:
         """Write into `frame` what has changed since the one before. May pause."""
         slices = Slices()
         self._place(slices)
-        for number, bar in enumerate(list(self._live.values()), 1):
-            sequence = bar.sequence
-            if sequence is None:
-                continue
-            if not sequence.over:
-                self._look(bar, sequence, frame)
-            elif not bar.watched:
-                self._over_with(bar, self._seen_end(bar))
-            if not number % LOOK_AT_ONCE:
-                slices.spend(LOOK_STEPS)
+        for bars in slices.parts(list(self._live.values()), LOOK_AT_ONCE, LOOK_STEPS):
+            for bar in bars:
+                sequence = bar.sequence
+                if sequence is None:
+                    continue
+                if not sequence.over:
+                    self._look(bar, sequence, frame)
+                elif not bar.watched:
+                    self._over_with(bar, self._seen_end(bar))
         new, self._new = self._new, []
         frame.new = [bar.row(self._began_s) for bar in new]
         frame.ended, self._ended = self._ended, []
@@ -188,21 +187,22 @@ class Bars:
         They come the latest first, so behind one that is known there are only known ones.
         """
         fresh: list[Watched] = []
-        for number, sequence in enumerate(self._engine.sequences(), 1):
+        for sequence in self._engine.sequences():
+            slices.spend()
             bar = self._live.get(id(sequence.request))
             if bar is None or bar.sequence is None:
                 fresh.append(sequence)
             elif not self._skipped:
                 break
-            if not number % LOOK_AT_ONCE:
-                slices.spend(LOOK_STEPS)
         self._skipped = False
         for sequence in reversed(fresh):
-            bar = None if sequence.over else self._live.get(id(sequence.request)) or self._found(sequence)
-            if bar is not None:
-                bar.sequence = sequence
-            elif not sequence.over:
+            if sequence.over:
+                continue
+            bar = self._live.get(id(sequence.request)) or self._found(sequence)
+            if bar is None:
                 self._skipped = True
+            else:
+                bar.sequence = sequence
 
     def _found(self, sequence: Watched) -> Bar | None:
         """It ran already when the first one began to look."""

@@ -37,9 +37,6 @@ LINK_BLOCKS = 64
 """Blocks that are hashed in place at a time."""
 LEAST_LINKED = 8
 """Fewer are packed one by one: a link has to be found for them."""
-XXH64_SLICE_BLOCKS = 1024
-FNV_SLICE_BLOCKS = 128
-"""See `RequestKeys.slice_blocks`."""
 _OFFSET_64, _PRIME_64 = 14695981039346656037, 1099511628211
 _OFFSET_32, _PRIME_32 = 2166136261, 16777619
 
@@ -107,7 +104,7 @@ class Link:
 class Xxh64Keys:
     """Generation E: parent, token ids, and texts with their lengths, packed."""
 
-    slice_blocks = XXH64_SLICE_BLOCKS
+    slice_blocks = 1024
 
     def __init__(self, block_size: int, seed: str = "") -> None:
         self.block_size = block_size
@@ -166,7 +163,7 @@ class Xxh64Keys:
 class FnvKeys:
     """Generation D: CBOR arrays of a 64-bit parent, token ids, and null or maps of features."""
 
-    slice_blocks = FNV_SLICE_BLOCKS
+    slice_blocks = 128
 
     def __init__(self, block_size: int, seed: str = "") -> None:
         self.block_size = block_size

@@ -56,6 +56,7 @@ class Replay:
         self._idle_s = limits.idle_s
         self._socket = context.socket(zmq.DEALER)
         try:
+            self._socket.linger = 0
             self._socket.maxmsgsize = limits.most_bytes
             self._socket.ipv6 = is_ipv6(endpoint)
             self._socket.connect(endpoint)

@@ -157,7 +157,7 @@ class KvIndex:
         try:
             subscriber.open()
         except zmq.ZMQError:
-            self._context.destroy()
+            self._context.destroy(linger=0)
             raise
         self._run("subscriber", lambda: self._subscribe(subscriber))
         for number, shard in enumerate(pool.shards):
