@@ -34,7 +34,7 @@ from benchmarks.connections import HOST, PATH, RECEIVE, opened
 from benchmarks.options import counts, parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, number, share, show, show_machine
-from benchmarks.withheld import Withheld, withheld
+from benchmarks.withheld import Withheld, kept_awake, withheld
 
 LOAD = servers.Load(ttft_s=0.05, itl_s=0.02, tokens=60)
 SCRIPT = servers.ROOT / "examples" / "scripts" / "weather.yaml"
@@ -118,6 +118,7 @@ def _measured(file: Path, together: int, warnings: list[str]) -> Figures:
         servers.ours(LOAD, more=replay) as server,
         watched() as watch,
         used_by(server.worker) as use,
+        kept_awake(cores.ALLOWED[:2]),
         withheld(cores.ALLOWED[0]) as lost,
     ):
         replayed = _replay(server.port, exchanges, together)

@@ -12,9 +12,12 @@ Figures = TypeVar("Figures")
 def interleaved(
     subjects: Iterable[Subject], rounds: int, measure: Callable[[Subject], Figures]
 ) -> dict[Subject, list[Figures]]:
-    """`rounds` measurements of each subject, taken in turns: a noisy minute then disturbs all alike."""
+    """`rounds` measurements of each subject, taken in turns: a noisy minute then disturbs all alike.
+
+    Every second round goes backwards, so that nobody's turn is always behind the same other's.
+    """
     seen: dict[Subject, list[Figures]] = {subject: [] for subject in subjects}
-    for _ in range(rounds):
-        for subject, figures in seen.items():
-            figures.append(measure(subject))
+    for turn in range(rounds):
+        for subject in reversed(seen) if turn % 2 else seen:
+            seen[subject].append(measure(subject))
     return seen

@@ -1,8 +1,10 @@
 """When the machine withheld a core: its host ran something else, and everything on the core waited.
 
-A sentinel sleeps half a millisecond at a time on that core, at a real-time priority, so that nothing on
-this machine goes before it. When it wakes late, nobody could have run there: what is late at that moment is
-the machine's. A server that is late for its own reasons leaves the sentinel on time.
+A virtual machine's core that has nothing to do goes to others and comes back milliseconds late; so the cores
+are kept busy with work that gives way to any other (`kept_awake`). What is withheld all the same is seen: a
+sentinel sleeps half a millisecond at a time on that core, at a real-time priority, so that nothing on this
+machine goes before it. When it wakes late, nobody could have run there: what is late at that moment is the
+machine's. A server that is late for its own reasons leaves the sentinel on time.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import subprocess
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from benchmarks.servers import ROOT
 
@@ -22,6 +24,7 @@ STEP_NS = 500_000
 USUAL_NS = 150_000
 """What a sleeper that nothing keeps from its core is late here; not told."""
 PRIORITY = 50
+WATCH, SPIN = "watch", "spin"
 
 
 class Withheld:
@@ -49,8 +52,7 @@ class Withheld:
 def withheld(core: int) -> Iterator[Withheld]:
     """What is withheld of a core until the end of the block, which fills it in."""
     seen = Withheld()
-    words = (sys.executable, "-m", "benchmarks.withheld", str(core))
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = _started(WATCH, core)
     assert process.stdout is not None
     process.stdout.readline()  # it stands
     try:
@@ -64,12 +66,36 @@ def withheld(core: int) -> Iterator[Withheld]:
             seen.spans.append((begun, ended))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Watch the core whose number is given until SIGTERM; then print the spans, a line each.
+@contextmanager
+def kept_awake(cores: Iterable[int]) -> Iterator[None]:
+    """Until the end of the block these cores never run out of work; all else goes before it."""
+    with ExitStack() as stack:
+        for core in cores:
+            process = stack.enter_context(_started(SPIN, core))
+            stack.callback(process.kill)
+        yield
 
-    Exit status: 1 where it may not have its priority.
-    """
-    os.sched_setaffinity(0, {int(argv[0])})
+
+def _started(what: str, core: int) -> subprocess.Popen[str]:
+    words = (sys.executable, "-m", "benchmarks.withheld", what, str(core))
+    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Watch or keep busy the core whose number is given."""
+    what, core = argv
+    os.sched_setaffinity(0, {int(core)})
+    return _watch() if what == WATCH else _spin()
+
+
+def _spin() -> int:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while True:
+        pass
+
+
+def _watch() -> int:
+    """Until SIGTERM; then print the spans, a line each. Exit status: 1 where it may not have its priority."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
     except PermissionError:
