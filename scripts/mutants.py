@@ -78,12 +78,14 @@ def mutants_of(room: str) -> Iterator[Mutant]:
 def _is_declared(node: object) -> bool:
     """Whether it is in a decorator or beside a class's name: frozen=True is the type checker's business.
 
-    The stars of parameters and arguments multiply nothing.
+    The stars of parameters and arguments multiply nothing, and zip's strict=True asserts what is so anyway.
     """
     if getattr(node, "type", "") == "operator" and node.parent.type in STARRED:  # type: ignore[attr-defined]
         return True
     while (parent := getattr(node, "parent", None)) is not None:
         if parent.type == "decorator" or (parent.type == "classdef" and node is not parent.children[-1]):
+            return True
+        if parent.type == "argument" and parent.get_code().lstrip().startswith("strict="):
             return True
         node = parent
     return False

@@ -176,5 +176,4 @@ class TimedSequence(Sequence):
 
     def _leave(self) -> None:
         if self._holds_slot:
-            self._holds_slot = False
             self._executor.leave(self)

@@ -167,6 +167,12 @@ class Station:
     def received(self) -> int:
         return self.index.losses.messages.get("bad_frames", 0)
 
+    def ended_replays(self) -> dict[str, int]:
+        """How many there were, by how they ended."""
+        lines = self.index.metrics.render({}, {}, {}).splitlines()
+        counts = {line.split('"')[1]: float(line.split()[-1]) for line in lines if "replays_total{" in line}
+        return {result: int(count) for result, count in counts.items() if count}
+
     def matched(self, tokens: list[int], model: str = "m") -> dict[str, int]:
         return matched(self.index, tokens, model)
 

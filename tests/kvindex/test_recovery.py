@@ -30,13 +30,6 @@ def put(place: Station, engine: Engine, sequence: int, *events: KVEvent, **more:
     return sent
 
 
-def replays(place: Station) -> dict[str, int]:
-    """How many there were, by how they ended."""
-    lines = place.index.metrics.render({}, {}, {}).splitlines()
-    counts = {line.split('"')[1]: float(line.split()[-1]) for line in lines if "replays_total{" in line}
-    return {result: int(count) for result, count in counts.items() if count}
-
-
 @pytest.mark.parametrize("bound", ["messages", "bytes", "bytes of all pods"])
 def test_what_waits_is_bounded(
     place: Station, silent: Engine, bound: str, monkeypatch: pytest.MonkeyPatch
@@ -55,7 +48,7 @@ def test_what_waits_is_bounded(
     put(place, silent, 8, block(3))
     place.settle()
     assert place.matched(PROMPT) == {"a": 4} and place.replays.size_bytes == 0
-    assert place.index.losses.messages == {"gap": 5} and replays(place) == {"failed": 1}
+    assert place.index.losses.messages == {"gap": 5} and place.ended_replays() == {"failed": 1}
     silent.close()
 
 

@@ -105,7 +105,7 @@ def test_an_answer_without_a_topic_is_known_by_the_message_that_asked_for_it(
     place.pool.put(Message("a", "m", 5, engine.pack(block(0)), other.replay, topic=topic))
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
     assert place.matched(OTHER) == {} and place.index.size().copies == 1
-    assert losses(place) == {"foreign_replay": 1, "gap": 5}
+    assert losses(place) == {"foreign_replay": 1, "gap": 5} and place.ended_replays() == {"failed": 1}
 
 
 @pytest.mark.parametrize("topic", [b"", b"kv@a@m"], ids=["no topic", "answers without"])
