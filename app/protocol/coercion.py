@@ -19,7 +19,7 @@ import msgspec
 from msgspec import NODEFAULT, Meta, Struct, UnsetType
 
 from app.clock.pause import Slices
-from app.protocol.slicing import each, kinds_of, parts, slices
+from app.protocol.slicing import each, kinds_of, parts
 
 T = TypeVar("T", bound=Struct)
 Convert = Callable[[object, Slices], object]
@@ -75,13 +75,13 @@ def _is_internal(step: str) -> bool:
     return step.lower() in _INTERNAL or not _BRACKETS.isdisjoint(step)
 
 
-def convert(kind: type[T], value: object, within: Slices | None = None) -> T:
+def convert(kind: type[T], value: object, within: Slices) -> T:
     """Build `kind` from parsed JSON; unknown keys are dropped. What is long is converted in slices.
 
     A class attribute ``lax`` of a struct maps field names to a wider annotation, or to a function, where
     msgspec's types cannot say what is accepted. Raises `Misfit`, and what a ``__post_init__`` raises.
     """
-    built = _converter(kind)(value, within or slices())
+    built = _converter(kind)(value, within)
     assert isinstance(built, kind)
     return built
 
@@ -123,11 +123,6 @@ def _boolean(value: object, _: Slices) -> bool:
     raise Misfit("a boolean")
 
 
-def _nothing(value: object, _: Slices) -> None:
-    if value is not None:
-        raise Misfit("null")
-
-
 def as_it_is(value: object, _: Slices) -> object:
     """The conversion of a field that takes anything, or whose form depends on others."""
     return value
@@ -138,7 +133,6 @@ _SCALARS: Mapping[object, Convert] = {
     int: _integer,
     float: _number,
     bool: _boolean,
-    NoneType: _nothing,
     object: as_it_is,
 }
 

@@ -213,6 +213,8 @@ def test_a_result_of_several_items_is_one_text_then_images_then_references() -> 
         {"type": "tool_reference", "tool_name": "weather"},
         {"type": "tool_reference", "tool_name": {"not": "a name"}},
         {"type": "unknown"},
+        {"type": "image"},
+        {"type": "document", "source": {"type": "url", "url": "http://b"}},
     ]
     assert messages(user({"type": "tool_result", "tool_use_id": "t1", "content": items})) == [
         {"role": "tool", "tool_call_id": "t1", "content": "one\ntwo"},
@@ -290,6 +292,7 @@ def test_a_wanted_schema_becomes_the_response_format() -> None:
         ({}, None, None),
         ({"output_config": {"effort": "max"}}, "max", None),
         ({"thinking": {"type": "disabled"}}, "none", None),
+        ({"thinking": {"type": "disabled", "budget_tokens": 5000}}, "none", None),
         ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, "none", None),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "low", None),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}, None, 1024),

@@ -29,6 +29,10 @@ def named(name: object) -> dict[str, object]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed(tools: object) -> dict[str, object]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -49,6 +53,9 @@ def named(name: object) -> dict[str, object]:
         ({"tool_choice": 5, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": named("tides"), "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {}, "tools": [TOOL]}, "tool_choice.function"),
+        ({"tool_choice": allowed([]), "tools": [TOOL]}, "tool_choice.allowed_tools"),
+        ({"tool_choice": allowed("weather"), "tools": [TOOL]}, "tool_choice.allowed_tools"),
+        ({"tool_choice": allowed([named("tides")]), "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"function": {}}, "tools": [TOOL]}, "tool_choice.function.name"),
         ({"tool_choice": named(""), "tools": [TOOL]}, "tool_choice.function.name"),
         ({"tool_choice": named("weather"), "tools": ["x"]}, None),

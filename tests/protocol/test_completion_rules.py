@@ -39,6 +39,15 @@ def test_a_prompt_comes_in_four_forms(prompt: object, prompts: list[object]) -> 
     assert completion(prompt=prompt).prompts() == prompts
 
 
+def test_as_many_embeddings_are_taken_as_prompts() -> None:
+    assert len(completion(prompt_embeds=["a"] * MAX_PROMPTS).prompt_embeds or "") == MAX_PROMPTS
+
+
+@pytest.mark.parametrize(("budget", "kept"), [(-1, None), (0, 0), (1, 1)])
+def test_a_budget_for_thoughts_of_less_than_nothing_is_none(budget: int, kept: int | None) -> None:
+    assert completion(thinking_token_budget=budget).thinking_token_budget == kept
+
+
 @pytest.mark.parametrize(
     ("prompt", "param"),
     [

@@ -1,6 +1,7 @@
 """From bytes to a request, and every way in which bytes are no request."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -114,8 +115,11 @@ def test_unknown_fields_are_accepted() -> None:
         ("temperature", 1, 1.0),
         ("temperature", True, 1.0),
         ("temperature", "1e-1", 0.1),
+        ("length_penalty", -(10**400), -math.inf),
+        ("length_penalty", 10**400, math.inf),
         ("stream", "yes", True),
         ("stream", "OFF", False),
+        ("stream", "n", False),
         ("stream", 0, False),
         ("stream", 1.0, True),
         ("logit_bias", {"5": "2"}, {"5": 2.0}),
@@ -251,6 +255,13 @@ def test_tokenize_takes_messages_or_a_text(body: dict[str, object], kind: type) 
     assert isinstance(decode_first(json.dumps(body).encode(), JSON, TOKENIZE_REQUESTS), kind)
 
 
+@pytest.mark.parametrize("content_type", [None, "text/plain", "application/x+json"])
+def test_tokenize_takes_json_that_says_so(content_type: str | None) -> None:
+    with pytest.raises(ApiError) as caught:
+        decode_first(b'{"prompt":"x"}', content_type, TOKENIZE_REQUESTS)
+    assert caught.value.status == 400
+
+
 def test_special_tokens_are_added_to_a_text_but_not_to_a_conversation() -> None:
     assert decode(b'{"prompt":"x"}', JSON, TokenizePromptRequest).add_special_tokens is True
     assert decode(b'{"messages":[]}', JSON, TokenizeChatRequest).add_special_tokens is False
@@ -382,6 +393,11 @@ def test_an_adapter_that_is_to_go_needs_a_name() -> None:
     with pytest.raises(ApiError) as caught:
         decode(b'{"lora_name":""}', JSON, UnloadAdapterRequest).check_values()
     assert answer(caught.value) == (400, "InvalidUserInput", None)
+
+
+def test_each_conversation_of_a_batch_is_read() -> None:
+    asked = decode(json.dumps({"messages": [HELLO, HELLO]}).encode(), JSON, BatchChatRequest)
+    assert asked.messages == [HELLO, HELLO]
 
 
 @pytest.mark.parametrize("messages", [[], {}, "hi", 5, None])

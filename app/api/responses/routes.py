@@ -30,7 +30,7 @@ from app.protocol.coercion import Misfit, convert
 from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request, echo_text, go_on
-from app.protocol.slicing import release
+from app.protocol.slicing import release, slices
 from app.protocol.validation.generation import ValidatedRequest, resolve_max_tokens
 
 
@@ -184,7 +184,7 @@ def _keep(store: ResponseStore, chat: ChatCompletionRequest, response: ResponseO
 
 def _query(context: RequestContext) -> Retrieval:
     try:
-        return convert(Retrieval, context.query())
+        return convert(Retrieval, context.query(), slices())
     except Misfit as misfit:
         where = f"query.{misfit.path[0]}"
         raise malformed(f"{where}: expected {misfit.expected}", where) from None
