@@ -38,11 +38,13 @@ WIRE = tuple(
 """What real servers answer to bodies of all kinds."""
 POOLED = ("tests/pooling/test_requests.py", "tests/pooling/test_refusals.py")
 """What requests of the pooling routes are."""
+SERVED = ("tests/surface", "tests/conformance")
+"""What a real server answers on all its routes."""
 ROOMS = {
     "engine": ("app/engine", "tests/engine", *ENGINE),
     "clock": ("app/clock", "tests/clock"),
     "protocol": ("app/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
-    "api": ("app/api", "tests/api", "tests/pooling", "tests/script", "tests/conformance", "tests/surface"),
+    "api": ("app/api", "tests/api", "tests/pooling", "tests/grpc", "tests/script", *SERVED),
     "kvcache": ("app/kvcache", "tests/kvcache"),
     "kvindex": ("app/kvindex", "tests/kvindex"),
     "schema": ("app/schema", "tests/schema"),
