@@ -26,11 +26,11 @@ from coverage import CoverageData
 ROOT = Path(__file__).parents[1]
 ENGINE = (
     *(f"tests/fidelity/test_{name}.py" for name in ("simulation", "truth", "calibrate")),
-    "tests/simulated/test_scripted.py",
+    "tests/simulated",
     "tests/surface/test_lifecycle.py",
     "tests/remote",
 )
-"""What steps say off line; scripted replies; an engine's life in a server, and in a process of its own."""
+"""What steps say off line, and replies; an engine's life in a server, and in a process of its own."""
 WIRE = tuple(
     f"tests/conformance/test_{name}.py"
     for name in ("wire_bodies", "wire_errors", "wire_limits", "messages", "responses", "tool_calls")

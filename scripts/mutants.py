@@ -78,9 +78,12 @@ def mutants_of(room: str) -> Iterator[Mutant]:
 def _is_declared(node: object) -> bool:
     """Whether it is in a decorator or beside a class's name: frozen=True is the type checker's business.
 
-    The stars of parameters and arguments multiply nothing, and zip's strict=True asserts what is so anyway.
+    So is what is imported for it alone. The stars of parameters and arguments multiply nothing, and zip's
+    strict=True asserts what is so anyway.
     """
     if getattr(node, "type", "") == "operator" and node.parent.type in STARRED:  # type: ignore[attr-defined]
+        return True
+    if getattr(node, "type", "") == "if_stmt" and "TYPE_CHECKING" in node.children[1].get_code():  # type: ignore[attr-defined]
         return True
     while (parent := getattr(node, "parent", None)) is not None:
         if parent.type == "decorator" or (parent.type == "classdef" and node is not parent.children[-1]):

@@ -62,6 +62,17 @@ def test_on_a_timeline_of_its_own_it_waits_then_is_prefilled_then_decodes() -> N
     assert first.text == harness.said("a") != ""
 
 
+def test_a_choice_that_is_over_is_no_longer_among_the_others() -> None:
+    harness = Harness(time_to_first_token=1.0, inter_token_latency=1.0, seed=1)
+    harness.ask("a", choices=8, limited=False, max_tokens=50)
+    ended: set[int] = set()
+    while len(ended) < 8:
+        ended = {index for index in range(8) if harness.of("a", index) and harness.finish("a", index)}
+        left = [it.request.index for it in harness.engine.sequences()]
+        assert left == [index for index in reversed(range(8)) if index not in ended]
+        harness.clock.advance(1)
+
+
 def test_a_remote_prefill_is_a_transfer() -> None:
     harness = Harness(kv_cache_transfer_latency=1.0, inter_token_latency=0.1)
     harness.ask("a", remote_prefill=True)

@@ -164,6 +164,7 @@ def test_the_tool_choice_defaults_to_auto_with_tools_and_to_none_without() -> No
         {"role": "assistant", "content": {}, "function_call": {"arguments": "", "name": "f"}},
         {"role": "narrator", "tools": [{"type": "function", "function": {"name": "f"}}]},
         {"role": "narrator", "tool_call_id": "a", "reasoning": "b", "task": "c", "tools": None},
+        {"role": "narrator", "tool_calls": [CALL]},
     ],
 )
 def test_messages_of_every_kind_pass_and_keep_their_keys(message: dict[str, Any]) -> None:
@@ -203,6 +204,8 @@ def test_messages_of_every_kind_pass_and_keep_their_keys(message: dict[str, Any]
         ({"role": "function", "content": None}, DEVELOPER + ".content"),
         ({"role": "function", "content": {}, "name": "f"}, DEVELOPER + ".role"),
         ({"role": "assistant", "content": {}, "refusal": 5}, DEVELOPER + ".role"),
+        ({"role": "assistant", "content": {}, "refusal": 5, "tool_calls": []}, DEVELOPER + ".role"),
+        ({"role": "narrator", "tool_calls": [5]}, DEVELOPER + ".content"),
         ({"role": "assistant", "content": {}, "audio": {}}, DEVELOPER + ".role"),
         ({"role": "assistant", "content": {}, "audio": 5}, DEVELOPER + ".role"),
         ({"role": "assistant", "content": {}, "function_call": {"name": "f"}}, DEVELOPER + ".role"),
