@@ -36,6 +36,7 @@ OPERATORS = re.compile(
 )
 """The changes that are made, by their names in cosmic-ray."""
 UNSEEN_CALLS = ("log.", "logger.", "TypeVar(")
+POWERS = ("shift_expr", "power")
 STARRED = ("parameters", "param", "argument", "star_expr")
 
 
@@ -95,14 +96,14 @@ def _is_declared(node: object) -> bool:
 
 
 def _is_size(node: object) -> bool:
-    """Whether it is the number of a constant like `SLICE = 12_000`, or of one like `KEPT_BYTES = 1 << 20`,
-    alone or beside others.
+    """Whether it is the number of a constant like `SLICE = 12_000`, or of one like `KEPT_BYTES = 1 << 20`
+    or `MOST = 2**24`, alone or beside others.
 
     One more or less of those, or twice as much, changes no answer. Limits of the protocol are smaller.
     """
     if getattr(node, "type", "") != "number":
         return False
-    whole = node.parent if node.parent.type == "shift_expr" else node  # type: ignore[attr-defined]
+    whole = node.parent if node.parent.type in POWERS else node  # type: ignore[attr-defined]
     statement = whole.parent.parent if whole.parent.type == "testlist_star_expr" else whole.parent
     if statement.type != "expr_stmt" or statement.parent.parent.type != "file_input":
         return False

@@ -38,16 +38,18 @@ class Heartbeat:
         """From now on it beats."""
         with suppress(OSError):  # no folder: it is the end of all of us
             self._path.touch(mode=0o600)
-            self._next_s = 0.0
-            self.beat()
+            self._tell(self._now())
 
     def beat(self) -> None:
         """Cheap enough for every layer of a model."""
         now_s = self._now()
         if now_s >= self._next_s:
-            self._next_s = now_s + EVERY_S
-            with suppress(OSError):
-                os.utime(self._path, ns=(round(now_s * NS),) * 2)
+            self._tell(now_s)
+
+    def _tell(self, now_s: float) -> None:
+        self._next_s = now_s + EVERY_S
+        with suppress(OSError):
+            os.utime(self._path, ns=(round(now_s * NS),) * 2)
 
     def stop(self) -> None:
         """Nobody is to wait for another one."""

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -102,6 +103,31 @@ def test_a_connection_can_break(served: RunningServer) -> None:
             list(call)
         assert broken.value.code() == Code.UNAVAILABLE
         assert ends_of(engine.said(generate()))  # over another connection
+
+
+@pytest.mark.parametrize(
+    "rule", ["disconnect; after=2", "truncated-json; chunk=2", "malformed-chunk; chunk=2"]
+)
+def test_who_is_cut_off_has_not_left(served: RunningServer, rule: str) -> None:
+    action = rule.partition(";")[0]
+
+    def disconnects() -> list[int]:
+        """Of the client of this key, when its request is counted."""
+        clients = requests.get(f"{served.url}/admin/verdict", timeout=LIMIT_S).json()["clients"]
+        own = [client for name, client in clients.items() if name.startswith("key:")]
+        return [client["disconnects"] for client in own if client["faults"] == {action: 1}]
+
+    with connected(served.port) as engine:
+        metadata = [("x-fault", rule), ("authorization", f"Bearer {action}")]
+        request = generate(max_tokens=20, ignore_eos=True)
+        call = engine.channel.unary_stream(
+            "/vllm.grpc.engine.VllmEngine/Generate",
+            request_serializer=lambda message: message.SerializeToString(),
+        )(request, timeout=LIMIT_S, metadata=metadata)
+        with suppress(grpc.RpcError):
+            list(call)
+        wait_until(lambda: disconnects() != [])
+        assert disconnects() == [0]
 
 
 def test_a_stall_is_the_engines(engine: Engine) -> None:
