@@ -76,9 +76,7 @@ class ScriptDesk:
         """
         directed: list[EngineRequest] = []
         within = Slices()
-        for number, conversation in enumerate(self._conversations(asked, prompts)):
-            if not requests:
-                break
+        for number, conversation in enumerate(self._conversations(asked, prompts) if requests else ()):
             first = requests[number * requests[0].n]
             seen = request_of(context, asked.model or first.model, conversation, tools_of(asked))
             decision = self.decide(seen, own_stream(first, seen))
