@@ -113,6 +113,10 @@ class FreeQueue:
             self._absent_bytes -= _name_bytes(adapter)
             self._sort()
 
+    def are_names_counted(self) -> bool:
+        """Whether what the names of unloaded adapters take is what is known of it."""
+        return self._absent_bytes == sum(map(_name_bytes, self._absent))
+
     def _sort(self) -> None:
         """Distribute cached blocks anew. Python's sort is stable and linear for two sorted runs."""
         blocks = sorted([*self._unloaded, *self._cached], key=lambda block: block.freed)
@@ -264,6 +268,7 @@ class BlockPool:
             (len({block.number for block in everyone}) != len(everyone), "two blocks have one number"),
             (any(block.references != references.get(block, 0) for block in everyone), "references are wrong"),
             (self.free + len(references) != self.capacity, "blocks are missing, or there are too many"),
+            (not self.queue.are_names_counted(), "unloaded adapters take more or less than they should"),
             (found != hashed, "what can be found is not what is held"),
             ({block.hash for block in hashed} != self._cached.keys(), "a hash finds a block of another"),
         ):
