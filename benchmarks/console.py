@@ -22,6 +22,7 @@ from benchmarks.rounds import interleaved
 from benchmarks.servers import Load, Server, ours
 from benchmarks.steps import PROFILE
 from benchmarks.streams import StreamPlan
+from benchmarks.withheld import kept_awake
 
 WITHOUT, UNSEEN, SEEN = "no console", "nobody looks", "somebody looks"
 REQUESTS, STEPS = "latencies of their own", "steps and a KV cache"
@@ -47,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
     load = Load(0.05, options.itl / 1e3, options.tokens, options.streams)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(kept_awake({cores.ALLOWED[0], cores.ALLOWED[-1]}))
         streams = stack.enter_context(background())
         servers = {
             (timing, console): stack.enter_context(ours(load, name=f"{timing}, {console}", more=more))
