@@ -17,7 +17,7 @@ from app.protocol.validation.generation import (
     resolve_max_tokens,
 )
 from app.protocol.validation.model import ModelLimits
-from app.protocol.validation.sampling import GenerationRequest
+from app.protocol.validation.sampling import GenerationRequest, constrained_outputs
 
 CONTEXT = 2048
 LIMITS = ModelLimits(max_model_len=CONTEXT, vocab_size=4096)
@@ -50,6 +50,24 @@ def refusal(request: GenerationRequest, *prompts: int) -> str | None:
         check(request, *prompts)
     assert (caught.value.status, caught.value.type) == (400, "BadRequestError")
     return caught.value.param
+
+
+def test_a_key_that_is_no_token_is_shown_up_to_its_fortieth_character() -> None:
+    with pytest.raises(ApiError) as caught:
+        check(chat(logit_bias={"x" * 50: 1}))
+    assert caught.value.message.endswith(f"got {'x' * 40!r}")
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        {"format": {"type": "const_string", "value": "a"}},
+        {"structures": [{"begin": "<a", "end": ">"}], "triggers": ["<a"]},
+    ],
+)
+def test_a_structural_tag_is_kept_whole(tag: dict[str, Any]) -> None:
+    outputs = constrained_outputs(chat(response_format={"type": "structural_tag", **tag}))
+    assert outputs is not None and json.loads(outputs.structural_tag or "") == tag
 
 
 @pytest.mark.parametrize(
