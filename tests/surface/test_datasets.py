@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from app.dataset.catalogue import text_hash
+from tests.dataset.files import make_file
 from tests.running_server import ROOT
 from tests.surface.conftest import MODEL, served
 
@@ -45,6 +47,18 @@ def test_a_known_prompt_gets_its_recorded_reply(file: Path, in_memory: str) -> N
         assert later["choices"][0]["message"]["content"] == ANSWERED_LATER
         text = client.post("/v1/completions", {"prompt": ASKED, "max_tokens": 100}).json()["choices"][0]
         assert text["text"] == ANSWERED
+
+
+def test_an_older_file_knows_a_chat_by_its_turns_and_a_text_as_one(tmp_path: Path) -> None:
+    turns = [("user", ASKED), ("assistant", ANSWERED), ("user", LATER)]
+    pieces = ["Black", ",", " with", " stars", "."]
+    rows = [(text_hash(said), json.dumps(pieces), len(pieces)) for said in (turns, [("user", LATER)])]
+    with served("--dataset-path", str(make_file(tmp_path / "old.sqlite3", rows))) as client:
+        messages = [{"role": role, "content": text} for role, text in turns]
+        chat = client.post("/v1/chat/completions", {"messages": messages, "max_tokens": 100}).json()
+        assert chat["choices"][0]["message"]["content"] == ANSWERED_LATER
+        text = client.post("/v1/completions", {"prompt": LATER, "max_tokens": 100}).json()["choices"][0]
+        assert text["text"] == ANSWERED_LATER
 
 
 def test_a_limit_cuts_it_and_ignoring_its_end_fills_it_up(file: Path) -> None:
