@@ -53,7 +53,8 @@ def test_an_older_file_knows_a_chat_by_its_turns_and_a_text_as_one(tmp_path: Pat
     turns = [("user", ASKED), ("assistant", ANSWERED), ("user", LATER)]
     pieces = ["Black", ",", " with", " stars", "."]
     rows = [(text_hash(said), json.dumps(pieces), len(pieces)) for said in (turns, [("user", LATER)])]
-    rows += [(text_hash([("user", str(number))]), '["Who", " knows", "?"]', 3) for number in range(50)]
+    other = json.dumps(["?"] * len(pieces))
+    rows += [(text_hash([("user", str(number))]), other, len(pieces)) for number in range(50)]
     with served("--dataset-path", str(make_file(tmp_path / "old.sqlite3", rows))) as client:
         messages = [{"role": role, "content": text} for role, text in turns]
         chat = client.post("/v1/chat/completions", {"messages": messages, "max_tokens": 100}).json()
