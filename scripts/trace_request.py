@@ -31,7 +31,8 @@ sys.path.insert(0, str(ROOT))
 from gunicorn.config import Config  # noqa: E402
 
 from app.factory import create_app  # noqa: E402
-from app.server.fast.connection import FastConnection, FastConnections  # noqa: E402
+from app.server.fast.connection import FastConnection  # noqa: E402
+from app.server.fast.connections import FastConnections  # noqa: E402
 from app.server.fast.path import FastPath  # noqa: E402
 from app.server.logs import ServerLogger  # noqa: E402
 from app.web.application import Understudy  # noqa: E402

@@ -122,6 +122,7 @@ class PlainReader(Generic[P]):
         self._decode = msgspec.json.Decoder(kind).decode
         self._prompt_ids = prompt_ids
         self._limits = limits
+        self._longest_reply = limits.room_behind(0)
         self._most_prompt_tokens = most_prompt_tokens
 
     def recognise(self, body: bytes) -> Recognised[P] | None:
@@ -138,7 +139,7 @@ class PlainReader(Generic[P]):
         ids = self._prompt_ids(request.prompt_key)
         if not ids or len(ids) > self._most_prompt_tokens:
             return None
-        room = limits.room_behind(len(ids))
+        room = min(limits.max_model_len - len(ids), self._longest_reply)
         most = room if limit is None else min(limit, room)
         if most < 1 or request.min_tokens > most:
             return None

@@ -1,6 +1,6 @@
-"""When a reply ends: the length that is drawn for it, and the stop strings and stop tokens that cut it.
+"""Where a reply ends before its length: the stop strings and stop tokens that cut it.
 
-Lengths are those of simulator.md 5.4 and 5.5. Stops follow the rules of vLLM's detokenizer: a stop string
+Stops follow the rules of vLLM's detokenizer: a stop string
 counts once more than `min_tokens` tokens are out; the one that is complete first wins; its token is the last
 one; the text ends before the stop string unless it is to be included. While no stop has come, as many
 characters are held back as could still turn out to be its beginning.
@@ -8,89 +8,20 @@ characters are held back as could still turn out to be its beginning.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from random import Random
 
 from app.clock.pause import Slices
 from app.engine.outputs import Finish
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
 
-MEAN_TOKENS, STD_DEV_TOKENS = 40, 20
-"""Length of replies whose client set no limit."""
-SHORT = 20
-"""Below this much room the bell curve would not fit, so lengths are uniform."""
-
-CUMULATIVE = (0.2, 0.5, 0.7, 0.75, 0.85)
-"""Probability of ending in one of the first one, two ... five buckets; else the limit is used up."""
-BUCKETS = 5
-BUCKET_TOKENS = 20
-FLEXIBLE = 3
-"""The bucket that takes up what a large limit has beyond the others."""
 SEARCHED_IN_A_STEP = 20_000
 """Characters that are searched for a stop string in a step of work, about 10 us."""
 PART_TOKENS, PART_STEPS = 2048, 100
 """Tokens of a long reply whose texts are cut in one go, and the steps that it takes."""
 TOKENS_IN_A_STEP = 100
 """Tokens whose texts are drawn, or joined, in a step."""
-
-
-def reply_length(most: int, limited: bool, rng: Random) -> int:
-    """Draw a length in tokens, 1..`most`; `limited` when the client itself set `most`.
-
-    Only a limit of one makes a reply of one token: recorded streams always have a middle.
-    """
-    drawn = limited_length(most, rng) if limited else unlimited_length(most, rng)
-    return 2 if drawn < 2 <= most else drawn
-
-
-def unlimited_length(most: int, rng: Random) -> int:
-    """Draw a length for a client that set no limit: a bell curve, cut at what fits the context (5.4)."""
-    if most < SHORT:
-        return rng.randint(1, max(most, 1))
-    while True:
-        drawn = rng.gauss(MEAN_TOKENS, STD_DEV_TOKENS)
-        if 1 <= drawn <= most:
-            return int(drawn + 0.5)
-
-
-def limited_length(most: int, rng: Random) -> int:
-    """Draw a length under a limit of `most` tokens from the histogram of 5.5.
-
-    A limit too small for five buckets is used up: that is what recorded exchanges of a real vLLM
-    show, where 5.5 would draw any shorter length, too.
-    """
-    if most <= BUCKETS + 1:
-        return most
-    bucket = bisect_left(CUMULATIVE, rng.random())
-    if bucket == BUCKETS:
-        return most
-    first, last = bucket_range(most, bucket)
-    return first + below(last - first + 1, rng)
-
-
-def below(size: int, rng: Random) -> int:
-    """As rng.randrange(size), in a third of its time."""
-    bits = size.bit_length()
-    number = rng.getrandbits(bits)
-    while number >= size:
-        number = rng.getrandbits(bits)
-    return number
-
-
-def bucket_range(most: int, bucket: int) -> tuple[int, int]:
-    """First and last length, in tokens, of `bucket` (0..4) under a limit of `most` > 6 tokens."""
-    if most <= BUCKETS * BUCKET_TOKENS + 1:
-        size = (most - 1) / BUCKETS
-        start, end = int(size * bucket) + 1, int(size * (bucket + 1))
-    else:
-        flexible = most - (BUCKETS - 1) * BUCKET_TOKENS
-        stretch = flexible - BUCKET_TOKENS
-        start = BUCKET_TOKENS * bucket + 1 + (stretch if bucket > FLEXIBLE else 0)
-        end = BUCKET_TOKENS * (bucket + 1) + (stretch if bucket >= FLEXIBLE else 0)
-    return start, min(end, most - 1)
 
 
 def stopped(reply: Reply, request: EngineRequest) -> Reply:

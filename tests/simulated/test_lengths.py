@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.simulated.endings import BUCKETS, bucket_range, limited_length, reply_length
+from app.simulated.modes import BUCKETS, bucket_range, limited_length, reply_length
 
 
 @pytest.mark.parametrize(
