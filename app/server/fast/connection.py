@@ -40,8 +40,6 @@ class Connections(Protocol):
 
     def serve_general(self, connection: FastConnection, data: bytes) -> None: ...
 
-    def idle(self, connection: FastConnection, /) -> None: ...
-
     def forget(self, connection: FastConnection, /) -> bool: ...
 
     def has(self, connection: FastConnection, /) -> bool: ...
@@ -291,7 +289,7 @@ class FastConnection:
         if self._closes or not self._path.is_open:
             self.close()
             return
-        self._all.idle(self)
+        self.since_s = time.monotonic()
         if self._buffer:  # the next request is here already; others come first
             gevent.get_hub().loop.run_callback(self._resume)
 
@@ -318,7 +316,7 @@ class FastConnection:
         """The general way has answered; `data` is what it read beyond that."""
         self.busy = False
         self._buffer = data
-        self._all.idle(self)
+        self.since_s = time.monotonic()
         self._reader.start(self._readable)
         if data:
             gevent.get_hub().loop.run_callback(self._resume)

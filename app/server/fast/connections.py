@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,7 +25,7 @@ class FastConnections:
         self.path = path
         self._serve_general = serve_general
         self.open: dict[HubConnection, None] = {}
-        """All of them, those that have waited longest for a request first."""
+        """All of them."""
         self._idle_s = idle_s
 
     def add(self, connection: FastConnection) -> None:
@@ -48,12 +47,6 @@ class FastConnections:
     def has(self, connection: HubConnection) -> bool:
         """It is not closed."""
         return connection in self.open
-
-    def idle(self, connection: HubConnection) -> None:
-        """The connection waits for its next request from now on."""
-        connection.since_s = time.monotonic()
-        del self.open[connection]
-        self.open[connection] = None
 
     def forget(self, connection: HubConnection) -> bool:
         """The connection is closed; False when it was already."""

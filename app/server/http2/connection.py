@@ -45,8 +45,6 @@ class Connections(Protocol):
     @property
     def path(self) -> FastPath: ...
 
-    def idle(self, connection: Http2Connection, /) -> None: ...
-
     def forget(self, connection: Http2Connection, /) -> bool: ...
 
     def has(self, connection: Http2Connection, /) -> bool: ...
@@ -332,7 +330,7 @@ class Http2Connection:
         self.hungry.pop(call, None)
         self._turns.remove(call)
         if not self.calls and self._all.has(self):
-            self._all.idle(self)
+            self.since_s = time.monotonic()
 
     @property
     def busy(self) -> bool:
