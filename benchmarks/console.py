@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     load = Load(0.05, options.itl / 1e3, options.tokens, options.streams)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.enter_context(kept_awake({cores.ALLOWED[0], cores.ALLOWED[-1]}))
+        stack.enter_context(kept_awake())
         streams = stack.enter_context(background())
         servers = {
             (timing, console): stack.enter_context(ours(load, name=f"{timing}, {console}", more=more))

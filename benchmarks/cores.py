@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 ALLOWED = sorted(os.sched_getaffinity(0))
+SERVER, CLIENT = ALLOWED[0], ALLOWED[-1]
 
 
 def shared() -> bool:
@@ -14,9 +15,9 @@ def shared() -> bool:
 
 def pin_server(pid: int) -> None:
     """The server's core is the first one; processes that it starts later stay there too."""
-    os.sched_setaffinity(pid, {ALLOWED[0]})
+    os.sched_setaffinity(pid, {SERVER})
 
 
 def pin_client(pid: int = 0) -> None:
     """The client's core is the last one. 0 is this process."""
-    os.sched_setaffinity(pid, {ALLOWED[-1]})
+    os.sched_setaffinity(pid, {CLIENT})

@@ -118,8 +118,8 @@ def _measured(file: Path, together: int, warnings: list[str]) -> Figures:
         servers.ours(LOAD, more=replay) as server,
         watched() as watch,
         used_by(server.worker) as use,
-        kept_awake({cores.ALLOWED[0], cores.ALLOWED[-1]}),
-        withheld(cores.ALLOWED[0]) as lost,
+        kept_awake(),
+        withheld(cores.SERVER) as lost,
     ):
         replayed = _replay(server.port, exchanges, together)
     warnings += [*watch.health.warnings(), *use.warnings("the server"), *lost.warnings()]

@@ -140,8 +140,8 @@ class Copy:
         try:
             if self._nearest_fail(room, file, line):
                 return Verdict.KILLED
+            tests = _nearest_first(self.folder, room, path)
             for stage in (FAST, SLOW):
-                tests = _nearest_first(self.folder, room, path)
                 status, _ = self._run((*stage, *tests), self._limits[room, stage], UNCOMPILED)
                 if status not in (0, NO_TESTS):
                     return Verdict.TIMED_OUT if status == TOO_SLOW else Verdict.KILLED

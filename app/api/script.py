@@ -74,9 +74,11 @@ class ScriptDesk:
 
         ApiError for a fault that is an error, and where a rule cannot answer. May pause.
         """
+        if not requests:
+            return []
         directed: list[EngineRequest] = []
         within = Slices()
-        for number, conversation in enumerate(self._conversations(asked, prompts) if requests else ()):
+        for number, conversation in enumerate(self._conversations(asked, prompts)):
             first = requests[number * requests[0].n]
             seen = request_of(context, asked.model or first.model, conversation, tools_of(asked))
             decision = self.decide(seen, own_stream(first, seen))

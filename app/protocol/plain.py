@@ -139,7 +139,7 @@ class PlainReader(Generic[P]):
         ids = self._prompt_ids(request.prompt_key)
         if not ids or len(ids) > self._most_prompt_tokens:
             return None
-        room = min(limits.max_model_len - len(ids), self._longest_reply)
+        room = min(limits.max_model_len - len(ids), self._longest_reply)  # room_behind, a call less
         most = room if limit is None else min(limit, room)
         if most < 1 or request.min_tokens > most:
             return None

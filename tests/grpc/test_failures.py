@@ -80,14 +80,21 @@ def test_a_stream_can_end_too_early(engine: Engine, rule: str, kinds: list[str])
     assert [message.WhichOneof("response") for message in said] == kinds
 
 
-@pytest.mark.parametrize("rule", ["malformed-chunk; chunk=2", "truncated-json; chunk=2"])
-def test_a_message_can_be_none(engine: Engine, rule: str) -> None:
+def bytes_said(
+    engine: Engine, request: messages.GenerateRequest, *metadata: tuple[str, str]
+) -> Iterator[bytes]:
+    """The messages of a stream, which may be none."""
     call = engine.channel.unary_stream(
         "/vllm.grpc.engine.VllmEngine/Generate",
         request_serializer=lambda message: message.SerializeToString(),
     )
-    request = generate(ignore_eos=True)
-    said = list(call(request, timeout=LIMIT_S, metadata=[("x-fault", rule)]))
+    answers: Iterator[bytes] = call(request, timeout=LIMIT_S, metadata=metadata)
+    return answers
+
+
+@pytest.mark.parametrize("rule", ["malformed-chunk; chunk=2", "truncated-json; chunk=2"])
+def test_a_message_can_be_none(engine: Engine, rule: str) -> None:
+    said = list(bytes_said(engine, generate(ignore_eos=True), ("x-fault", rule)))
     assert messages.GenerateResponse.FromString(said[0]).HasField("chunk")
     with pytest.raises(Exception, match="parsing"):
         messages.GenerateResponse.FromString(said[1])
@@ -119,13 +126,8 @@ def test_who_is_cut_off_has_not_left(served: RunningServer, rule: str) -> None:
 
     with connected(served.port) as engine:
         metadata = [("x-fault", rule), ("authorization", f"Bearer {action}")]
-        request = generate(max_tokens=20, ignore_eos=True)
-        call = engine.channel.unary_stream(
-            "/vllm.grpc.engine.VllmEngine/Generate",
-            request_serializer=lambda message: message.SerializeToString(),
-        )(request, timeout=LIMIT_S, metadata=metadata)
         with suppress(grpc.RpcError):
-            list(call)
+            list(bytes_said(engine, generate(max_tokens=20, ignore_eos=True), *metadata))
         wait_until(lambda: disconnects() != [])
         assert disconnects() == [0]
 

@@ -96,6 +96,10 @@ class Engine:
                     self._answer(client, empty, number.to_bytes(8, "big"), payload)
             self._answer(client, empty, END, b"")
 
+    def hear(self) -> int:
+        """Wait for a request for a replay, and leave it unanswered; where it is to begin."""
+        return int.from_bytes(self._router.recv_multipart()[-1], "big")
+
     def _answer(self, client: bytes, empty: bytes, number: bytes, payload: bytes) -> None:
         topic = [self.topic if payload else b""] if self.topics else []
         self._router.send_multipart([client, empty, *topic, number, payload])
