@@ -37,9 +37,10 @@ NODE_LOCK := tests/conformance/node/package-lock.json
 N := 80
 SEED := 1
 ROOMS :=
-# How many files of tests run at a time, each in one process; 0: one test after the other.
+# How many files of tests run at a time, each in one process; 0: one test after the other. In the order of their names:
+# by the number of their tests, the long ones among the last would run alone.
 WORKERS := 2
-AT_A_TIME = -n $(WORKERS) --dist loadfile
+AT_A_TIME = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The first interpreter that is new enough; PYTHON=... chooses another.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \

@@ -196,4 +196,4 @@ def test_both_stages_are_of_the_python_that_ci_tests() -> None:
         ["make", "-n", "test-image", "IMAGE_PYTHON=it"], cwd=ROOT, capture_output=True, text=True
     )
     assert "PYTHON=it" in told.stdout and "tests/test_image.py" in told.stdout
-    assert 'make -C "$0" test-image' in (ROOT / ".ci" / "run").read_text()
+    assert 'make -C "$copy" test-image' in (ROOT / ".ci" / "run").read_text()

@@ -209,13 +209,13 @@ class MemoryBackend(Backend):
         return self._count_repeats and REPEAT_BYTES * self._repeats < REPEATS_BYTES
 
     def _offload(self, source: Source, offload: Offload, outcome: Outcome) -> None:
-        number = self.holders.find(source, offload.group)
+        number, tier = self.holders.find(source, offload.group), self._tier(offload.tier)
         mapping = EngineMap() if number is None else self._maps[number]
         known = [owned for key in offload.engine if (owned := mapping.get(key)) is not None]
         outcome.unknown += len(offload.engine) - len(known)
         if number is not None:
             keys = list(dict.fromkeys(chain.from_iterable(map(keys_of, known))))
-            outcome.added += self._add(keys, self._tier(offload.tier), number)
+            outcome.added += self._add(keys, tier, number)
 
     def _remove(self, source: Source, remove: Remove, outcome: Outcome) -> None:
         number = self.holders.find(source, remove.group)

@@ -113,10 +113,9 @@ class Model:
                 self.tiers.add(operation.tier)
                 self.engines.setdefault((pod, operation.group), Engine()).store(operation, outcome)
             case Offload():
-                engine = self.engines.get((pod, operation.group))
-                if engine is not None:
-                    self.tiers.add(operation.tier)
-                (engine or Engine()).offload(operation.engine, operation.tier, outcome)
+                self.tiers.add(operation.tier)
+                engine = self.engines.get((pod, operation.group), Engine())
+                engine.offload(operation.engine, operation.tier, outcome)
             case Remove():
                 engine = self.engines.get((pod, operation.group), Engine())
                 engine.remove(operation.engine, operation.tier, operation.tier in self.tiers, outcome)
