@@ -83,7 +83,7 @@ image-python:
 test-image:
 	@test -n "$(IMAGE_PYTHON)" || { echo "Python $(IMAGE_VERSION) is needed: name it with IMAGE_PYTHON=..." >&2; exit 1; }
 	$(MAKE) VENV=$(IMAGE_VENV) PYTHON=$(IMAGE_PYTHON) venv
-	$(IMAGE_VENV)/bin/python -m pytest $(AT_A_TIME) -m "not server and not slow"
+	$(IMAGE_VENV)/bin/python -m pytest $(AT_A_TIME) -m "not server"
 	$(IMAGE_VENV)/bin/python -m pytest -m server tests/test_image.py
 
 lint: $(VENV)/.dev

@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("steps"):
         os.environ[STEPS] = "yes"
     config.addinivalue_line("markers", "server: starts a process, most often a server; found by itself")
-    config.addinivalue_line("markers", "slow: takes seconds, though it starts no process")
+    config.addinivalue_line("markers", "slow: half a second and more, though it starts no process")
     for need in NEEDS:
         config.addinivalue_line("markers", f"{need.marker}: needs {need.reason}")
     if config.getoption("fast"):

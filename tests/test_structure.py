@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 MOST_LINES = 400
 
@@ -37,6 +39,7 @@ def imported(path: Path) -> Iterator[str]:
                 yield node.module
 
 
+@pytest.mark.slow
 def test_no_files_import_each_other_in_a_circle() -> None:
     """Whatever does, at whatever place, is one thing in two files."""
     graph = {module: set(imported(path)) - {module} for module, path in MODULES.items()}

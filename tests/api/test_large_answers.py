@@ -109,6 +109,7 @@ FAMILIES = [
 THOUGHT = Part("reasoning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [None, THOUGHT], ids=["text", "thought"])
 @pytest.mark.parametrize(("make", "choices"), FAMILIES)
 def test_a_large_answer_says_in_pieces_what_it_says_in_one(
@@ -135,6 +136,7 @@ def test_no_piece_is_much_work(make: Callable[[int], ResponseWriter], choices: i
         before = Entries.made
 
 
+@pytest.mark.slow
 def test_many_small_choices_leave_in_pieces_of_some_size() -> None:
     found = [*chat(1000).pieces(reply(1000, 3))]
     assert len(found) > 1
@@ -143,6 +145,7 @@ def test_many_small_choices_leave_in_pieces_of_some_size() -> None:
     assert [choice["index"] for choice in body["choices"]] == list(range(1000))
 
 
+@pytest.mark.slow
 def test_writing_a_large_answer_takes_little_memory() -> None:
     """3.6 million log probabilities, 230 MB of JSON."""
     writer = ChatWriter(META, ChatResponseOptions(n=30, prompt_ids=[1], top_logprobs=-1))

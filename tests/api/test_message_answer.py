@@ -102,6 +102,7 @@ REASONS = st.sampled_from(["stop", "length"])
 FINISH = st.builds(Finish, REASONS, st.none() | st.just("END") | st.integers(0, 9))
 
 
+@pytest.mark.slow
 @given(segments=segments(), finish=FINISH, most=st.integers(1, 6), cached=st.integers(0, 16))
 @settings(max_examples=200, deadline=None)
 def test_a_streamed_message_says_what_a_whole_one_says(

@@ -42,6 +42,7 @@ def test_the_replies_of_a_large_request_are_made_with_pauses() -> None:
     watcher.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
@@ -84,6 +85,7 @@ def said(harness: Harness, request_id: str) -> list[str]:
     return [harness.said(request_id, index) for index in range(128) if harness.of(request_id, index)]
 
 
+@pytest.mark.slow
 def test_who_comes_in_such_a_pause_changes_no_reply_and_gets_the_one_that_is_due() -> None:
     alone = Harness(slots=500, clock=BusyClock(START_S), seed=4)
     for name, choices in (("large", 128), ("small", 1), ("last", 1)):

@@ -120,6 +120,7 @@ def played(
     return run
 
 
+@pytest.mark.slow
 @given(REQUESTS, LIMITS, ACTIONS)
 def test_everybody_gets_all_tokens_and_every_block_comes_back(
     requests: Requests, limits: SchedulerLimits, actions: Sequence[tuple[str, int]]
@@ -132,6 +133,7 @@ def test_everybody_gets_all_tokens_and_every_block_comes_back(
     assert run.scheduler.idle
 
 
+@pytest.mark.slow
 @given(REQUESTS, LIMITS, ACTIONS)
 def test_in_bulk_is_as_one_by_one(
     requests: Requests, limits: SchedulerLimits, actions: Sequence[tuple[str, int]]
@@ -264,6 +266,7 @@ class Pair:
         return (*counted, drafted, *([self.all.index(it) for it in them] for them in some))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(

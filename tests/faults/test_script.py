@@ -58,6 +58,7 @@ def test_a_matcher_lets_others_pass(matcher: dict[str, Any], hit: RequestFacts, 
 PATTERN = st.text(st.sampled_from("ab/*?[]!-"), max_size=12)
 
 
+@pytest.mark.slow
 @given(PATTERN, st.text(st.sampled_from("ab/-!]"), max_size=8))
 @example("[]a]", "]")
 @example("[!]-a]", "b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -242,6 +243,7 @@ def worst(client: str, clock: list[float]) -> ClientAudit:
     return audit
 
 
+@pytest.mark.slow
 def test_the_size_of_an_audit_is_no_less_than_what_it_really_takes() -> None:
     for make in (worst, lambda client, clock: ClientAudit(client, lambda: 0.0)):
         clock = [1e9]

@@ -63,6 +63,7 @@ def problem() -> Problem:
     return make_problem(start(), [run_of(load(3, 40, 800)), run_of(load(9, 60, 2000))], fixed)
 
 
+@pytest.mark.slow
 def test_constants_are_found_again_and_called_identified() -> None:
     told = []
     with mapped(1) as spread:
@@ -77,6 +78,7 @@ def test_constants_are_found_again_and_called_identified() -> None:
     assert {"weights", "per_token"} <= {it.name for it in known if it.identified}
 
 
+@pytest.mark.slow
 def test_the_same_seed_finds_the_same() -> None:
     with mapped(1) as spread:
         one, other = (Search(problem(), spread, 60, lambda progress: None).run(seed=5) for _ in range(2))
@@ -107,6 +109,7 @@ def test_constants_stay_in_their_ranges() -> None:
         msgspec.convert(msgspec.to_builtins(profile), Profile)
 
 
+@pytest.mark.slow
 def test_base_and_weights_are_known_as_a_sum_where_steps_are_alike() -> None:
     fixed = [it.name for it in CONSTANTS if it.name not in ("base", "weights")]
     made = make_problem(TRUE, [run_of(load(2, 400, 40))], fixed)
@@ -151,6 +154,7 @@ def recorded(folder: Path, name: str = "run.csv") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_profile_a_table_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_data_sheet_is_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "device must be given, too" in refusal(capsys, "--num-requests", "1", "--profile", "auto")
 
 
+@pytest.mark.slow
 def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture, document = tmp_path / "curve.png", tmp_path / "curve.json"
     load = ["--seconds", "20", "--output-tokens", "16", "--processes", "1"]
@@ -146,6 +147,7 @@ def test_groups_share_their_beginnings(capsys: pytest.CaptureFixture[str]) -> No
     assert aware["ttft_s"]["mean"] < random["ttft_s"]["mean"]
 
 
+@pytest.mark.slow
 def test_a_picture_shows_a_run(trace: Path, tmp_path: Path) -> None:
     picture = tmp_path / "run.png"
     assert run(["--trace", str(trace), "--plot", str(picture), "--pods", "2"]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ def request_of(number: int, tokens_in: int, tokens_out: int, group: int, shared:
     return request
 
 
+@pytest.mark.slow
 @given(REQUESTS, ACTIONS, st.sampled_from([0, 5]), st.booleans())
 def test_no_block_is_lost_or_taken_twice(
     requests: list[tuple[int, int, int, int]],

@@ -140,6 +140,7 @@ def test_whoever_follows_another_one_misses_the_step_that_is_made_at_its_end() -
     assert played.recording.first_s == pytest.approx([1.0, 1.0, 4.0])
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     base=SECONDS,
@@ -235,6 +236,7 @@ def rehearsed(noise: float = 0.0) -> Rehearsal:
     return rehearse(engine, profile_of(CostConstants(), limits), loads, engine.clock, lambda text: None)
 
 
+@pytest.mark.slow
 def test_an_engine_of_the_family_is_rehearsed_without_an_error() -> None:
     rehearsal = rehearsed()
     assert rehearsal.within
@@ -252,6 +254,7 @@ def test_what_is_compared_is_not_what_was_fitted() -> None:
     assert [len(it) for it in others] == [10, 10, 10, 10]
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_not_always_as_fast_is_still_told_within_the_bound() -> None:
     rehearsal = rehearsed(noise=0.05)
     assert rehearsal.within
@@ -316,6 +319,7 @@ def test_steps_are_the_same_only_if_all_of_them_are() -> None:
     assert not Comparison(3, played(1.0), played(1.0), played(1.0, steps=2)).same_steps
 
 
+@pytest.mark.slow
 def test_the_report_tells_the_figures_the_costs_and_a_verdict() -> None:
     good = rehearsed()
     text = report.table(good)
@@ -331,6 +335,7 @@ def test_the_report_tells_the_figures_the_costs_and_a_verdict() -> None:
     assert "NOT within the bound with 7 in flight" in report.verdict(bad)
 
 
+@pytest.mark.slow
 def test_the_figures_as_json() -> None:
     document = json.loads(report.as_json(rehearsed()))
     assert document["within"] is True
@@ -343,6 +348,7 @@ def test_the_figures_as_json() -> None:
     assert figure["error"] == pytest.approx(figure["simulated_s"] / figure["first_s"] - 1)
 
 
+@pytest.mark.slow
 def test_the_profile_can_be_read_and_tells_its_errors(tmp_path: Path) -> None:
     file = tmp_path / "profile.yaml"
     file.write_text(report.as_yaml(rehearsed()))
@@ -369,6 +375,7 @@ def test_steps_are_written_one_a_row(tmp_path: Path) -> None:
     assert [int(row["tokens"]) for row in rows] == [it.tokens for it in steps]
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     report.draw(rehearsed(), "test", tmp_path / "it.png")
     assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")

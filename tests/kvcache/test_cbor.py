@@ -27,6 +27,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values)
 def test_values_are_encoded_canonically(value: Any) -> None:
     assert cbor.encode(value) == cbor2.dumps(value, canonical=True)

@@ -179,6 +179,7 @@ def test_hashing_in_parts_gives_the_same_hashes(count: int) -> None:
     assert ours.chain.hashes(ours.none_hash, range(count)) == whole
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=30), max_size=30), st.integers(2, 8))
 def test_forgetting_hashes_changes_none(prompts: list[list[int]], entries: int) -> None:
     forgetful = BlockHasher("sha256_cbor", 2, "0", Random(0), entries * 500)
@@ -220,6 +221,7 @@ def test_a_salt_that_is_remembered_with_its_hashes_counts_once_however_many_bloc
     assert 50_000 < salted.chain.memo.size_bytes - plain.chain.memo.size_bytes < 51_000
 
 
+@pytest.mark.slow
 def test_salts_are_remembered_within_bounds() -> None:
     hash_blocks = hash_function("sha256_cbor", 16)
     hash_blocks(b"", IDS, [("warm",)] * 2)

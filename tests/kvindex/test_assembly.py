@@ -102,6 +102,7 @@ def test_what_our_own_publisher_publishes_is_taken(topic: str, pod: str) -> None
     index.close()
 
 
+@pytest.mark.slow
 def test_it_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixture) -> None:
     first = made(kv_index_bind="tcp://127.0.0.1:*")
     first.start()

@@ -41,6 +41,7 @@ class Counting:
         return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", GENERATIONS)
 @given(asked=st.lists(prompts, max_size=8))
 def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[int]]) -> None:
@@ -82,6 +83,7 @@ def test_two_parts_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch)
         assert beginnings.keys(parent, prompt) == keys.keys(parent, prompt)
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_bounded_and_told_of() -> None:
     index = Index(MemoryBackend(), IndexSettings(block_size=SIZE))
     (beginnings,) = (cache for name, cache in index.caches.items() if name == "index keys")

@@ -19,6 +19,7 @@ from app.tokenization import default_tokenizer
 CUTTER = Cutter.of(default_tokenizer().backend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("margin", [CHARACTERS_BEHIND, 300])
 @given(
     words=st.lists(

@@ -52,6 +52,7 @@ def run(pool: Pool, now: float = 0.0) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_ten_thousand_pods_share_a_prompt() -> None:
     index, pool = make(most_messages=20_000)
     pods = [f"10.{number >> 8}.{number & 255}.1:8000" for number in range(10_000)]
@@ -207,6 +208,7 @@ def test_a_pool_without_queues_is_refused() -> None:
 frames = st.lists(st.binary(max_size=40), max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(frames, max_size=20), st.integers())
 def test_no_frames_do_harm(sent: list[list[bytes]], seed: int) -> None:

@@ -58,6 +58,7 @@ def family(rng: Random, pieces: int, tails: Sequence[tuple[float, str]]) -> list
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30, deadline=None)
 @given(
@@ -166,6 +167,7 @@ def test_what_is_kept_is_bounded_and_ends_go_before_beginnings(embedded: LocalTo
     assert store.counts.chunks_reused - before.chunks_reused == len(begin) // CHUNK_BYTES
 
 
+@pytest.mark.slow
 def test_the_memory_of_what_is_kept_is_reckoned_about_right(embedded: LocalTokenizer) -> None:
     store, words = PrefixStore(), PROSE.split()
 

@@ -163,6 +163,7 @@ def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: Engine) -
         assert ("kvcache_events_skipped_total", reason) in samples
 
 
+@pytest.mark.slow
 def test_an_address_that_is_taken_is_an_error_and_can_be_tried_again(index: KvIndex) -> None:
     taken = SubscriberSettings(bind=index.address, model="m")
     other = KvIndex(settings(subscriber=taken), load)

@@ -83,6 +83,7 @@ def test_fifteen_megabytes_that_are_no_batch_are_refused() -> None:
     assert index.losses.messages == {"unreadable": 1}
 
 
+@pytest.mark.slow
 def test_a_batch_of_a_million_events_is_applied_a_few_at_a_time() -> None:
     index, pool = make(most_payload_bytes=64 << 20)
     store = encoder("0.9.2")(batch(stored([1, 2], PROMPT[:8]), ts=1000.0))
@@ -116,6 +117,7 @@ def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
     assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({}, {}, {})
 
 
+@pytest.mark.slow
 def test_thirty_eight_thousand_pods_leave_the_latest_ones() -> None:
     pods, (index, pool) = 38_000, make(most_messages=40_000)
     payload = encoder()(batch(stored([1, 2], PROMPT[:8]), ts=1000.0))
@@ -150,6 +152,7 @@ def test_a_message_too_large_is_not_kept() -> None:
     assert matched(index, PROMPT) == {"a": 2} and index.losses.messages == {"too_large": 1}
 
 
+@pytest.mark.slow
 def test_a_large_message_comes_through_a_socket(place: Station) -> None:
     place.listen()
     engine = place.engine("kv@a@m")
@@ -206,6 +209,7 @@ def large_store(blocks: int, size: int = 4, **more: Any) -> BlockStored:
     return stored([number | 1 << 40 for number in range(blocks)], tokens, 77, size, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_large_store_is_several_that_continue_each_other(layout: LayoutName) -> None:
     event = large_store(9_000, extra_keys=KEYS * 3_000, lora_name="alice", medium="CPU", group_idx=1)
@@ -300,6 +304,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(values, max_size=3), st.integers(1, 300))
 def test_values_end_where_they_end(items: list[Any], steps: int) -> None:
     data = b"".join(map(pack, items))

@@ -76,6 +76,7 @@ def test_an_adapter_that_grows_in_its_place_is_not_dropped_for_itself() -> None:
     assert names(registry) == ["a"] and registry.size_bytes <= registry.limit_bytes
 
 
+@pytest.mark.slow
 def test_the_size_is_no_less_than_what_is_really_taken() -> None:
     registry = LoRARegistry()
     gc.collect()

@@ -134,6 +134,7 @@ def test_a_prompt_is_counted_once_for_all_its_choices(recorder: Recorder) -> Non
     assert now["vllm:request_generation_tokens_count"] == 3
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(FINISHED), TOKENS, SECONDS), max_size=20))
 def test_every_histogram_of_a_request_counts_every_end(ends: list[tuple[str, int, float]]) -> None:
     recorder = Recorder("tiny", max_model_len=2048, cache_config={})
@@ -189,6 +190,7 @@ def tell(recorder: Recorder | DirectRecorder, event: tuple[str, tuple[Any, ...]]
         getattr(recorder, name)(*arguments)
 
 
+@pytest.mark.slow
 @given(st.lists(EVENTS, max_size=30), st.integers(0, 30), st.lists(EVENTS, max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_rows_that_are_counted_later_give_the_text_of_events_that_are_counted_at_once(

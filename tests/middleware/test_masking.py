@@ -57,6 +57,7 @@ def test_a_secret_field_is_hidden_wherever_it_is(name: str, secret: str, indent:
     assert found == {**body, name: MASK}
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(OTHERS), st.text() | st.integers() | st.lists(st.integers())))
 def test_other_fields_stay_as_they_are(body: dict[str, object]) -> None:
     assert json.loads(mask_text(json.dumps(body))) == body
@@ -106,6 +107,7 @@ def test_arguments_of_a_tool_call_keep_what_is_no_secret() -> None:
     assert mask_text(body("hidden")) == body("***")
 
 
+@pytest.mark.slow
 @given(st.recursive(st.none() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_a_body_without_secret_names_stays_as_it_is(value: object) -> None:
     text = json.dumps({"messages": value})
@@ -144,6 +146,7 @@ PIECES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("piece", [*PIECES, *('"\\n",', '"key":"a",', '"a', "a")])
 def test_others_have_their_turn_while_a_long_body_is_masked(piece: str) -> None:
@@ -161,6 +164,7 @@ def test_the_loop_goes_on_while_a_body_is_masked() -> None:
     assert len(turns) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filler", ['"\\n",', '"a", ', "[", " " * 40, "Bear "])
 @pytest.mark.parametrize("size", [PIECE - 5, PIECE, PIECE + 3, 3 * PIECE - 1])
 def test_a_secret_is_hidden_wherever_a_piece_ends(filler: str, size: int) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import pytest
 import requests
 from flask.testing import FlaskClient
 from hypothesis import given, settings
@@ -105,6 +106,7 @@ def test_every_answer_tells_what_is_left() -> None:
     assert told(limited.post(), "requests") == ("2", "1", "30s")
 
 
+@pytest.mark.slow
 def test_what_is_left_is_whole_whatever_the_limit() -> None:
     for limit in range(1, 100):
         limited = Limited(requests_per_minute=limit)
@@ -214,6 +216,7 @@ def test_no_more_than_so_many_callers_are_remembered() -> None:
     assert len(limited.limits) == MOST_CALLERS
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 50), st.lists(st.floats(0, 30), min_size=1, max_size=80))
 def test_nobody_gets_more_than_the_limit_and_who_waits_is_served(per_minute: int, gaps: list[float]) -> None:

@@ -255,6 +255,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(ANYTHING)
 def test_whatever_a_plugin_gives_a_source_gives_a_reply_or_none(given: Any) -> None:
     guard, made = Guard("any", "reply"), Reply((), (), STOP)

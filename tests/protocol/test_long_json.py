@@ -37,6 +37,7 @@ def outcome(parsed: Callable[[], object]) -> object:
         return type(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 8, 40])
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=VALUES, separators=SEPARATORS, plain=st.booleans(), edits=EDITS)
@@ -88,6 +89,7 @@ def test_what_is_special_is_as_in_the_library(body: bytes, monkeypatch: pytest.M
     assert outcome(lambda: parse(body, slices())) == outcome(lambda: json.loads(body))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     [

@@ -92,6 +92,7 @@ def decode_everywhere(body: bytes, content_type: str | None = JSON) -> None:
         json.loads(error.body())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.__name__)
 @given(st.data())
 @settings(max_examples=20)
@@ -111,11 +112,13 @@ def test_any_bytes_give_a_request_or_an_api_error(body: bytes, content_type: str
     decode_everywhere(body, content_type)
 
 
+@pytest.mark.slow
 @given(anything)
 def test_any_json_gives_a_request_or_an_api_error(value: object) -> None:
     decode_everywhere(json.dumps(value).encode())
 
 
+@pytest.mark.slow
 @given(bodies)
 def test_any_values_in_known_fields_give_a_request_or_an_api_error(body: dict[str, object]) -> None:
     decode_everywhere(json.dumps(body).encode())
@@ -151,12 +154,14 @@ prompts = (
 )
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries({"messages": messages}, optional=sampling))
 def test_a_valid_chat_arrives_as_it_was_sent(body: dict[str, Any]) -> None:
     request = decode(json.dumps(body).encode(), JSON, ChatCompletionRequest)
     assert {name: getattr(request, name) for name in body} == body
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries({"prompt": prompts}, optional=sampling))
 def test_a_valid_completion_arrives_as_it_was_sent(body: dict[str, Any]) -> None:
     request = decode(json.dumps(body).encode(), JSON, CompletionRequest)

@@ -57,6 +57,7 @@ LONG_BODIES: dict[str, tuple[type[Request], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LONG_BODIES)
 def test_a_long_body_is_decoded_with_pauses(name: str) -> None:
     kind, body = LONG_BODIES[name]
@@ -117,6 +118,7 @@ TOOLS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(
     body=st.fixed_dictionaries(
         {},

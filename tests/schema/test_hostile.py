@@ -166,6 +166,7 @@ HOSTILE: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_schema_ends_soon(name: str) -> None:

@@ -179,6 +179,7 @@ def test_the_same_seed_makes_the_same_call() -> None:
     assert len({raw(played(calls, server_seed=seed)) for seed in range(8)}) > 1
 
 
+@pytest.mark.slow
 @given(most=st.integers(1, 60), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
 def test_a_structured_reply_is_valid_or_ends_for_its_length(most: int, seed: int) -> None:
@@ -277,6 +278,7 @@ def test_an_image_follows_the_last_token_after_its_own_time() -> None:
     assert (list(events[-1].ids), events[-1].finish and events[-1].finish.reason) == ([], "length")
 
 
+@pytest.mark.slow
 def test_the_choice_of_tools_is_even() -> None:
     rng = Random(1)
     names = [

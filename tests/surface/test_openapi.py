@@ -65,6 +65,7 @@ def test_every_route_is_described(kind: str) -> None:
     assert {(method, path) for method, path, _ in operations(kind)} == served
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_document_is_whole(kind: str) -> None:
     whole = document(application(kind).test_client())

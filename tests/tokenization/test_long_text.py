@@ -23,6 +23,7 @@ LETTERS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("special", [False, True])
 @settings(max_examples=25, deadline=None)
