@@ -1,9 +1,9 @@
 """Where a reply ends before its length: the stop strings and stop tokens that cut it.
 
-Stops follow the rules of vLLM's detokenizer: a stop string
-counts once more than `min_tokens` tokens are out; the one that is complete first wins; its token is the last
-one; the text ends before the stop string unless it is to be included. While no stop has come, as many
-characters are held back as could still turn out to be its beginning.
+Stops follow the rules of vLLM's detokenizer: a stop string counts once more than `min_tokens` tokens are
+out; the one that is complete first wins; its token is the last one; the text ends before the stop string
+unless it is to be included. While no stop has come, as many characters are held back as could still turn
+out to be its beginning.
 """
 
 from __future__ import annotations

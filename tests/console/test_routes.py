@@ -145,7 +145,6 @@ def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
     assert answer["outcome"]["reason"] == "length" and answer["blocks"] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

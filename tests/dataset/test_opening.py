@@ -75,7 +75,6 @@ def test_an_empty_table_is_told(path: Path, in_memory: bool, tokenizer: LocalTok
     assert trouble(path, in_memory, tokenizer) == "table llmd is empty"
 
 
-@pytest.mark.slow
 @kinds
 def test_a_file_that_cannot_be_used_is_closed_without_a_word(
     path: Path, in_memory: bool, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture

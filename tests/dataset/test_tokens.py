@@ -44,7 +44,6 @@ def test_what_holds_no_reply_is_refused(raw: object) -> None:
         decode(raw)
 
 
-@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text()), min_size=1))
 def test_what_is_written_is_read_again(pairs: list[tuple[int, str]]) -> None:
     tokens = Tokens([each for each, _ in pairs], [text for _, text in pairs])

@@ -85,7 +85,6 @@ def said(harness: Harness, request_id: str) -> list[str]:
     return [harness.said(request_id, index) for index in range(128) if harness.of(request_id, index)]
 
 
-@pytest.mark.slow
 def test_who_comes_in_such_a_pause_changes_no_reply_and_gets_the_one_that_is_due() -> None:
     alone = Harness(slots=500, clock=BusyClock(START_S), seed=4)
     for name, choices in (("large", 128), ("small", 1), ("last", 1)):

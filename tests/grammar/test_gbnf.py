@@ -125,7 +125,6 @@ def test_rules_that_multiply_take_no_time() -> None:
         text(grammar('root ::= (""{9999}){9999}'))
 
 
-@pytest.mark.slow
 @given(st.text(alphabet='ab"[]()|*+?{}:=, \\\n#.-^0', max_size=40))
 def test_any_text_is_a_grammar_or_is_refused(body: str) -> None:
     try:

@@ -75,7 +75,6 @@ def test_a_part_ends_as_soon_as_it_has_blocks_enough(sent: list[Operation], enou
 bitmaps = st.none() | st.integers(0, 3).map(lambda mask: mask.to_bytes(2, "little"))
 
 
-@pytest.mark.slow
 @given(st.integers(1, 3).flatmap(lambda tiers: st.lists(st.lists(bitmaps, min_size=tiers, max_size=tiers))))
 def test_bitmaps_are_read_up_to_the_first_block_that_nobody_has(blocks: list[list[bytes | None]]) -> None:
     expected = []

@@ -47,7 +47,6 @@ blocks = st.lists(st.lists(masks, min_size=1, max_size=3).map(tuple), max_size=2
 weightings = st.tuples(*[st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])] * 3)
 
 
-@pytest.mark.slow
 @given(blocks, masks, weightings, st.integers(1, 4))
 def test_masks_and_sets_agree(
     found: list[tuple[int, ...]], candidates: int, values: tuple[float, ...], repeat: int

@@ -152,7 +152,6 @@ def test_a_message_too_large_is_not_kept() -> None:
     assert matched(index, PROMPT) == {"a": 2} and index.losses.messages == {"too_large": 1}
 
 
-@pytest.mark.slow
 def test_a_large_message_comes_through_a_socket(place: Station) -> None:
     place.listen()
     engine = place.engine("kv@a@m")

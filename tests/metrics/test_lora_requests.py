@@ -6,7 +6,6 @@ import gc
 import tracemalloc
 from itertools import count
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.metrics.lora_requests import LIMIT_BYTES, MOST_SERIES, LoraRequests
@@ -64,7 +63,6 @@ def test_memory_is_bounded_however_long_the_names_are() -> None:
     assert [len(running) for running, _, _ in series(loras)] == [LIMIT_BYTES]
 
 
-@pytest.mark.slow
 def test_the_size_is_no_less_than_what_is_really_taken() -> None:
     loras = requests()
     gc.collect()

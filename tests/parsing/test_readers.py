@@ -177,7 +177,6 @@ def test_any_cut_of_a_text_has_the_same_parts(kind: str, data: st.DataObject) ->
     assert read(make(), tokens) == read(make(), [text]) == read(make(), list(text))
 
 
-@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=5), st.integers() | st.text() | st.none(), max_size=4), st.booleans())
 def test_arguments_are_told_as_they_were_written(arguments: dict[str, object], tight: bool) -> None:
     separators = (",", ":") if tight else (", ", ": ")

@@ -92,7 +92,6 @@ def decode_everywhere(body: bytes, content_type: str | None = JSON) -> None:
         json.loads(error.body())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.__name__)
 @given(st.data())
 @settings(max_examples=20)
@@ -161,7 +160,6 @@ def test_a_valid_chat_arrives_as_it_was_sent(body: dict[str, Any]) -> None:
     assert {name: getattr(request, name) for name in body} == body
 
 
-@pytest.mark.slow
 @given(st.fixed_dictionaries({"prompt": prompts}, optional=sampling))
 def test_a_valid_completion_arrives_as_it_was_sent(body: dict[str, Any]) -> None:
     request = decode(json.dumps(body).encode(), JSON, CompletionRequest)

@@ -278,7 +278,6 @@ def test_an_image_follows_the_last_token_after_its_own_time() -> None:
     assert (list(events[-1].ids), events[-1].finish and events[-1].finish.reason) == ([], "length")
 
 
-@pytest.mark.slow
 def test_the_choice_of_tools_is_even() -> None:
     rng = Random(1)
     names = [

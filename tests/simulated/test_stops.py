@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,7 +51,6 @@ def naive(texts: list[str], stops: list[str], min_tokens: int, include: bool) ->
     return text, len(texts), None
 
 
-@pytest.mark.slow
 @given(
     texts=st.lists(st.text("abc", max_size=3), min_size=1, max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=4),

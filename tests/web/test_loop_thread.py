@@ -144,7 +144,6 @@ def test_pieces_are_made_under_the_name_of_their_request() -> None:
         assert [*body] == [b"/", b"/"]
 
 
-@pytest.mark.slow
 def test_a_request_leaves_nothing_behind_that_only_a_collection_would_find() -> None:
     known: list[weakref.ref[RequestContext]] = []
 
