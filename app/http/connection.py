@@ -24,6 +24,9 @@ ESTABLISHED = b"\x01"
 class Watcher(Protocol):
     """A watcher of gevent's loop, which ships no types."""
 
+    @property
+    def active(self) -> bool: ...
+
     def start(self, callback: Callable[..., None], *args: object) -> None: ...
 
     def stop(self) -> None: ...

@@ -41,6 +41,7 @@ from app.http.wsgi import CONTEXT, context_of
 from app.server import handover
 from app.server.certificates import CertificateError, ServerCertificate
 from app.server.client_socket import ClientServer, JoinedResponse, discard_body, has_much_unread, linger
+from app.server.fair_turns import GENERAL_S, FairSocket, FairTurns, Share
 from app.server.fast.connection import FastConnection
 from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
@@ -92,6 +93,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.head_timeout_s = inf
         """How long the head of a request may take where connections are not kept."""
         self._fast: FastConnections | None = None
+        self._turns: FairTurns
         self._greenlets = Pool(self.worker_connections)
         self._stopping = Event()
         self._busy: set[Any] = set()
@@ -126,9 +128,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         if self.certificate is None and self.cfg.is_ssl:  # under an arbiter that is not ours
             self.certificate = ServerCertificate(self.cfg)
+        self._turns = FairTurns()
         with_middleware = hasattr(self.wsgi, "middleware")
         if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
-            path = FastPath(self.wsgi, self.log, self.write_timeout_s, self.head_timeout_s)
+            path = FastPath(self.wsgi, self.log, self._turns, self.write_timeout_s, self.head_timeout_s)
             self._fast = FastConnections(path, self.cfg.keepalive, self._serve_general)
             self.wsgi.caches.append(lambda: {"request heads": path.heads})
         servers = [self._listen(listener) for listener in self.sockets]
@@ -247,7 +250,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._idle_at[client] = time.monotonic() + FIRST_REQUEST_S
         try:
             if self.certificate is None or self._agree(client, addr):
-                self._serve(bound, client, addr, b"", keeps=True)
+                self._serve(bound, client, addr, b"", Share(), keeps=True)
         finally:
             self._idle_at.pop(client, None)
             util.close(client)
@@ -263,7 +266,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
         client = connection.client
         rest = None
         try:
-            rest = self._serve(connection.bound, client, connection.address, data, False, arrived_s)
+            connection.share.cost_s = max(connection.share.cost_s, GENERAL_S)
+            self._turns.wait(connection.share)
+            rest = self._serve(
+                connection.bound, client, connection.address, data, connection.share, False, arrived_s
+            )
         finally:
             if rest is None or not self.alive:
                 connection.close()
@@ -271,7 +278,14 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 connection.take_back(rest)
 
     def _serve(
-        self, bound: Any, client: Any, addr: Any, data: bytes, keeps: bool, arrived_s: float | None = None
+        self,
+        bound: Any,
+        client: Any,
+        addr: Any,
+        data: bytes,
+        share: Share,
+        keeps: bool,
+        arrived_s: float | None = None,
     ) -> bytes | None:
         """Requests of one connection, beginning with `data`, until it is to be closed: then None.
 
@@ -280,8 +294,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """
         req = None
         try:
-            parser = http.get_parser(self.cfg, client, addr)
-            parser.unreader.unread(data)
+            source = FairSocket(client, data, self._turns, share)
+            parser = http.get_parser(self.cfg, source, addr)
             while True:
                 req = None
                 with gevent.Timeout(self.cfg.keepalive or self.head_timeout_s, False):
@@ -289,11 +303,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 if not req:
                     return None
                 self.handle_request(bound, req, client, addr, arrived_s)
+                self._turns.wait(share)  # a client with its next request ready would never let go of the loop
                 if not discard_body(parser):
                     linger(client)
                     return None
                 if not keeps:
-                    rest: bytes = parser.unreader.take_buffered()
+                    rest: bytes = parser.unreader.take_buffered() + source.take_rest()
                     return rest
         except (http.errors.NoMoreData, StopIteration) as error:
             self.log.debug("Closing connection. %s", error)
@@ -346,8 +361,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 self._idle_at[sock] = arrived
         if not self.alive or response.should_close():
             raise StopIteration
-        # A client that always has its next request ready would never let go of the loop.
-        gevent.sleep(0)
 
     def _respond(self, req: Any, response: JoinedResponse, environ: dict[str, Any], arrived: float) -> None:
         body = self.wsgi(environ, response.start_response)

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -28,22 +29,26 @@ def request_named(name: str) -> bytes:
     return f"GET /v1/models HTTP/1.1\r\nHost: test\r\nX-Request-Id: {name}\r\n\r\n".encode()
 
 
-def test_a_connection_with_its_next_request_always_ready_does_not_starve_another(
-    server: RunningServer,
+@pytest.mark.parametrize("crowd", [1, 30])
+def test_connections_with_their_next_request_always_ready_do_not_starve_another(
+    server: RunningServer, crowd: int
 ) -> None:
-    requests = 2000
-    with Wire(server.port) as greedy, Wire(server.port) as modest:
-        # Somebody reads the answers all the time, so that the server never has to wait for the greedy one.
-        reader = threading.Thread(target=drain, args=(greedy, requests))
-        reader.start()
-        greedy.send(request_named("greedy") * requests)
+    requests, before = 3000 // crowd, server.log().count('"request_id": "greedy"')
+    with ExitStack() as open_wires, Wire(server.port) as modest:
+        greedy = [open_wires.enter_context(Wire(server.port)) for _ in range(crowd)]
+        # Each has a reader, so that the server never has to wait for a greedy one.
+        readers = [threading.Thread(target=drain, args=(wire, requests)) for wire in greedy]
+        for wire, reader in zip(greedy, readers, strict=True):
+            reader.start()
+            wire.send(request_named("greedy") * requests)
         for _ in range(5):
             modest.send(request_named("modest")).answer()
-        reader.join()
+        for reader in readers:
+            reader.join()
     # Turns are compared, not times: the access log has one line for each.
-    wait_until(lambda: server.log().count('"request_id": "greedy"') == requests)
-    turns = "".join(re.findall(r'"request_id": "(g|m)(?:reedy|odest)"', server.log()))
-    assert max(map(len, turns.split("m")[:-1])) < requests / 2
+    wait_until(lambda: server.log().count('"request_id": "greedy"') == before + requests * crowd)
+    turns = "".join(re.findall(r'"request_id": "(g|m)(?:reedy|odest)"', server.log())[before:])
+    assert max(map(len, turns.split("m")[:-1])) < requests * crowd / 2
 
 
 def drain(wire: Wire, answers: int) -> None:

@@ -12,6 +12,7 @@ from app.http.context import RequestContext
 from app.http.response import Response
 from app.http.route import probe
 from app.middleware.stack import Middleware
+from app.server.fair_turns import FairTurns
 from app.server.fast.connection import FastConnection
 from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
@@ -37,7 +38,7 @@ class Broken(Middleware):
 def connections() -> FastConnections:
     app = application([probe("/probe", lambda context: Response(b"fine"))], Broken())
     log = cast(ServerLogger, SimpleNamespace(access_log_enabled=False))
-    return FastConnections(FastPath(app, log, 60.0), 60.0, lambda connection, data: None)
+    return FastConnections(FastPath(app, log, FairTurns(), 60.0), 60.0, lambda connection, data: None)
 
 
 def asked(connections: FastConnections) -> bytes:

@@ -17,6 +17,7 @@ from app.http.connection import READ, Connection, GeventSocket, Watcher
 from app.http.context import RequestContext, current_request
 from app.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
 from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
+from app.server.fair_turns import Share
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
 from app.server.fast.path import FastPath
 
@@ -55,7 +56,7 @@ class FastConnection:
     __slots__ = (
         *("_all", "_buffer", "_closes", "_connection", "_context", "_path"),
         *("_reader", "_response", "_unsent", "_writer", "address", "bound"),
-        *("busy", "client", "has_head", "is_new", "since_s"),
+        *("busy", "client", "has_head", "is_new", "share", "since_s"),
     )
 
     def __init__(
@@ -74,6 +75,7 @@ class FastConnection:
         self._response: Response | None = None
         self._unsent = b""
         self._writer: Watcher | None = None
+        self.share = Share()
         self.busy = False
         self.is_new = True
         """No request has come yet."""
@@ -84,6 +86,20 @@ class FastConnection:
         self._reader.start(self._readable)
 
     def _readable(self) -> None:
+        if self.busy:  # the answer before leaves first
+            self._reader.stop()
+        elif self._path.turns.has_time():
+            self._read()
+        else:
+            self._reader.stop()
+            self._path.turns.put(self.share, self._read_in_turn)
+
+    def _read_in_turn(self) -> None:
+        if not self.busy and self._all.has(self):
+            self._reader.start(self._readable)
+            self._read()
+
+    def _read(self) -> None:
         try:
             received = self._path.received
             data = received[: self.client._sock.recv_into(received)].tobytes()
@@ -289,12 +305,19 @@ class FastConnection:
         if self._closes or not self._path.is_open:
             self.close()
             return
+        self._await_request()
+
+    def _await_request(self) -> None:
         self.since_s = time.monotonic()
-        if self._buffer:  # the next request is here already; others come first
-            gevent.get_hub().loop.run_callback(self._resume)
+        if self._buffer:  # it is here already; other connections come first
+            self._reader.stop()
+            self._path.turns.put(self.share, self._resume)
+        elif not self._reader.active:
+            self._reader.start(self._readable)
 
     def _resume(self) -> None:
-        if self._buffer and not self.busy and self._all.has(self):
+        if not self.busy and self._all.has(self):
+            self._reader.start(self._readable)
             self._next()
 
     @property
@@ -316,10 +339,7 @@ class FastConnection:
         """The general way has answered; `data` is what it read beyond that."""
         self.busy = False
         self._buffer = data
-        self.since_s = time.monotonic()
-        self._reader.start(self._readable)
-        if data:
-            gevent.get_hub().loop.run_callback(self._resume)
+        self._await_request()
 
     def close(self) -> None:
         """Close the socket; what is being answered is finished for nobody."""

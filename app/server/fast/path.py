@@ -9,6 +9,7 @@ from app.api.errors import respond_to_error
 from app.http.context import RequestContext
 from app.http.response import Response, StreamingBody
 from app.http.stream import WriteBatcher
+from app.server.fair_turns import FairTurns
 from app.server.fast.heads import RequestHeads
 from app.server.logs import ServerLogger
 from app.web.application import Understudy
@@ -24,10 +25,16 @@ class FastPath:
     respond_to_error = staticmethod(respond_to_error)
 
     def __init__(
-        self, app: Understudy, log: ServerLogger, write_timeout_s: float, read_timeout_s: float = inf
+        self,
+        app: Understudy,
+        log: ServerLogger,
+        turns: FairTurns,
+        write_timeout_s: float,
+        read_timeout_s: float = inf,
     ) -> None:
         self.heads = RequestHeads(app.routes)
         self.middleware = app.middleware
+        self.turns = turns
         self.batcher = WriteBatcher()
         self.answers = WriteBatcher(MOST_ANSWERS)
         self.write_timeout_s = write_timeout_s

@@ -1,0 +1,101 @@
+"""Turns of the event loop are shared between connections: short work first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import gevent
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.server.fair_turns import TURN_S, FairTurns, Share
+
+
+class Time:
+    """A clock that work moves on."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def turns(time: Time) -> Iterator[FairTurns]:
+    turns = FairTurns(time, time)
+    yield turns
+    turns.close()
+
+
+def test_the_work_of_a_turn_is_bounded_for_all_connections_together(turns: FairTurns, time: Time) -> None:
+    began: list[int] = []
+    done: list[int] = []
+    watcher = gevent.get_hub().loop.prepare()
+    watcher.start(began.append, 1)
+
+    def work() -> None:
+        time.now_s += 0.6 * TURN_S
+        done.append(len(began))
+
+    for _ in range(6):
+        turns.put(Share(), work)
+    gevent.sleep(0.01)
+    watcher.close()
+    assert len(done) == 6 and max(map(done.count, done)) == 2
+
+
+def test_short_work_goes_first_and_long_work_once_a_turn(turns: FairTurns, time: Time) -> None:
+    done: list[str] = []
+    long, short = Share(), Share()
+    long.cost_s = 1.0
+
+    def work(name: str, seconds: float) -> None:
+        done.append(name)
+        time.now_s += seconds
+
+    for _ in range(3):
+        turns.put(long, partial(work, "long", TURN_S))
+    for _ in range(6):
+        turns.put(short, partial(work, "short", 0.6 * TURN_S))
+    gevent.sleep(0.01)
+    assert done == ["short", "short", "long"] * 3
+
+
+@given(st.lists(st.floats(0.0, 0.01), min_size=10, max_size=40))
+def test_a_connection_is_as_costly_as_its_works_are_on_average(costs: list[float]) -> None:
+    share = Share()
+    for cost in costs * 10:
+        share.add(cost)
+    assert min(costs) <= share.cost_s <= max(costs)
+    if max(costs) > 0:
+        assert share.cost_s > 0
+
+
+def test_a_greenlet_waits_for_its_turn_and_one_that_is_killed_is_forgotten(
+    turns: FairTurns, time: Time
+) -> None:
+    assert turns.has_time()
+    time.now_s += TURN_S
+    assert not turns.has_time()
+    order: list[str] = []
+
+    def patient(name: str) -> None:
+        time.now_s += TURN_S
+        turns.has_time()
+        time.now_s += TURN_S
+        turns.wait(Share())
+        order.append(name)
+
+    first, second = gevent.spawn(patient, "first"), gevent.spawn(patient, "second")
+    gevent.sleep(0)
+    first.kill()
+    second.join(1.0)
+    assert order == ["second"]
