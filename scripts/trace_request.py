@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from gunicorn.config import Config  # noqa: E402
 
 from app.factory import create_app  # noqa: E402
+from app.server.fair_turns import FairTurns  # noqa: E402
 from app.server.fast.connection import FastConnection  # noqa: E402
 from app.server.fast.connections import FastConnections  # noqa: E402
 from app.server.fast.path import FastPath  # noqa: E402
@@ -68,7 +69,7 @@ def fast(app: Understudy) -> Callable[[], None]:
     """Serves the request on the fast path of a worker."""
     log = ServerLogger(Config())
     log.access_log.setLevel(logging.CRITICAL)
-    path = FastPath(app, log, 60.0)
+    path = FastPath(app, log, FairTurns(), 60.0)
     among = FastConnections(path, 60.0, lambda connection, data: sys.exit("left to the general way"))
     listener = gevent.socket.socketpair()
     client, server = listener

@@ -15,6 +15,7 @@ import gevent.socket
 import pytest
 
 from app import create_app
+from app.server.fair_turns import FairTurns
 from app.server.fast.connection import FastConnection
 from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
@@ -172,7 +173,7 @@ class FastClient:
 
     def __init__(self, app: Understudy) -> None:
         log = SimpleNamespace(access_log_enabled=False)
-        path = FastPath(app, cast("ServerLogger", log), 5.0)
+        path = FastPath(app, cast("ServerLogger", log), FairTurns(), 5.0)
         self.connections = FastConnections(path, 60.0, self._general)
         server, self.sock = gevent.socket.socketpair()
         self.connections.add(FastConnection(self.connections, server, ("127.0.0.1", 1), None))
