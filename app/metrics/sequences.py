@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from app.metrics.families import FINISHED, EngineFamilies
+from app.metrics.figures import Distribution
 from app.metrics.instruments import Counter, Histogram
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
@@ -68,6 +69,10 @@ class FinishedSequences:
     def by_reason(self) -> dict[str, float]:
         """Sequences that are over, by the reason of their end."""
         return {reason: counter.value for reason, counter in self._success.items()}
+
+    def latency(self) -> Distribution:
+        """From arrival to end."""
+        return Distribution.of(self._e2e)
 
     def observe(self, rows: Sequence[FinishedSequence], completed: Sequence[tuple[int, int]]) -> None:
         """All histograms of each row, whatever its reason; `completed`: choices and the longest of prompts

@@ -136,6 +136,17 @@ class StepSettings(Section, frozen=True, kw_only=True):
     num_gpu_blocks_override: Annotated[
         Annotated[int, Meta(ge=2)] | None, About("vLLM's name of kv-cache-size.", unit="blocks")
     ] = None
+    num_blocks: Annotated[
+        Annotated[int, Meta(ge=2)] | None,
+        About("nano-qwen3-serving's name of kv-cache-size.", unit="blocks"),
+    ] = None
+    max_seq_length: Annotated[
+        Count | None, About("nano-qwen3-serving's name of max-model-len.", unit="tokens")
+    ] = None
+    max_queue_size: Annotated[
+        NotNegative | None,
+        About("nano-qwen3-serving's name of max-waiting-queue-length.", unit="requests"),
+    ] = None
 
     @property
     def shared(self) -> bool:

@@ -70,9 +70,20 @@ def test_names_of_vllm_are_those_of_the_simulators() -> None:
     assert not load(["--no-enable-prefix-caching"], {"SIM_ENABLE_KVCACHE": "true"}).kvcache.enable_kvcache
 
 
+def test_names_of_the_small_engine_are_those_of_the_simulators() -> None:
+    settings = load(["--num-blocks", "77", "--max-seq-length", "512", "--max-queue-size", "3"], {})
+    assert (settings.kvcache.kv_cache_size, settings.model.max_model_len) == (77, 512)
+    assert settings.scheduling.max_waiting_queue_length == 3
+    real = load(["--engine", "llm", "--model", "m", "--num-blocks", "64"], {"SIM_MAX_SEQ_LENGTH": "512"})
+    assert (real.kvcache.kv_cache_size, real.model.max_model_len) == (64, 512)
+
+
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
+        (["--num-gpu-blocks-override", "9", "--num-blocks", "8"], "setting num-blocks"),
+        (["--max-model-len", "9", "--max-seq-length", "8"], "setting max-seq-length"),
+        (["--max-queue-size", "-1"], "setting max-queue-size"),
         (["--enable-kvcache", "--no-enable-prefix-caching"], "setting enable-prefix-caching"),
         (["--kv-cache-size", "9", "--num-gpu-blocks-override", "8"], "setting num-gpu-blocks-override"),
         (["--profile", "nobody"], "profile nobody"),

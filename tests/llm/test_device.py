@@ -45,7 +45,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
         return own(tensor)
 
     monkeypatch.setattr(torch.Tensor, "tolist", tolist)
-    monkeypatch.setattr("app.llm.device_manager._available", lambda device: "meta")
+    monkeypatch.setattr(DeviceManager, "detect_device", staticmethod(lambda device: "meta"))
     monkeypatch.setattr(DeviceManager, "free_bytes", lambda self: None)
     return shapes
 

@@ -141,14 +141,14 @@ def test_asyncio_goes_on_while_the_engine_computes(llm: LLM, model: str) -> None
     texts = [str(result["generated_text"]) for result in llm.generate(PROMPTS, GREEDY)]
 
     async def stream(engine: AsyncLLM, prompt: str) -> list[str]:
-        return [output.text async for output in engine.generate_stream(prompt, GREEDY)]
+        return [str(item["token"]) async for item in engine.generate_stream(prompt, GREEDY)]
 
     async def talk() -> tuple[list[list[str]], list[str]]:
         async with AsyncLLM(lambda: make_engine(model)) as engine:
             streamed = await asyncio.gather(*(stream(engine, prompt) for prompt in PROMPTS))
-            whole = [(await engine.generate(prompt, GREEDY))[0].text for prompt in PROMPTS]
+            whole = [str(it["generated_text"]) for it in await engine.generate_async(PROMPTS, GREEDY)]
             with pytest.raises(RequestError):
-                await engine.generate([])
+                await engine.generate([[]])
             return streamed, whole
 
     streamed, whole = asyncio.run(talk())

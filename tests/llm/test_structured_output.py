@@ -299,7 +299,7 @@ def test_asyncio(model: str) -> None:
     async def talk() -> str:
         async with AsyncLLM(lambda: make_engine(model)) as engine:
             wanted = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["left", "right"]))
-            return (await engine.generate("Where?", wanted))[0].text
+            return str((await engine.generate_async("Where?", wanted))[0]["generated_text"])
 
     assert asyncio.run(talk()) in ("left", "right")
 

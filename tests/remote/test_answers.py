@@ -14,6 +14,8 @@ import pytest
 
 from app.engine.link import GREETING_MS
 from app.engine.wire import Sampling
+from app.factory import create_app
+from config.loader import load
 from tests.conformance.sdk import openai_client
 from tests.hostile.wire import Wire, get, is_error, post, wait_until
 from tests.remote.served import SENTENCE, Peer
@@ -39,6 +41,21 @@ def chat(server: RunningServer, **fields: Any) -> Any:
 def events(server: RunningServer, **fields: Any) -> list[Any]:
     with Wire(server.port) as wire:
         return [*wire.post(HELLO | fields | {"stream": True}, CHATS).events()]
+
+
+def test_statistics_count_what_was_served(remote: RunningServer, peer: Peer) -> None:
+    before = get(remote.port, "/stats").json()
+    tokens = chat(remote)["usage"]["completion_tokens"]
+    after = get(remote.port, "/stats").json()
+    assert (after["queue_length"], after["active_requests"]) == (0, 0)
+    assert after["requests_served"] == before["requests_served"] + 1
+    assert after["total_tokens_generated"] == before["total_tokens_generated"] + tokens
+    assert 0 < after["average_response_time"] < 60
+    assert "/stats" in get(remote.port, "/openapi.json").json()["paths"]
+
+
+def test_a_simulation_has_no_statistics_as_vllm_has_none() -> None:
+    assert create_app(load([], {})).test_client().get("/stats").status_code == 404
 
 
 def test_a_chat_is_what_the_engine_says(remote: RunningServer, peer: Peer) -> None:

@@ -32,8 +32,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "script": ("--script", str(ROOT / "examples" / "scripts" / "weather.yaml")),
     "indexer": ("--role", "indexer", "--kv-index-bind", "tcp://127.0.0.1:0"),
 }
-NEEDS_MORE = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
-"""Need a path that exists; they are asked below."""
+NEEDS_MORE = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/stats")
+"""Need a path that exists, and are asked below; the last one needs a model that computes (tests/remote)."""
 ENDING = ("/admin/drain", "/sleep", "/pause", "/release_kv_cache_memory")
 """After them a server answers nothing more of interest; the last is 500, as vLLM's, without a pause."""
 

@@ -13,6 +13,7 @@ from app.http.response import Response, json_response
 from app.http.route import Route, get, probe
 from app.kvcache.memo import Bounded
 from app.metrics.exposition import CONTENT_TYPE, Exposition
+from app.metrics.figures import Figures
 from config.plugins import API
 
 
@@ -81,6 +82,24 @@ def metrics_routes(exposition: Exposition) -> list[Route]:
     return [
         Route(methods=ANY_METHOD, path="/metrics", handle=metrics),
     ]
+
+
+def statistics_routes(figures: Callable[[], Figures]) -> list[Route]:
+    """Of a server whose model computes: vLLM has no such route."""
+
+    def stats(context: RequestContext) -> Response:
+        """Choices, tokens and mean seconds since the start of this rank, and choices of now."""
+        now = figures()
+        statistics = {
+            "requests_served": int(sum(now.finished.values())),
+            "total_tokens_generated": int(now.generated),
+            "average_response_time": now.e2e.sum / max(1, sum(now.e2e.counts)),
+            "queue_length": int(now.waiting),
+            "active_requests": int(now.running),
+        }
+        return json_response(statistics)
+
+    return [get("/stats", stats)]
 
 
 Caches = Callable[[], Mapping[str, Bounded]]

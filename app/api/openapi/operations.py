@@ -239,6 +239,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/ping"): _EMPTY,
     ("GET", "/version"): Operation(answer=dict[str, str]),
     ("GET", "/load"): Operation(answer=dict[str, int]),
+    ("GET", "/stats"): Operation(answer=dict[str, float]),
     **{(method, "/metrics"): Operation(media=(TEXT,)) for method in ANY_METHOD if method != "HEAD"},
     ("GET", "/"): Operation(answer=ANYTHING),
     ("GET", "/openapi.json"): Operation(answer=ANYTHING),
