@@ -10,10 +10,11 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from app.api import models, tokens
+from app.api import decisions, invocations, label_reads, models, tokens
 from app.api.admin import config as admin
+from app.api.admin import elastic, reports
 from app.api.admin import lifecycle as lifecycle_routes
-from app.api.admin import reports
+from app.api.admin import weights as weight_routes
 from app.api.admin.config import PeerRanks
 from app.api.anthropic import routes as anthropic
 from app.api.chat import route as chat
@@ -48,6 +49,7 @@ from app.dataset import prepare as prepare_datasets
 from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
 from app.engine.lifecycle import Lifecycle, Operations
+from app.engine.weights import Weights
 from app.faults.audit_trail import AuditTrail
 from app.faults.injector import FaultInjector
 from app.http.response import json_response
@@ -203,6 +205,9 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         from app.web.indexer import add_index
 
         families.append(add_index(app, live, tokenizer, publisher, remote))
+    model = settings.model
+    transfers = settings.server.weight_transfer and not settings.engine.is_real
+    weights = Weights(model.model, model.tensor_parallel_size, transfers)
     if settings.model.task == "generate":
         app.services.append(StartedLater(components.schemas.load))
         plain_chats, plain_completions = PlainChats(frontend), PlainCompletions(frontend)
@@ -220,9 +225,13 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("completions", completions.routes(frontend, plain_completions))
         app.add_routes("anthropic", anthropic.routes(frontend))
         app.add_routes("responses", responses.routes(frontend, store))
-        app.add_routes("generate", generate.routes(frontend, settings.api.enable_scale_out))
+        app.add_routes("generate", generate.routes(frontend, settings.api.enable_scale_out, weights))
+        app.add_routes("generative_scoring", label_reads.routes(frontend))
+        app.add_routes("elastic", elastic.routes(frontend.body, server.data_parallel_size))
     else:
         app.add_routes("pooling", pooling.routes(frontend, settings.model))
+    app.add_routes("decisions", decisions.routes(frontend, settings.model))
+    app.add_routes("invocations", invocations.routes(frontend.body, lambda: app.routes))
     app.add_routes("models", models.routes(frontend.models, identity))
     app.add_routes("tokens", tokens.routes(frontend.body, frontend.models, tokenizer))
     ready = reports.readiness(engine, clock, settings.server.startup_duration)
@@ -252,8 +261,9 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     if settings.server.server_dev_mode:
         sleeps = settings.api.enable_sleep_mode
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
+        app.add_routes("weights", weight_routes.routes(weights, frontend.body, server.data_parallel_size))
     if settings.server.profiling:
-        app.add_routes("profiler", lifecycle_routes.profiler())
+        app.add_routes("profiler", lifecycle_routes.profiler(frontend.body))
     add_plugins(app, plugins)
     plays = {"plays": f"vLLM {settings.model.vllm_version}", "models": settings.model.served_names}
     app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))

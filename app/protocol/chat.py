@@ -244,12 +244,20 @@ def convert_conversations(value: object, within: Slices) -> Conversations:
 class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     """The body of ``POST /v1/chat/completions/batch``: `messages` is a list of conversations.
 
-    Each is answered by one choice.
+    Each is answered by one choice. Tools are accepted, and never called.
     """
 
     messages: Conversations  # type: ignore[assignment]
+    tool_choice: Literal["none"] | None = "none"
+    best_of: int | None = None
+    early_stopping: bool = False
+    guided_decoding_backend: str | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations, "tool_choice": ToolChoice}
+    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tools = None
 
     def check(self, within: Slices) -> None:
         for conversation in self.messages:
@@ -259,9 +267,13 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
         self.check_converted(within)
 
     def check_rules(self: BatchChatRequest | RawRequest, within: Slices) -> None:
-        for name in ("stream", "tools", "use_beam_search"):
+        for name in ("stream", "use_beam_search"):
             if getattr(self, name):
                 raise bad_request(f"A batch does not go with {name}.", name)
+        _check_logprobs(self)
+        if part(self.kv_transfer_params, "prompt_token_ids") is not None:
+            param = "kv_transfer_params.prompt_token_ids"
+            raise bad_request("One prompt of token ids cannot serve several conversations.", param)
         if self.n not in (None, 1):
             raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
         if not isinstance(self.messages, list) or not self.messages:

@@ -116,6 +116,49 @@ def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], ty
     return converted
 
 
+def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
+    """The request in `body`, of a route that vLLM declares field by field.
+
+    Null, another content type and no body leave a field out. Raises `ApiError` (always status 400).
+    """
+    within = slices()
+    values = _parse_json(body, within) if body and _resembles_json(content_type) else None
+    if values is not None and not isinstance(values, dict):
+        first = kind.__struct_fields__[0]
+        raise malformed(f"body.{first}: expected an object around it", f"body.{first}")
+    given = {name: value for name, value in (values or {}).items() if value is not None}
+    request = _convert_first(given, (kind,), within)
+    assert isinstance(request, kind)
+    return request
+
+
+def read_json(body: bytes) -> object:
+    """The JSON of a route that parses its body itself. ApiError 400, without a `param`."""
+    try:
+        return _parse_json(body, slices())
+    except ApiError as error:
+        raise malformed(error.message) from None
+
+
+def first_fit(values: JsonObject, kinds: Sequence[type[Request]]) -> type[Request] | None:
+    """The first of `kinds` that parsed JSON fits. ApiError where it breaks a rule of one before."""
+    within = slices()
+    for kind in kinds:
+        kind.check_rules(RawRequest(values, kind.absent), within)
+        try:
+            convert(kind, values, within)
+        except Misfit:
+            continue
+        return kind
+    return None
+
+
+def check_content_type(content_type: str | None) -> None:
+    """ApiError 400 for anything but JSON."""
+    if not _is_json(content_type):
+        raise malformed("the content type must be application/json")
+
+
 def _strictly(body: bytes, kind: type[T], within: Slices) -> T | None:
     """The request in `body`; None where the lax conversion must find out whether it is one."""
     try:
@@ -201,8 +244,7 @@ def _resembles_json(content_type: str | None) -> bool:
 
 def _parse(body: bytes, content_type: str | None, within: Slices) -> JsonObject:
     values = _parse_json(body, within) if body and _resembles_json(content_type) else None
-    if not _is_json(content_type):
-        raise malformed("the content type must be application/json")
+    check_content_type(content_type)
     if values is None:
         raise malformed("body: a JSON object is needed", "body")
     if not isinstance(values, dict):

@@ -145,6 +145,16 @@ class PoolingRequest(EncodedRequest, kw_only=True):
     """The body of ``POST /pooling``."""
 
     task: PoolingTask | None = None
+    data: object = UNSET
+    """For a plugin of vLLM's that reads inputs itself."""
+
+    def __post_init__(self) -> None:
+        try:
+            super().__post_init__()
+        except Misfit:
+            if self.data is UNSET:
+                raise
+            self.input, self.messages, self.task = UNSET, UNSET, "plugin"
 
 
 class _Ids(Struct):

@@ -80,6 +80,10 @@ class Tokenizer(Protocol):
         """Every id that ends a generation: the one above and those of the generation config."""
 
     @property
+    def added_ids(self) -> frozenset[int] | None:
+        """Ids of tokens that were added to the learned ones; None when a remote service does not tell."""
+
+    @property
     def tells_time(self) -> bool:
         """A conversation's prompt tells the time, and so is another one every time."""
 

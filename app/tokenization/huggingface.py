@@ -69,9 +69,9 @@ class LocalTokenizer:
         backend.no_padding()
         self._backend = backend
         self._templates = ChatTemplates(folder.chat_templates, folder.special_tokens, now)
-        self._special_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self.added_ids: frozenset[int] | None = frozenset(added)
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.name = name
         self.vocab_size: int = max(self._last_id() + 1, folder.model_vocab_size)
         eos_token = folder.special_tokens.get("eos_token")

@@ -45,6 +45,7 @@ class RenderTokenizer:
         self.name = url.rstrip("/")
         self.vocab_size: int | None = None
         self.longest_token: int | None = None
+        self.added_ids: frozenset[int] | None = None
         self.tells_time = False
         self.caches: Mapping[str, BoundedCache] = {}
         self.eos_token_id: int | None = None

@@ -105,6 +105,13 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     profiling: Annotated[
         bool, About("Serve start_profile and stop_profile, which do nothing and say that they did.")
     ] = False
+    weight_transfer: Annotated[
+        bool,
+        About(
+            "Play the weight updates of a trainer, which fail otherwise. They need server-dev-mode, and a "
+            "simulated engine."
+        ),
+    ] = False
 
     @property
     def speaks_grpc(self) -> bool:

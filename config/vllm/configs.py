@@ -52,6 +52,12 @@ class ProfilerConfig(Struct, kw_only=True):
     profiler: str | None = None
 
 
+class WeightTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`--weight-transfer-config`."""
+
+    backend: str = "nccl"
+
+
 def read_config(option: str, text: str, kind: type[T]) -> T:
     """The object that `text` is. ConfigError in one line, with the field that is wrong."""
     try:

@@ -14,7 +14,13 @@ from msgspec import Struct
 from config.settings import BY_NAME
 from config.sources import Flags
 from config.vllm.command_line import OBSOLETE, Line, Value
-from config.vllm.configs import KVEventsConfig, KVTransferConfig, ProfilerConfig, read_config
+from config.vllm.configs import (
+    KVEventsConfig,
+    KVTransferConfig,
+    ProfilerConfig,
+    WeightTransferConfig,
+    read_config,
+)
 from config.vllm.options import options
 
 Given = Mapping[str, Value]
@@ -201,6 +207,11 @@ def _profiler(given: Given) -> Values:
     return {"profiling": "true" if config.profiler else "false"}
 
 
+def _weight_transfer(given: Given) -> Values:
+    read_config("weight-transfer-config", str(given["weight-transfer-config"]), WeightTransferConfig)
+    return {"weight-transfer": "true"}
+
+
 def _server_log(given: Given) -> Values:
     level = str(given["uvicorn-log-level"])
     return {"log-level": "debug" if level == "trace" else level}
@@ -255,6 +266,9 @@ _OTHERS = {
         _transfer,
     ),
     "profiler-config": Meaning("Setting `profiling`: on with a `profiler`.", _profiler),
+    "weight-transfer-config": Meaning(
+        "Setting `weight-transfer`: on; every backend is played.", _weight_transfer
+    ),
     "shutdown-timeout": Meaning(
         "Setting `graceful-timeout`, in seconds.",
         lambda given: {"graceful-timeout": f"{given['shutdown-timeout']}s"},

@@ -87,7 +87,9 @@ def completion(choices: int) -> ResponseWriter:
 
 
 def generate(choices: int) -> ResponseWriter:
-    options = GenerateResponseOptions(n=choices, prompt_ids=PROMPT, logprobs=True, text=True, token_ids=True)
+    options = GenerateResponseOptions(
+        n=choices, prompt_ids=PROMPT, logprobs=True, text=True, token_ids=True, weights=lambda: "default"
+    )
     return GenerateWriter(META, options)
 
 

@@ -128,6 +128,7 @@ def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
     ("argv", "name", "expected"),
     [
         (["--model", "a"], "model", "a"),
+        (["m", "--weight-transfer-config", '{"backend": "ipc"}'], "weight-transfer", True),
         (["b", "--model", "a"], "model", "b"),
         (["--port", "1", "b"], "model", "b"),
         ([], "model", "Qwen/Qwen3-0.6B"),

@@ -15,8 +15,11 @@ from tests.hostile.wire import PATIENCE_S, get
 SEED = 20261120
 SHUTTING = ("/admin/drain", "/sleep", "/pause", "/admin/config")
 """What keeps a server from serving what comes after it, or makes it slow."""
-OWN_500S = ("/release_kv_cache_memory",)
-"""Where vLLM itself answers 500: no pause is complete."""
+OWN_500S = (
+    *("/release_kv_cache_memory", "/collective_rpc", "/scale_elastic_ep", "/init_weight_transfer_engine"),
+    *("/start_weight_update", "/start_draft_weight_update", "/update_weights", "/finish_weight_update"),
+)
+"""Where vLLM itself answers 500: no pause is complete, no method or size exists, no trainer is configured."""
 EVERYTHING = (
     *("--server-dev-mode", "--profiling", "--enable-scale-out", "--allow-runtime-lora-updating"),
     *("--enable-responses-store", "--force-dummy-tokenizer", "--max-model-len", "1024", "--max-loras", "4"),

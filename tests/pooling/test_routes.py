@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import requests
 
-from app.api.pooling.routes import ROUTES, served_routes
+from app.api.pooling.routes import COHERE, ROUTES, served_routes
 from app.factory import create_app
 from config.settings import ModelSettings, Settings
 from tests.conformance.wire import CHAT, TEXT, post
@@ -30,7 +30,7 @@ def test_a_task_has_the_routes_that_vllm_gives_it(
 
 
 def test_an_encoder_of_a_multimodal_model_has_no_embeddings(embed: RunningServer) -> None:
-    assert served(embed) == set(ROUTES["embed"]) - {EMBED}
+    assert served(embed) == set(ROUTES["embed"]) - {EMBED, COHERE}
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -42,7 +42,7 @@ ENCODES = {**POOLS, "encoding_format": "float", "embed_dtype": "float32", "endia
 SCORES = {**POOLS, "max_tokens_per_query": 0, "max_tokens_per_doc": 0}
 DEFAULTS: dict[type[Struct], dict[str, Any]] = {
     chat.ChatCompletionRequest: CHATS,
-    chat.BatchChatRequest: CHATS,
+    chat.BatchChatRequest: {**CHATS, "tool_choice": "none"},
     completions.CompletionRequest: {**GENERATES, "max_tokens": 16, "add_special_tokens": True},
     responses.ResponsesRequest: {
         "parallel_tool_calls": True,

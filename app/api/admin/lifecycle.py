@@ -7,11 +7,14 @@ from typing import Any, cast
 
 from app.engine.lifecycle import Operations
 from app.engine.wire import PauseMode
+from app.http.body import BodyLimits
 from app.http.connection import leaving
 from app.http.context import RequestContext
 from app.http.errors import malformed
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
+from app.protocol.decoding import decode
+from app.protocol.profiler import StartProfileRequest
 
 MODES = ("abort", "wait", "keep")
 
@@ -91,14 +94,20 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
     ]
 
 
-def profiler() -> list[Route]:
+def profiler(limits: BodyLimits) -> list[Route]:
     """The routes of a profiler that has nothing to profile."""
 
-    def profile(context: RequestContext) -> Response:
+    def start_profile(context: RequestContext) -> Response:
+        """Succeed, if the options of the session make sense."""
+        if body := limits.read(context):
+            decode(body, context.content_type, StartProfileRequest)
+        return Response()
+
+    def stop_profile(context: RequestContext) -> Response:
         """Succeed."""
         return Response()
 
-    return [post("/start_profile", profile), post("/stop_profile", profile)]
+    return [post("/start_profile", start_profile), post("/stop_profile", stop_profile)]
 
 
 def _integer(context: RequestContext, name: str, default: int) -> int:

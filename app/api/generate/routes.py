@@ -12,6 +12,7 @@ from app.api.completions.route import completion_prompt
 from app.api.frontend import Frontend
 from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.api.identity import address_of
+from app.engine.weights import Weights
 from app.http.context import RequestContext
 from app.http.errors import ApiError, bad_request
 from app.http.response import Response, json_response
@@ -24,7 +25,7 @@ from app.protocol.validation.generation import requested_max_tokens, resolve_max
 from app.protocol.validation.sampling import GenerationRequest as Asked
 
 
-def routes(frontend: Frontend, enabled: bool) -> list[Route]:
+def routes(frontend: Frontend, enabled: bool, weights: Weights) -> list[Route]:
 
     def gated(handle: Handler) -> Handler:
         """403 unless scale-out is enabled."""
@@ -51,6 +52,7 @@ def routes(frontend: Frontend, enabled: bool) -> list[Route]:
             logprobs=asked.logprobs is not None,
             transfer=address_of(asked, frontend.identity, len(ids)),
             encoded_media=frontend.encoded_media(body.mm_hashes),
+            weights=lambda: weights.version,
         )
         prompt = Prompt(ids, frontend.tokenizer.decode(ids, False))
         return frontend.generate(accepted, head, [prompt], GenerateWriter(head, shape), context)

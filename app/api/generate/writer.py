@@ -17,9 +17,6 @@ from app.protocol.common import ECTransferParams, KVTransferParams, PromptTokens
 from app.protocol.generate import GenerateChoice, GenerateChunk, GenerateResponse, WeightVersion
 from app.protocol.logprobs import ChatLogprob, LogprobContent, TokenIdLogprob
 
-WEIGHTS = "default"
-"""Version of the weights, of which there is only one."""
-
 
 class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """What a generate request asked to see in its answer."""
@@ -29,6 +26,8 @@ class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     logprobs: bool = False
     transfer: KVTransferParams | None = None
     encoded_media: ECTransferParams | None = None
+    weights: Callable[[], str]
+    """The version of the weights now."""
 
 
 class GenerateWriter(ResponseWriter):
@@ -42,9 +41,11 @@ class GenerateWriter(ResponseWriter):
         self._entries: Callable[[Entries], Sequence[ChatLogprob | TokenIdLogprob]]
         self._entries = ChatLogprobs(ALL).entries if options.text else token_id_entries
         self._begun = False
+        self._versions: list[list[WeightVersion]] = [[] for _ in self.choices]
 
     def chunk(self, output: EngineOutput) -> bytes:
         if type(output) is Tokens:
+            self._note_weights(output)
             return b"".join([self._token(output, i) for i in places(output)])
         if type(output) is Started:
             self.take(output)
@@ -73,7 +74,7 @@ class GenerateWriter(ResponseWriter):
         shown = GenerateChoice(output.index, None, None, ids)
         if finish is not None:
             shown.finish_reason, shown.stop_reason = finish.reason, finish.stop_reason
-            shown.weight_versions = self._weights(choice)
+            shown.weight_versions = self._versions[output.index]
         if options.text:
             shown.text = "".join(output.texts[i : i + 1])
         if options.logprobs:
@@ -89,8 +90,21 @@ class GenerateWriter(ResponseWriter):
         )
         return event_of(chunk)
 
-    def _weights(self, choice: ChoiceState) -> Sequence[WeightVersion]:
-        return (WeightVersion(WEIGHTS, 0, choice.tokens),)
+    def take(self, output: EngineOutput) -> None:
+        if type(output) is Tokens:
+            self._note_weights(output)
+        super().take(output)
+
+    def _note_weights(self, output: Tokens) -> None:
+        """Note which version of the weights the tokens are of, before they are counted."""
+        spans, start, version = (
+            self._versions[output.index],
+            self.choices[output.index].tokens,
+            self._options.weights(),
+        )
+        if not spans or spans[-1].version != version:
+            spans.append(WeightVersion(version, start, start))
+        spans[-1].end = start + len(output.ids)
 
     def _details(self) -> PromptTokensDetails | UnsetType:
         """Those of a stream."""
@@ -134,7 +148,7 @@ class GenerateWriter(ResponseWriter):
             finish.reason,
             finish.stop_reason,
             ids,
-            weight_versions=self._weights(choice),
+            weight_versions=self._versions[index],
             text=text,
             logprobs=logprobs,
         )

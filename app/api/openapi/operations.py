@@ -16,8 +16,10 @@ from app.protocol.anthropic import CountTokensRequest, MessagesRequest
 from app.protocol.anthropic_response import ErrorResponse, MessageResponse
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.chat_response import ChatCompletion
+from app.protocol.cohere import CohereEmbedRequest, CohereEmbedResponse
 from app.protocol.completions import Completion, CompletionRequest
 from app.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
+from app.protocol.label_reads import DecisionRequest, Decisions, GenerativeScoringRequest, ScoreList
 from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
 from app.protocol.pooling import (
     ClassificationRequest,
@@ -27,6 +29,7 @@ from app.protocol.pooling import (
     RerankRequest,
     ScoreRequest,
 )
+from app.protocol.profiler import StartProfileRequest
 from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
 from app.protocol.tokenize import (
@@ -36,6 +39,13 @@ from app.protocol.tokenize import (
     ScoreTokensRequest,
     TokenizeChatRequest,
     TokenizeRequest,
+)
+from app.protocol.weights import (
+    FinishUpdateRequest,
+    InitTransferRequest,
+    UpdateWeightsRequest,
+    WeightCheckRequest,
+    WeightVersionRequest,
 )
 
 JSON, TEXT, EVENTS, BYTES = "application/json", "text/plain", "text/event-stream", "application/octet-stream"
@@ -161,6 +171,7 @@ _MESSAGE = {"model": "", "messages": HELLO, "max_tokens": 8}
 _PAIR = {"queries": "what is a cat", "documents": ["an animal", "a tool"]}
 _DOCUMENTS = {"query": "what is a cat", "documents": ["an animal", "a tool"]}
 _EMPTY = Operation()
+_TOLD = Operation(answer=dict[str, str])
 _SCORE = Operation(body=ScoreRequest, example=_PAIR, answer=ItemList)
 _RERANK = Operation(body=RerankRequest, example=_DOCUMENTS, answer=Reranking)
 _ABORT = Operation(body=AbortRequest, needs_body=False, example={"request_ids": ["cmpl-1"]}, answer=ANYTHING)
@@ -215,12 +226,30 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/pooling"): Operation(
         body=PoolingRequest, example={"input": "hello"}, answer=ItemList, media=(BYTES,)
     ),
+    ("POST", "/v2/embed"): Operation(
+        body=CohereEmbedRequest, example={"texts": ["hello"]}, answer=CohereEmbedResponse
+    ),
     ("POST", "/classify"): Operation(body=ClassificationRequest, example={"input": "hello"}, answer=ItemList),
     ("POST", "/score"): _SCORE,
     ("POST", "/v1/score"): _SCORE,
     ("POST", "/rerank"): _RERANK,
     ("POST", "/v1/rerank"): _RERANK,
     ("POST", "/v2/rerank"): _RERANK,
+    ("POST", "/generative_scoring"): Operation(
+        body=GenerativeScoringRequest,
+        example={"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]},
+        answer=ScoreList,
+    ),
+    ("POST", "/v1/systemone"): Operation(
+        body=DecisionRequest,
+        example={"state": "a cat", "questions": {"alive": {"type": "noul", "instructions": "Is it alive?"}}},
+        answer=Decisions,
+    ),
+    ("POST", "/invocations"): Operation(body=ANYTHING, example=_CHAT, answer=ANYTHING, media=(EVENTS, BYTES)),
+    ("POST", "/scale_elastic_ep"): Operation(
+        body=ANYTHING, example={"new_data_parallel_size": 1}, answer=dict[str, str]
+    ),
+    ("POST", "/is_scaling_elastic_ep"): Operation(answer=dict[str, bool]),
     ("GET", "/v1/models"): Operation(answer=ModelList | AnthropicModelList),
     ("POST", "/v1/load_lora_adapter"): Operation(
         body=LoadAdapterRequest, example={"lora_name": "sql", "lora_path": "/sql"}, media=(TEXT,)
@@ -288,7 +317,28 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/server_info"): Operation(
         answer=ANYTHING, query={"config_format": {"type": "string", "enum": ["text", "json"]}}
     ),
-    ("POST", "/start_profile"): _EMPTY,
+    ("POST", "/init_weight_transfer_engine"): Operation(
+        body=InitTransferRequest, example={"init_info": {}}, answer=dict[str, str]
+    ),
+    ("POST", "/shutdown_weight_transfer_engine"): _TOLD,
+    ("POST", "/start_weight_update"): _TOLD,
+    ("POST", "/start_draft_weight_update"): _TOLD,
+    ("POST", "/update_weights"): Operation(
+        body=UpdateWeightsRequest, example={"update_info": {}}, answer=dict[str, str]
+    ),
+    ("POST", "/finish_weight_update"): Operation(
+        body=FinishUpdateRequest, needs_body=False, example={"weight_version": "2"}, answer=dict[str, str]
+    ),
+    ("POST", "/update_weight_version"): Operation(
+        body=WeightVersionRequest, example={"new_version": "2"}, answer=ANYTHING
+    ),
+    ("GET", "/weight_info"): Operation(answer=dict[str, str]),
+    ("POST", "/weight_checker"): Operation(
+        body=WeightCheckRequest, example={"action": "checksum"}, answer=ANYTHING
+    ),
+    ("GET", "/get_world_size"): Operation(answer=dict[str, int], query={"include_dp": TRUTH}),
+    ("POST", "/collective_rpc"): Operation(body=ANYTHING, example={"method": "sleep"}, answer=ANYTHING),
+    ("POST", "/start_profile"): Operation(body=StartProfileRequest, needs_body=False, example={}),
     ("POST", "/stop_profile"): _EMPTY,
 }
 _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}

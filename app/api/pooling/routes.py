@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from app.api.frontend import Frontend
+from app.api.pooling.cohere import Embedded, cohere_embeddings
 from app.api.pooling.inputs import enter, prompt_ids, texts_of
 from app.api.pooling.places import take_places
 from app.api.pooling.scores import rerank, score
@@ -29,13 +31,14 @@ from app.protocol.pooling import (
 from config.settings import ModelSettings
 
 EMBEDDINGS = "/v1/embeddings"
+COHERE = "/v2/embed"
 SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 
 ROUTES: Mapping[str, tuple[str, ...]] = {
-    "embed": (EMBEDDINGS, "/pooling", *SCORES),
+    "embed": (EMBEDDINGS, COHERE, "/pooling", *SCORES),
     "score": ("/pooling", "/classify", *SCORES),
     "classify": ("/pooling", "/classify"),
-    "pooling": (EMBEDDINGS, "/pooling", "/classify", *SCORES),
+    "pooling": (EMBEDDINGS, COHERE, "/pooling", "/classify", *SCORES),
 }
 """By task, as vLLM has them: `score` is a classifier with one class, a cross-encoder; `classify` is one with
 several. A model that does everything, `pooling`, is our own: one server to try them all."""
@@ -52,7 +55,7 @@ POOLED: Mapping[str, str] = {
 def served_routes(settings: ModelSettings) -> tuple[str, ...]:
     """The pooling routes of a model; none for one that generates."""
     routes = ROUTES.get(settings.task, ())
-    return tuple(path for path in routes if not (settings.mm_encoder_only and path == EMBEDDINGS))
+    return tuple(path for path in routes if not (settings.mm_encoder_only and path in (EMBEDDINGS, COHERE)))
 
 
 def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
@@ -63,6 +66,7 @@ def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
     scores, ranks = score(frontend, task == "score"), rerank(frontend, task == "score")
     handlers: Mapping[str, Handler] = {
         EMBEDDINGS: embeddings(frontend, model),
+        COHERE: cohere_embeddings(frontend, partial(embed, frontend, model), settings.model),
         "/pooling": pooling(frontend, model, POOLED.get(task, ""), others=task == "pooling"),
         "/classify": classification(frontend, model),
         **{path: ranks if path.endswith("rerank") else scores for path in SCORES},
@@ -82,32 +86,42 @@ def embeddings(frontend: Frontend, model: PoolingModel) -> Handler:
     def create_embeddings(context: RequestContext) -> Response:
         """A vector for each text or conversation."""
         asked = frontend.decode(context, EmbeddingRequest)
-        name = enter(frontend, asked)
-        dimensions = _dimensions(asked, model)
-        inputs = prompt_ids(frontend, asked)
-        head = frontend.identity.head("embd", context, asked.request_id, name)
-        scripted = of_inputs(frontend, asked, inputs, "embedding", name, context)
-        gone = take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__, scripted)
-        if gone is not None:
-            return gone
-        turns = Turns()
-
-        def vector(number: int, text: str) -> array[float]:
-            """The one of an input."""
-            said = scripted.vector(number)
-            if isinstance(said, array):
-                return said
-            return model.embed(text if said is None else said, asked.use_activation, turns, dimensions)
-
-        pooled = Pooled(
-            ([vector(number, text)] for number, text in enumerate(texts_of(frontend, asked, inputs))),
-            [_length(scripted.vector(number), dimensions) for number in range(len(inputs))],
-            scripted.tokens(sum(map(len, inputs))),
-        )
-        answer = vector_reply(asked, head, EMBEDDING, pooled, frontend.responder.headers)
+        made = embed(frontend, model, asked, context)
+        if isinstance(made, Response):
+            return made
+        answer = vector_reply(asked, made.meta, EMBEDDING, made.pooled, frontend.responder.headers)
         return struck(answer, context)
 
     return create_embeddings
+
+
+def embed(
+    frontend: Frontend, model: PoolingModel, asked: EmbeddingRequest, context: RequestContext
+) -> Embedded | Response:
+    """The vectors of a request; the answer if the client has gone before there were any."""
+    name = enter(frontend, asked)
+    dimensions = _dimensions(asked, model)
+    inputs = prompt_ids(frontend, asked)
+    head = frontend.identity.head("embd", context, asked.request_id, name)
+    scripted = of_inputs(frontend, asked, inputs, "embedding", name, context)
+    gone = take_places(frontend, context, asked, head, len(inputs), inputs.__getitem__, scripted)
+    if gone is not None:
+        return gone
+    turns = Turns()
+
+    def vector(number: int, text: str) -> array[float]:
+        """The one of an input."""
+        said = scripted.vector(number)
+        if isinstance(said, array):
+            return said
+        return model.embed(text if said is None else said, asked.use_activation, turns, dimensions)
+
+    pooled = Pooled(
+        ([vector(number, text)] for number, text in enumerate(texts_of(frontend, asked, inputs))),
+        [_length(scripted.vector(number), dimensions) for number in range(len(inputs))],
+        scripted.tokens(sum(map(len, inputs))),
+    )
+    return Embedded(head, pooled, max(map(len, inputs)))
 
 
 def _length(said: Vector, usual: int) -> tuple[int]:

@@ -57,9 +57,7 @@ def vector_reply(
     asked: EncodedRequest, head: ResponseMeta, form: ItemForm, pooled: Pooled, headers: Mapping[str, str]
 ) -> Response:
     """The numbers in the encoding that the request names. ApiError 400 for more than one answer holds."""
-    numbers = sum(map(math.prod, pooled.shapes))
-    if numbers > MOST_NUMBERS:
-        raise bad_request(f"the answer would have {numbers} numbers, more than {MOST_NUMBERS}")
+    numbers = check_size(pooled)
     turns = Turns()
     inputs = (turns.each(rows, len) for rows in pooled.inputs)
     if asked.encoding_format in ("float", "base64"):
@@ -71,6 +69,14 @@ def vector_reply(
         headers = {**headers, "metadata": _metadata(asked, head, pooled)}
     body = b"".join(pieces) if numbers <= WHOLE else blocks(pieces)
     return Response(body, 200, headers, content_type=content_type)
+
+
+def check_size(pooled: Pooled) -> int:
+    """How many numbers there are. ApiError 400 for more than one answer holds."""
+    numbers = sum(map(math.prod, pooled.shapes))
+    if numbers > MOST_NUMBERS:
+        raise bad_request(f"the answer would have {numbers} numbers, more than {MOST_NUMBERS}")
+    return numbers
 
 
 def _list(head: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[bytes]:

@@ -1,0 +1,64 @@
+"""POST /invocations: SageMaker's one route, which hands a body to the first family that it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from app.http.body import BodyLimits
+from app.http.context import RequestContext
+from app.http.errors import bad_request
+from app.http.response import Response
+from app.http.route import Handler, Route, post
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.completions import CompletionRequest
+from app.protocol.decoding import Request, check_content_type, first_fit, read_json
+from app.protocol.pooling import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+
+FAMILIES: Mapping[str, type[Request]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/classify": ClassificationRequest,
+    "/rerank": RerankRequest,
+    "/score": ScoreRequest,
+    "/pooling": PoolingRequest,
+}
+"""Path to body, in the order in which vLLM tries those that the model serves."""
+ADAPTER = "x-amzn-sagemaker-adapter-identifier"
+"""Header that names the model instead of the body."""
+
+
+def routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -> list[Route]:
+    """`served` gives all routes of the server."""
+    handlers: dict[type[Request], Handler] = {}
+
+    def invocations(context: RequestContext) -> Response:
+        """What the route of the body's family answers."""
+        check_content_type(context.content_type)
+        values = read_json(body.read(context))
+        if not handlers:
+            by_path = {route.path: route.handle for route in served()}
+            handlers.update((kind, by_path[path]) for path, kind in FAMILIES.items() if path in by_path)
+        if not isinstance(values, dict):
+            raise _no_family(handlers)
+        if adapter := context.headers.get(ADAPTER):
+            values["model"] = adapter
+            context.body = msgspec.json.encode(values)
+        kind = first_fit(values, list(handlers))
+        if kind is None:
+            raise _no_family(handlers)
+        return handlers[kind](context)
+
+    return [post("/invocations", invocations)]
+
+
+def _no_family(kinds: Iterable[type[Request]]) -> Exception:
+    return bad_request(f"The body fits none of {', '.join(kind.__name__ for kind in kinds)}.")

@@ -1,0 +1,89 @@
+"""Plays what a trainer does to the weights of a server: updates in sessions, versions, checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from app.engine.errors import CommandFailed
+
+NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+"""Tensors that checksums name, of which every model has some."""
+
+
+class Weights:
+    """Plays the updates of `model`'s weights on `devices`; `transfers` is vLLM's `--weight-transfer-config`.
+
+    Only what vLLM refuses is refused, as CommandFailed: requests go on during an update.
+    """
+
+    def __init__(self, model: str, devices: int, transfers: bool) -> None:
+        self.version = "default"
+        """The label of the weights, which only a trainer changes."""
+        self.devices = devices
+        self._model = model
+        self._transfers = transfers
+        self._connected = self._updating = False
+        self._content = "loaded"
+        """Stands for the numbers themselves."""
+
+    def connect(self) -> None:
+        """Begin to take weights from a trainer."""
+        self._check_configured()
+        self._connected = True
+
+    def disconnect(self) -> None:
+        """Take no more weights from a trainer; without one nothing changes."""
+        if self._updating:
+            raise CommandFailed("A trainer cannot leave during a weight update.")
+        self._connected = False
+
+    def start(self) -> None:
+        """Begin an update."""
+        self._check_configured()
+        if self._updating:
+            raise CommandFailed("A weight update is active already: call finish_weight_update first.")
+        self._updating = True
+
+    def start_draft(self) -> None:
+        """Refuse to update a draft model: there is none."""
+        self._check_configured()
+        raise CommandFailed("There is no draft model whose weights could be updated.")
+
+    def update(self) -> None:
+        """Take weights; an update that fails is over."""
+        self._check_updating("update_weights")
+        if not self._connected:
+            self._updating = False
+            raise CommandFailed("Weight transfer is not initialized: call init_weight_transfer_engine first.")
+        self._content += " updated"
+        self._content = blake2b(self._content.encode(), digest_size=8).hexdigest()
+
+    def finish(self, version: str | None) -> None:
+        """End an update; the weights have another version then, if there is one."""
+        self._check_updating("finish_weight_update")
+        self._updating = False
+        self.version = self.version if version is None else version
+
+    def reset(self) -> None:
+        """Play that all weights are zero."""
+        self._content = "zero"
+
+    def checksums(self) -> dict[str, str]:
+        """A digest for each tensor of each device: others after an update or a reset."""
+        return {
+            f"dp0:pp0:pcp0:tp{device}:{name}": blake2b(
+                f"{self._model} {device} {name} {self._content}".encode(), digest_size=32
+            ).hexdigest()
+            for device in range(self.devices)
+            for name in NAMES
+        }
+
+    def _check_configured(self) -> None:
+        if not self._transfers:
+            raise CommandFailed("Weight transfer is not configured: set weight_transfer_config.")
+
+    def _check_updating(self, name: str) -> None:
+        self._check_configured()
+        if not self._updating:
+            raise CommandFailed(f"No weight update is active: start_weight_update comes before {name}.")

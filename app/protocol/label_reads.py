@@ -1,0 +1,146 @@
+"""Routes that read how likely some tokens are as the next one: ``/generative_scoring`` and ``/v1/systemone``.
+
+Answers have their keys in vLLM's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import ClassVar
+
+from msgspec import Struct
+
+from app.clock.pause import Slices
+from app.protocol.coercion import JsonObject, Misfit
+from app.protocol.common import Usage
+from app.protocol.completions import CompletionRequest, TokenIds
+from app.protocol.decoding import RawRequest, Request
+from app.protocol.options import Int64
+from app.protocol.slicing import kinds_of
+from app.protocol.validation import rules
+
+
+class GenerativeScoringRequest(Request, kw_only=True):
+    """The body of ``POST /generative_scoring``."""
+
+    model: str | None = None
+    query: str | list[int]
+    items: list[str | list[int]]
+    """Texts or lists of token ids, never mixed."""
+    label_token_ids: list[int]
+    apply_softmax: bool = True
+    """Probabilities among the labels, not in the whole vocabulary."""
+    item_first: bool = False
+    add_special_tokens: bool = True
+    cache_salt: str | None = None
+    priority: Int64 = 0
+    request_id: str = ""
+    """Empty when the client gave none: vLLM draws a random one."""
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"items": list[str] | list[list[int]]}
+
+    def check(self, within: Slices) -> None:
+        if len(kinds_of(self.items, within)) > 1:
+            raise Misfit("items of one kind", "items")
+        self.check_rules(within)
+
+    def check_rules(self: GenerativeScoringRequest | RawRequest, within: Slices) -> None:
+        rules.check_cache_salt(self.cache_salt)
+
+
+def _questions(value: object, within: Slices) -> dict[str, JsonObject]:
+    """The questions, each with a type."""
+    if not isinstance(value, dict):
+        raise Misfit("an object")
+    for name, question in value.items():
+        within.spend()
+        if not isinstance(question, dict):
+            raise Misfit("an object", name)
+        if not isinstance(question.get("type"), str):
+            raise Misfit("a string", name, "type")
+    return value
+
+
+class DecisionRequest(Request, kw_only=True):
+    """The body of ``POST /v1/systemone``."""
+
+    model: str | None = None
+    state: object
+    """What the questions are about: a text, or any JSON."""
+    questions: dict[str, JsonObject]
+    """Id to `type`, `instructions` and `criteria`."""
+    instructions: str | None = None
+    images: list[str] | None = None
+    audio: list[str] | None = None
+    videos: list[str] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    cache_salt: str | None = None
+    priority: Int64 = 0
+    request_id: str = ""
+    """Empty when the client gave none: vLLM draws a random one."""
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"questions": _questions}
+
+    def check(self, within: Slices) -> None:
+        _questions(self.questions, within)
+        self.check_rules(within)
+
+    def check_rules(self: DecisionRequest | RawRequest, within: Slices) -> None:
+        rules.check_cache_salt(self.cache_salt)
+
+
+def one_token(asked: GenerativeScoringRequest | DecisionRequest, label_ids: TokenIds) -> CompletionRequest:
+    """The completion whose log probabilities are read; its prompts come later."""
+    return CompletionRequest(
+        model=asked.model,
+        max_tokens=1,
+        logprob_token_ids=label_ids,
+        cache_salt=asked.cache_salt,
+        priority=asked.priority,
+        request_id=asked.request_id,
+    )
+
+
+class ItemScore(Struct, kw_only=True):
+    """How likely the first label is behind an item."""
+
+    index: int
+    object: str = "score"
+    score: float
+
+
+class ScoreList(Struct, kw_only=True):
+    """A score for each item. `created` is Unix seconds."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: Sequence[ItemScore]
+    usage: Usage
+
+
+class DecisionUsage(Struct):
+    """Tokens of all questions."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+class Diagnostics(Struct):
+    """How much the model wanted to say a label at all."""
+
+    label_mass: float
+    argmax_is_label: bool
+
+
+class Decisions(Struct, kw_only=True):
+    """An answer for each question, by its id. `created` is Unix seconds."""
+
+    id: str
+    object: str = "structured_decision"
+    created: int
+    model: str
+    answers: Mapping[str, JsonObject]
+    usage: DecisionUsage
+    diagnostics: Mapping[str, Diagnostics]

@@ -1,0 +1,109 @@
+"""POST /v2/embed: Cohere's form of embeddings."""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64decode
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from app.api.pooling.cohere import task_instructions
+from app.factory import create_app
+from config.loader import load
+from tests.conformance.wire import ok, post
+from tests.running_server import RunningServer
+
+PATH = "/v2/embed"
+BAD, RULE = "Bad Request", "BadRequestError"
+FLAGS = ("--task", "embed", "--force-dummy-tokenizer", "--max-model-len", "64")
+
+
+@cache
+def client_of(*flags: str) -> FlaskClient:
+    return create_app(load([*FLAGS, "--default-embedding-dimensions", "16", *flags], {})).test_client()
+
+
+def embedded(client: FlaskClient, **asked: object) -> Any:
+    told = client.post(PATH, json=asked)
+    assert told.status_code == 200, told.text
+    return told.get_json()
+
+
+def test_every_form_is_of_the_same_vector() -> None:
+    client = client_of()
+    kinds = ["float", "base64", "binary", "ubinary"]
+    told = embedded(client, texts=["hello", "world"], embedding_types=kinds)
+    assert list(told) == ["id", "embeddings", "texts", "meta", "response_type"]
+    assert told["texts"] == ["hello", "world"] and told["response_type"] == "embeddings_by_type"
+    usual = client.post("/v1/embeddings", json={"input": ["hello", "world"]}).get_json()
+    for index, item in enumerate(usual["data"]):
+        vector = item["embedding"]
+        assert told["embeddings"]["float"][index] == vector
+        assert list(struct.unpack("<16f", b64decode(told["embeddings"]["base64"][index]))) == vector
+        signs = "".join("1" if number >= 0 else "0" for number in vector)
+        packed = [int(signs[:8], 2), int(signs[8:], 2)]
+        assert told["embeddings"]["ubinary"][index] == packed
+        assert told["embeddings"]["binary"][index] == [byte - 128 for byte in packed]
+    units = {"input_tokens": usual["usage"]["prompt_tokens"], "image_tokens": 0}
+    assert told["meta"] == {"api_version": {"version": "2"}, "billed_units": units}
+
+
+def test_mixed_inputs_are_conversations() -> None:
+    mixed = {"content": [{"type": "text", "text": "hello"}]}
+    told = embedded(client_of(), inputs=[mixed], output_dimension=8)
+    assert "texts" not in told and list(told["embeddings"]) == ["float"]
+    assert len(told["embeddings"]["float"][0]) == 8
+
+
+@pytest.mark.parametrize(("truncate", "same"), [("END", "a b"), ("START", "c d")])
+def test_a_long_text_is_cut(truncate: str, same: str) -> None:
+    client = client_of()
+    most = embedded(client, texts=[same])["meta"]["billed_units"]["input_tokens"]
+    told = embedded(client, texts=["a b c d"], truncate=truncate, max_tokens=most)
+    assert told["meta"]["billed_units"]["input_tokens"] == most
+    assert embedded(client, texts=["word " * 100])["meta"]["billed_units"]["input_tokens"] == 64
+
+
+def test_input_types_are_those_of_the_model(tmp_path: Path) -> None:
+    prompts = {"prompts": {"search_query": "Find: ", "none": ""}}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    assert task_instructions(tmp_path) == prompts["prompts"]
+    assert task_instructions(tmp_path / "missing") is None
+    client = client_of("--model", str(tmp_path))
+    plain = embedded(client, texts=["cat"])["meta"]["billed_units"]["input_tokens"]
+    assert embedded(client, texts=["cat"], input_type="none")["meta"]["billed_units"]["input_tokens"] == plain
+    longer = embedded(client, texts=["cat"], input_type="search_query")["meta"]["billed_units"]
+    assert longer["input_tokens"] > plain
+    assert client.post(PATH, json={"texts": ["cat"], "input_type": "other"}).status_code == 400
+    assert embedded(client_of(), texts=["cat"], input_type="search_document")["texts"] == ["cat"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "param"),
+    [
+        ({}, BAD, "body"),
+        ({"texts": []}, BAD, "body"),
+        ({"texts": ["a"], "images": ["data:"]}, BAD, "body"),
+        ({"texts": "a"}, BAD, "body.texts"),
+        ({"texts": ["a"], "truncate": "MIDDLE"}, BAD, "body.truncate"),
+        ({"texts": ["a"], "embedding_types": ["int8"]}, BAD, "body.embedding_types.0"),
+        ({"inputs": [{"content": [{"type": "text"}]}]}, BAD, "body.inputs.0.content.0"),
+        ({"texts": ["a"], "max_tokens": -2}, RULE, None),
+        ({"texts": ["a b c d"], "truncate": "NONE", "max_tokens": 1}, RULE, None),
+        ({"texts": ["a"], "output_dimension": 9, "embedding_types": ["binary"]}, RULE, None),
+    ],
+)
+def test_refusals(body: object, kind: str, param: str | None) -> None:
+    told = client_of().post(PATH, json=body)
+    error = told.get_json()["error"]
+    assert (told.status_code, error["type"], error["param"]) == (400, kind, param)
+    assert client_of().post(PATH, json={"texts": ["a"], "model": "other"}).status_code == 404
+
+
+def test_over_http(every: RunningServer) -> None:
+    assert len(ok(post(every, PATH, {"texts": ["hello"]}))["embeddings"]["float"][0]) == 16

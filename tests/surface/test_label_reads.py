@@ -1,0 +1,140 @@
+"""POST /generative_scoring and POST /v1/systemone: numbers that add up, the same each time, and refusals."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from app.factory import create_app
+from config.loader import load
+from tests.surface.conftest import Client
+
+SCORING, DECISIONS = "/generative_scoring", "/v1/systemone"
+SCORE = {"query": "is it a cat", "items": ["a cat", "a stone"], "label_token_ids": [5, 6]}
+BAD, RULE = "Bad Request", "BadRequestError"
+
+
+@cache
+def client_of(*flags: str) -> FlaskClient:
+    return create_app(load(["--force-dummy-tokenizer", "--max-model-len", "256", *flags], {})).test_client()
+
+
+def ok(path: str, body: object) -> Any:
+    told = client_of().post(path, json=body)
+    assert told.status_code == 200, told.text
+    return told.get_json()
+
+
+def decide(**question: object) -> Any:
+    """The answer to one question, whose diagnostics agree with it."""
+    told = ok(DECISIONS, {"state": {"animal": "cat"}, "questions": {"q": question}, "instructions": "Judge."})
+    assert told["usage"]["output_tokens"] == 1 and told["usage"]["input_tokens"] > 10
+    answer, seen = told["answers"]["q"], told["diagnostics"]["q"]
+    assert sum(answer["probabilities"].values()) == pytest.approx(1)
+    likeliest = max(answer["probabilities"].values())
+    assert answer["confidence"] == pytest.approx(likeliest * seen["label_mass"])
+    assert answer["type"] == question["type"] and 0.5 <= seen["label_mass"] < 1
+    return answer
+
+
+def test_a_score_is_the_first_label_s_share() -> None:
+    first, again = ok(SCORING, SCORE), ok(SCORING, SCORE)
+    assert first["data"] == again["data"] and first["id"].startswith("generative-scoring-")
+    assert list(first) == ["id", "object", "created", "model", "data", "usage"]
+    usage = first["usage"]
+    assert usage["completion_tokens"] == 2 and usage["total_tokens"] == usage["prompt_tokens"] + 2
+    turned = ok(SCORING, {**SCORE, "label_token_ids": [6, 5]})["data"]
+    for one, other in zip(first["data"], turned, strict=True):
+        assert list(one) == ["index", "object", "score"]
+        assert one["score"] + other["score"] == pytest.approx(1)
+    whole = ok(SCORING, {**SCORE, "apply_softmax": False})["data"]
+    assert all(own["score"] < one["score"] for own, one in zip(whole, first["data"], strict=True))
+
+
+def test_tokens_and_texts_in_either_order_are_prompts() -> None:
+    tokens = {"query": [7, 8], "items": [[9], [10, 11]], "label_token_ids": [1]}
+    assert ok(SCORING, tokens)["usage"]["prompt_tokens"] == 7
+    pair = {"query": [7, 8], "items": [[9]], "label_token_ids": [1, 2]}
+    turned = {**pair, "query": [9], "items": [[7, 8]], "item_first": True}
+    assert ok(SCORING, pair)["data"] == ok(SCORING, turned)["data"]
+    long = {"query": [7] * 300, "items": [[9]], "label_token_ids": [1]}
+    assert ok(SCORING, long)["usage"]["prompt_tokens"] == 255
+
+
+def test_questions_of_each_type() -> None:
+    choice = decide(type="choice", criteria={"pet": "lives in a house", "wild": None}, instructions="Which?")
+    assert choice["probabilities"].keys() == {"pet", "wild"}
+    assert choice["probabilities"][choice["choice"]] == max(choice["probabilities"].values())
+    truth = decide(type="noul", instructions="Is it alive?")
+    assert truth["noul"] == truth["probabilities"]["yes"]
+    level = decide(type="score", criteria=["low", "middle", "high"])
+    assert level["legend"] == {"0": "low", "1": "middle", "2": "high"}
+    assert level["score"] == pytest.approx(level["probabilities"]["1"] + 2 * level["probabilities"]["2"])
+
+
+def question(**given: object) -> dict[str, object]:
+    return {"state": "a cat", "questions": {"q": given}}
+
+
+NOUL = {"type": "noul"}
+REFUSALS: list[tuple[str, object, str, str | None]] = [
+    (SCORING, {}, BAD, "body.query"),
+    (SCORING, {**SCORE, "items": ["a", [1]]}, BAD, "body.items.1"),
+    (SCORING, {**SCORE, "label_token_ids": "5"}, BAD, "body.label_token_ids"),
+    (SCORING, {**SCORE, "cache_salt": ""}, RULE, "cache_salt"),
+    (SCORING, {**SCORE, "label_token_ids": [5, -1]}, RULE, None),
+    (SCORING, {**SCORE, "label_token_ids": []}, RULE, None),
+    (SCORING, {**SCORE, "items": []}, RULE, None),
+    (SCORING, {**SCORE, "label_token_ids": list(range(21))}, RULE, "logprobs"),
+    (SCORING, {**SCORE, "query": "", "items": [""]}, RULE, None),
+    (DECISIONS, {}, BAD, "body.state"),
+    (DECISIONS, {"state": None, "questions": {"q": {}}}, BAD, "body.questions.q.type"),
+    (DECISIONS, {"state": 1, "questions": {"q": 1}}, BAD, "body.questions.q"),
+    (DECISIONS, {"state": 1, "questions": []}, BAD, "body.questions"),
+    (DECISIONS, {"state": 1, "questions": {}}, RULE, None),
+    (DECISIONS, {"state": 1, "questions": {str(number): NOUL for number in range(65)}}, RULE, None),
+    (DECISIONS, {"state": 1, "questions": {"": NOUL}}, RULE, None),
+    (DECISIONS, question(**NOUL, hint="x"), RULE, None),
+    (DECISIONS, question(type="oracle"), RULE, None),
+    (DECISIONS, question(type="noul", criteria={"maybe": "x"}), RULE, None),
+    (DECISIONS, question(type="choice"), RULE, None),
+    (DECISIONS, question(type="choice", criteria={str(number): None for number in range(27)}), RULE, None),
+    (DECISIONS, question(type="score", criteria=["one"]), RULE, None),
+    (DECISIONS, question(type="score", criteria=["same", "same"]), RULE, None),
+    (DECISIONS, {**question(**NOUL), "images": ["data:image/png;base64,"]}, RULE, None),
+    (DECISIONS, {**question(**NOUL), "chat_template_kwargs": {"enable_thinking": True}}, RULE, None),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "kind", "param"), REFUSALS)
+def test_refusals(path: str, body: object, kind: str, param: str | None) -> None:
+    told = client_of().post(path, json=body)
+    error = told.get_json()["error"]
+    assert (told.status_code, error["type"], error["param"]) == (400, kind, param)
+
+
+@pytest.mark.parametrize("path", [SCORING, DECISIONS])
+def test_an_unknown_model_comes_before_the_rules(path: str) -> None:
+    body = {**SCORE, "items": [], "state": 1, "questions": {}, "model": "other"}
+    assert client_of().post(path, json=body).status_code == 404
+
+
+def test_models_that_decide_nothing(tmp_path: Path) -> None:
+    """Those that make no tokens, and architectures that vLLM does not know how to ask."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    for flags in (("--task", "embed"), ("--model", str(tmp_path))):
+        told = client_of(*flags).post(DECISIONS, json=question(**NOUL))
+        assert (told.status_code, told.get_json()["error"]["type"]) == (501, "NotImplementedError")
+        assert client_of(*flags).post(DECISIONS, json={}).status_code == 400
+
+
+def test_over_http(client: Client) -> None:
+    before = client.metric("vllm:generation_tokens_total")
+    assert len(client.post(SCORING, SCORE).json()["data"]) == 2
+    assert client.post(DECISIONS, question(**NOUL)).json()["object"] == "structured_decision"
+    assert client.metric("vllm:generation_tokens_total") == before + 3

@@ -1,0 +1,159 @@
+"""The routes of trainers and of elastic scaling: status, bodies, and what a session of updates refuses."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from app.factory import create_app
+from config.loader import load
+from tests.surface.conftest import Client
+
+DEV = (
+    "--server-dev-mode",
+    "--force-dummy-tokenizer",
+    "--data-parallel-size",
+    "2",
+    "--data-parallel-rank",
+    "0",
+)
+TRAINED = (*DEV, "--weight-transfer", "--tensor-parallel-size", "2", "--enable-scale-out")
+BAD, INTERNAL = "Bad Request", "InternalServerError"
+
+
+def client_of(*flags: str) -> FlaskClient:
+    return create_app(load(list(flags), {})).test_client()
+
+
+@cache
+def unconfigured() -> FlaskClient:
+    """A server that no trainer may change."""
+    return client_of(*DEV)
+
+
+def ask(client: FlaskClient, path: str, body: object = None) -> tuple[int, Any]:
+    got = client.post(path) if body is None else client.post(path, json=body)
+    return got.status_code, got.get_json()
+
+
+def refused(told: tuple[int, Any]) -> tuple[int, str, str | None]:
+    return told[0], told[1]["error"]["type"], told[1]["error"]["param"]
+
+
+REFUSALS: list[tuple[str, object, tuple[int, str, str | None]]] = [
+    ("/init_weight_transfer_engine", None, (400, BAD, "body.init_info")),
+    ("/init_weight_transfer_engine", [1], (400, BAD, "body.init_info")),
+    ("/init_weight_transfer_engine", {"init_info": None}, (400, BAD, "body.init_info")),
+    ("/update_weights", {"update_info": "x"}, (400, BAD, "body.update_info")),
+    ("/update_weight_version", {}, (400, BAD, "body.new_version")),
+    ("/finish_weight_update", {"weight_version": 1}, (400, BAD, "body.weight_version")),
+    ("/weight_checker", {}, (400, BAD, "body.action")),
+    ("/weight_checker", {"action": "zero"}, (400, BAD, "body.action")),
+    ("/weight_checker", {"action": "compare"}, (400, BAD, None)),
+    ("/weight_checker", {"action": "compare", "baseline": {"a": 1}}, (400, BAD, "body.baseline.a")),
+    ("/collective_rpc", None, (400, BAD, None)),
+    ("/collective_rpc", [], (400, BAD, None)),
+    ("/collective_rpc", {}, (400, BAD, None)),
+    ("/collective_rpc", {"method": "steal"}, (500, INTERNAL, None)),
+    ("/scale_elastic_ep", None, (400, BAD, None)),
+    ("/scale_elastic_ep", {}, (400, BAD, None)),
+    ("/scale_elastic_ep", {"new_data_parallel_size": 0}, (400, BAD, None)),
+    ("/scale_elastic_ep", {"new_data_parallel_size": "2"}, (400, BAD, None)),
+    ("/scale_elastic_ep", {"new_data_parallel_size": 2, "drain_timeout": 0}, (400, BAD, None)),
+    ("/scale_elastic_ep", {"new_data_parallel_size": 3}, (500, "Internal Server Error", None)),
+    # Without --weight-transfer-config:
+    ("/init_weight_transfer_engine", {"init_info": {}}, (500, INTERNAL, None)),
+    ("/start_weight_update", None, (500, INTERNAL, None)),
+    ("/start_draft_weight_update", None, (500, INTERNAL, None)),
+    ("/update_weights", {"update_info": {}}, (500, INTERNAL, None)),
+    ("/finish_weight_update", None, (500, INTERNAL, None)),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "expected"), REFUSALS)
+def test_refusals(path: str, body: object, expected: tuple[int, str, str | None]) -> None:
+    assert refused(ask(unconfigured(), path, body)) == expected
+
+
+def test_without_development_mode_there_are_no_trainers() -> None:
+    paths = {route.path for route in create_app(load(["--force-dummy-tokenizer"], {})).routes}
+    assert paths >= {"/scale_elastic_ep", "/is_scaling_elastic_ep", "/generative_scoring"}
+    assert paths.isdisjoint({"/collective_rpc", "/weight_info", "/update_weights", "/get_world_size"})
+    pooled = {route.path for route in create_app(load([*DEV, "--task", "embed"], {})).routes}
+    assert pooled >= {"/weight_info", "/v1/systemone", "/invocations"}
+    assert pooled.isdisjoint({"/scale_elastic_ep", "/generative_scoring"})
+
+
+def test_a_session_of_updates() -> None:
+    client = client_of(*TRAINED)
+    failed = (500, INTERNAL, None)
+    assert refused(ask(client, "/update_weights", {"update_info": {}})) == failed
+    assert ask(client, "/start_weight_update") == (200, {"message": "Weight update started"})
+    assert refused(ask(client, "/start_weight_update")) == failed
+    assert refused(ask(client, "/shutdown_weight_transfer_engine")) == failed
+    # No trainer is connected: the update fails, which ends it.
+    assert refused(ask(client, "/update_weights", {"update_info": {}})) == failed
+    assert refused(ask(client, "/finish_weight_update")) == failed
+    initialized = {"message": "Weight transfer initialized"}
+    assert ask(client, "/init_weight_transfer_engine", {"init_info": {}}) == (200, initialized)
+    before = ask(client, "/weight_checker", {"action": "checksum"})[1]["checksums"]
+    ask(client, "/start_weight_update")
+    assert ask(client, "/update_weights", {"update_info": [{}, {}]}) == (200, {"message": "Weights updated"})
+    finished = {"message": "Weight update finished"}
+    assert ask(client, "/finish_weight_update", {"weight_version": "7"}) == (200, finished)
+    assert client.get("/weight_info").get_json() == {"weight_version": "7"}
+    compared = ask(client, "/weight_checker", {"action": "compare", "baseline": before})[1]
+    assert compared == {"match": False, "mismatches": sorted(before)}
+    assert refused(ask(client, "/start_draft_weight_update")) == failed
+    shut = {"message": "Weight transfer shut down"}
+    assert ask(client, "/shutdown_weight_transfer_engine") == (200, shut)
+
+
+def test_checksums_tell_devices_and_resets() -> None:
+    client = client_of(*TRAINED)
+    sums = ask(client, "/weight_checker", {"action": "checksum"})[1]["checksums"]
+    assert len(sums) == len(set(sums.values())) == 6 and all(len(digest) == 64 for digest in sums.values())
+    same = {"match": True, "mismatches": []}
+    assert ask(client, "/weight_checker", {"action": "compare", "baseline": sums})[1] == same
+    assert ask(client, "/weight_checker", {"action": "reset"}) == (200, {"status": "reset"})
+    assert ask(client, "/weight_checker", {"action": "compare", "baseline": sums})[1]["match"] is False
+
+
+def test_generated_tokens_name_the_weights() -> None:
+    client = client_of(*TRAINED)
+    told = {"success": True, "new_version": "2"}
+    assert ask(client, "/update_weight_version", {"new_version": "2"}) == (200, told)
+    body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 3, "ignore_eos": True}}
+    choice = ask(client, "/inference/v1/generate", body)[1]["choices"][0]
+    assert choice["weight_versions"] == [{"version": "2", "start": 0, "end": 3}]
+
+
+def test_the_size_of_the_world() -> None:
+    client = client_of(*TRAINED)
+    assert client.get("/get_world_size").get_json() == {"world_size": 4}
+    assert client.get("/get_world_size?include_dp=no").get_json() == {"world_size": 2}
+    wrong = client.get("/get_world_size?include_dp=some")
+    assert refused((wrong.status_code, wrong.get_json())) == (400, BAD, "query.include_dp")
+    assert ask(client, "/collective_rpc", {"method": "sleep", "args": ["1"]})[1] == {"results": [None, None]}
+    scaled = {"message": "Scaled to 2 data parallel engines"}
+    assert ask(client, "/scale_elastic_ep", {"new_data_parallel_size": 2}) == (200, scaled)
+    assert ask(client, "/is_scaling_elastic_ep") == (200, {"is_scaling_elastic_ep": False})
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({"max_iterations": "5"}, "body.max_iterations"), ({"profile_prefix": "/tmp"}, None), ({}, "none")],
+)
+def test_a_profile_is_of_a_session(body: dict[str, object], param: str | None) -> None:
+    told = client_of("--profiling", "--force-dummy-tokenizer").post("/start_profile", json=body)
+    assert told.status_code == (200 if param == "none" else 400)
+    assert param == "none" or told.get_json()["error"]["param"] == param
+
+
+def test_over_http(client: Client) -> None:
+    assert client.post("/update_weight_version", {"new_version": "http"}).json()["success"]
+    assert client.get("/weight_info").json() == {"weight_version": "http"}
+    client.post("/update_weight_version", {"new_version": "default"})
