@@ -38,6 +38,7 @@ RULES: list[tuple[str, dict[str, Any], str | None]] = [
     (EMBED, {"media_io_kwargs": {"image": {}}}, "media_io_kwargs"),
     (POOL, {"dimensions": 5}, "dimensions"),
     (POOL, {"task": "plugin"}, "task"),
+    (POOL, {"input": None, "data": {"image": 1}}, "task"),
     (POOL, {"task": "score"}, "task"),
     (CLASSIFY, {"input": ""}, None),
     (CLASSIFY, {"input": LONG}, "input_tokens"),

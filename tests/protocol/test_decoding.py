@@ -406,3 +406,26 @@ def test_a_batch_is_a_list_of_conversations(messages: object) -> None:
         decode(json.dumps({"messages": messages}).encode(), JSON, BatchChatRequest)
     assert (caught.value.status, caught.value.param) == (400, "messages")
     assert caught.value.message == "messages must be a list of conversations"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("use_beam_search", True, "use_beam_search"),
+        ("n", 2, "n"),
+        ("logprob_token_ids", [1], "logprob_token_ids"),
+        ("kv_transfer_params", {"prompt_token_ids": [1]}, "kv_transfer_params.prompt_token_ids"),
+        ("tool_choice", "auto", "body.tool_choice"),
+        ("best_of", "x", "body.best_of"),
+    ],
+)
+def test_a_batch_refuses_what_it_cannot_do(field: str, value: object, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        decode(json.dumps({"messages": [HELLO], field: value}).encode(), JSON, BatchChatRequest)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_a_batch_calls_no_tools() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    asked = decode(json.dumps({"messages": [HELLO], "tools": tools}).encode(), JSON, BatchChatRequest)
+    assert (asked.tools, asked.tool_choice) == (None, "none")

@@ -51,6 +51,11 @@ ENDING = ("/admin/drain", "/sleep", "/pause", "/release_kv_cache_memory")
 """After them a server answers nothing more of interest; the last is 500, as vLLM's, without a pause."""
 
 
+FIELDS: Mapping[str, Mapping[str, list[str]]] = json.loads(
+    (ROOT / "tests" / "surface" / "vllm_fields.json").read_text("utf-8")
+)
+
+
 @cache
 def application(kind: str) -> Understudy:
     return create_app(load(["--seed", "1", "--force-dummy-tokenizer", *KINDS[kind]], {}))
@@ -91,6 +96,26 @@ def test_the_document_is_whole(kind: str) -> None:
     ids = [operation["operationId"] for _, _, operation in operations(kind)]
     assert len(set(ids)) == len(ids)
     assert all(operation["summary"] for _, _, operation in operations(kind))
+
+
+def properties(schema: Any, whole: Any) -> set[str]:
+    """The fields of a body, of whichever of its kinds."""
+    schemas = whole["components"]["schemas"]
+    named = [kind["$ref"].rpartition("/")[2] for kind in schema.get("anyOf", [schema])]
+    return {field for name in named for field in schemas[name]["properties"]}
+
+
+@pytest.mark.parametrize("route", FIELDS)
+def test_what_vllm_takes_is_described(route: str) -> None:
+    """Fields and queries that vLLM 0.32 declares: `vllm_fields.json`."""
+    method, path = route.split()
+    kind = "generate" if path in {route.path for route in application("generate").routes} else "pooling"
+    whole = document(application(kind).test_client())
+    operation = whole["paths"][path][method.lower()]
+    assert {given["name"] for given in operation["parameters"]} >= set(FIELDS[route].get("query", ()))
+    if body := FIELDS[route].get("body"):
+        content = operation["requestBody"]["content"]["application/json"]
+        assert set(body) - properties(content["schema"], whole) == set()
 
 
 def test_texts_are_strings_and_of_streams_nothing_is_said() -> None:
