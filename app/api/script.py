@@ -38,6 +38,7 @@ FAMILIES = {
     "/vllm.grpc.engine.VllmEngine/Generate": "generate",
     "/vllm.grpc.engine.VllmEngine/Embed": "embeddings",
     "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
     "/pooling": "pooling",
     "/classify": "classify",
     "/score": "score",

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from app.http.errors import ApiError
 from app.protocol.anthropic import CountTokensRequest, MessagesRequest
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
+from app.protocol.cohere import CohereEmbedRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import Request, decode, decode_first
 from app.protocol.generate import AbortRequest, GenerateRequest
+from app.protocol.label_reads import DecisionRequest, GenerativeScoringRequest
 from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
 from app.protocol.pooling import (
     ClassificationRequest,
@@ -34,6 +36,7 @@ from app.protocol.tokenize import (
 )
 from app.protocol.validation.generation import ValidatedRequest
 from app.protocol.validation.model import ModelLimits
+from app.protocol.weights import UpdateWeightsRequest, WeightCheckRequest
 
 JSON = "application/json"
 KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, DetokenizeRequest)
@@ -42,7 +45,8 @@ EVERY_KIND = (
     *(AbortRequest, BatchChatRequest, ClassificationRequest, CountTokensRequest, EmbeddingRequest),
     *(GenerateRequest, LoadAdapterRequest, MessagesRequest, PoolingRequest, RerankRequest, ResponsesRequest),
     *(ScoreChatRequest, ScoreRequest, ScoreTextRequest, ScoreTokensRequest, TokenizeChatRequest),
-    *(TokenizePromptRequest, UnloadAdapterRequest),
+    *(TokenizePromptRequest, UnloadAdapterRequest, CohereEmbedRequest, DecisionRequest),
+    *(GenerativeScoringRequest, UpdateWeightsRequest, WeightCheckRequest),
 )
 LIMITS = ModelLimits(max_model_len=2048, vocab_size=4096)
 
