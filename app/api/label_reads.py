@@ -6,6 +6,7 @@ The engine generates one token behind every prompt. A hash of the prompt decides
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import NoReturn
@@ -25,6 +26,7 @@ from app.http.route import Route, post
 from app.protocol.common import Usage
 from app.protocol.completions import CompletionRequest, TokenIds
 from app.protocol.label_reads import GenerativeScoringRequest, ItemScore, ScoreList, one_token
+from app.protocol.slicing import each
 from app.protocol.validation.generation import ValidatedRequest
 
 LOGIT_RANGE = 8.0
@@ -32,13 +34,16 @@ LOGIT_RANGE = 8.0
 LEAST_MASS = 0.5
 """Least probability of all labels together, in the whole vocabulary."""
 
+PROMPT = 50
+"""Values that a prompt counts as whose labels are read."""
+
 Answer = Callable[[int], Struct]
 """Makes the answer, given how many tokens were generated."""
 
 
 def label_logprobs(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
     """Log probability of each label as the next token: by chance, but the same for the same prompt."""
-    state = blake2b(str(prompt).encode(), digest_size=4)
+    state = blake2b(array("I", prompt).tobytes(), digest_size=4)
 
     def drawn(salt: int) -> float:
         own = state.copy()
@@ -100,7 +105,8 @@ def routes(frontend: Frontend) -> list[Route]:
 
         def answer(tokens: int) -> ScoreList:
             count = sum(map(len, prompts))
-            data = [ItemScore(index=index, score=_score(asked, ids)) for index, ids in enumerate(prompts)]
+            each_prompt = enumerate(each(prompts, frontend.slices, PROMPT))
+            data = [ItemScore(index=index, score=_score(asked, ids)) for index, ids in each_prompt]
             usage = Usage(count, count + tokens, tokens, None, None)
             return ScoreList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
 
