@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 from app.api.admin.reports import Caches
 from app.api.builder import RequestBuilder
-from app.api.frontend import Frontend
+from app.api.frontend import ChatRules, Frontend
 from app.api.identity import Identity, pod_headers
 from app.api.models import ServedModels
 from app.api.responder import Responder, ServerLoad
@@ -28,7 +29,8 @@ from app.kvcache.hashing import PART_BLOCKS, BlockHasher
 from app.kvcache.memo import Bounded
 from app.kvcache.prompt import Adapter
 from app.kvcache.residency import Residency
-from app.lora.adapters import LoRARegistry, LoRASlots
+from app.lora.adapters import LoRARegistry, LoRASlots, rank_of
+from app.metrics.exposition import Families
 from app.metrics.fake import FakeFamilies
 from app.protocol.validation.model import ModelLimits
 from app.simulated.corpus import Corpus, sample_sentences
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 """What a server is called that does not know its own address."""
-SAMPLE = 0.01
-"""Share of the blocks whose lives are measured, as in vLLM."""
 UNKNOWN_VOCABULARY = 2**31
 """Size assumed when a remote tokenizer does not tell its own."""
 
@@ -73,7 +73,7 @@ def service_of(
         components.recorder,
         components.clock,
         components.streams,
-        LoRASlots(settings.lora.max_loras, components.adapters.__contains__),
+        LoRASlots(settings.lora.max_loras, components.adapters.__contains__, components.adapter_memory),
         cache,
         profile,
         None if plugins is None or profile is None else plugins.step_cost(profile),
@@ -148,7 +148,14 @@ def frontend_of(
         models=ServedModels(model.served_names, model.model, model.max_model_len, components.adapters),
         tokenizer=tokenizer,
         identity=identity,
-        responder=Responder(service, load, pod_headers(server), WriteBatcher(), server.write_timeout),
+        responder=Responder(
+            service,
+            load,
+            pod_headers(server),
+            WriteBatcher(),
+            server.write_timeout,
+            max(0.0, api.sse_keep_alive_interval),
+        ),
         builder=builder,
         faults=faults,
         limits=ModelLimits(
@@ -160,6 +167,10 @@ def frontend_of(
         ),
         force_usage=api.enable_force_include_usage,
         prompt_details=api.enable_prompt_tokens_details,
+        token_id_names=api.return_tokens_as_token_ids,
+        request_metrics=api.enable_per_request_metrics,
+        response_role=api.response_role,
+        chat_rules=ChatRules.of(api),
         rank=components.rank,
         encoder_only=model.mm_encoder_only,
         omni=model.omni,
@@ -213,6 +224,20 @@ def fakes_of(components: Components) -> FakeFamilies:
     return fakes
 
 
+def adapter_families(components: Components) -> list[Families]:
+    """Where adapters are, if `lora-residency-metrics` wants it told."""
+    settings, adapters = components.settings, components.adapters
+    if not settings.lora.lora_residency_metrics:
+        return []
+    from app.metrics.lora_residency import LoraResidency
+
+    def rank(name: str) -> int:
+        return rank_of(adapters.path(name)) or settings.lora.max_lora_rank
+
+    server = {"model_name": settings.model.served_names[0], "engine": str(components.rank)}
+    return [LoraResidency(components.adapter_memory, rank, server, time.time).render]
+
+
 def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
     """How `rank` publishes KV events, if it does. ConfigError for an endpoint that is none."""
     at = settings.kvcache
@@ -230,7 +255,7 @@ def publishing(settings: Settings, server: ServerSettings, rank: int) -> Publish
         replay_endpoint=at.kv_events_replay_endpoint or None,
         replay_batches=at.kv_events_replay_queue_size,
         replay_layout=at.kv_events_replay_layout,
-        layout=at.kv_events_format,
+        layout=at.events_layout,
         batch_events=at.event_batch_size,
         flush_s=at.event_flush_interval,
     )
@@ -264,7 +289,10 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
     observer = None
     if at.kv_cache_metrics:
         observer = Residency(
-            components.recorder, SAMPLE, components.streams("residency"), components.clock.now
+            components.recorder,
+            at.kv_cache_metrics_sample,
+            components.streams("residency"),
+            components.clock.now,
         )
     cache = KVCache(at.kv_cache_size, hasher, events=publisher is not None, observer=observer)
     if at.evict_unloaded_adapters_first:

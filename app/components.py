@@ -8,6 +8,7 @@ from app.clock.clock import LiveClock
 from app.clock.streams import Streams
 from app.dataset import Datasets, open_datasets
 from app.lora.adapters import LoRARegistry, adapters_of
+from app.lora.memory import AdapterMemory
 from app.metrics.recorder import Recorder
 from app.schema import Schemas
 from app.server import ranks
@@ -28,6 +29,7 @@ class Components:
     tokenizer: Tokenizer
     streams: Streams
     adapters: LoRARegistry
+    adapter_memory: AdapterMemory
     datasets: Datasets
     recorder: Recorder
     clock: LiveClock = field(default_factory=LiveClock)
@@ -36,13 +38,16 @@ class Components:
     @classmethod
     def of(cls, settings: Settings, tokenizer: Tokenizer, rank: int) -> Components:
         """Build it. ConfigError for adapters that cannot be served."""
+        lora = settings.lora
+        adapters = adapters_of(lora, settings.model)
         return cls(
             live=LiveSettings(settings),
             rank=rank,
             server=ranks.served_by(settings.server, rank),
             tokenizer=tokenizer,
             streams=Streams(settings.reply.seed, rank),
-            adapters=adapters_of(settings.lora, settings.model),
+            adapters=adapters,
+            adapter_memory=AdapterMemory(adapters, lora.max_loras, lora.max_cpu_loras or lora.max_loras),
             datasets=open_datasets(dataset_settings(settings), tokenizer),
             recorder=_recorder(settings, rank),
         )

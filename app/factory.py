@@ -20,7 +20,7 @@ from app.api.anthropic import routes as anthropic
 from app.api.chat import route as chat
 from app.api.completions import route as completions
 from app.api.generate import routes as generate
-from app.api.identity import Identity
+from app.api.identity import Identity, system_fingerprint
 from app.api.kv import event_sources
 from app.api.openapi import routes as openapi
 from app.api.plain import PlainChats, PlainCompletions
@@ -30,6 +30,7 @@ from app.api.responses import routes as responses
 from app.api.responses.store import ResponseStore
 from app.api.sampling import RealModel
 from app.assembly import (
+    adapter_families,
     book_of,
     cache_of,
     caches_of,
@@ -129,6 +130,7 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
         render_timeout_s=at.render_timeout,
         mm_render_timeout_s=at.mm_render_timeout,
         hf_token=at.hf_token,
+        cache_dir=at.tokenizers_cache_dir,
         chat_template=at.chat_template,
     )
 
@@ -166,7 +168,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     engine, lifecycle, real = engine_of(components, cache, plugins)
     channel = settings.kvcache
     host = channel.kv_side_channel_host or server.pod_ip or socket.gethostname()
-    identity = Identity(settings.model, host, components.streams("ids"), port=channel.kv_side_channel_port)
+    ids, port = components.streams("ids"), channel.kv_side_channel_port
+    identity = Identity(settings.model, host, ids, port=port, fingerprint=system_fingerprint(settings))
     load = ServerLoad(settings.api.enable_server_load_tracking)
     failing = [] if plugins is None else plugins.faults()
     injector = FaultInjector(components.streams("faults"), clock.now, failing)
@@ -194,7 +197,9 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         lambda: {"rate limits": limits, "fault scripts": injector.plan, "client audit": audit.trail}
     )
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
-    families = [engine_families(components.recorder, fakes_of(components))]
+    families = adapter_families(components)
+    if not settings.metrics.disable_log_stats:
+        families.insert(0, engine_families(components.recorder, fakes_of(components)))
     families += [] if plugins is None else plugins.families()
     app.services += [publisher] if publisher is not None else []
     remote = None if isinstance(engine, Engine) else engine
@@ -228,12 +233,12 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("generate", generate.routes(frontend, settings.api.enable_scale_out, weights))
         app.add_routes("generative_scoring", label_reads.routes(frontend))
         app.add_routes("elastic", elastic.routes(frontend.body, server.data_parallel_size))
-    else:
-        app.add_routes("pooling", pooling.routes(frontend, settings.model))
+    if pooling_routes := pooling.routes(frontend, settings.model):
+        app.add_routes("pooling", pooling_routes)
     app.add_routes("decisions", decisions.routes(frontend, settings.model))
     app.add_routes("invocations", invocations.routes(frontend.body, lambda: app.routes))
     app.add_routes("models", models.routes(frontend.models, identity))
-    app.add_routes("tokens", tokens.routes(frontend.body, frontend.models, tokenizer))
+    app.add_routes("tokens", tokens.routes(frontend, settings.api.enable_tokenizer_info_endpoint))
     ready = reports.readiness(engine, clock, settings.server.startup_duration)
     if server.speaks_grpc:
         app.rpc = rpc_of(components, frontend, engine, lifecycle, ready, publisher)

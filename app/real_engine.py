@@ -80,7 +80,7 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
         seed=settings.reply.seed,
         threads=settings.engine.engine_threads,
         kv_events=publishing(settings, settings.server, 0) if cache.enable_kvcache else None,
-        log_level=settings.log.log_level.upper(),
+        log_level=settings.log.log_level.upper().replace("TRACE", "DEBUG"),
     )
 
 

@@ -42,8 +42,8 @@ empty variable counts as not set, and `""` (two quotes) stands for an empty valu
 mapping; its keys may be written with underscores. What is given again replaces what was there before: lists
 are never merged.
 
-`-v N` is understood as klog's verbosity: 0 and 1 log warnings, 2 and 3 info, 4 and more debug. Other flags of
-klog and of vLLM are accepted and change nothing: {ignored}.
+`-v N` is understood as klog's verbosity: 0 and 1 log warnings, 2 and 3 info, 4 debug, 5 and more trace.
+Other flags of klog, of simulators and of vLLM are accepted and change nothing: {ignored}.
 
 Settings marked *live* may change while the server runs. [Plugins](plugins.md) add settings of their own;
 `python -m app --plugin FILE --help` tells those, too.

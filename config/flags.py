@@ -25,8 +25,8 @@ DURATION is 250ms, 1.5s or 1m30s (units ns, us, ms, s, m, h); a whole number wit
 REPEATED = "plugin"
 """The one list whose flag adds to what was given before: each plugin is a thing for itself."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
-DETAILED = 4
-"""klog verbosity from which lines count as debugging."""
+DETAILED, TRACED = 4, 5
+"""klog verbosities from which lines count as debugging, and as traces."""
 _METAVARS = {"text": "TEXT", "whole number": "NUMBER", "number": "NUMBER", "switch": "true|false"} | {
     "list": "TEXT",
     DURATION: "DURATION",
@@ -160,7 +160,7 @@ def add_settings(parser: Parser, table: Table) -> None:
         add_section(parser, table, name)
     others = parser.add_argument_group("Others")
     others.add_argument("--config", metavar="FILE", help="YAML file with settings.")
-    levels = "klog verbosity: 0 and 1 log warnings, 2 and 3 info, 4 and more debug."
+    levels = "klog verbosity: 0 and 1 log warnings, 2 and 3 info, 4 debug, 5 and more trace."
     others.add_argument("-v", "--v", metavar="N", type=_log_level, help=levels)
     others.add_argument("--version", action="store_true", help="Show the version of this program and end.")
     others.add_argument("-h", "--help", action="store_true", help="Show this text and end.")
@@ -247,7 +247,9 @@ def _log_level(text: str) -> str:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number")
     level = int(text[:3])
-    return "debug" if level >= DETAILED else "info" if level > 1 else "warning"
+    if level >= DETAILED:
+        return "trace" if level >= TRACED else "debug"
+    return "info" if level > 1 else "warning"
 
 
 def _complaint(error: argparse.ArgumentError) -> str:

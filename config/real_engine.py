@@ -17,10 +17,10 @@ DEFAULTS: Mapping[str, object] = {
 }
 """Where nothing else is said; those of `EngineProcessOptions`."""
 OF_A_SIMULATION = (
-    *("mode", "task", "mm-encoder-only", "omni", "image-emission-rate", "reasoning-tokens"),
-    *("timing", "profile", "model-config", "long-prefill-token-threshold"),
+    *("mode", "task", "embeddings-with-chat", "mm-encoder-only", "omni", "image-emission-rate"),
+    *("reasoning-tokens", "timing", "profile", "model-config", "long-prefill-token-threshold"),
     *("script", "dataset-path", "dataset-url", "dataset-in-memory"),
-    *("lora-modules", "enable-lora", "allow-runtime-lora-updating"),
+    *("lora-modules", "enable-lora", "allow-runtime-lora-updating", "lora-residency-metrics"),
     *("kv-connector", "kv-cache-full", "global-cache-hit-threshold", "kv-cache-metrics"),
     *("render-url", "force-dummy-tokenizer", "role", "fake-metrics"),
     *(name.replace("_", "-") for name in SECTIONS["latency"].__struct_fields__),

@@ -15,14 +15,13 @@ EMPTY = '""'
 
 IGNORED_SWITCHES = frozenset(
     {"enforce-eager"}
-    | {"use-vllm-map-event-format"}
     | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
 )
 IGNORED = IGNORED_SWITCHES | frozenset(
-    {"mm-processor-kwargs", "ec-transfer-config"}
+    {"mm-processor-kwargs", "ec-transfer-config", "zmq-max-connect-attempts"}
     | {"vmodule", "log-backtrace-at", "log-dir", "log-file", "log-file-max-size", "stderrthreshold"}
 )
-"""Flags of vLLM and of klog (specification, sections 1.3 and 1.4) that are accepted and change nothing."""
+"""Flags of vLLM, of simulators and of klog that are accepted and change nothing."""
 
 
 class Flags(Struct):

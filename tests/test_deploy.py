@@ -1,20 +1,25 @@
-"""The manifests of deploy/kubernetes: as Kubernetes reads them, careful, and true of what they start."""
+"""The manifests of deploy/kubernetes, and those of the chart: as Kubernetes reads them, careful, and true."""
 
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 import yaml
 
+from config import VERSION
+from config.settings import BY_NAME
+from tests import helm_chart
 from tests.running_server import ROOT, free_port, running_gunicorn, running_image
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 FILES = [FOLDER / name for name in KUSTOMIZATION["resources"]]
 OBJECTS: list[dict[str, Any]] = [each for file in FILES for each in yaml.safe_load_all(file.read_text())]
+OBJECTS += helm_chart.objects()
 DEPLOYMENTS = {each["metadata"]["name"]: each for each in OBJECTS if each["kind"] == "Deployment"}
 SERVICES = {each["metadata"]["name"]: each for each in OBJECTS if each["kind"] == "Service"}
 MONITOR = yaml.safe_load((FOLDER / "pod-monitor.yaml").read_text())
@@ -47,7 +52,7 @@ def test_it_fits_the_schemas_of_kubernetes(described: dict[str, Any]) -> None:
 def test_every_file_is_listed() -> None:
     listed = {*KUSTOMIZATION["resources"], "kustomization.yaml", "pod-monitor.yaml"}
     assert {file.name for file in FOLDER.iterdir()} == listed
-    assert set(DEPLOYMENTS) == set(SERVICES) and len(DEPLOYMENTS) == 5
+    assert set(DEPLOYMENTS) == set(SERVICES) and len(DEPLOYMENTS) == 5 + 1
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
@@ -60,7 +65,8 @@ def test_nobody_is_root_or_may_write(name: str) -> None:
     own = only["securityContext"]
     assert own["readOnlyRootFilesystem"] and own["allowPrivilegeEscalation"] is False
     assert own["capabilities"] == {"drop": ["ALL"]}
-    assert only["volumeMounts"] == [{"name": "tmp", "mountPath": "/tmp"}]
+    writable = [mount for mount in only["volumeMounts"] if not mount.get("readOnly")]
+    assert writable == [{"name": "tmp", "mountPath": "/tmp"}]
     assert only["resources"]["limits"]["memory"] and only["resources"]["requests"]["cpu"]
     assert spec["terminationGracePeriodSeconds"] > 30  # graceful-timeout
 
@@ -81,7 +87,7 @@ def test_a_service_and_the_monitor_find_its_pods(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_a_server_starts_as_described_and_answers_its_probes(name: str) -> None:
+def test_a_server_starts_as_described_and_answers_its_probes(name: str, tmp_path: Path) -> None:
     only = container(name)
     fields = {"metadata.name": "pod-1", "metadata.namespace": "ns", "status.podIP": "127.0.0.1"}
     given = {
@@ -95,6 +101,10 @@ def test_a_server_starts_as_described_and_answers_its_probes(name: str) -> None:
     if "SIM_KV_INDEX_BIND" in given:
         assert given["SIM_KV_INDEX_BIND"] == f"tcp://*:{ports(name)['events']}"
         given["SIM_KV_INDEX_BIND"] = f"tcp://127.0.0.1:{free_port()}"
+    if "SIM_CONFIG" in given:
+        [told_by] = [each for each in OBJECTS if each["kind"] == "ConfigMap"]
+        given["SIM_CONFIG"] = str(tmp_path / "settings.yaml")
+        Path(given["SIM_CONFIG"]).write_text(told_by["data"]["settings.yaml"])
     with running_image(*words, env=given) if words else running_gunicorn(env=given) as server:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert only[probe]["httpGet"]["port"] == "http"
@@ -102,3 +112,23 @@ def test_a_server_starts_as_described_and_answers_its_probes(name: str) -> None:
             assert requests.get(server.url + path, timeout=20).status_code == 200
         assert requests.get(f"{server.url}/metrics", timeout=20).status_code == 200
         assert "not a setting" not in server.log() and "ignored" not in server.log()
+
+
+def test_the_chart_takes_other_values() -> None:
+    values = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
+    secret = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "api"}}}
+    values |= {"port": 9000, "env": [secret], "settings": {"model": "m"}}
+    made = {}
+    for file in helm_chart.CHART.glob("templates/*.yaml"):
+        made[file.stem] = yaml.safe_load(helm_chart.rendered(file.read_text(), values))
+    [only] = made["deployment"]["spec"]["template"]["spec"]["containers"]
+    assert only["env"][-1] == secret and only["ports"] == [{"name": "http", "containerPort": 9000}]
+    assert made["service"]["spec"]["ports"][0]["port"] == 9000
+    assert yaml.safe_load(made["configmap"]["data"]["settings.yaml"]) == {"model": "m"}
+
+
+def test_every_setting_of_the_chart_is_one() -> None:
+    values = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
+    assert set(values["settings"]) <= set(BY_NAME)
+    chart = yaml.safe_load((helm_chart.CHART / "Chart.yaml").read_text())
+    assert chart["apiVersion"] == "v2" and chart["appVersion"] == values["image"]["tag"] == VERSION

@@ -26,6 +26,7 @@ from app.protocol.chat import ChatCompletionRequest
 from app.protocol.validation.generation import ValidatedRequest
 from app.protocol.validation.sampling import GenerationRequest
 from app.schema import Schemas
+from config.sections.api import json_object
 from config.settings import Settings
 
 NO_THOUGHTS = ("none",)
@@ -158,6 +159,8 @@ class RequestBuilder:
         if not self.settings.reply.reasoning_parser or request.reasoning_effort in NO_THOUGHTS:
             return False
         kwargs = request.chat_template_kwargs or NOTHING
+        if (defaults := self.settings.api.default_chat_template_kwargs) is not None:
+            kwargs = {**json_object(defaults), **kwargs}
         return bool(kwargs.get("enable_thinking", kwargs.get("thinking", True)))
 
 

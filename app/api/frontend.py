@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
+from msgspec import Struct
+
 from app.api.builder import SEND_IMAGE, Prompt, RequestBuilder, check_rank, truth
 from app.api.chat.media import encoded
 from app.api.identity import Identity, ResponseMeta
@@ -26,6 +28,7 @@ from app.protocol.validation.generation import ValidatedRequest, check_prompt_te
 from app.protocol.validation.model import ModelLimits
 from app.protocol.validation.sampling import GenerationRequest
 from app.tokenization import Tokenizer
+from config.sections.api import ApiSettings, json_object
 
 if TYPE_CHECKING:
     from app.api.script import ScriptDesk  # and templates, which servers without scripts do without
@@ -46,6 +49,24 @@ class SharedOptions(TypedDict):
     token_ids: bool
     token_id_names: bool
     prompt_details: bool
+    metrics: bool
+
+
+class ChatRules(Struct, frozen=True):
+    """How a server renders conversations."""
+
+    trusts_templates: bool = False
+    """Requests may bring chat templates of their own."""
+    template_kwargs: Mapping[str, object] = {}
+    """Arguments of the template that a request may replace."""
+    hides_unused_tools: bool = False
+    """Tools that must not be called are not in the prompt."""
+
+    @classmethod
+    def of(cls, api: ApiSettings) -> ChatRules:
+        """As the settings say."""
+        kwargs = json_object(api.default_chat_template_kwargs or "{}")
+        return cls(api.trust_request_chat_template, kwargs, api.exclude_tools_when_tool_choice_none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +83,12 @@ class Frontend:
     limits: ModelLimits
     force_usage: bool
     prompt_details: bool
+    token_id_names: bool = False
+    """Log probabilities name tokens `token_id:N` where the request does not say."""
+    request_metrics: bool = False
+    """Answers tell the times of their request."""
+    response_role: str = "assistant"
+    chat_rules: ChatRules = ChatRules()
     rank: int = 0
     encoder_only: bool = False
     omni: bool = False
@@ -117,14 +144,16 @@ class Frontend:
         request = asked.request
         options = request.stream_options
         usage = options is not None and bool(options.include_usage)
+        names = request.return_tokens_as_token_ids
         everywhere = usage and options is not None and bool(options.continuous_usage_stats)
         return {
             "n": asked.n,
             "include_usage": usage or self.force_usage,
             "continuous_usage": everywhere or self.force_usage,
             "token_ids": bool(request.return_token_ids),
-            "token_id_names": bool(request.return_tokens_as_token_ids),
+            "token_id_names": self.token_id_names if names is None else names,
             "prompt_details": self.prompt_details,
+            "metrics": self.request_metrics,
         }
 
     def generate(

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from random import Random
 from zlib import crc32
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from app.http.context import RequestContext
 from app.protocol.common import KVTransferParams
 from app.protocol.validation.sampling import GenerationRequest
-from config.settings import ModelSettings, ServerSettings
+from config.settings import ModelSettings, ServerSettings, Settings
 
 SIDE_CHANNEL_PORT = 5600
 """Where a real server's transfer connector listens."""
@@ -24,7 +24,12 @@ class ResponseMeta(Struct, frozen=True):
     id: str
     created: int
     model: str
-    fingerprint: str
+    fingerprint: str | None
+
+    @property
+    def signature(self) -> str | UnsetType:
+        """`system_fingerprint` of a chunk."""
+        return UNSET if self.fingerprint is None else self.fingerprint
 
 
 class ResponseOptions(Struct, frozen=True, kw_only=True):
@@ -41,6 +46,8 @@ class ResponseOptions(Struct, frozen=True, kw_only=True):
     """`return_tokens_as_token_ids`: log probabilities call tokens `token_id:N`."""
     prompt_details: bool = False
     """`enable-prompt-tokens-details` of the server"""
+    metrics: bool = False
+    """`enable-per-request-metrics` of the server"""
 
 
 class Identity:
@@ -56,14 +63,14 @@ class Identity:
         rng: Random,
         now: Callable[[], float] = time.time,
         port: int = SIDE_CHANNEL_PORT,
+        fingerprint: str | None = None,
     ) -> None:
         self.engine_id = f"{rng.getrandbits(128):032x}"
         self.host, self.port = host, port
         self.devices = model.tensor_parallel_size
         self._rng = rng
         self._now = now
-        made_of = f"{model.model} {model.max_model_len}".encode()
-        self._fingerprint = f"vllm-{model.vllm_version}-{crc32(made_of):08x}"
+        self._fingerprint = fingerprint
 
     def head(self, prefix: str, context: RequestContext, own_id: str, model: str) -> ResponseMeta:
         """The head of an answer: the id is the header's, the body's (`own_id`), if any, or a fresh one."""
@@ -79,6 +86,17 @@ class Identity:
     def fresh_id(self) -> str:
         """16 random hex digits, for the id of an answer."""
         return f"{self._rng.getrandbits(64):016x}"
+
+
+def system_fingerprint(settings: Settings) -> str | None:
+    """What answers tell of the server that gave them, as `fingerprint-mode` wants it."""
+    mode, model = settings.api.fingerprint_mode, settings.model
+    if mode in ("none", "custom"):
+        return settings.api.fingerprint_value if mode == "custom" else None
+    sizes = {"tp": model.tensor_parallel_size, "dp": settings.server.data_parallel_size}
+    groups = [f"{name}{size}" for name, size in sizes.items() if mode == "full" and size > 1]
+    made_of = f"{model.model} {model.max_model_len}".encode()
+    return "-".join(["vllm", model.vllm_version, *groups, f"{crc32(made_of):08x}"])
 
 
 def pod_headers(server: ServerSettings) -> dict[str, str]:

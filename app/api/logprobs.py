@@ -110,12 +110,16 @@ class ChatLogprobs:
 
 
 class ItemLogprobs:
-    """The entries of a message of the Responses family, with `top` alternatives each."""
+    """The entries of a message of the Responses family, with `top` alternatives each.
 
-    __slots__ = ("_bytes", "_top")
+    With `as_ids` tokens are named `token_id:N`, and have the bytes of that name.
+    """
 
-    def __init__(self, top: int) -> None:
+    __slots__ = ("_as_ids", "_bytes", "_top")
+
+    def __init__(self, top: int, as_ids: bool = False) -> None:
         self._top = top
+        self._as_ids = as_ids
         self._bytes = TokenBytes()
 
     def entries(self, entries: Entries) -> list[wire.ItemLogprob]:
@@ -128,7 +132,7 @@ class ItemLogprobs:
                 entry.logprob,
                 [alternative(text, of(text), logprob) for _, text, logprob in _shown(entry, self._top)],
             )
-            for entry in entries
+            for entry in self._named(entries)
         ]
 
     def event_entries(self, entries: Entries) -> list[wire.EventLogprob]:
@@ -138,6 +142,20 @@ class ItemLogprobs:
                 entry.token,
                 entry.logprob,
                 [wire.EventAlternative(text, logprob) for _, text, logprob in _shown(entry, self._top)],
+            )
+            for entry in self._named(entries)
+        ]
+
+    def _named(self, entries: Entries) -> Entries:
+        if not self._as_ids:
+            return entries
+        return [
+            TokenLogprob(
+                entry.token_id,
+                token_name(entry.token_id, "", True),
+                entry.logprob,
+                [(token_id, token_name(token_id, "", True), logprob) for token_id, _, logprob in entry.top],
+                entry.rank,
             )
             for entry in entries
         ]

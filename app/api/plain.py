@@ -50,6 +50,7 @@ class PlainHandler(Generic[P]):
             settings.reply.mode == "echo"
             or settings.replay.replay != ""
             or frontend.limits.reasons
+            or frontend.chat_rules.template_kwargs
             or frontend.omni
             or frontend.encoder_only
             or frontend.keeps_turns
@@ -110,7 +111,9 @@ class PlainChats(PlainHandler[PlainChat]):
             include_usage=self._includes_usage(recognised.request),
             continuous_usage=frontend.force_usage,
             prompt_details=frontend.prompt_details,
+            metrics=frontend.request_metrics,
             prompt_ids=recognised.prompt_ids,
+            role=frontend.response_role,
         )
         return ChatWriter(head, shape)
 
@@ -130,6 +133,7 @@ class PlainCompletions(PlainHandler[PlainCompletion]):
             include_usage=self._includes_usage(recognised.request),
             continuous_usage=frontend.force_usage,
             prompt_details=frontend.prompt_details,
+            metrics=frontend.request_metrics,
             prompts=(EchoedPrompt(recognised.prompt_ids),),
         )
         return CompletionWriter(head, shape)

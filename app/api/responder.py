@@ -48,6 +48,8 @@ class Responder:
     headers: Mapping[str, str]
     batcher: WriteBatcher
     write_timeout_s: float
+    keep_alive_s: float
+    """Chats and completions: see `EventStream`."""
 
     def respond(
         self,
@@ -110,7 +112,8 @@ class Responder:
     ) -> Response:
         """`may_join`: what is all there already may leave in one piece."""
         entries = 1 + (requests[0].logprobs or 0) if requests else 1
-        stream = EventStream(writer, len(requests), connection, take_over, entries)
+        keep_alive_s = self.keep_alive_s if writer.keeps_alive else 0.0
+        stream = EventStream(writer, len(requests), connection, take_over, entries, keep_alive_s)
         stream.handle = self.engine.submit(requests, stream.emit)
         if may_join and (data := stream.complete()) is not None:
             return Response(data, 200, self.headers, EVENT_STREAM, streamed=True)

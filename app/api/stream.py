@@ -9,23 +9,36 @@ both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
+import gevent
 from gevent.event import Event as Bell
 
 from app.api.writer import ChoiceState, ResponseWriter
 from app.clock.pause import pause_if_possible
 from app.engine.client import Handle, TakeToken
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.http.connection import Connection
+from app.http.connection import Connection, Watcher
 from app.http.response import StreamingBody
 from app.http.stream import StreamTransport
 from app.protocol.common import encode
+
+
+class IdleTimer(Watcher, Protocol):
+    """A repeating timer of gevent's loop."""
+
+    def again(self, callback: Callable[..., None]) -> None:
+        """Begin anew."""
+
 
 SLICE_TOKENS = 256
 """About as many entries (tokens, each with its alternatives) are rendered at once for a client that lags
 behind.
 """
 
+
+COMMENT = b": keep-alive\n\n"
+"""Clients of event streams skip it; proxies count it as traffic."""
 
 TakeOver = Callable[[Connection, Callable[[], None]], StreamTransport]
 """Makes what writes a stream to a connection, and calls back at the end."""
@@ -42,6 +55,8 @@ class EventStream(StreamingBody):
         "_bell",
         "_choices",
         "_connection",
+        "_idle_timer",
+        "_keep_alive_s",
         "_large",
         "_pending",
         "_slice_tokens",
@@ -59,7 +74,9 @@ class EventStream(StreamingBody):
         connection: Connection | None = None,
         take_over: TakeOver | None = None,
         entries_per_token: int = 1,
+        keep_alive_s: float = 0.0,
     ) -> None:
+        """After `keep_alive_s` without a chunk, and again after as long, a comment is written; 0 is never."""
         self.bytes_sent = 0
         self.gone = False
         self.writer = writer
@@ -68,6 +85,8 @@ class EventStream(StreamingBody):
         self._take_over = take_over
         self._slice_tokens = max(1, SLICE_TOKENS // entries_per_token)
         self.transport: StreamTransport | None = None
+        self._keep_alive_s = keep_alive_s
+        self._idle_timer: IdleTimer | None = None
         self._pending: list[EngineOutput] = []
         self._large: Iterator[bytes] | None = None
         """What is left of an output that takes long to write."""
@@ -94,7 +113,9 @@ class EventStream(StreamingBody):
             transport.lag()
         else:
             self._write(transport, output, before)
-        return PlainTokens(self, output.index).take if type(output) is Started else None
+        if type(output) is not Started or self._keep_alive_s:
+            return None
+        return PlainTokens(self, output.index).take
 
     def _write(self, transport: StreamTransport, output: EngineOutput, before: int) -> None:
         """To the socket; `before`: how many choices were unfinished before `output`."""
@@ -108,6 +129,25 @@ class EventStream(StreamingBody):
         if data or not self.unfinished:
             self.bytes_sent += len(data)
             transport.write(data, not self.unfinished)
+            self._note_chunk(not self.unfinished)
+
+    def _note_chunk(self, last: bool) -> None:
+        """Restart the idle timer, or stop it behind the last chunk."""
+        timer = self._idle_timer
+        if timer is None:
+            return
+        if last:
+            self._idle_timer = None
+            timer.close()
+        else:
+            timer.again(self._comment)
+
+    def _comment(self) -> None:
+        """Hub: nothing was written for a while. A client that lags has unread chunks anyway."""
+        transport = self.transport
+        if transport is not None and transport.is_open and not transport.lags:
+            self.bytes_sent += len(COMMENT)
+            transport.write(COMMENT)
 
     def complete(self) -> bytes | None:
         """All events and the end, if the generation is over already and makes no more than one slice."""
@@ -127,13 +167,18 @@ class EventStream(StreamingBody):
             transport.write(data, last)
             if more:
                 transport.lag()
+        if self._keep_alive_s and self.unfinished:
+            timer = self._idle_timer = gevent.get_hub().loop.timer(self._keep_alive_s, self._keep_alive_s)
+            timer.start(self._comment)
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
         """The next outputs that wait, rendered; whether more wait; whether that is the end of the stream."""
         data = self._slice()
         self.bytes_sent += len(data)
         more = bool(self._pending) or self._large is not None
-        return data, more, not more and not self.unfinished
+        last = not more and not self.unfinished
+        self._note_chunk(last)
+        return data, more, last
 
     def __iter__(self) -> Iterator[bytes]:
         connection = self._connection
@@ -169,8 +214,9 @@ class EventStream(StreamingBody):
                     return
                 if more:
                     pause_if_possible()
-            else:
-                bell.wait()
+            elif not bell.wait(self._keep_alive_s or None):
+                self.bytes_sent += len(COMMENT)
+                yield COMMENT
 
     def _slice(self) -> bytes:
         """As many of the next outputs as make a slice; with the last one of all, the end of the stream."""
@@ -210,6 +256,7 @@ class EventStream(StreamingBody):
     def leave(self) -> None:
         """The client is gone: end its sequences and wake the greenlet."""
         self.gone = True
+        self._note_chunk(last=True)
         if self.handle is not None:
             self.handle.abort()
         if self.transport is not None:
@@ -221,6 +268,7 @@ class EventStream(StreamingBody):
         """The server is done with it. What is unfinished now is finished for nobody: a write failed."""
         if self.unfinished or self._pending or self._large is not None:
             self.gone = True
+        self._note_chunk(last=True)
         if self.transport is not None:
             self.transport.close()
         if self._connection is not None:

@@ -1,26 +1,27 @@
-"""POST /tokenize and POST /detokenize (vllm-api.md section 5)."""
+"""POST /tokenize, POST /detokenize and GET /tokenizer_info (vllm-api.md section 5)."""
 
 from __future__ import annotations
 
 from app.api.chat.prompt import chat_options
-from app.api.models import ServedModels
-from app.http.body import BodyLimits
+from app.api.frontend import Frontend
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
-from app.http.route import Route, post
+from app.http.route import Route, get, post
 from app.protocol.decoding import decode, decode_first
 from app.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
-from app.tokenization import Tokenizer
+from app.tokenization.huggingface import LocalTokenizer
 
 
-def routes(body: BodyLimits, models: ServedModels, tokenizer: Tokenizer) -> list[Route]:
+def routes(frontend: Frontend, with_info: bool) -> list[Route]:
+    """With `with_info` GET /tokenizer_info is there."""
+    body, models, tokenizer = frontend.body, frontend.models, frontend.tokenizer
 
     def tokenize(context: RequestContext) -> Response:
         """The token ids of a text or of a conversation."""
         asked = decode_first(body.read(context), context.content_type, TOKENIZE_REQUESTS)
         models.resolve(asked.model)
         if isinstance(asked, TokenizeChatRequest):
-            ids = tokenizer.encode_chat(asked.messages, chat_options(asked))
+            ids = tokenizer.encode_chat(asked.messages, chat_options(asked, frontend.chat_rules))
         else:
             ids = tokenizer.encode(asked.prompt, asked.add_special_tokens)
         return json_response(
@@ -38,7 +39,14 @@ def routes(body: BodyLimits, models: ServedModels, tokenizer: Tokenizer) -> list
         models.resolve(asked.model)
         return json_response({"prompt": tokenizer.decode(asked.tokens, False)})
 
+    def tokenizer_info(context: RequestContext) -> Response:
+        """The configuration of the tokenizer; of a remote one only that it is one."""
+        if isinstance(tokenizer, LocalTokenizer):
+            return json_response(tokenizer.info())
+        return json_response({"tokenizer_class": type(tokenizer).__name__})
+
     return [
         post("/tokenize", tokenize),
         post("/detokenize", detokenize),
+        *([get("/tokenizer_info", tokenizer_info)] if with_info else []),
     ]

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, UnsetType
 
 from app.api.logprobs import SomeEntries, width
 from app.api.pieces import SLICE, Holes, blocks
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
-from app.protocol.common import encode
+from app.protocol.common import PerRequestMetrics, encode
 
 UNFINISHED = Finish("abort")
 """The end of a choice that has been given none."""
@@ -48,6 +48,8 @@ class ChoiceState(Struct):
     tokens: int = 0
     reasoning_tokens: int = 0
     finish: Finish = UNFINISHED
+    ended_s: float = 0.0
+    """When its last token was due."""
     called: bool = False
     """A tool was called."""
     texts: list[str] = []
@@ -60,7 +62,7 @@ class ChoiceState(Struct):
         """Take note of how many tokens there are, and whether they are the last ones."""
         self.tokens += len(output.ids)
         if output.finish is not None:
-            self.finish = output.finish
+            self.finish, self.ended_s = output.finish, output.at_s
         if output.part is not None and output.part.kind == "reasoning":
             self.reasoning_tokens += len(output.ids)
 
@@ -186,10 +188,14 @@ class ResponseWriter(ABC):
     A whole answer: `take` for every output as it comes; then `body`, or `pieces` of what may be large.
     """
 
+    started: Started | None = None
+    """How its last choice began."""
     cached_tokens = 0
     prompt_logprobs: SomeEntries | None = None
     has_failed = False
     usage = UsageOverrides()
+    keeps_alive = False
+    """A stream that says nothing for long gets comments (`sse-keep-alive-interval`)."""
 
     def __init__(self, choices: int) -> None:
         self.choices = [ChoiceState()] if choices == 1 else [ChoiceState() for _ in range(choices)]
@@ -223,6 +229,24 @@ class ResponseWriter(ABC):
         told = self.usage.cached_tokens
         return self.cached_tokens if told is None else told
 
+    def timing(self, missing: None | UnsetType = None) -> PerRequestMetrics | None:
+        """The times of the only choice, `missing` for what is not known; None where there are several."""
+        if len(self.choices) != 1:
+            return None
+        [choice], started = self.choices, self.started
+        if started is None or not choice.ended_s:
+            return PerRequestMetrics(*[missing] * 6)
+        decode_s, later = max(0.0, choice.ended_s - started.at_s), choice.tokens - 1
+        run_s = started.prefill_s + decode_s
+        return PerRequestMetrics(
+            started.prefill_s * 1000,
+            decode_s * 1000,
+            started.queue_s * 1000,
+            decode_s / later * 1000 if later > 0 else missing,
+            choice.tokens / run_s if run_s > 0 else missing,
+            missing,
+        )
+
     @abstractmethod
     def closing(self) -> bytes:
         """What ends the stream, after the last choice is over."""
@@ -232,7 +256,7 @@ class ResponseWriter(ABC):
         if type(output) is Tokens:
             self.choices[output.index].take(output)
         elif type(output) is Started:
-            self.cached_tokens = output.cached_tokens
+            self.started, self.cached_tokens = output, output.cached_tokens
             self.prompt_logprobs = output.prompt_logprobs
         elif type(output) is Failed:
             raise output.error

@@ -66,6 +66,9 @@ class Started(Struct, gc=False):
     cached_tokens: int = 0
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
     """One entry per prompt token, made when it is looked at: take slices of a long prompt."""
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    """Seconds of waiting, and of running up to `at_s`."""
 
 
 class Tokens(Struct, gc=False):

@@ -138,7 +138,9 @@ class RemoteChoice:
         if said.finish in ("error", "timeout"):
             return  # nothing is told but that
         entries = None if said.prompt_logprobs is None else self._prompt_entries(said.prompt_logprobs)
-        take = self._emit(Started(self.request.index, said.at_s, said.cached_tokens, entries))
+        request, began_s = self.request, said.scheduled_s or said.at_s
+        queue_s, prefill_s = max(0.0, began_s - request.arrival_s), max(0.0, said.at_s - began_s)
+        take = self._emit(Started(request.index, said.at_s, said.cached_tokens, entries, queue_s, prefill_s))
         if self._reader is None and said.logprobs is None and not self.over:
             self._take_token = take
 

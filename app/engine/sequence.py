@@ -162,8 +162,18 @@ class Sequence:
 
     def _begin(self, at_s: float) -> None:
         self._begun = True
-        reply = self._reply
-        take = self._emit(Started(self.request.index, at_s, self._cached_tokens, reply.prompt_logprobs))
+        reply, request = self._reply, self.request
+        began_s = at_s if self._scheduled_s is None else self._scheduled_s
+        take = self._emit(
+            Started(
+                request.index,
+                at_s,
+                self._cached_tokens,
+                reply.prompt_logprobs,
+                began_s - request.arrival_s,
+                at_s - began_s,
+            )
+        )
         if reply.logprobs is None and self._delays is None and not self.over:
             self._take_token = take
 

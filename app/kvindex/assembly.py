@@ -30,6 +30,7 @@ from app.lora.adapters import adapters_of
 from app.tokenization import Tokenizer, load_tokenizer
 from config import ConfigError, Settings
 from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sources
+from config.settings import TokenizerSettings
 
 DEFAULT_BIND = "tcp://*:5557"
 """Where an indexer listens that is told nothing: the port of llm-d's manager."""
@@ -46,7 +47,7 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
     own = dict.fromkeys((model.model, *model.served_names, *adapters), tokenizer)
     folder = at.kv_index_tokenizer_dir
     library = TokenizerLibrary(
-        partial(_load, hf_token=settings.tokenizer.hf_token),
+        partial(_load, at=settings.tokenizer),
         ready=own,
         sources=tokenizer_sources(at.kv_index_tokenizers),
         discovery=Discovery(Path(folder).expanduser(), time.monotonic) if folder else None,
@@ -59,8 +60,14 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
 
 
-def _load(source: str, hf_token: str | None) -> Tokenizer:
-    return load_tokenizer(model=source, tokenizer=source, explicit=True, hf_token=hf_token)
+def _load(source: str, at: TokenizerSettings) -> Tokenizer:
+    return load_tokenizer(
+        model=source,
+        tokenizer=source,
+        explicit=True,
+        hf_token=at.hf_token,
+        cache_dir=at.tokenizers_cache_dir,
+    )
 
 
 def aliases(settings: Settings) -> Mapping[str, str]:

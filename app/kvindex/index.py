@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -21,8 +22,10 @@ from app.kvindex.ingest import Ingest
 from app.kvindex.keys import DEFAULT_GENERATION, Generation, request_keys
 from app.kvindex.metrics import IndexMetrics, Losses
 from app.kvindex.scorer import PodScore, Weights, score_prefixes
+from config.sections.observability import TRACE
 
 DEFAULT_BLOCK_SIZE = 16
+log = logging.getLogger(__name__)
 
 
 class IndexSettings(Struct, frozen=True, kw_only=True):
@@ -160,6 +163,7 @@ class Index:
             ValueError: a token id of no vocabulary.
             BackendUnavailable: the backend does not answer.
         """
+        log.log(TRACE, "score %s: tokens %s", lora or model, tokens)
         began_s = self._clock()
         if keys is not None:
             best = self._score_keys(model, keys, pods)
@@ -212,7 +216,9 @@ class Index:
             return []
         copies, holders, tiers = self.backend.lookup(keys)
         candidates = holders.mask(model, pods)
-        return score_prefixes(copies, len(keys), candidates, holders, tiers, self.settings.weights)
+        scores = score_prefixes(copies, len(keys), candidates, holders, tiers, self.settings.weights)
+        log.log(TRACE, "score %s: keys %s, scores %s", model, keys, scores)
+        return scores
 
     def _score_featured(
         self,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from pathlib import Path
 from sys import getsizeof
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -48,11 +50,26 @@ class Adapter(Struct, frozen=True):
         return ENTRY_BYTES + getsizeof(self) + getsizeof(self.name) + getsizeof(self.path)
 
 
+class _AdapterConfig(Struct):
+    """What of `adapter_config.json` is looked at."""
+
+    r: int | None = None
+
+
+def rank_of(path: str) -> int | None:
+    """The rank that the adapter's folder tells; None where there is none that does."""
+    try:
+        content = (Path(path) / "adapter_config.json").read_bytes()
+        return msgspec.json.decode(content, type=_AdapterConfig).r
+    except (OSError, ValueError):
+        return None
+
+
 class LoRARegistry:
     """Loaded adapters by name, in order of loading.
 
     They are numbered from 1 on, and one that replaces another keeps its number. `max-cpu-loras` is no limit
-    for them: it bounds copies in memory, and what has none is read from its path again. Only memory is one,
+    for them: it bounds copies in memory (`AdapterMemory`). Only the memory of this registry is one,
     `limit_bytes`: what the adapters of the start take, and `RUNTIME_BYTES`. When there are too many, the one
     that was loaded first is dropped, as from a cache.
     """
@@ -64,12 +81,11 @@ class LoRARegistry:
         }
         self.size_bytes = sum(adapter.size_bytes for adapter in self._adapters.values())
         self.limit_bytes = self.size_bytes + RUNTIME_BYTES
-        self._loaded: Watch = _ignore
-        self._unloaded: Watch = _ignore
+        self._watches: list[tuple[Watch, Watch]] = []
 
     def watch(self, loaded: Watch, unloaded: Watch) -> None:
         """Call `loaded` and `unloaded` with the names of adapters that come and go."""
-        self._loaded, self._unloaded = loaded, unloaded
+        self._watches.append((loaded, unloaded))
 
     def path(self, name: str) -> str:
         """Where an adapter came from; nothing for one that is not there (any more)."""
@@ -103,7 +119,8 @@ class LoRARegistry:
             raise AdapterTooLarge(f"Name and path of an adapter must take less than {RUNTIME_BYTES} bytes.")
         self._adapters[name] = adapter
         self.size_bytes += adapter.size_bytes - (before.size_bytes if before is not None else 0)
-        self._loaded(name)
+        for loaded, _ in self._watches:
+            loaded(name)
         while self.size_bytes > self.limit_bytes:
             self._drop(next(other for other in self._adapters if other != name))
 
@@ -115,7 +132,8 @@ class LoRARegistry:
 
     def _drop(self, name: str) -> None:
         self.size_bytes -= self._adapters.pop(name).size_bytes
-        self._unloaded(name)
+        for _, unloaded in self._watches:
+            unloaded(name)
 
 
 class _Module(Struct):
@@ -156,8 +174,14 @@ def _module(item: str) -> _Module:
     return module
 
 
-def _ignore(name: str) -> None:
-    """What is called as long as no one watches."""
+class UsesAdapters(Protocol):
+    """Learns which adapters run."""
+
+    def enter(self, name: str, /) -> None:
+        """A request begins to run with the adapter."""
+
+    def leave(self, name: str, /) -> None:
+        """Such a request is over."""
 
 
 class LoRASlots:
@@ -167,9 +191,10 @@ class LoRASlots:
     are those of the registry, which bounds them.
     """
 
-    def __init__(self, most: int, known: Callable[[str], bool]) -> None:
+    def __init__(self, most: int, known: Callable[[str], bool], memory: UsesAdapters | None = None) -> None:
         self.most = most
         self._known = known
+        self._memory = memory
         self._running: dict[str, int] = {}
         """Requests that run with each resident adapter; the one that became idle last stands last."""
 
@@ -201,6 +226,8 @@ class LoRASlots:
                 del self._running[idle]
             self._running[adapter] = 0
         self._running[adapter] += 1
+        if self._memory is not None:
+            self._memory.enter(adapter)
         return True
 
     def leave(self, adapter: str) -> None:
@@ -208,3 +235,5 @@ class LoRASlots:
         running = self._running.pop(adapter) - 1
         if running or self._known(adapter):
             self._running[adapter] = running
+        if self._memory is not None:
+            self._memory.leave(adapter)

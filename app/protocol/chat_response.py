@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from app.protocol.common import ECTransferParams, KVTransferParams, Usage
+from app.protocol.common import ECTransferParams, KVTransferParams, PerRequestMetrics, Usage
 from app.protocol.logprobs import LogprobContent, PromptLogprobs
 
 
@@ -84,14 +84,14 @@ class ChatCompletion(Struct, kw_only=True):
     model: str
     choices: Sequence[ChatChoice] | Raw
     service_tier: None = None
-    system_fingerprint: str
+    system_fingerprint: str | None
     usage: Usage
     prompt_logprobs: PromptLogprobs | Raw | None = None
     prompt_token_ids: Sequence[int] | Raw | None = None
     prompt_text: str | None = None
     kv_transfer_params: KVTransferParams | None = None
     ec_transfer_params: ECTransferParams | None = None
-    metrics: None = None
+    metrics: PerRequestMetrics | None = None
 
 
 class Delta(Struct):

@@ -63,6 +63,20 @@ ECTransferParams = Mapping[str, EncodedItem]
 """`ec_transfer_params` of an encoder's answer: where each item's encoding is, by the item's hash."""
 
 
+Figure = float | None | UnsetType
+
+
+class PerRequestMetrics(Struct):
+    """`metrics` of an answer: times in milliseconds, and tokens per second from the place to the end."""
+
+    time_to_first_token_ms: Figure = None
+    generation_time_ms: Figure = None
+    queue_time_ms: Figure = None
+    mean_itl_ms: Figure = None
+    tokens_per_second: Figure = None
+    speculative_decoding: None | UnsetType = None
+
+
 class ChunkHead(Struct):
     """What every event begins with. `created` is Unix seconds."""
 
@@ -79,6 +93,7 @@ class ChunkTail(Struct):
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | None | UnsetType = UNSET
     prompt_text: str | None | UnsetType = UNSET
+    metrics: PerRequestMetrics | UnsetType = UNSET
 
 
 NO_TAIL = ChunkTail()

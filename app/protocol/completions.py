@@ -14,7 +14,7 @@ from msgspec import Meta, Raw, Struct
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit
-from app.protocol.common import KVTransferParams, Usage
+from app.protocol.common import KVTransferParams, PerRequestMetrics, Usage
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from app.protocol.options import (
@@ -194,11 +194,11 @@ class Completion(Struct, kw_only=True):
     model: str
     choices: Sequence[CompletionChoice] | Raw
     service_tier: None = None
-    system_fingerprint: str
+    system_fingerprint: str | None
     usage: Usage
     kv_transfer_params: KVTransferParams | None = None
     ec_transfer_params: None = None
-    metrics: None = None
+    metrics: PerRequestMetrics | None = None
 
 
 class CompletionChunkChoice(Struct):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
-from app.protocol.common import ECTransferParams, KVTransferParams
+from app.protocol.common import ECTransferParams, KVTransferParams, PerRequestMetrics
 from app.protocol.logprobs import EventLogprob, ItemLogprob
 from app.protocol.responses import Reasoning
 
@@ -152,6 +152,7 @@ class ResponseObject(Struct, kw_only=True):
     truncation: str
     usage: ResponseUsage | None = None
     user: str | None
+    metrics: PerRequestMetrics | UnsetType = UNSET
     presence_penalty: float
     frequency_penalty: float
     kv_transfer_params: KVTransferParams | None = None

@@ -10,9 +10,11 @@ from pythonjsonlogger.json import JsonFormatter
 
 from app.http.context import RequestContext, current_request
 from app.http.wsgi import CONTEXT
+from config.sections.observability import TRACE
 from config.settings import LogSettings
 
 NO_REQUEST = "-"
+logging.addLevelName(TRACE, "TRACE")
 
 TEXT = "%(asctime)s %(levelname)s [%(process)d] [%(request_id)s] %(name)s: %(message)s"
 JSON = "%(asctime)s %(levelname)s %(process)d %(request_id)s %(name)s %(message)s"

@@ -92,7 +92,12 @@ class SimulatedModel:
         self._calls.use(settings.tools)
 
     def reply(self, request: EngineRequest) -> Reply:
-        """The whole reply. SchemaUnsatisfiable when it should satisfy a schema that nothing satisfies."""
+        """The whole reply. SchemaUnsatisfiable when it should satisfy a schema that nothing satisfies.
+
+        A request for no token wants an embedding: nothing is said.
+        """
+        if not request.max_tokens:
+            return Reply((), (), STOP)
         try:
             reply = self._whole(request)
         except SchemaError as error:

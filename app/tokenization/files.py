@@ -58,6 +58,21 @@ def read_folder(path: Path) -> TokenizerFolder:
     )
 
 
+def read_info(file: Path) -> dict[str, object]:
+    """What `tokenizer_config.json` beside `file` says, with `tokenizer_class`; tokens as their texts."""
+    config = _read_json(file.parent / "tokenizer_config.json")
+    hidden = ("vocab_file", "merges_file")
+    told = {name: _texts(value) for name, value in config.items() if name not in hidden}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", **told}
+
+
+def _texts(value: object) -> object:
+    if isinstance(value, dict):
+        text = value.get("content")
+        return text if isinstance(text, str) else {name: _texts(each) for name, each in value.items()}
+    return [_texts(each) for each in value] if isinstance(value, list) else value
+
+
 def _read_json(file: Path) -> dict[str, object]:
     if not file.is_file():
         return {}

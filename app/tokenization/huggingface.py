@@ -26,7 +26,7 @@ from app.tokenization.base import (
 )
 from app.tokenization.chat_template import ChatTemplates, CompiledTemplate
 from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, TokenTexts, check_id_range
-from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder, read_folder
+from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder, read_folder, read_info
 from app.tokenization.long_text import LongTextEncoder
 from app.tokenization.memo import PromptMemo
 from app.tokenization.words import WordEncoder, knows_words
@@ -73,6 +73,7 @@ class LocalTokenizer:
         self.added_ids: frozenset[int] | None = frozenset(added)
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.name = name
+        self._file, self._chat_templates = folder.tokenizer_file, folder.chat_templates
         self.vocab_size: int = max(self._last_id() + 1, folder.model_vocab_size)
         eos_token = folder.special_tokens.get("eos_token")
         eos = None if eos_token is None else backend.token_to_id(eos_token)
@@ -144,6 +145,11 @@ class LocalTokenizer:
         if self._byte_level:
             return ByteLevelPieces(self._texts, self._special_ids if skip_special_tokens else frozenset())
         return StreamPieces(self._backend, skip_special_tokens)
+
+    def info(self) -> dict[str, object]:
+        """Its `tokenizer_config.json`, with the chat template in use."""
+        template = self._chat_templates.get(DEFAULT_TEMPLATE)
+        return read_info(self._file) | ({} if template is None else {"chat_template": template})
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """See `Tokenizer.check_ids`; a negative id is named before one that is too large."""

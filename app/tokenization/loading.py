@@ -27,6 +27,7 @@ def load_tokenizer(
     render_timeout_s: float = 5.0,
     mm_render_timeout_s: float = 5.0,
     hf_token: str | None = None,
+    cache_dir: str | None = None,
     chat_template: str | None = None,
 ) -> Tokenizer:
     """Return the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
@@ -39,6 +40,7 @@ def load_tokenizer(
         render_timeout_s: seconds until a call to it counts as failed.
         mm_render_timeout_s: the same for messages with images.
         hf_token: access token for the hub.
+        cache_dir: folder for what is fetched from the hub; the library's own when None.
         chat_template: Jinja source, or a file of it, that replaces the tokenizer's own; not for a service.
 
     Raises:
@@ -55,7 +57,7 @@ def load_tokenizer(
         )
     source = tokenizer or model
     try:
-        return _load(source, explicit, hf_token, chat_template)
+        return _load(source, explicit, hf_token, cache_dir, chat_template)
     except TokenizerLoadError as error:
         if explicit:
             raise
@@ -73,7 +75,9 @@ def template_source(given: str | None) -> str | None:
         raise TokenizerLoadError(f"The chat template {given} cannot be read: {error}.") from error
 
 
-def _load(source: str, explicit: bool, hf_token: str | None, chat_template: str | None) -> LocalTokenizer:
+def _load(
+    source: str, explicit: bool, hf_token: str | None, cache_dir: str | None, chat_template: str | None
+) -> LocalTokenizer:
     path = Path(source).expanduser()
     if path.exists():
         return LocalTokenizer.from_path(path, source, chat_template)
@@ -81,4 +85,5 @@ def _load(source: str, explicit: bool, hf_token: str | None, chat_template: str 
         raise TokenizerLoadError(f"There is nothing at {source}.")
     if not explicit and "/" not in source:
         return default_tokenizer(chat_template)  # a model name such as `tiny` is no repository
-    return LocalTokenizer.from_path(fetch(source, hf_token), source, chat_template)
+    cache = None if cache_dir is None else Path(cache_dir).expanduser()
+    return LocalTokenizer.from_path(fetch(source, hf_token, cache), source, chat_template)

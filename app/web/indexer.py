@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from app.api.admin import reports
+from app.api.frontend import ChatRules
 from app.api.kv import index as kv_index
 from app.api.openapi import routes as openapi
 from app.api.responder import ServerLoad
@@ -91,7 +92,8 @@ def add_index(
     app.services.append(Listening(index))
     app.caches.append(lambda: index.caches)
     body = BodyLimits.of(server)
-    scores = kv_index.score_routes(index, body, aliases(settings), model, at.kv_index_chat_answer)
+    rules = ChatRules.of(settings.api)
+    scores = kv_index.score_routes(index, body, aliases(settings), model, at.kv_index_chat_answer, rules)
     app.add_routes("pod_scores", scores)
     app.add_routes("kv_index", kv_index.routes(index, at.kv_index_backend))
     return index.metrics_text

@@ -1,5 +1,6 @@
 """What the API answers: which routes there are, what the replies carry, and errors on purpose."""
 
+import json
 from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
@@ -13,6 +14,14 @@ FailureType = Literal[
 FAILURE_TYPES: tuple[str, ...] = get_args(FailureType)
 
 
+def json_object(text: str) -> dict[str, object]:
+    """The object that `text` is. ValueError for anything else."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    return found
+
+
 class ApiSettings(Section, frozen=True, kw_only=True):
     """What the replies carry, and which routes there are."""
 
@@ -22,6 +31,41 @@ class ApiSettings(Section, frozen=True, kw_only=True):
         bool, About("End every stream with its usage, whether the request asks for it or not.")
     ] = False
     enable_server_load_tracking: Annotated[bool, About("Count the running requests for GET /load.")] = False
+    enable_per_request_metrics: Annotated[
+        bool, About("Report a request's times in its answer: in a stream with its usage.")
+    ] = False
+    return_tokens_as_token_ids: Annotated[
+        bool, About("Name tokens token_id:N in log probabilities, where the request does not say.")
+    ] = False
+    response_role: Annotated[str, About("Role of the message that answers a chat.")] = "assistant"
+    trust_request_chat_template: Annotated[
+        bool, About("Render conversations with the chat template of the request, where it has one.")
+    ] = False
+    default_chat_template_kwargs: Annotated[
+        Json | None,
+        About("JSON object of arguments for chat templates, where the request does not give them."),
+        understood_by(json_object, "must be a JSON object"),
+    ] = None
+    exclude_tools_when_tool_choice_none: Annotated[
+        bool, About("Leave the tools out of the prompt where tool_choice is none.")
+    ] = False
+    enable_tokenizer_info_endpoint: Annotated[bool, About("Serve GET /tokenizer_info.")] = False
+    sse_keep_alive_interval: Annotated[
+        int,
+        About(
+            "Send a comment to the client of a chat's or completion's stream after so long without a chunk; "
+            "0 sends none.",
+            unit="s",
+        ),
+    ] = 0
+    fingerprint_mode: Annotated[
+        Literal["full", "hash", "custom", "none"],
+        About(
+            "system_fingerprint of answers: version, sizes of parallel groups and hash; without the sizes; "
+            "fingerprint-value; null."
+        ),
+    ] = "full"
+    fingerprint_value: Annotated[str | None, About("Fingerprint of mode custom.")] = None
     max_logprobs: Annotated[
         int, Meta(ge=-1), About("Most log probabilities that a request may ask for; -1 is no limit.")
     ] = 20

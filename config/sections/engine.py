@@ -18,6 +18,10 @@ from config.declaration import (
 )
 from config.zmq_addresses import ZMQ_ADDRESS
 
+EventsFormat = Literal[
+    "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
+]
+
 
 class EngineSettings(Section, frozen=True, kw_only=True):
     """Which engine answers: the simulated one, or a real one in a process of its own."""
@@ -264,6 +268,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_cache_metrics: Annotated[
         bool, About("Tell how long blocks live, are idle before their end and wait for their next use.")
     ] = False
+    kv_cache_metrics_sample: Annotated[
+        float, Meta(gt=0, le=1), About("Share of the blocks that kv-cache-metrics follows.")
+    ] = 0.01
     evict_unloaded_adapters_first: Annotated[
         bool, About("Take the unused blocks of adapters that are not loaded before those of others.")
     ] = False
@@ -300,14 +307,18 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         Duration, About("Time after which a batch is published at the latest; 0 publishes every step.")
     ] = 1.0
     kv_events_format: Annotated[
-        Literal[
-            "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
-        ],
+        EventsFormat,
         About(
             "Layout of the events: maps as since vLLM 0.24, the arrays of a vLLM from that version on, "
             "or those of llm-d-inference-sim."
         ),
     ] = "map"
+    use_vllm_map_event_format: Annotated[
+        bool | None,
+        About(
+            "llm-d-inference-sim's switch: false is kv-events-format llm-d-inference-sim, where that is map."
+        ),
+    ] = None
     kv_events_topic: Annotated[
         str, About("Topic of the events, in which {address}, {port} and {model} are this server's.")
     ] = "kv@{address}:{port}@{model}"
@@ -323,3 +334,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         Literal["topic", "bare"],
         About("Frames of a replay: with the topic as since vLLM 0.26, or without as before."),
     ] = "topic"
+
+    @property
+    def events_layout(self) -> EventsFormat:
+        """`kv-events-format`, as the simulator's switch leaves it."""
+        arrays = self.use_vllm_map_event_format is False and self.kv_events_format == "map"
+        return "llm-d-inference-sim" if arrays else self.kv_events_format

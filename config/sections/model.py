@@ -43,6 +43,12 @@ class ModelSettings(Section, frozen=True, kw_only=True):
             "classify has classify, each of them has pooling, and pooling has them all."
         ),
     ] = "generate"
+    embeddings_with_chat: Annotated[
+        bool,
+        About(
+            "Serve /v1/embeddings beside chat and completions, as llm-d-inference-sim does (task generate)."
+        ),
+    ] = False
     default_embedding_dimensions: Annotated[
         int, Meta(ge=1, le=65536), About("Length of a vector whose request does not say.")
     ] = 384
@@ -82,11 +88,18 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     max_cpu_loras: Annotated[
         Count | None,
         About(
-            "Adapters of which copies stay in memory; at least max-loras. What has none is served all the "
-            "same: vLLM would read it from its path again.",
+            "Adapters of which copies stay in CPU memory, the latest used ones; at least max-loras, and as "
+            "many when empty. What has none is loaded again when a request wants it.",
             unit="adapters",
         ),
     ] = None
+    max_lora_rank: Annotated[
+        Count, About("Rank of an adapter whose path has no adapter_config.json that tells it.")
+    ] = 16
+    lora_residency_metrics: Annotated[
+        bool,
+        About("Report in the metrics which adapters are in GPU and CPU memory, as a vLLM after 0.32 does."),
+    ] = False
     enable_lora: Annotated[
         bool, About("Tell of adapters in the metrics even when none is there at the start.")
     ] = False
@@ -117,6 +130,13 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
     force_dummy_tokenizer: Annotated[
         bool, About("Use the embedded tokenizer even when the model's own could be found.")
     ] = False
+    tokenizers_cache_dir: Annotated[
+        str | None,
+        About(
+            "Folder for tokenizers fetched from the Hugging Face hub; the hub's own cache when empty.",
+            path=True,
+        ),
+    ] = None
     hf_token: Annotated[
         str | None, About("Access token for the Hugging Face hub.", env=("HF_TOKEN",), secret=True)
     ] = None

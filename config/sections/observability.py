@@ -7,6 +7,8 @@ from msgspec import Meta
 from config.declaration import About, Json, NonEmpty, PositiveDuration, Section, understood_by
 from config.fake_metrics import parse
 
+TRACE = 5
+"""Number of level `trace`, for `logging`."""
 CollectorUrl = Annotated[
     str,
     Meta(
@@ -19,6 +21,9 @@ CollectorUrl = Annotated[
 class MetricsSettings(Section, frozen=True, kw_only=True):
     """What the metrics say."""
 
+    disable_log_stats: Annotated[
+        bool, About("Report no family of vLLM's; those of HTTP and of the process are there.")
+    ] = False
     fake_metrics: Annotated[
         Json | None,
         About(
@@ -35,8 +40,12 @@ class LogSettings(Section, frozen=True, kw_only=True):
     """What is logged, and how."""
 
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error", "critical"],
-        About("Least severe level that is logged.", env=("VLLM_LOGGING_LEVEL",)),
+        Literal["trace", "debug", "info", "warning", "error", "critical"],
+        About(
+            "Least severe level that is logged; trace shows the tokens, keys and scores of each lookup of an "
+            "index.",
+            env=("VLLM_LOGGING_LEVEL",),
+        ),
     ] = "info"
     log_format: Annotated[Literal["text", "json"], About("Lines for people or JSON objects.")] = "text"
     access_log: Annotated[bool, About("Log a line for each request when its answer has been sent.")] = False

@@ -74,13 +74,47 @@ WHY = {
 }
 
 
+UNPLAYED = {
+    "chat-template-content-format": "whether contents are texts or lists; found out from the template",
+    "trust-request-mm-kwargs": "400 for arguments of media processors; they change nothing",
+    "tool-strict-level": "how far the grammar of tool calls goes; calls always keep to their schema",
+    "tool-server": "tools that the server itself calls; there are none",
+    "cohere-is-reasoning-model": "the form of Cohere's route, which is not here",
+    "cohere-format": "the same",
+    "anthropic-disabled-thinking-effort": "how a template is told not to think; docs/messages.md",
+    "uds": "a socket of the file system; requests come by TCP",
+    "ssl-ca-certs": "certificates of clients; none is asked for",
+    "ssl-cert-reqs": "the same",
+    "ssl-ciphers": "the choice of ciphers; it is Python's",
+    "h11-max-incomplete-event-size": "limits of a request's head; they are the server's own",
+    "h11-max-header-count": "the same",
+    "middleware": "code of others; plugins take its place (docs/plugins.md)",
+    "logprobs-mode": "which log probabilities are told; they are made up",
+    "enable-prompt-embeds": "prompts as embeddings; they are refused, as without it",
+    "enable-return-routed-experts": "routed_experts of answers; null",
+    "return-sampling-mask": "the mask of allowed tokens; none is told",
+    "limit-mm-per-prompt": "400 for more media than that",
+    "language-model-only": "400 for media at a multimodal model",
+    "allowed-local-media-path": "files as media; none is read",
+    "allowed-media-domains": "400 for media from other hosts; nothing is fetched",
+    "pipeline-parallel-size": "`pp` in system_fingerprint",
+    "enable-expert-parallel": "`ep` in system_fingerprint",
+    "per-request-spec-decode-metrics": "speculative_decoding in metrics; null",
+    "custom-histogram-buckets": "bounds of the metrics' buckets; they are vLLM's own",
+    "show-hidden-metrics-for-version": "families of older versions",
+    "max-num-queued-tokens": "503 for too many tokens in line; max-num-queued-reqs is played",
+    "stream-interval": "several tokens in a chunk; each has its own",
+}
+"""Options that a client would notice, and that are not played: what it would notice."""
+
+
 def render() -> str:
     """The whole page."""
     shown = {name: f"`{value}`" if value else "empty" for name, value in DEFAULTS.items()}
     defaults = "".join(f"* `{name}`: {value}\n" for name, value in shown.items())
     parts = [_INTRODUCTION + defaults, _VARIABLES + "".join(_variables()) + _OTHER_VARIABLES]
     parts += [_group(name, members) for name, members in groups().items()]
-    return "\n".join([*parts, _obsolete()])
+    return "\n".join([*parts, _unplayed(), _obsolete()])
 
 
 def _group(name: str, members: dict[str, Option]) -> str:
@@ -112,6 +146,14 @@ def _variables() -> list[str]:
         if not name.startswith("SIM_")
     ]
     return [*lines, f"| `{KEEP_ALIVE}` | Setting `keep-alive-timeout`, in seconds. |\n"]
+
+
+def _unplayed() -> str:
+    head = (
+        "## What a client would notice, and does not\n\nThe options that change what vLLM answers, and "
+        "nothing here:\n\n| option | about |\n|---|---|\n"
+    )
+    return head + "".join(f"| `--{name}` | {about} |\n" for name, about in UNPLAYED.items())
 
 
 def _obsolete() -> str:

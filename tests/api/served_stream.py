@@ -116,13 +116,18 @@ class Served:
         direct: bool = True,
         writer: ResponseWriter | None = None,
         write_timeout_s: float = 1.0,
+        keep_alive_s: float = 0.0,
     ) -> None:
         self.socket = socket
         self.plain = Plain()
         self._write_timeout_s = write_timeout_s
         connection = cast("Connection | None", socket)
         self.stream = EventStream(
-            writer or self.plain, choices, connection, self._take_over if direct else None
+            writer or self.plain,
+            choices,
+            connection,
+            self._take_over if direct else None,
+            keep_alive_s=keep_alive_s,
         )
         self.running = Running()
         self.stream.handle = cast("Handle", self.running)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from app.api.chat.prompt import FEW_TOOLS, ToolDicts, chat_options
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.api.frontend import ChatRules
 from app.api.identity import ResponseMeta
 from app.engine.outputs import EngineOutput, Finish, Part, Started, Tokens
 from app.protocol.chat import ChatCompletionRequest
@@ -213,7 +214,9 @@ def test_an_image_makes_blocks_of_everything() -> None:
 def test_many_tools_look_to_a_template_like_a_list() -> None:
     asked = [Tool(function=FunctionDefinition(name=f"f{number}")) for number in range(FEW_TOOLS + 1)]
     few, many = (ChatCompletionRequest(messages=[], tools=asked[:count]) for count in (3, FEW_TOOLS + 1))
-    assert isinstance(chat_options(many).tools, ToolDicts) and isinstance(chat_options(few).tools, list)
+    assert isinstance(chat_options(many, ChatRules()).tools, ToolDicts) and isinstance(
+        chat_options(few, ChatRules()).tools, list
+    )
     dicts = ToolDicts(asked)
     assert list(dicts) == [*dicts[:5], *dicts[5:]] == to_builtins(asked) and dicts[-1] == dicts[FEW_TOOLS]
     source = (

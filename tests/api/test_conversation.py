@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from app.api.chat.prompt import chat_options, content_text, last_message_text
+from app.api.frontend import ChatRules
 from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 
@@ -52,7 +53,9 @@ def request(**fields: Any) -> ChatCompletionRequest:
 
 
 def test_options_are_the_request_s() -> None:
-    options = chat_options(request(add_generation_prompt=False, chat_template_kwargs={"deep": True}))
+    options = chat_options(
+        request(add_generation_prompt=False, chat_template_kwargs={"deep": True}), ChatRules()
+    )
     assert options.add_generation_prompt is False
     assert options.chat_template_kwargs == {"deep": True}
     assert options.tools is None and options.chat_template is None
@@ -63,5 +66,5 @@ def test_options_are_the_request_s() -> None:
 )
 def test_a_template_of_the_request_s_own_is_not_trusted(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
-        chat_options(request(**fields))
+        chat_options(request(**fields), ChatRules())
     assert caught.value.status == 400

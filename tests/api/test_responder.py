@@ -25,6 +25,8 @@ HEADERS = {"x-inference-pod": "pod-1"}
 class Texts:
     """Writes the texts of all tokens; `fails` when it is to write a body."""
 
+    keeps_alive = False
+
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
         self.taken: list[EngineOutput] = []
@@ -54,7 +56,7 @@ class Responding:
         latency = {} if at_once else {"inter_token_latency": 1.0, "time_to_first_token": 2.0}
         self.harness = Harness(mode="echo", **latency, **limits)
         self.load = ServerLoad(tracked=True)
-        self.responder = Responder(self.harness.engine, self.load, HEADERS, WriteBatcher(), 5.0)
+        self.responder = Responder(self.harness.engine, self.load, HEADERS, WriteBatcher(), 5.0, 0.0)
 
     def soon(self, stream: bool = False, writer: Texts | None = None, choices: int = 1) -> Any:
         now_s = self.harness.clock.now()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.stream import SLICE_TOKENS
+from app.api.stream import COMMENT, SLICE_TOKENS
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from tests.api.served_stream import END, Plain, Served, Socket, tokens, unframed
 
@@ -236,3 +236,23 @@ def test_closing_a_stream_in_the_middle_aborts_it() -> None:
     served.stream.close()
     assert served.running.aborted
     served.greenlet.kill()
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["attached", "iterated"])
+def test_a_stream_that_says_nothing_sends_comments(direct: bool) -> None:
+    """Only while it says nothing; the end stops it."""
+    socket = Socket()
+    served = Served(socket, direct=direct, keep_alive_s=0.05)
+    served.serve()
+    gevent.sleep(0.12)
+    served.stream.emit(tokens("a"))
+    gevent.sleep(0.03)
+    served.stream.emit(tokens("b"))
+    gevent.sleep(0.03)
+    served.stream.emit(tokens("c", last=True))
+    assert served.ended()
+    body = unframed(socket.received) if direct else b"".join(served.yielded)
+    assert body.startswith(COMMENT) and body.replace(COMMENT, b"") == b"abc" + END
+    assert served.stream.bytes_sent == len(body)
+    gevent.sleep(0.1)
+    assert len(body) == len(unframed(socket.received) if direct else b"".join(served.yielded))

@@ -92,7 +92,12 @@ def test_some_settings_have_a_variable_of_the_platform_too(environ: dict[str, st
         (["--served-model-name=a"], "model.served_model_name", ("a",)),
         (["--served-model-name", "a,b", ""], "model.served_model_name", ("a,b",)),
         (["--served-model-name", "a", "-v", "5"], "model.served_model_name", ("a",)),
-        (["-v", "5"], "log.log_level", "debug"),
+        (["--use-vllm-map-event-format=false"], "kvcache.events_layout", "llm-d-inference-sim"),
+        (["--use-vllm-map-event-format"], "kvcache.events_layout", "map"),
+        (["--no-use-vllm-map-event-format", "--kv-events-format", "0.20"], "kvcache.events_layout", "0.20"),
+        (["--kv-events-format", "0.22"], "kvcache.events_layout", "0.22"),
+        (["--tokenizers-cache-dir", "/x"], "tokenizer.tokenizers_cache_dir", "/x"),
+        (["-v", "5"], "log.log_level", "trace"),
         (["--v=4"], "log.log_level", "debug"),
         (["-v2"], "log.log_level", "info"),
         (["-v=1"], "log.log_level", "warning"),
@@ -158,6 +163,7 @@ def test_yaml_syntaxes(yaml_file: Write, text: str, group: str, expected: Any) -
         ["--logtostderr", "true"],
         ["--stderrthreshold=2"],
         ["--vmodule", "a=1"],
+        ["--zmq-max-connect-attempts", "3"],
     ],
 )
 def test_flags_of_vllm_and_klog_are_ignored_with_one_warning(argv: list[str]) -> None:
@@ -166,10 +172,11 @@ def test_flags_of_vllm_and_klog_are_ignored_with_one_warning(argv: list[str]) ->
 
 
 def test_ignored_keys_and_unknown_variables_cause_one_warning_each(yaml_file: Write) -> None:
-    file = yaml_file("enforce-eager: true")
+    file = yaml_file("enforce-eager: true\nzmq-max-connect-attempts: 3")
     environ = {"SIM_FOO": "1", "SIM_BAR": "2", "SIM_PORT": "1", "SIM_CONFIG": file}
-    ignored, unknown = warnings([], environ)
+    ignored, also, unknown = warnings([], environ)
     assert "enforce-eager is accepted and ignored" in ignored
+    assert "zmq-max-connect-attempts is accepted and ignored" in also
     assert unknown == "not a setting, ignored: environment variable SIM_BAR, SIM_FOO"
 
 

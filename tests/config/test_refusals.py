@@ -58,7 +58,7 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         (["--served-model-name", " "], "must not contain an empty item"),
         (["--latency-calculator", "magic"], 'must be "" (empty), constant or per-token'),
         (["--access-log=maybe"], "must be true or false"),
-        (["--log-level", "loud"], "must be debug, info, warning, error or critical"),
+        (["--log-level", "loud"], "must be trace, debug, info, warning, error or critical"),
         (["--kv-index-bind", "tcp://127.0.0.1:*"], "is wrong: not a ZMQ address of tcp with a port"),
         (["--zmq-endpoint", "tcp://*"], "is wrong: not a ZMQ address of tcp with a port"),
         (["--kv-events-replay-endpoint", "udp://a:1"], "is wrong: not a ZMQ address of tcp, ipc or inproc"),

@@ -81,7 +81,7 @@ def test_the_form_of_an_address_says_whether_it_is_of_ipv6(endpoint: str, ipv6: 
 def test_a_publisher_of_which_nothing_is_said_batches_as_a_server_without_settings_does() -> None:
     ours, at = PublisherSettings(endpoint=None, topic="kv"), Settings().kvcache
     assert (ours.rank, ours.replay_endpoint) == (0, at.kv_events_replay_endpoint or None)
-    assert (ours.layout, ours.replay_layout) == (at.kv_events_format, at.kv_events_replay_layout)
+    assert (ours.layout, ours.replay_layout) == (at.events_layout, at.kv_events_replay_layout)
     assert (ours.batch_events, ours.flush_s) == (at.event_batch_size, at.event_flush_interval)
     assert ours.replay_batches == at.kv_events_replay_queue_size
 

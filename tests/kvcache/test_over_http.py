@@ -112,6 +112,13 @@ def test_what_a_real_vllm_was_asked_is_answered_alike() -> None:
         assert subscriber.topics == {f"kv@127.0.0.1:{client.server.port}@{MODEL}"}
 
 
+def test_the_simulator_s_switch_sends_arrays() -> None:
+    with published("--use-vllm-map-event-format=false") as (client, subscriber):
+        client.complete(prompt=PROMPT)
+        [stored] = subscriber.events(1)
+        assert isinstance(stored, list) and stored[0] == "BlockStored" and len(stored) == 9
+
+
 def of_prompt(prompt: list[int], event: dict[str, Any], fact: dict[str, Any]) -> None:
     """Compare an event as far as it is about the prompt."""
     start = fact["first_block"] * BLOCK_SIZE

@@ -47,6 +47,18 @@ def test_a_model_that_generates_has_no_pooling_routes() -> None:
     assert served_routes(ModelSettings()) == ()
 
 
+def test_embeddings_may_stand_beside_chat_and_completions() -> None:
+    """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
+    model = ModelSettings(embeddings_with_chat=True)
+    assert served_routes(model) == (EMBED,)
+    client = create_app(Settings(model=model)).test_client()
+    answer = client.post(EMBED, json=BASE[EMBED])
+    assert answer.status_code == 200 and answer.json["usage"]["completion_tokens"] == 0
+    chat = client.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3})
+    assert chat.json["usage"]["completion_tokens"] == 3
+    assert client.post(POOL, json=BASE[POOL]).status_code == 404
+
+
 def test_a_server_that_drains_takes_no_requests() -> None:
     app = create_app(Settings(model=ModelSettings(task="embed")))
     client = app.test_client()

@@ -11,6 +11,7 @@ from tests.running_server import ROOT
 EVERYTHING = (
     *("--server-dev-mode", "--profiling", "--enable-scale-out", "--allow-runtime-lora-updating"),
     *("--enable-responses-store", "--force-dummy-tokenizer", "--kv-index", "--console"),
+    *("--enable-tokenizer-info-endpoint", "--embeddings-with-chat"),
 )
 OTHER_NAMES = {
     "/stop_profile",

@@ -80,6 +80,17 @@ def test_no_adapter_leaves_the_api_for_another() -> None:
             assert client.complete(model=name)["model"] == name
 
 
+def test_routers_see_where_adapters_are() -> None:
+    flags = ("--lora-modules", "a=/a", "b=/b", "--max-loras", "1", "--max-cpu-loras", "2")
+    with served("--lora-residency-metrics", *flags) as client:
+        for used, level in (("a", "gpu"), ("b", "cpu")):
+            client.complete(model=used)
+            assert client.metric("vllm:lora_adapter_loaded", adapter_name="a", level=level, rank="16") == 1
+        assert client.metric("vllm:lora_adapter_load_seconds_count", transition="load") == 2
+    with served(*flags) as client:
+        assert "loaded_lora_adapters" not in client.get("/metrics").text
+
+
 def test_without_the_setting_there_is_no_such_route() -> None:
     with served() as client:
         answer = client.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "y"})

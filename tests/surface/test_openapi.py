@@ -33,6 +33,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         ),
         *("--kv-index", "--enable-kvcache", "--enable-responses-store", "--max-model-len", "512"),
         *("--fake-metrics", '{"running-requests": 1}'),
+        *("--enable-tokenizer-info-endpoint", "--embeddings-with-chat"),
     ),
     "pooling": ("--task", "pooling"),
     "script": ("--script", str(ROOT / "examples" / "scripts" / "weather.yaml")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -198,9 +199,16 @@ def test_bad_requests_are_told_as_vllm_would(
 
 
 def test_a_server_indexes_its_own_cache() -> None:
-    with pod("", "--kv-index", "--kv-index-chat-answer", "templated") as client:
+    flags = ("--trust-request-chat-template", "-v", "5")
+    with pod("", "--kv-index", "--kv-index-chat-answer", "templated", *flags) as client:
         client.complete(prompt=TOKENS)
         until(lambda: scores(client), {name(client): 6})
+        assert '"score":6,' in client.post("/score_tokens", {"tokens": TOKENS}).text
+        traced = client.server.log()
+        assert re.search(r"TRACE .*: score base: tokens \[1, 2, 3,", traced)
+        assert re.search(r"TRACE .*: score base: keys \[\d+, .*\], scores \[PodScore\(pod=", traced)
+        own = {"messages": CHAT, "chat_template": "{{ messages[0].content }} and so on"}
+        assert client.post("/score_chat_completions", own).json()["templated_messages"].endswith("so on")
         client.chat(TEXT)
         answer = client.post("/score_chat_completions", {"messages": CHAT}).json()
         assert TEXT.strip() in answer["templated_messages"]

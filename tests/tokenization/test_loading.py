@@ -75,6 +75,8 @@ def test_a_cached_repository_needs_no_network(tmp_path: Path) -> None:
     snapshot = cached_repository(tmp_path, "somebody/small")
     assert fetch("somebody/small", cache=tmp_path) == snapshot
     assert LocalTokenizer.from_path(snapshot).encode("a") != []
+    found = load_tokenizer(model="x", tokenizer="somebody/small", explicit=True, cache_dir=str(tmp_path))
+    assert found.name == "somebody/small"
 
 
 PROGRAM = """

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import overload
+from typing import Protocol, overload
 
 import msgspec
 
 from app.api.builder import Prompt
 from app.api.chat.media import features
-from app.api.frontend import Frontend
+from app.api.frontend import ChatRules, Frontend
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
+from app.protocol.coercion import JsonObject
 from app.protocol.messages import Message, content_text
 from app.protocol.options import Tool
 from app.protocol.slicing import each, slices
@@ -63,7 +64,8 @@ def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Se
         frontend.check_text(text)
         if frontend.keeps_turns:
             turns.append((str(message["role"]), text))
-    ids = frontend.fit(request, frontend.tokenizer.encode_chat(messages, chat_options(request)))
+    options = chat_options(request, frontend.chat_rules)
+    ids = frontend.fit(request, frontend.tokenizer.encode_chat(messages, options))
     media = features(composed, ids, within) if composed else None
     return Prompt(ids, last_message_text(messages, within), tuple(turns), media)
 
@@ -76,24 +78,46 @@ def chat_prompts(
     return [chat_prompt(frontend, request, messages) for messages in each_one]
 
 
-def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest) -> ChatOptions:
-    """How the chat template is to be applied. ApiError 400 for a template of the request's own."""
-    if asked.chat_template is not None or "chat_template" in (asked.chat_template_kwargs or ()):
-        raise bad_request("A chat template in the request is not trusted here.")
+class BringsTemplate(Protocol):
+    """A request that may have a chat template of its own."""
+
+    chat_template: str | None
+    chat_template_kwargs: JsonObject | None
+
+
+def own_template(asked: BringsTemplate, rules: ChatRules) -> str | None:
+    """The request's chat template, if any. ApiError 400 when it has one and is not trusted with it."""
+    kwargs = asked.chat_template_kwargs or {}
+    if not rules.trusts_templates and (
+        asked.chat_template is not None or kwargs.get("chat_template") is not None
+    ):
+        raise bad_request("A chat template in the request needs --trust-request-chat-template.")
+    return asked.chat_template or None
+
+
+def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules) -> ChatOptions:
+    """How the chat template is to be applied. ApiError as `own_template`."""
+    template, kwargs = own_template(asked, rules), asked.chat_template_kwargs
+    if rules.template_kwargs:
+        kwargs = {**rules.template_kwargs, **(kwargs or {})}
+    wanted = asked.tools
+    if rules.hides_unused_tools and getattr(asked, "tool_choice", None) == "none":
+        wanted = None
     documents = getattr(asked, "documents", None)
     special = asked.continue_final_message or asked.add_special_tokens or not asked.add_generation_prompt
-    if not (special or asked.tools or asked.chat_template_kwargs or documents):
+    if not (special or template or wanted or kwargs or documents):
         return PLAIN_CHAT
     tools: Sequence[Mapping[str, object]] | None = None
-    if asked.tools is not None:
-        tools = ToolDicts(asked.tools) if len(asked.tools) > FEW_TOOLS else msgspec.to_builtins(asked.tools)
+    if wanted is not None:
+        tools = ToolDicts(wanted) if len(wanted) > FEW_TOOLS else msgspec.to_builtins(wanted)
     return ChatOptions(
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         add_special_tokens=asked.add_special_tokens,
         tools=tools,
         documents=documents,
-        chat_template_kwargs=asked.chat_template_kwargs,
+        chat_template=template,
+        chat_template_kwargs=kwargs,
     )
 
 

@@ -47,7 +47,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         last = request.messages[-1]
         whole = Prompt(all_ids, "", features=features(last, all_ids, frontend.slices))
         options = response_options(frontend, asked, last, whole)
-        options = replace(options, n=len(prompts), prompt_details=False)
+        options = replace(options, n=len(prompts), prompt_details=False, metrics=False)
         return frontend.generate(asked, head, prompts, ChatWriter(head, options), context)
 
     return [
@@ -65,7 +65,7 @@ def response_options(
 ) -> ChatResponseOptions:
     """What the answer to a conversation is to show."""
     request, last, ids, media = asked.request, messages[-1], prompt.ids, prompt.features
-    role = "assistant" if request.add_generation_prompt else str(last["role"])
+    role = frontend.response_role if request.add_generation_prompt else str(last["role"])
     choice = request.tool_choice
     named = isinstance(choice, NamedToolChoice) and choice.type == "function"
     recorder = frontend.responder.engine.recorder
@@ -95,7 +95,7 @@ def _media_tokens(
     """Prompt tokens by modality, where the answer tells them."""
     if not frontend.prompt_details:
         return None
-    options = chat_options(request)
+    options = chat_options(request, frontend.chat_rules)
     return media_tokens(
         messages, media["mm_hashes"], lambda some: len(frontend.tokenizer.encode_chat(some, options))
     )

@@ -95,6 +95,7 @@ PLAIN_THOUGHT = PlainChoice(ChunkChoice(HOLE, Delta(reasoning=HOLE), token_ids=N
 class ChatWriter(ResponseWriter):
     """Writes the answer to one chat request."""
 
+    keeps_alive = True
     _logprobs: ChatLogprobs | None = None
     _plain = False
     _head = b""
@@ -139,14 +140,15 @@ class ChatWriter(ResponseWriter):
         if options.prompt_details:
             details = PromptTokensDetails(self.told_cached, 0, options.media_tokens or UNSET)
         usage = self._usage(self.choices, details, UNSET)
-        return last_event(self._head, ChunkTail(usage, self._meta.fingerprint)) + DONE
+        timing = (self.timing(UNSET) or UNSET) if options.metrics else UNSET
+        return last_event(self._head, ChunkTail(usage, self._meta.signature, metrics=timing)) + DONE
 
     def _begin(self, output: Started) -> Iterable[bytes]:
         """The role chunks of all choices leave together, when the first choice begins."""
         if self._head:
             return ()
         options = self._options
-        self.cached_tokens = output.cached_tokens
+        self.started, self.cached_tokens = output, output.cached_tokens
         self._head = head = chunk_head(self._meta, CHUNK)
         self._plain = options.plain
         if self._plain:
@@ -208,13 +210,13 @@ class ChatWriter(ResponseWriter):
         if self._logprobs is not None and output.logprobs is not None:
             shown.logprobs = LogprobContent(self._logprobs.entries(output.logprobs[i : i + 1]))
         if finish is not None:
-            choice.finish = finish
+            choice.finish, choice.ended_s = finish, output.at_s
             shown.finish_reason, shown.stop_reason = self._finish_reason(choice), finish.stop_reason
         elif not options.continuous_usage:
             return chunk_event(self._head, shown)
         usage = self._usage((choice,), UNSET, None) if options.continuous_usage else UNSET
         unsigned = finish is None or options.include_usage
-        return chunk_event(self._head, shown, ChunkTail(usage, UNSET if unsigned else self._meta.fingerprint))
+        return chunk_event(self._head, shown, ChunkTail(usage, UNSET if unsigned else self._meta.signature))
 
     def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> Delta | None:
         """What a token adds to the message; nothing, if it is markup or a hidden thought."""
@@ -274,6 +276,7 @@ class ChatWriter(ResponseWriter):
             prompt_text=options.prompt_text,
             kv_transfer_params=options.transfer,
             ec_transfer_params=options.encoded_media,
+            metrics=self.timing() if options.metrics else None,
         )
 
     def _choice(self, index: int, choice: ChoiceState, holes: Holes) -> ChatChoice:

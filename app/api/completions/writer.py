@@ -57,6 +57,8 @@ PLAIN_TEXT = PlainChoice(CompletionChunkChoice(HOLE, HOLE))
 class CompletionWriter(ResponseWriter):
     """Writes the answer to one completion request."""
 
+    keeps_alive = True
+
     def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
         super().__init__(len(options.prompts) * options.n)
         self._meta = meta
@@ -112,7 +114,8 @@ class CompletionWriter(ResponseWriter):
             details = PromptTokensDetails(self.told_cached)
         usage = self._usage(options.prompts, self.choices)
         usage.prompt_tokens_details = details
-        return last_event(self._head, ChunkTail(usage, self._meta.fingerprint)) + DONE
+        timing = (self.timing(UNSET) or UNSET) if options.metrics else UNSET
+        return last_event(self._head, ChunkTail(usage, self._meta.signature, metrics=timing)) + DONE
 
     def take(self, output: EngineOutput) -> None:
         super().take(output)
@@ -161,12 +164,13 @@ class CompletionWriter(ResponseWriter):
         if options.token_ids:
             shown.token_ids = ids
         if finish is not None:
+            choice.ended_s = output.at_s
             shown.finish_reason, shown.stop_reason = finish.reason, finish.stop_reason
         elif not options.continuous_usage:
             return shown, NO_TAIL
         usage = self._usage((prompt,), (choice,)) if options.continuous_usage else UNSET
         unsigned = finish is None or options.include_usage
-        return shown, ChunkTail(usage, UNSET if unsigned else self._meta.fingerprint)
+        return shown, ChunkTail(usage, UNSET if unsigned else self._meta.signature)
 
     def _texts_of(self, prompt: EchoedPrompt, texts: Sequence[str], echoes: bool) -> Sequence[str]:
         """What the text of a choice consists of. With token ids, vLLM leaves the prompt's text away."""
@@ -213,6 +217,7 @@ class CompletionWriter(ResponseWriter):
             system_fingerprint=meta.fingerprint,
             usage=usage,
             kv_transfer_params=options.transfer,
+            metrics=self.timing() if options.metrics else None,
         )
 
     def _choice(self, index: int, choice: ChoiceState, holes: Holes) -> CompletionChoice:

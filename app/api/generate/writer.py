@@ -39,7 +39,9 @@ class GenerateWriter(ResponseWriter):
         self._options = options
         self._mode = "text" if options.text else "tokens"
         self._entries: Callable[[Entries], Sequence[ChatLogprob | TokenIdLogprob]]
-        self._entries = ChatLogprobs(ALL).entries if options.text else token_id_entries
+        self._entries = (
+            ChatLogprobs(ALL, options.token_id_names).entries if options.text else token_id_entries
+        )
         self._begun = False
         self._versions: list[list[WeightVersion]] = [[] for _ in self.choices]
 

@@ -29,7 +29,7 @@ from app.protocol.validation.generation import check_prompt_length
 def generate_method(frontend: Frontend) -> RpcMethod:
     """The method, for a model that generates."""
     at = frontend.responder
-    responder = RpcResponder(at.engine, at.load, at.headers, at.batcher, at.write_timeout_s)
+    responder = RpcResponder(at.engine, at.load, at.headers, at.batcher, at.write_timeout_s, 0.0)
 
     def generate(context: RequestContext) -> RpcResponse:
         message = read(context, engine.GenerateRequest, frontend.limits.max_model_len)

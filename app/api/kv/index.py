@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from app.api.chat.prompt import chat_options
+from app.api.frontend import ChatRules
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
 from app.http.errors import not_found, timed_out, unavailable
@@ -62,7 +63,12 @@ Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
 
 
 def score_routes(
-    index: KvIndex, body: BodyLimits, aliases: Mapping[str, str], model: str, chat_answer: ChatWriter
+    index: KvIndex,
+    body: BodyLimits,
+    aliases: Mapping[str, str],
+    model: str,
+    chat_answer: ChatWriter,
+    rules: ChatRules,
 ) -> list[Route]:
     """`aliases` are other names of base models; `model` is the one of requests that name none."""
 
@@ -94,7 +100,7 @@ def score_routes(
     def score_chat_completions(context: RequestContext) -> Response:
         """The score of every pod that has the beginning of a conversation."""
         asked = decode(body.read(context), context.content_type, ScoreChatRequest)
-        options = chat_options(asked)
+        options = chat_options(asked, rules)
         with told():
             if chat_answer == "scores":
                 tokens = index.encode_chat(speaker(asked), asked.messages, options)
@@ -129,12 +135,17 @@ def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:
 
 def by_pod(scores: Sequence[PodScore] | None) -> dict[str, float] | None:
     """Pod -> score, as llm-d's manager answers: null when there is no full block to look for."""
-    return None if scores is None else {score.pod: score.score for score in best_ranks(scores)}
+    return None if scores is None else {score.pod: _short(score.score) for score in best_ranks(scores)}
+
+
+def _short(score: float) -> float:
+    """The same number, without a fraction of 0."""
+    return int(score) if score.is_integer() else score
 
 
 def _card(score: PodScore) -> dict[str, Any]:
     return {
-        "score": score.score,
+        "score": _short(score.score),
         "matched": score.matched,
         "match_ratio": score.match_ratio,
         "tiers": score.tiers,

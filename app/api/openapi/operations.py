@@ -261,6 +261,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/detokenize"): Operation(
         body=DetokenizeRequest, example={"tokens": [120, 121]}, answer=dict[str, str]
     ),
+    ("GET", "/tokenizer_info"): Operation(answer=ANYTHING),
     ("GET", "/health"): _EMPTY,
     ("GET", "/health/ready"): _EMPTY,
     ("GET", "/ready"): _EMPTY,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from app.api.chat.prompt import own_template
 from app.api.frontend import Frontend
 from app.http.errors import bad_request
 from app.pooling.numbers import Turns
@@ -90,12 +91,11 @@ def _known_ids(frontend: Frontend, prompts: Sequence[TokenIds]) -> Iterator[Toke
 
 
 def _conversation_ids(frontend: Frontend, asked: ClassificationRequest) -> Iterator[TokenIds]:
-    if asked.chat_template is not None or "chat_template" in (asked.chat_template_kwargs or ()):
-        raise bad_request("A chat template in the request is not trusted here.")
     options = ChatOptions(
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         add_special_tokens=bool(asked.add_special_tokens),
+        chat_template=own_template(asked, frontend.chat_rules),
         chat_template_kwargs=asked.chat_template_kwargs,
     )
     for conversation in asked.conversations:

@@ -53,8 +53,9 @@ POOLED: Mapping[str, str] = {
 
 
 def served_routes(settings: ModelSettings) -> tuple[str, ...]:
-    """The pooling routes of a model; none for one that generates."""
-    routes = ROUTES.get(settings.task, ())
+    """The pooling routes of a model; one that generates has embeddings at most."""
+    beside = (EMBEDDINGS,) if settings.embeddings_with_chat else ()
+    routes = ROUTES.get(settings.task, beside)
     return tuple(path for path in routes if not (settings.mm_encoder_only and path in (EMBEDDINGS, COHERE)))
 
 

@@ -80,8 +80,8 @@ class EventWriter:
         "items",
     )
 
-    def __init__(self, top_logprobs: int | None) -> None:
-        self._logprobs = None if top_logprobs is None else ItemLogprobs(top_logprobs)
+    def __init__(self, logprobs: ItemLogprobs | None) -> None:
+        self._logprobs = logprobs
         self._number = 0
         self._index = -1
         self._segment: Segment | None = None

@@ -151,6 +151,8 @@ def _shape(
         response=new_response(asked, head, most_tokens),
         prompt_ids=ids,
         top_logprobs=None if hides else asked.logprobs,
+        token_id_names=frontend.token_id_names,
+        metrics=frontend.request_metrics,
         shows_reasoning=asked.include_reasoning,
         transfer=address_of(chat, frontend.identity, len(ids)),
         encoded_media=frontend.encoded_media(media and media["mm_hashes"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from app.api.errors import as_stream_error
@@ -43,11 +43,15 @@ class ResponsesOptions(Struct, frozen=True, kw_only=True):
     prompt_ids: Sequence[int]
     top_logprobs: int | None = None
     """Alternatives of each token of a message; None without log probabilities."""
+    token_id_names: bool = False
+    """Log probabilities name tokens `token_id:N`."""
     shows_reasoning: bool = True
     transfer: KVTransferParams | None = None
     """`kv_transfer_params` of the answer."""
     encoded_media: ECTransferParams | None = None
     """`ec_transfer_params` of the answer."""
+    metrics: bool = False
+    """`enable-per-request-metrics` of the server"""
     prompt_text: str | None = None
     """The answer repeats prompt and reply as texts and token ids (`enable_response_messages`)."""
 
@@ -68,7 +72,10 @@ class ResponsesWriter(ResponseWriter):
         self._options = options
         self._new_id = new_id
         self._ended = ended
-        self._events = EventWriter(options.top_logprobs)
+        self._logprobs = None
+        if options.top_logprobs is not None:
+            self._logprobs = ItemLogprobs(options.top_logprobs, options.token_id_names)
+        self._events = EventWriter(self._logprobs)
         self._message: Segment | None = None
         """The message that goes on, if nothing but its texts is to be written."""
         self._plain = options.top_logprobs is None and options.prompt_text is None
@@ -110,7 +117,7 @@ class ResponsesWriter(ResponseWriter):
             self._message = segment if self._plain and segment.part is None else None
             return [*self._events.tokens(segment, output)]
         if type(output) is Started:
-            self.cached_tokens = output.cached_tokens
+            self.started, self.cached_tokens = output, output.cached_tokens
             return self.opening()
         assert type(output) is Failed
         self.has_failed = True
@@ -157,12 +164,11 @@ class ResponsesWriter(ResponseWriter):
 
     def whole(self, holes: Holes) -> ResponseObject:
         """Its last state; when that is long, `ended` gets it with the last piece of its items."""
-        choice, options = self.choices[0], self._options
+        choice = self.choices[0]
         if not choice.segments:
             choice.begin(None, self._new_id())
-        logprobs = None if options.top_logprobs is None else ItemLogprobs(options.top_logprobs)
         own_holes = Holes()
-        items = [_item(segment, logprobs, own_holes) for segment in choice.segments]
+        items = [_item(segment, self._logprobs, own_holes) for segment in choice.segments]
         response = self._last_state(items)
         if not own_holes.fillings:
             self._end(response)
@@ -202,6 +208,7 @@ class ResponsesWriter(ResponseWriter):
             output=items,
             status=status,
             usage=usage,
+            metrics=(self.timing() or UNSET) if options.metrics else UNSET,
             kv_transfer_params=options.transfer,
             ec_transfer_params=options.encoded_media,
         )

@@ -1,0 +1,89 @@
+"""Where adapters are: as a vLLM with two places on the GPU and three in CPU memory was seen to keep them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.lora.adapters import Adapter, LoRARegistry, LoRASlots, rank_of
+from app.lora.memory import AdapterMemory
+from app.metrics.lora_residency import LoraResidency
+
+
+def memory(registry: LoRARegistry, most_gpu: int = 2, most_cpu: int = 3) -> AdapterMemory:
+    return AdapterMemory(registry, most_gpu, most_cpu)
+
+
+def levels(kept: AdapterMemory) -> dict[str, str]:
+    return dict(kept)
+
+
+def test_the_latest_used_adapters_are_on_the_gpu() -> None:
+    registry = LoRARegistry([Adapter("alice", "/a")])
+    kept = memory(registry)
+    assert levels(kept) == {"alice": "gpu"}
+    registry.load("bob", "/b")
+    registry.load("carol", "/c")
+    assert levels(kept) == {"alice": "cpu", "bob": "gpu", "carol": "gpu"}
+    kept.enter("alice")
+    kept.leave("alice")
+    assert levels(kept) == {"alice": "gpu", "bob": "cpu", "carol": "gpu"}
+    registry.load("dave", "/d")
+    assert levels(kept) == {"alice": "gpu", "carol": "cpu", "dave": "gpu"}
+    registry.unload("carol")
+    assert levels(kept) == {"alice": "gpu", "dave": "gpu"}
+    assert (kept.loads, kept.activations) == (4, 5)
+    kept.enter("bob")
+    assert levels(kept) == {"alice": "cpu", "dave": "gpu", "bob": "gpu"}
+    assert (kept.loads, kept.activations) == (5, 6)
+
+
+def test_what_runs_loses_no_place_and_comes_back_by_a_load_otherwise() -> None:
+    registry = LoRARegistry([Adapter(name, "/") for name in "abc"])
+    kept = memory(registry, most_gpu=2, most_cpu=2)
+    slots = LoRASlots(2, registry.__contains__, kept)
+    assert levels(kept) == {"b": "gpu", "c": "gpu"}
+    assert slots.enter("b") and slots.enter("a")
+    assert levels(kept) == {"b": "gpu", "a": "gpu"}
+    slots.leave("b")
+    assert slots.enter("c")
+    assert levels(kept) == {"a": "gpu", "c": "gpu"}
+    registry.unload("a")
+    assert levels(kept) == {"c": "gpu"}
+    slots.leave("a")
+    assert levels(kept) == {"c": "gpu"}
+    assert not slots.enter(None) and levels(kept) == {"c": "gpu"}
+
+
+def test_the_families_tell_the_places(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 64, "peft_type": "LORA"}')
+    registry = LoRARegistry([Adapter("a", str(tmp_path)), Adapter("b", "/nowhere")])
+    server = {"model_name": "m", "engine": "0"}
+    residency = LoraResidency(
+        memory(registry, 1, 2), lambda name: rank_of(registry.path(name)) or 16, server, lambda: 0.0
+    )
+    text = residency.render()
+    of, same = 'engine="0"', 'model_name="m",pinned="false"'
+    for line in (
+        f'vllm:lora_adapter_loaded{{adapter_name="a",{of},level="cpu",{same},rank="64"}} 1.0',
+        f'vllm:lora_adapter_loaded{{adapter_name="b",{of},level="gpu",{same},rank="16"}} 1.0',
+        f'vllm:num_gpu_loaded_lora_adapters{{{of},model_name="m"}} 1.0',
+        f'vllm:num_cpu_loaded_lora_adapters{{{of},model_name="m"}} 2.0',
+        f'vllm:max_gpu_lora_adapters{{{of},model_name="m"}} 1.0',
+        f'vllm:lora_adapter_load_seconds_count{{{of},model_name="m",transition="load"}} 2.0',
+        f'vllm:lora_adapter_load_seconds_count{{{of},model_name="m",transition="activate"}} 2.0',
+    ):
+        assert f"{line}\n" in text
+    registry.unload("b")
+    text = residency.render()
+    assert (
+        'adapter_name="b"' not in text and f'num_cpu_loaded_lora_adapters{{{of},model_name="m"}} 1.0' in text
+    )
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"r": null}', '{"r": "x"}', "{}"])
+def test_a_rank_that_is_not_told(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "adapter_config.json").write_text(content)
+    assert rank_of(str(tmp_path)) is None
