@@ -163,6 +163,10 @@ def frontend_of(
             vocab_size=tokenizer.vocab_size or UNKNOWN_VOCABULARY,
             max_logprobs=api.max_logprobs,
             reasons=bool(settings.reply.reasoning_parser),
+            parses=bool(
+                settings.reply.reasoning_parser
+                or (settings.tools.tool_call_parser and settings.tools.enable_auto_tool_choice)
+            ),
             max_new_tokens=None if real is None else real.defaults.max_new_tokens,
         ),
         force_usage=api.enable_force_include_usage,

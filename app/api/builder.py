@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.api.chat.media import Features, placeholders
+from app.api.chat.thinking import Thinking, thinking
 from app.api.chat.tools import constraint_of, tool_calls_of
 from app.api.forms import text_form
 from app.api.identity import ResponseMeta
@@ -29,8 +30,6 @@ from app.schema import Schemas
 from config.sections.api import json_object
 from config.settings import Settings
 
-NO_THOUGHTS = ("none",)
-"""Reasoning efforts that keep a model from thinking."""
 AT_ONCE = 1_000
 """Engine requests, about 2 us each, that are made between two pauses."""
 NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -99,14 +98,15 @@ class RequestBuilder:
         priority = priority_of(context, request.priority)
         least_hit_rate = self._least_hit_rate(request, context)
         constraint = constraint_of(asked.structured_outputs, self.schemas)
-        tool_calls, reasoning, thinking_budget = None, False, None
+        tool_calls, thinks, thinking_budget = None, "no", None
         if isinstance(request, ChatCompletionRequest):
             tool_calls = tool_calls_of(request, self.settings.tools, self.schemas)
-            reasoning, thinking_budget = self._thinks(request), request.thinking_token_budget
+            thinks = self._thinking(request)
+            thinking_budget = request.thinking_token_budget
         form = None
         if self.real is not None:
             form = text_form(asked.structured_outputs, tool_calls)
-            if form is not None and reasoning and self.real.thoughts is not None:
+            if form is not None and thinks != "no" and self.real.thoughts is not None:
                 form = replace(form, thoughts=self.real.thoughts.after(prompt.ids))
         return EngineRequest(
             request_id=meta.id,
@@ -131,7 +131,8 @@ class RequestBuilder:
             constraint=constraint,
             sampling=None if self.real is None else self.real.defaults.of(request),
             form=form,
-            reasoning=reasoning,
+            reasoning=thinks != "no",
+            only_thoughts=thinks == "all",
             thinking_budget=thinking_budget,
             adapter=asked.model if asked.model in self.adapters else None,
             priority=priority,
@@ -154,14 +155,12 @@ class RequestBuilder:
         own = request.cache_hit_threshold
         return self.settings.kvcache.global_cache_hit_threshold if own is None else own
 
-    def _thinks(self, request: ChatCompletionRequest) -> bool:
-        """True when the model thinks before it answers: it is able to, and the request does not forbid it."""
-        if not self.settings.reply.reasoning_parser or request.reasoning_effort in NO_THOUGHTS:
-            return False
-        kwargs = request.chat_template_kwargs or NOTHING
-        if (defaults := self.settings.api.default_chat_template_kwargs) is not None:
-            kwargs = {**json_object(defaults), **kwargs}
-        return bool(kwargs.get("enable_thinking", kwargs.get("thinking", True)))
+    def _thinking(self, request: ChatCompletionRequest) -> Thinking:
+        parser, defaults = (
+            self.settings.reply.reasoning_parser,
+            self.settings.api.default_chat_template_kwargs,
+        )
+        return thinking(request, parser, json_object(defaults) if defaults else NOTHING)
 
 
 def _choices(

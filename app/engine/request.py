@@ -113,6 +113,8 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """`constraint` and forced `tool_calls` as they were written, for a model that computes."""
     reasoning: bool = False
     """The model thinks aloud before it replies."""
+    only_thoughts: bool = False
+    """The model is told not to think, and the parser takes its whole reply for thoughts."""
     thinking_budget: int | None = None
     """Most tokens of thoughts."""
     image: bool = False

@@ -2,27 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Hashable, Mapping
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from app.clock.pause import Slices
 from app.http.errors import malformed
-from app.protocol.coercion import JsonObject, Misfit
+from app.protocol.coercion import JsonObject, Misfit, convert_value
 from app.protocol.decoding import Request
 from app.protocol.options import MAX_STOP_STRINGS, CacheSalt, ExtraArg, Int64
 
-MIN_THINKING_TOKENS = 1024
-
 Name = Annotated[str, Meta(min_length=1)]
+
+
+TOOL_CHANGES = ("tool_addition", "tool_removal")
+"""Types of blocks that change the tools; only system turns may have them."""
+
+
+class ToolParam(Struct, kw_only=True):
+    """A tool that may be used; a schema without a type is one of an object."""
+
+    name: str
+    description: str | None = None
+    input_schema: JsonObject
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.input_schema.setdefault("type", "object")
+
+
+class ToolReference(Struct, tag_field="type", tag="tool_reference"):
+    """A tool that the request declares."""
+
+    name: str
+
+
+class ToolDefinition(Struct, tag_field="type", tag="tool_definition"):
+    """A tool that a turn declares."""
+
+    definition: ToolParam
 
 
 class Block(Struct, kw_only=True):
     """One content block; which fields count depends on its type, and all others are ignored."""
 
     type: Literal[
-        "text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking"
+        "text",
+        "image",
+        "tool_use",
+        "tool_result",
+        "tool_reference",
+        "thinking",
+        "redacted_thinking",
+        "tool_addition",
+        "tool_removal",
     ]
     text: str | None = None
     source: JsonObject | None = None
@@ -38,6 +74,30 @@ class Block(Struct, kw_only=True):
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None
+    tool: ToolReference | ToolDefinition | None = None
+    """Of a change of the tools."""
+
+    def __post_init__(self) -> None:
+        if self.type not in TOOL_CHANGES:
+            return
+        if self.tool is None:
+            raise Misfit(f"a tool in a block of type {self.type}")
+        if self.type == "tool_removal" and isinstance(self.tool, ToolDefinition):
+            raise Misfit("the reference of a tool that is removed")
+
+
+def check_content(content: str | list[Block] | None) -> None:
+    """Raises Misfit for blocks that change the tools outside a system turn."""
+    for block in content if isinstance(content, list) else ():
+        if block.type in TOOL_CHANGES:
+            raise Misfit(f'blocks of type {block.type} in messages of role "system" only')
+
+
+def convert_system(value: object, within: Slices) -> object:
+    """Returns the system text or blocks in `value`. Raises `Misfit`."""
+    system = convert_value(str | list[Block] | None, value, within)
+    check_content(system)
+    return system
 
 
 class MessageParam(Struct, kw_only=True):
@@ -46,18 +106,9 @@ class MessageParam(Struct, kw_only=True):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
-
-class ToolParam(Struct, kw_only=True):
-    """A tool that may be used; a schema without a type is one of an object."""
-
-    name: str
-    description: str | None = None
-    input_schema: JsonObject
-    strict: bool | None = None
-    defer_loading: bool | None = None
-
     def __post_init__(self) -> None:
-        self.input_schema.setdefault("type", "object")
+        if self.role != "system":
+            check_content(self.content)
 
 
 class ToolChoiceParam(Struct, kw_only=True):
@@ -86,19 +137,27 @@ class OutputConfig(Struct, kw_only=True):
     format: OutputFormat | None = None
 
 
-class Thinking(Struct, kw_only=True):
-    """Whether the model thinks aloud: `enabled` with a budget of tokens, `disabled`, or as it likes."""
+Display = Literal["summarized", "omitted", "updates"]
 
-    type: str = ""
-    budget_tokens: int | None = None
-    display: Literal["summarized", "omitted", "updates"] | None = None
 
-    def __post_init__(self) -> None:
-        if self.type not in ("enabled", "disabled", "adaptive"):
-            raise Misfit("type to be enabled, disabled or adaptive")
-        if self.type == "enabled" and (self.budget_tokens or 0) < MIN_THINKING_TOKENS:
-            # Between the two steps clients see which of the three forms was tried.
-            raise Misfit(f"at least {MIN_THINKING_TOKENS}", "enabled", "budget_tokens")
+class ThinkingEnabled(Struct, tag_field="type", tag="enabled"):
+    """The model thinks aloud, for `budget_tokens` at the most; `display` changes nothing."""
+
+    budget_tokens: Annotated[int, Meta(ge=1024)]
+    display: Display | None = None
+
+
+class ThinkingDisabled(Struct, tag_field="type", tag="disabled"):
+    """The model does not think, or as little as its chat template can say."""
+
+
+class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
+    """The model thinks as it likes."""
+
+    display: Display | None = None
+
+
+Thinking = ThinkingEnabled | ThinkingDisabled | ThinkingAdaptive
 
 
 class MessagesRequest(Request, kw_only=True):
@@ -118,7 +177,10 @@ class MessagesRequest(Request, kw_only=True):
     tools: list[ToolParam] | None = None
     top_k: int | None = None
     top_p: float | None = None
+    mm_payload: Literal["tensors", "none"] = "tensors"
+    return_mm_kwargs: bool | None = None
     cache_salt: CacheSalt | None = None
+    watermarking: bool | None = None
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None
     vllm_xargs: dict[str, ExtraArg] | None = None
@@ -126,14 +188,17 @@ class MessagesRequest(Request, kw_only=True):
     priority: Int64 = 0
     """Not vLLM's; what the other generating endpoints have."""
 
+    lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
+
     def check(self, within: Slices) -> None:
+        check_content(self.system)
         self.check_converted(within)
 
     def check_converted(self, within: Slices) -> None:
-        thinking = self.thinking
-        if thinking is None or thinking.type != "enabled" or thinking.budget_tokens is None:
+        is_prefill = (self.kv_transfer_params or {}).get("do_remote_decode")
+        if is_prefill or not isinstance(self.thinking, ThinkingEnabled):
             return
-        if thinking.budget_tokens >= self.max_tokens:
+        if self.thinking.budget_tokens >= self.max_tokens:
             raise malformed("body: thinking.budget_tokens must be less than max_tokens", "body")
 
 
@@ -142,7 +207,14 @@ class CountTokensRequest(Request, kw_only=True):
 
     model: Name
     messages: list[MessageParam]
+    output_config: OutputConfig | None = None
     system: str | list[Block] | None = None
+    thinking: Thinking | None = None
     tool_choice: ToolChoiceParam | None = None
     tools: list[ToolParam] | None = None
     chat_template_kwargs: JsonObject | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
+
+    def check(self, within: Slices) -> None:
+        check_content(self.system)

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
 
 from app.clock.pause import Slices
+from app.http.errors import bad_request
 from app.protocol.anthropic import (
+    TOOL_CHANGES,
     Block,
     CountTokensRequest,
     MessageParam,
     MessagesRequest,
+    ThinkingDisabled,
+    ThinkingEnabled,
     ToolChoiceParam,
+    ToolDefinition,
     ToolParam,
 )
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject
 from app.protocol.messages import Message
 from app.protocol.options import (
+    Effort,
     FunctionDefinition,
     JsonSchema,
     NamedFunction,
@@ -36,33 +44,62 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a system text that differs from request to request and would spoil the prefix cache."""
 
 
-def chat_request(asked: MessagesRequest | CountTokensRequest) -> ChatCompletionRequest:
-    """`asked` in the words of a chat. ApiError 400 when tools or salt break the rules of a chat."""
+Asked = MessagesRequest | CountTokensRequest
+
+
+def chat_request(
+    asked: Asked, merges_system: Callable[[], bool], disabled_effort: Callable[[], Effort]
+) -> ChatCompletionRequest:
+    """Returns `asked` in the words of a chat. ApiError 400 when tools or salt break the rules of a chat.
+
+    The last two tell of the chat template: whether all system turns have to come first, and the effort that
+    means no thoughts. Each is called where it matters.
+    """
     within = slices()
+    inline = any(message.role == "system" for message in asked.messages)
     chat = ChatCompletionRequest(
         model=asked.model,
-        messages=_messages(asked.system, asked.messages, within),
+        messages=_messages(asked.system, asked.messages, inline and merges_system(), within),
         chat_template_kwargs=asked.chat_template_kwargs,
     )
     _take_tools(chat, asked, within)
     if isinstance(asked, MessagesRequest):
         _take_sampling(chat, asked)
-        _take_thinking(chat, asked)
         _take_transfer(chat, asked)
+    _take_output(chat, asked, disabled_effort)
     chat.check_rules(within)
     return chat
 
 
-def _take_tools(
-    chat: ChatCompletionRequest, asked: MessagesRequest | CountTokensRequest, within: Slices
-) -> None:
+def _take_tools(chat: ChatCompletionRequest, asked: Asked, within: Slices) -> None:
     choice = asked.tool_choice
     if choice is not None:
         chat.parallel_tool_calls = not choice.disable_parallel_tool_use
-    chat.tools = [_tool(tool) for tool in each(asked.tools or (), within, TURN)] or None
+    chat.tools = [_tool(tool) for tool in each(_tools_now(asked, within), within, TURN)] or None
     chat.tool_choice = _tool_choice(choice)
     if chat.tools is None and isinstance(chat.tool_choice, str):
         chat.tool_choice = "none"
+
+
+def _tools_now(asked: Asked, within: Slices) -> Sequence[ToolParam]:
+    """Returns the declared tools as the system turns of the conversation have left them."""
+    contents = [turn.content for turn in each(asked.messages, within) if isinstance(turn.content, list)]
+    changes = [block for content in contents for block in each(content, within) if block.type in TOOL_CHANGES]
+    if not changes:
+        return asked.tools or ()
+    tools, removed = {tool.name: tool for tool in asked.tools or ()}, set[str]()
+    for block in changes:
+        change = block.tool
+        assert change is not None
+        if isinstance(change, ToolDefinition):
+            name = change.definition.name
+            tools[name] = change.definition
+        elif (name := change.name) not in tools:
+            raise bad_request(f"{block.type} names the tool {name!r}, which is not declared in tools")
+        elif block.type == "tool_addition":
+            tools[name] = replace(tools[name], defer_loading=None)
+        (removed.add if block.type == "tool_removal" else removed.discard)(name)
+    return [tool for name, tool in tools.items() if name not in removed]
 
 
 def _tool(tool: ToolParam) -> Tool:
@@ -89,21 +126,18 @@ def _take_sampling(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
     chat.stop = asked.stop_sequences
     chat.stream = asked.stream
     chat.temperature, chat.top_p, chat.top_k = asked.temperature, asked.top_p, asked.top_k
-    form = asked.output_config.format if asked.output_config else None
-    if form is not None and form.json_schema:
-        schema = JsonSchema(name=form.type, json_schema=form.json_schema)
-        chat.response_format = ResponseFormat(type=form.type, json_schema=schema)
 
 
-def _take_thinking(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
-    """A budget bounds the thoughts, effort "none" keeps them away."""
+def _take_output(chat: ChatCompletionRequest, asked: Asked, disabled_effort: Callable[[], Effort]) -> None:
+    """Takes the form of the reply, the effort, and how much is thought: a budget bounds the thoughts."""
     if asked.output_config is not None:
-        chat.reasoning_effort = asked.output_config.effort
-    if asked.thinking is None:
-        return
-    if asked.thinking.type == "disabled":
-        chat.reasoning_effort = "none"
-    elif asked.thinking.type == "enabled":
+        form, chat.reasoning_effort = asked.output_config.format, asked.output_config.effort
+        if form is not None and form.json_schema:
+            schema = JsonSchema(name=form.type, json_schema=form.json_schema)
+            chat.response_format = ResponseFormat(type=form.type, json_schema=schema)
+    if isinstance(asked.thinking, ThinkingDisabled):
+        chat.reasoning_effort = disabled_effort()
+    elif isinstance(asked.thinking, ThinkingEnabled):
         chat.thinking_token_budget = asked.thinking.budget_tokens
 
 
@@ -116,27 +150,31 @@ def _take_transfer(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
 
 
 def _messages(
-    system: str | Sequence[Block] | None, messages: Sequence[MessageParam], within: Slices
+    system: str | Sequence[Block] | None, messages: Sequence[MessageParam], merges: bool, within: Slices
 ) -> list[Message]:
-    """The conversation, with one system message of `system` and of the system turns that it begins with.
+    """Returns the conversation; system turns stay where they are, unless all of them are merged in front.
 
-    System turns further on stay where they are: moved to the front, each would change the whole prompt.
+    Moved to the front, each would change the whole prompt.
     """
-    leading = 0
-    while leading < len(messages) and messages[leading].role == "system":
-        leading += 1
     texts = [system if isinstance(system, str) else _system_text(system or (), within)]
-    texts += [_system_text(message.content, within) for message in each(messages[:leading], within, TURN)]
-    prompt = "\n\n".join(text for text in texts if text)
+    if merges:
+        turns = (message for message in each(messages, within, TURN) if message.role == "system")
+        texts += [_system_text(message.content, within) for message in turns]
+    prompt = "".join(texts)
     chat: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
-    for message in each(messages[leading:], within, TURN):
-        chat += _turns(message, within)
+    for message in each(messages, within, TURN):
+        if message.role != "system" or not merges:
+            chat += _turns(message, within)
     return chat
 
 
 def _system_text(content: str | Iterable[Block], within: Slices) -> str:
-    texts = (content,) if isinstance(content, str) else (block.text or "" for block in each(content, within))
+    texts = [content] if isinstance(content, str) else _texts(content, within)
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
+
+
+def _texts(blocks: Iterable[Block], within: Slices) -> list[str]:
+    return [block.text for block in each(blocks, within) if block.type == "text" and block.text]
 
 
 def _turns(message: MessageParam, within: Slices) -> Iterator[Message]:

@@ -22,7 +22,8 @@ class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
     """What is thought."""
 
     thinking: str | Raw
-    signature: str
+    signature: str | UnsetType = UNSET
+    """UNSET at the begin of a stream's block, which a `SignatureDelta` ends."""
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):

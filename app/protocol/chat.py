@@ -14,6 +14,7 @@ from app.protocol.decoding import RawRequest, Request
 from app.protocol.messages import Message, are_plain, check_tool_calls, convert_messages, normalize_messages
 from app.protocol.options import (
     CacheSalt,
+    Effort,
     ExtraArg,
     Int64,
     Natural,
@@ -59,7 +60,7 @@ class ChatCompletionRequest(Request, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | UnsetType = UNSET
     """Never UNSET after decoding: absent is ``auto`` with tools and ``none`` without."""
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     thinking_token_budget: int | None = None
     include_reasoning: bool = True
     parallel_tool_calls: bool | None = True

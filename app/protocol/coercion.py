@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from types import NoneType
-from typing import Annotated, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Meta, Struct, UnsetType
@@ -84,6 +84,11 @@ def convert(kind: type[T], value: object, within: Slices) -> T:
     built = _converter(kind)(value, within)
     assert isinstance(built, kind)
     return built
+
+
+def convert_value(annotation: Hashable, value: object, within: Slices) -> Any:
+    """As `convert`, for any annotation that fields of structs may have."""
+    return _converter(annotation)(value, within)
 
 
 def _string(value: object, _: Slices) -> str:
@@ -248,6 +253,9 @@ def _union(members: tuple[object, ...]) -> Convert:
     """The member whose type the value has already, else the first that takes it; else the first's misfit."""
     nullable = NoneType in members
     branches = [member for member in members if member not in (NoneType, UnsetType)]
+    structs = [each for each in branches if isinstance(each, type) and issubclass(each, Struct)]
+    if len(structs) == len(branches) and all(kind.__struct_config__.tag for kind in structs):
+        return _tagged(structs, nullable)
     exact: Mapping[object, Convert] = {
         branch: _converter(branch) for branch in branches if branch in (str, int, float)
     }
@@ -271,6 +279,25 @@ def _union(members: tuple[object, ...]) -> Convert:
             del first  # a frame and an error that know each other are garbage for the collector
 
     return union
+
+
+def _tagged(kinds: Sequence[type[Struct]], nullable: bool) -> Convert:
+    """The struct that the tag of a value names; what does not fit is told below the tag."""
+    field = kinds[0].__struct_config__.tag_field
+    by_tag = {kind.__struct_config__.tag: _struct(kind) for kind in kinds}
+
+    def tagged(value: object, within: Slices) -> object:
+        if value is None and nullable:
+            return None
+        tag = value.get(field) if isinstance(value, dict) else None
+        if not isinstance(tag, str) or tag not in by_tag:
+            raise Misfit(f"{field} to be one of {', '.join(map(str, by_tag))}")
+        try:
+            return by_tag[tag](value, within)
+        except Misfit as misfit:
+            raise misfit.under(tag) from None
+
+    return tagged
 
 
 def _struct(kind: type[Struct]) -> Convert:

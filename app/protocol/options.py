@@ -20,6 +20,8 @@ Natural = Annotated[int, Meta(ge=0)]
 Truncation = Annotated[int, Meta(ge=-1, le=INT64_MAX)]
 StopStrings = str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model thinks."""
 ExtraArg = str | int | float | list[str | int | float]
 
 

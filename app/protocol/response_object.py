@@ -64,11 +64,24 @@ class FunctionCallItem(Struct, kw_only=True):
     id: str
     is_async: None = field(default=None, name="async")
     caller: None = None
-    namespace: None = None
+    namespace: str | None = None
     status: str | None
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+class CustomCallItem(Struct, kw_only=True):
+    """A custom tool that is called; `payload` is a text."""
+
+    call_id: str
+    payload: str | Raw = field(name="input")
+    name: str
+    type: str = "custom_tool_call"
+    id: str
+    is_async: None = field(default=None, name="async")
+    caller: None = None
+    namespace: None = None
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class InputTokensDetails(Struct):
@@ -255,6 +268,26 @@ class ArgumentsDone(Struct, kw_only=True):
     output_index: int
     sequence_number: int
     type: str = "response.function_call_arguments.done"
+
+
+class InputDelta(Struct, kw_only=True):
+    """More of what a custom tool is given."""
+
+    delta: str | Raw
+    item_id: str
+    output_index: int
+    sequence_number: int
+    type: str = "response.custom_tool_call_input.delta"
+
+
+class InputDone(Struct, kw_only=True):
+    """All that a custom tool is given."""
+
+    payload: str | Raw = field(name="input")
+    item_id: str
+    output_index: int
+    sequence_number: int
+    type: str = "response.custom_tool_call_input.done"
 
 
 Delta = TextDelta | ReasoningDelta | ArgumentsDelta

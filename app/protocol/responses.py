@@ -10,17 +10,19 @@ from msgspec import Meta
 
 from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import JsonObject, Misfit
+from app.protocol.coercion import JsonObject, Misfit, convert, convert_value
 from app.protocol.decoding import RawRequest, Request
-from app.protocol.options import CacheSalt, ExtraArg, Int64, StopStrings, StructuredOutputs
-from app.protocol.response_input import (
-    InputItem,
+from app.protocol.options import CacheSalt, Effort, ExtraArg, Int64, StopStrings, StructuredOutputs
+from app.protocol.response_input import InputItem, convert_input
+from app.protocol.response_tools import (
     ToolParam,
     check_tool_use,
-    convert_input,
     convert_tool_choice,
     convert_tools,
+    resolve_choice,
 )
+from app.protocol.slicing import slices
+from app.protocol.validation import rules
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` holds when log probabilities are wanted."""
@@ -33,7 +35,6 @@ Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
 ]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Summary = Literal["auto", "concise", "detailed"]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
@@ -51,29 +52,42 @@ class Reasoning(msgspec.Struct, kw_only=True):
 class TextFormat(msgspec.Struct, kw_only=True):
     """The form of the reply's text; all but `type` belong to ``json_schema``."""
 
-    type: Literal["text", "json_schema", "json_object"]
     name: str | None = None
     json_schema: JsonObject | None = msgspec.field(default=None, name="schema")
+    type: Literal["text", "json_schema", "json_object"]
     description: str | None = None
     strict: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.type == "json_schema":
-            for value, key in ((self.name, "name"), (self.json_schema, "schema")):
-                if value is None:
-                    raise Misfit("a value, it is missing", "json_schema", key)
+        if self.type == "json_schema" and (self.name is None or self.json_schema is None):
+            raise Misfit("a name and a schema")
 
     def told(self) -> JsonObject:
         """As the answer repeats it."""
-        if self.type != "json_schema":
-            return {"type": self.type}
-        return {
-            "name": self.name,
-            "schema": self.json_schema,
-            "type": self.type,
-            "description": self.description,
-            "strict": self.strict,
-        }
+        told: JsonObject = msgspec.to_builtins(self)
+        return told if self.type == "json_schema" else {"type": self.type}
+
+
+def convert_format(value: object, within: Slices) -> TextFormat | None:
+    """Returns the form in `value`. Raises `Misfit` for what fits none, as if it were meant as a text."""
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, dict) else None
+    try:
+        return convert(TextFormat, {"type": kind} if kind in ("text", "json_object") else value, within)
+    except Misfit:
+        path = ("ResponseFormatText", "type") if isinstance(value, dict) else ("ResponseFormatText",)
+        raise Misfit("text, json_object, or json_schema with a name and a schema", *path) from None
+
+
+def convert_history(value: object, within: Slices) -> list[JsonObject] | None:
+    """Returns the messages in `value`. Raises `Misfit`."""
+    try:
+        history: list[JsonObject] | None = convert_value(list[JsonObject] | None, value, within)
+        return history
+    except Misfit as misfit:
+        kind = ("Message",) if misfit.path else ()  # which vLLM tries first
+        raise Misfit(misfit.expected, *misfit.path, *kind) from None
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
@@ -81,6 +95,8 @@ class TextConfig(msgspec.Struct, kw_only=True):
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"format": convert_format}
 
 
 class ResponsesRequest(Request, kw_only=True):
@@ -119,24 +135,24 @@ class ResponsesRequest(Request, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: object = None
-    prompt_cache_retention: object = None
-    safety_identifier: str | None = None
-
+    watermarking: bool | None = None
     request_id: str = ""
     """Empty when the client gave none."""
     session_id: str | None = None
     media_io_kwargs: dict[str, JsonObject] | None = None
     mm_processor_kwargs: JsonObject | None = None
     priority: Int64 = 0
+    mm_payload: Literal["tensors", "none"] = "tensors"
+    return_mm_kwargs: bool | None = None
     cache_salt: CacheSalt | None = None
     enable_response_messages: bool = False
     """The answer tells the prompt and the reply once more, as texts and token ids."""
-    previous_input_messages: list[object] | None = None
+    previous_input_messages: list[JsonObject] | None = None
     structured_outputs: StructuredOutputs | None = None
     repetition_penalty: float | None = None
     seed: Int64 | None = None
     stop: StopStrings = []
+    stop_token_ids: list[int] | None = []
     ignore_eos: bool = False
     vllm_xargs: dict[str, ExtraArg] | None = None
     kv_transfer_params: JsonObject | None = None
@@ -145,14 +161,18 @@ class ResponsesRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {
         "input": convert_input,
+        "previous_input_messages": convert_history,
         "tool_choice": convert_tool_choice,
         "tools": convert_tools,
     }
     absent: ClassVar[Mapping[str, object]] = {"store": True, "tool_choice": "auto"}
 
     def __post_init__(self) -> None:
-        if not self.tools and self.tool_choice == "auto":
+        choice = self.tool_choice
+        if not self.tools and choice == "auto":
             self.tool_choice = "none"
+        elif self.tools and isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+            self.tool_choice = resolve_choice(choice, self.tools, slices())
 
     @property
     def logprobs(self) -> int | None:
@@ -170,3 +190,4 @@ class ResponsesRequest(Request, kw_only=True):
             raise bad_request("prompt templates are not kept here", "prompt")
         if self.background and not self.store:
             raise bad_request("background needs store=true", "background")
+        rules.check_cache_salt(self.cache_salt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Literal, cast
 
@@ -22,10 +23,13 @@ from app.protocol.options import (
     Tool,
     ToolChoice,
 )
-from app.protocol.response_input import AllowedChoice, Content, ContentPart, InputItem, name_of
+from app.protocol.response_input import Content, ContentPart, InputItem
+from app.protocol.response_tools import CUSTOM_INPUT, callable_functions, flat_name
 from app.protocol.responses import ResponsesRequest
 from app.protocol.slicing import each, slices
 
+CALLS = ("function_call", "custom_tool_call")
+RESULTS = ("function_call_output", "custom_tool_call_output")
 TURN = 10
 """Values that an item, or a tool, counts as that becomes part of a chat."""
 
@@ -77,19 +81,14 @@ def echo_text(asked: str | Sequence[InputItem]) -> str:
     if not asked:
         return ""
     last = asked[-1]
-    if last.type == "function_call":
-        return f"{last.name}({last.arguments})"
-    content = last.output if last.type == "function_call_output" else last.content
-    parts = [ContentPart(text=content)] if isinstance(content, str) else content or last.summary
-    return "\n".join(map(_echoed, parts))
+    if last.kind in CALLS:
+        return f"{last.name}({last.arguments or last.payload})"
+    content = last.output if last.kind in RESULTS else last.content or last.summary
+    return content if isinstance(content, str) else "\n".join(map(_echoed, content or ()))
 
 
 def _echoed(part: ContentPart) -> str:
-    if part.type == "input_image":
-        return f"image: {part.url}"
-    if part.type == "input_audio":
-        return f"audio: {part.audio.get('format')}"
-    return part.said or ""
+    return f"image: {part.image_url}" if part.type == "input_image" else part.said or ""
 
 
 def _turns(items: Iterable[InputItem], within: Slices) -> list[Message]:
@@ -117,24 +116,33 @@ def _fits(turn: Message, last: Message) -> bool:
 
 
 def _turn(item: InputItem, within: Slices) -> Message:
-    if item.type == "function_call":
-        function = {"name": item.name, "arguments": item.arguments}
-        call = {"id": item.call_id, "type": "function", "function": function}
-        return {"role": "assistant", "tool_calls": [call]}
-    if item.type == "function_call_output":
+    if item.kind in CALLS:
+        return {"role": "assistant", "tool_calls": [_call(item)]}
+    if item.kind in RESULTS:
         return {"role": "tool", "tool_call_id": item.call_id or "", "content": _content(item.output, within)}
-    if item.type == "reasoning":
+    if item.kind == "reasoning":
         if item.encrypted_content:
             raise bad_request("encrypted reasoning cannot be read here", "input")
-        return {"role": "assistant", "reasoning": _text(item.content or item.summary, within)}
-    said = _text if item.role == "assistant" else _content
-    return {"role": item.role, "content": said(item.content, within)}
+        return {"role": "assistant", "reasoning": _first_text(item.content or item.summary)}
+    if item.role == "assistant":
+        return {"role": item.role, "content": _first_text(item.content)}
+    return {"role": item.role, "content": _content(item.content, within)}
 
 
-def _text(content: Content | None, within: Slices) -> str:
+def _call(item: InputItem) -> JsonObject:
+    name, arguments = item.name or "", item.arguments
+    if item.kind == "custom_tool_call":
+        arguments = json.dumps({CUSTOM_INPUT: item.payload}, ensure_ascii=False)
+    elif item.namespace:
+        name = flat_name(item.namespace, name)
+    return {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _first_text(content: Content | None) -> str:
+    """Returns what an assistant says or thinks, of which vLLM takes the first part alone."""
     if isinstance(content, str):
         return content
-    return "".join(part.said or "" for part in each(content or (), within))
+    return (content[0].said or "") if content else ""
 
 
 def _content(content: Content | None, within: Slices) -> str | list[JsonObject]:
@@ -143,17 +151,22 @@ def _content(content: Content | None, within: Slices) -> str | list[JsonObject]:
 
 def _part(part: ContentPart) -> JsonObject:
     if part.type == "input_image":
-        return {"type": "image_url", "image_url": {"url": part.url}}
-    if part.type == "input_audio":
-        return {"type": "input_audio", "input_audio": part.audio}
+        return {"type": "image_url", "image_url": {"url": part.image_url}}
+    if part.type == "input_file":
+        raise bad_request(f"Unsupported chat content part type: {part.type!r}.", "type")
     return {"type": "text", "text": part.said}
 
 
 def _take_tools(chat: ChatCompletionRequest, asked: ResponsesRequest, within: Slices) -> None:
     """At most one call is made; one is made for sure where the choice is left to the model (7.1)."""
     chat.parallel_tool_calls = False
-    functions = (tool for tool in each(asked.tools, within, TURN) if tool["type"] == "function")
-    chat.tools = [Tool(function=convert(function, FunctionDefinition)) for function in functions] or None
+    chat.tools = [Tool(function=function) for function in callable_functions(asked.tools, within)] or None
+    if (
+        asked.tools
+        and chat.tools is None
+        and (asked.tool_choice == "required" or _is_named(asked.tool_choice))
+    ):
+        raise bad_request("tool_choice asks for a call, and no tool can be called", "tool_choice")
     chat.tool_choice = "none" if chat.tools is None else _tool_choice(asked.tool_choice, within)
     _answer_results(chat, within)
 
@@ -167,17 +180,21 @@ def _answer_results(chat: ChatCompletionRequest, within: Slices) -> None:
 def _tool_choice(choice: str | JsonObject, within: Slices) -> ToolChoice:
     if isinstance(choice, str):
         return "none" if choice == "none" else "required"
-    if choice["type"] == "function":
+    if _is_named(choice):
         return NamedToolChoice(function=convert(choice, NamedFunction))
     if choice["type"] != "allowed_tools":
         return "auto"
-    allowed = convert(choice, AllowedChoice)
-    names = [name for tool in each(allowed.tools, within, TURN) if (name := name_of(tool)) is not None]
+    allowed = cast(list[JsonObject], choice["tools"])
+    names = [name for tool in each(allowed, within, TURN) if isinstance(name := tool.get("name"), str)]
     if not names:
         return "none"
     tools = [Tool(function=FunctionDefinition(name=name)) for name in each(names, within)]
-    mode = cast(Literal["auto", "required"], allowed.mode)
+    mode = cast(Literal["auto", "required"], choice["mode"])
     return NamedToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=tools))
+
+
+def _is_named(choice: str | JsonObject) -> bool:
+    return isinstance(choice, dict) and choice["type"] in ("function", "custom")
 
 
 def _take_sampling(chat: ChatCompletionRequest, asked: ResponsesRequest) -> None:
@@ -187,7 +204,7 @@ def _take_sampling(chat: ChatCompletionRequest, asked: ResponsesRequest) -> None
     chat.top_k, chat.min_p, chat.logit_bias = asked.top_k, asked.min_p, asked.logit_bias
     chat.presence_penalty, chat.frequency_penalty = asked.presence_penalty, asked.frequency_penalty
     chat.repetition_penalty = asked.repetition_penalty
-    chat.stop, chat.ignore_eos = asked.stop, asked.ignore_eos
+    chat.stop, chat.stop_token_ids, chat.ignore_eos = asked.stop, asked.stop_token_ids, asked.ignore_eos
     chat.skip_special_tokens = asked.skip_special_tokens
     chat.include_stop_str_in_output = asked.include_stop_str_in_output
     chat.include_reasoning = asked.include_reasoning

@@ -20,7 +20,7 @@ from app.simulated.corpus import Corpus
 from app.simulated.endings import stopped
 from app.simulated.logprobs import prompt_logprobs, reply_logprobs
 from app.simulated.modes import DatasetMode, EchoMode, LengthSource, RandomMode, ReplySource
-from app.simulated.scripted import REASONING, ScriptedReplies, delays_of
+from app.simulated.scripted import ScriptedReplies, as_thoughts, delays_of
 from app.simulated.structured import StructuredReplies
 from app.tokenization import Tokenizer
 from config.settings import Settings
@@ -123,12 +123,16 @@ class SimulatedModel:
             reply = decided
         elif not request.reasoning:
             reply = self._said(request, rng, own)
+        elif request.only_thoughts:
+            reply = as_thoughts(self._said(replace(request, tool_calls=None, constraint=None), rng, own))
         else:
             thoughts = self._thoughts(request, rng)
             room = request.max_tokens - len(thoughts.ids)
-            if room <= 0:
+            if room <= 0 or thoughts.finish.reason == "stop":
                 return thoughts
-            reply = joined(thoughts, self._said(replace(request, max_tokens=room), rng, own))
+            least = max(0, request.min_tokens - len(thoughts.ids))
+            rest = replace(request, max_tokens=room, min_tokens=least)
+            reply = joined(thoughts, self._said(rest, rng, own))
         if request.image:
             return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
         return reply
@@ -161,14 +165,14 @@ class SimulatedModel:
         return Reply([ENCODER_TEXT] * count, ids, LENGTH)
 
     def _thoughts(self, request: EngineRequest, rng: Random) -> Reply:
-        """What a reasoning model thinks aloud; it may use up the whole limit."""
+        """Returns what a reasoning model thinks aloud, which may use up the limit, or meet a stop."""
         mean = self._settings.reply.reasoning_tokens
         most = request.max_tokens
         if request.thinking_budget is not None:
             most = min(most, request.thinking_budget)
         count = min(rng.randint((mean + 1) // 2, mean + mean // 2), most)
         ids, texts = self._corpus.compose(count, rng)
-        return Reply(texts, ids, LENGTH, [(count, REASONING)])
+        return as_thoughts(stopped(Reply(texts, ids, LENGTH), request))
 
     def _own_stream(self, request: EngineRequest) -> Random | None:
         """The randomness of a reply that request and prompt determine; None for any other."""

@@ -40,7 +40,7 @@ class ScriptedReplies:
         """What does not fit into the limit is not begun."""
         made: list[Callable[[EngineRequest], Reply]] = []
         if script.reasoning:
-            made.append(lambda request: self._thought(script.reasoning))
+            made.append(lambda request: as_thoughts(self._told(request, script.reasoning)))
         if script.text or not script.calls:
             made.append(lambda request: self._told(request, script.text))
         if script.calls:
@@ -57,10 +57,6 @@ class ScriptedReplies:
                 break
         return reply
 
-    def _thought(self, text: str) -> Reply:
-        ids = self._tokenizer.encode(text)
-        return Reply(self._tokenizer.pieces(ids), ids, STOP, [(len(ids), REASONING)])
-
     def _told(self, request: EngineRequest, text: str) -> Reply:
         ids = self._tokenizer.encode(text)
         reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(request.max_tokens)
@@ -68,6 +64,11 @@ class ScriptedReplies:
 
     def _called(self, calls: Sequence[ScriptedCall], most: int) -> Reply:
         return self._calls.marked_up(written(calls), most)
+
+
+def as_thoughts(reply: Reply) -> Reply:
+    """Returns a reply of text as what the model thinks."""
+    return replace(reply, spans=[(len(reply.texts), REASONING)])
 
 
 def raw_text(script: ScriptedReply) -> str:

@@ -83,9 +83,8 @@ class MessageWriter(ResponseWriter):
     def closing(self) -> bytes:
         if self.has_failed:
             return b""
-        empty = b"" if self._segment is not None else self._open(self.choices[0].begin(None))
         end = _event("message_delta", wire.MessageDelta(self._stop(), self._usage()))
-        return b"".join((empty, self._close(), end, _event("message_stop", wire.MessageStop())))
+        return b"".join((self._close(), end, _event("message_stop", wire.MessageStop())))
 
     def _start(self) -> bytes:
         """All tokens of the prompt count as input here: what was cached comes at the end."""
@@ -186,7 +185,7 @@ def _opening(segment: Segment) -> wire.ContentBlock:
     if segment.part is None:
         return wire.TextBlock("")
     if segment.part.kind == "reasoning":
-        return wire.ThinkingBlock("", "")
+        return wire.ThinkingBlock("")
     return wire.ToolUseBlock(segment.id, segment.part.name, {})
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from app.api.builder import Prompt
 from app.api.chat.media import features
+from app.api.chat.thinking import template_kwargs
 from app.api.frontend import ChatRules, Frontend
 from app.clock.pause import Slices
 from app.http.errors import bad_request
@@ -97,9 +98,7 @@ def own_template(asked: BringsTemplate, rules: ChatRules) -> str | None:
 
 def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules) -> ChatOptions:
     """How the chat template is to be applied. ApiError as `own_template`."""
-    template, kwargs = own_template(asked, rules), asked.chat_template_kwargs
-    if rules.template_kwargs:
-        kwargs = {**rules.template_kwargs, **(kwargs or {})}
+    template, kwargs = own_template(asked, rules), template_kwargs(asked, rules.template_kwargs)
     wanted = asked.tools
     if rules.hides_unused_tools and getattr(asked, "tool_choice", None) == "none":
         wanted = None

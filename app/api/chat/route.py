@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from app.api.builder import Prompt
 from app.api.chat.media import Features, features, media_tokens
 from app.api.chat.prompt import PROMPT, chat_options, chat_prompt, chat_prompts
+from app.api.chat.thinking import TELLS_EMPTY
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
 from app.api.identity import address_of
@@ -80,7 +81,9 @@ def response_options(
         forced_tool=named or choice == "required",
         new_call_id=lambda: f"chatcmpl-tool-{frontend.identity.fresh_id()}",
         parsed=recorder.parsed_tools if request.tools and choice != "none" else None,
+        parses=frontend.limits.parses,
         reasons=frontend.limits.reasons,
+        empty_thoughts=frontend.builder.settings.reply.reasoning_parser in TELLS_EMPTY,
         show_reasoning=request.include_reasoning,
         blocks=image,
         transfer=address_of(request, frontend.identity, len(ids)),

@@ -63,8 +63,12 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """Draws the id of a tool call."""
     parsed: Callable[[bool, bool, int], None] | None = None
     """Counts the work of the parser of tool calls, if there is any: in a stream?, found one?, how often."""
+    parses: bool = False
+    """Thoughts or calls are parsed out of the text."""
     reasons: bool = False
-    """The model thinks, so usage counts its thoughts."""
+    """The model thinks, so usage counts its thoughts, and without a text the content is null."""
+    empty_thoughts: bool = False
+    """A token of thoughts that adds no text has a chunk of its own."""
     show_reasoning: bool = True
     """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
     blocks: bool = False
@@ -79,7 +83,7 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     @property
     def hides(self) -> bool:
         """Thoughts are hidden, and so are tokens and log probabilities."""
-        return self.reasons and not self.show_reasoning
+        return self.parses and not self.show_reasoning
 
     @property
     def plain(self) -> bool:
@@ -185,7 +189,9 @@ class ChatWriter(ResponseWriter):
         choice.reasoning_tokens += len(output.ids[:number])
         if not self._thoughts:
             self._thoughts = PLAIN_THOUGHT.begins(self._head, self._options.n)
-        shown = [text for text in texts if text] if self._options.show_reasoning else ()
+        if not self._options.show_reasoning:
+            return b""
+        shown = texts if self._options.empty_thoughts else [text for text in texts if text]
         return PLAIN_THOUGHT.events(self._thoughts[output.index], shown)
 
     def _special(self, choice: ChoiceState, output: Tokens, i: int) -> bytes:
@@ -223,7 +229,8 @@ class ChatWriter(ResponseWriter):
         if part is None:
             return Delta(content=[TextBlock(text)] if self._options.blocks else text)
         if part.kind == "reasoning":
-            return Delta(reasoning=text) if text and self._options.show_reasoning else None
+            shows = self._options.show_reasoning and (text or self._options.empty_thoughts)
+            return Delta(reasoning=text) if shows else None
         if part.kind == "image":
             return Delta(content=[ImageBlock(ImageURL(text))])
         calls: list[ToolCall] = []
@@ -294,7 +301,7 @@ class ChatWriter(ResponseWriter):
         options, texts = self._options, choice.texts
         if options.echo:
             texts = [options.echo, *texts]
-        if not choice.segments:
+        if not choice.segments and not options.reasons:
             return ChatMessage(options.role, holes.text(texts))
         message = ChatMessage(options.role, self._content(choice, texts, holes))
         if choice.called:
@@ -311,7 +318,7 @@ class ChatWriter(ResponseWriter):
         if images := choice.texts_of("image"):
             text = [TextBlock(holes.text(texts))] if said else []
             return [*text, ImageBlock(ImageURL("".join(images)))]
-        if not said and choice.called and not self._options.forced_tool:
+        if not said and (choice.called or self._options.reasons) and not self._options.forced_tool:
             return None
         return holes.text(texts)
 

@@ -5,7 +5,8 @@ Items are messages, thoughts and function calls. Tokens of one part make one ite
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Raw, Struct
 
@@ -17,6 +18,7 @@ from app.protocol import response_object as wire
 from app.protocol.common import encode
 from app.protocol.logprobs import ItemLogprob
 from app.protocol.response_object import (
+    CustomCallItem,
     FunctionCallItem,
     MessageItem,
     OutputItem,
@@ -25,39 +27,44 @@ from app.protocol.response_object import (
     ReasoningText,
     ResponseObject,
 )
+from app.protocol.response_tools import CalledTool, custom_input
 
 Logprobs = Sequence[ItemLogprob] | Raw | None
 ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
 
-def item_id(segment: Segment) -> str:
-    """The id of the item that `segment` is."""
-    return ID_PREFIXES[segment.kind] + segment.id
+Calls = Mapping[str, CalledTool]
+"""What the answer calls functions whose names the model knows differently."""
 
 
 def item_of(
-    segment: Segment, status: str | None, text: str | Raw | None, logprobs: Logprobs = None
+    segment: Segment,
+    status: str | None,
+    text: str | Raw | None,
+    logprobs: Logprobs = None,
+    calls: Calls = MappingProxyType({}),
 ) -> OutputItem:
     """The item with `text` in it; None when nothing is in it."""
-    own_id = item_id(segment)
+    own_id = ID_PREFIXES[segment.kind] + segment.id
     if segment.part is None:
         content = () if text is None else (OutputText(text=text, logprobs=logprobs),)
         return MessageItem(id=own_id, content=content, status=status)
     if segment.kind == "reasoning":
         thought = None if text is None else (ReasoningText(text=text),)
         return ReasoningItem(id=own_id, content=thought, status=status)
+    called = calls.get(segment.part.name, CalledTool(segment.part.name))
+    call_id = segment.part.id or f"chatcmpl-tool-{segment.id}"
+    if called.is_custom:
+        payload = "" if text is None else Raw(encode(custom_input(segment.text)))
+        return CustomCallItem(call_id=call_id, payload=payload, name=called.name, id="ctc_" + segment.id)
     return FunctionCallItem(
         arguments="" if text is None else text,
-        call_id=segment.part.id or f"chatcmpl-tool-{segment.id}",
-        name=segment.part.name,
+        call_id=call_id,
+        name=called.name,
         id=own_id,
+        namespace=called.namespace,
         status=status,
     )
-
-
-def last_item(segment: Segment, text: str | Raw | None, logprobs: Logprobs = None) -> OutputItem:
-    """The item as a response has it in the end, where thoughts have no status."""
-    return item_of(segment, None if segment.kind == "reasoning" else "completed", text, logprobs)
 
 
 class EventWriter:
@@ -68,9 +75,12 @@ class EventWriter:
 
     __slots__ = (
         "_begin",
+        "_calls",
         "_end",
         "_entries",
         "_index",
+        "_is_custom",
+        "_item_id",
         "_logprobs",
         "_middle",
         "_number",
@@ -80,10 +90,12 @@ class EventWriter:
         "items",
     )
 
-    def __init__(self, logprobs: ItemLogprobs | None) -> None:
+    def __init__(self, logprobs: ItemLogprobs | None, calls: Calls) -> None:
+        self._calls = calls
         self._logprobs = logprobs
         self._number = 0
         self._index = -1
+        self._item_id, self._is_custom = "", False
         self._segment: Segment | None = None
         self._silent: list[TokenLogprob] = []
         """Log probabilities of tokens that show nothing, until one comes that does."""
@@ -108,7 +120,7 @@ class EventWriter:
         if self._logprobs is not None and segment.part is None and output.logprobs is not None:
             yield from self._with_logprobs(self._logprobs, output.texts, output.logprobs)
             return
-        for text in output.texts:
+        for text in output.texts if not self._is_custom else ():
             if text:
                 yield self.delta(text)
 
@@ -126,33 +138,28 @@ class EventWriter:
         if self._logprobs is not None and self._silent:
             yield self._delta_with(self._logprobs, "", ())
         text = Raw(encode(segment.text))
-        yield self._done(segment, text)
-        if segment.part is None:
-            yield self._part("content_part.done", segment, OutputText(text=text))
-        elif segment.kind == "reasoning":
-            yield self._part("reasoning_part.done", segment, ReasoningText(text=text))
-        said = text if segment.part is not None or any(segment.texts) else None
-        yield self._item("output_item.done", item_of(segment, "completed", said))
-        logprobs = None if self._logprobs is None else Raw(b"[%b]" % b",".join(self._entries))
+        logprobs = Raw(b"[%b]" % b",".join(self._entries)) if self._entries else None
         self._entries = []
-        self.items.append(Raw(encode(last_item(segment, said, logprobs))))
-
-    def empty(self, segment: Segment) -> Iterator[bytes]:
-        """The events of a message without a content."""
-        self._index += 1
-        yield self._item("output_item.added", item_of(segment, "in_progress", None))
-        yield self._item("output_item.done", item_of(segment, "completed", None))
-        self.items.append(Raw(encode(item_of(segment, "completed", None))))
+        if self._is_custom:
+            yield from self._custom_input(segment)
+        else:
+            yield self._done(segment, text)
+        if segment.kind != "call":
+            yield self._part("content_part.done", segment, text, logprobs)
+        said = text if segment.part is not None or any(segment.texts) else None
+        item = item_of(segment, "completed", said, logprobs, self._calls)
+        yield self._item("output_item.done", item)
+        self.items.append(Raw(encode(item)))
 
     def _opening(self, segment: Segment) -> Iterator[bytes]:
         self._segment = segment
         self._index += 1
+        item = item_of(segment, "in_progress", None, calls=self._calls)
+        self._item_id, self._is_custom = item.id, isinstance(item, CustomCallItem)
         self._prepare(segment)
-        yield self._item("output_item.added", item_of(segment, "in_progress", None))
-        if segment.part is None:
-            yield self._part("content_part.added", segment, OutputText(text="", logprobs=()))
-        elif segment.kind == "reasoning":
-            yield self._part("reasoning_part.added", segment, ReasoningText(text=""))
+        yield self._item("output_item.added", item)
+        if segment.kind != "call":
+            yield self._part("content_part.added", segment, "", ())
 
     def _prepare(self, segment: Segment) -> None:
         """Render what surrounds the variable parts of its events of text."""
@@ -166,7 +173,7 @@ class EventWriter:
 
     def _empty_delta(self, segment: Segment) -> wire.Delta:
         """With holes for its text, its number and, of a message, its log probabilities."""
-        own_id, index = item_id(segment), self._index
+        own_id, index = self._item_id, self._index
         if segment.part is None:
             return wire.TextDelta(
                 delta=HOLE, item_id=own_id, logprobs=HOLE, output_index=index, sequence_number=HOLE
@@ -175,7 +182,7 @@ class EventWriter:
         return kind(delta=HOLE, item_id=own_id, output_index=index, sequence_number=HOLE)
 
     def _done(self, segment: Segment, text: Raw) -> bytes:
-        own_id, index, number = item_id(segment), self._index, self._next()
+        own_id, index, number = self._item_id, self._index, self._next()
         done: wire.Done
         if segment.part is None:
             done = wire.TextDone(item_id=own_id, output_index=index, sequence_number=number, text=text)
@@ -185,18 +192,32 @@ class EventWriter:
             done = wire.ArgumentsDone(
                 arguments=text,
                 item_id=own_id,
-                name=segment.part.name,
+                name=self._calls.get(segment.part.name, segment.part).name,
                 output_index=index,
                 sequence_number=number,
             )
         return _event(done.type, done)
 
-    def _part(self, kind: str, segment: Segment, part: OutputText | ReasoningText) -> bytes:
+    def _custom_input(self, segment: Segment) -> Iterator[bytes]:
+        """The events of what a custom tool is given, at once: its text is found in JSON that is over."""
+        payload, own_id, index = custom_input(segment.text), self._item_id, self._index
+        if payload:
+            delta = wire.InputDelta(
+                delta=payload, item_id=own_id, output_index=index, sequence_number=self._next()
+            )
+            yield _event(delta.type, delta)
+        done = wire.InputDone(
+            payload=payload, item_id=own_id, output_index=index, sequence_number=self._next()
+        )
+        yield _event(done.type, done)
+
+    def _part(self, kind: str, segment: Segment, text: str | Raw, logprobs: Logprobs) -> bytes:
         name = f"response.{kind}"
+        is_text = segment.part is None
         event = wire.PartEvent(
-            item_id=item_id(segment),
+            item_id=self._item_id,
             output_index=self._index,
-            part=part,
+            part=OutputText(text=text, logprobs=logprobs) if is_text else ReasoningText(text=text),
             sequence_number=self._next(),
             type=name,
         )

@@ -28,6 +28,7 @@ from app.http.route import Route, get, post
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import Misfit, convert
 from app.protocol.response_object import ResponseObject
+from app.protocol.response_tools import called_tools
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request, echo_text, go_on
 from app.protocol.slicing import release, slices
@@ -146,7 +147,7 @@ def _shape(
 ) -> ResponsesOptions:
     ids, media = prompt.ids, prompt.features
     most_tokens = resolve_max_tokens(asked.max_output_tokens, len(ids), frontend.limits)
-    hides = frontend.limits.reasons and not asked.include_reasoning
+    hides = frontend.limits.parses and not asked.include_reasoning
     return ResponsesOptions(
         response=new_response(asked, head, most_tokens),
         prompt_ids=ids,
@@ -154,6 +155,8 @@ def _shape(
         token_id_names=frontend.token_id_names,
         metrics=frontend.request_metrics,
         shows_reasoning=asked.include_reasoning,
+        calls=called_tools(asked.tools),
+        parses=frontend.limits.parses,
         transfer=address_of(chat, frontend.identity, len(ids)),
         encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
         prompt_text=frontend.tokenizer.decode(ids, False) if asked.enable_response_messages else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
 
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
@@ -11,7 +12,7 @@ from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta
 from app.api.logprobs import ItemLogprobs, rendered
 from app.api.pieces import Holes
-from app.api.responses.events import EventWriter, last_item
+from app.api.responses.events import Calls, EventWriter, item_of
 from app.api.writer import ResponseWriter, Segment
 from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.protocol.common import ECTransferParams, KVTransferParams, encode
@@ -46,6 +47,9 @@ class ResponsesOptions(Struct, frozen=True, kw_only=True):
     token_id_names: bool = False
     """Log probabilities name tokens `token_id:N`."""
     shows_reasoning: bool = True
+    calls: Calls = MappingProxyType({})
+    parses: bool = False
+    """Thoughts or calls are parsed out of the text: a reply that shows nothing is then no message at all."""
     transfer: KVTransferParams | None = None
     """`kv_transfer_params` of the answer."""
     encoded_media: ECTransferParams | None = None
@@ -75,7 +79,7 @@ class ResponsesWriter(ResponseWriter):
         self._logprobs = None
         if options.top_logprobs is not None:
             self._logprobs = ItemLogprobs(options.top_logprobs, options.token_id_names)
-        self._events = EventWriter(self._logprobs)
+        self._events = EventWriter(self._logprobs, options.calls)
         self._message: Segment | None = None
         """The message that goes on, if nothing but its texts is to be written."""
         self._plain = options.top_logprobs is None and options.prompt_text is None
@@ -130,8 +134,6 @@ class ResponsesWriter(ResponseWriter):
         if self.has_failed:
             return []
         last = [*self._events.closing()]
-        if not self.choices[0].segments:
-            last += self._events.empty(self.choices[0].begin(None, self._new_id()))
         response = self._last_state(self._events.items)
         self._end(response)
         return [*last, self._events.of_response("completed", response)]
@@ -164,11 +166,11 @@ class ResponsesWriter(ResponseWriter):
 
     def whole(self, holes: Holes) -> ResponseObject:
         """Its last state; when that is long, `ended` gets it with the last piece of its items."""
-        choice = self.choices[0]
-        if not choice.segments:
+        choice, options = self.choices[0], self._options
+        if not choice.segments and not options.parses:
             choice.begin(None, self._new_id())
         own_holes = Holes()
-        items = [_item(segment, self._logprobs, own_holes) for segment in choice.segments]
+        items = [_item(segment, self._logprobs, own_holes, options.calls) for segment in choice.segments]
         response = self._last_state(items)
         if not own_holes.fillings:
             self._end(response)
@@ -219,13 +221,15 @@ class ResponsesWriter(ResponseWriter):
         return response
 
 
-def _item(segment: Segment, logprobs: ItemLogprobs | None, holes: Holes) -> OutputItem:
+def _item(segment: Segment, logprobs: ItemLogprobs | None, holes: Holes, calls: Calls) -> OutputItem:
+    """Returns the item as a whole response has it, where thoughts have no status."""
+    status = None if segment.kind == "reasoning" else "completed"
     if segment.part is None and not any(segment.texts):
-        return last_item(segment, None)
+        return item_of(segment, status, None)
     text = holes.text(segment.texts)
     if logprobs is None or segment.part is not None:
-        return last_item(segment, text)
-    return last_item(segment, text, rendered(segment.logprobs, logprobs.entries, holes))
+        return item_of(segment, status, text, calls=calls)
+    return item_of(segment, status, text, rendered(segment.logprobs, logprobs.entries, holes))
 
 
 def _error(error: Exception) -> ResponseError:

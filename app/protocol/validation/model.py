@@ -35,6 +35,8 @@ class ModelLimits:
     max_logprobs: int = 20
     reasons: bool = False
     """The model thinks before it answers."""
+    parses: bool = False
+    """Thoughts or calls are parsed out of what the model says."""
     max_new_tokens: int | None = None
     """Of a reply, whatever is asked for: of the model's own generation_config.json."""
 
