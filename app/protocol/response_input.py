@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Hashable, Mapping
+from typing import ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
@@ -47,6 +48,12 @@ class ContentPart(Struct, kw_only=True):
 Content = str | list[ContentPart]
 
 
+def convert_content(value: object, within: Slices) -> object:
+    """Returns the content in `value`. Raises `Misfit` at the part that does not fit."""
+    is_text = value is None or isinstance(value, str)
+    return value if is_text else convert_value(list[ContentPart], value, within)
+
+
 class InputItem(Struct, kw_only=True):
     """One item. Which fields count depends on its type."""
 
@@ -77,6 +84,8 @@ class InputItem(Struct, kw_only=True):
     """Of a function or a custom tool."""
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"content": convert_content, "output": convert_content}
 
     def __post_init__(self) -> None:
         for key in NEEDED[self.kind]:

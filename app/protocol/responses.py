@@ -169,6 +169,8 @@ class ResponsesRequest(Request, kw_only=True):
 
     def __post_init__(self) -> None:
         choice = self.tool_choice
+        if self.top_logprobs is None:
+            self.top_logprobs = 0
         if not self.tools and choice == "auto":
             self.tool_choice = "none"
         elif self.tools and isinstance(choice, dict) and choice.get("type") in ("function", "custom"):

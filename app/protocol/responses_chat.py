@@ -211,6 +211,8 @@ def _take_sampling(chat: ChatCompletionRequest, asked: ResponsesRequest) -> None
     if asked.reasoning is not None:
         chat.reasoning_effort = asked.reasoning.effort
     if asked.logprobs is not None:
+        if asked.logprobs < -1:
+            raise bad_request("logprobs must be 0 or more, or -1", "logprobs")
         chat.logprobs, chat.top_logprobs = True, asked.logprobs
 
 

@@ -179,7 +179,13 @@ def test_thoughts_are_counted() -> None:
 
 
 def test_hidden_thoughts_leave_no_trace_but_their_number() -> None:
-    hidden = {"reasons": True, "show_reasoning": False, "token_ids": True, "include_usage": True}
+    hidden = {
+        "parses": True,
+        "reasons": True,
+        "show_reasoning": False,
+        "token_ids": True,
+        "include_usage": True,
+    }
     assert deltas(THINKING, **hidden) == [{"content": "Yes"}, {"content": "."}]
     choice = whole(THINKING, **hidden)["choices"][0]
     assert (choice["message"]["reasoning"], choice["token_ids"]) == (None, None)

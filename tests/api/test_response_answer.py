@@ -16,6 +16,7 @@ from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_resp
 from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.http.errors import ApiError, bad_request, internal, too_many
 from app.protocol.response_object import ResponseObject
+from app.protocol.response_tools import CalledTool
 from app.protocol.responses import ResponsesRequest
 from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
 from tests.conformance.wire import parsed
@@ -91,7 +92,7 @@ def gathered(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if kind == "output_item.added":
             assert open_item is None
             open_item, text = event["item"], ""
-            assert open_item["status"] == "in_progress"
+            assert open_item.get("status", "in_progress") == "in_progress"
         assert open_item is not None
         assert event["output_index"] == len(items)
         assert event.get("item_id", open_item["id"]) == open_item["id"]
@@ -128,16 +129,14 @@ def test_a_streamed_response_says_what_a_whole_one_says(
     segments: list[Segment], finish: Finish, most: int, cached: int, top: int | None, shows: bool
 ) -> None:
     events = told(segments, finish, most, cached, top is not None)
-    shape = {"top_logprobs": top, "shows_reasoning": shows}
+    shape = {"top_logprobs": top, "shows_reasoning": shows, "parses": True}
     body = whole(answer(**shape), events)
     found = streamed(answer(**shape), events)
     assert found[-1]["type"] == "response.completed"
+    for item in body["output"]:
+        item["status"] = "completed"  # which a whole response does not tell of thoughts
     assert found[-1]["response"] == body
-    for item, last in zip(gathered(found), body["output"], strict=True):
-        for content in last.get("content") or ():
-            if "logprobs" in content:
-                content["logprobs"] = None
-        assert item == {**last, "status": "completed"}
+    assert gathered(found) == body["output"]
     assert body["usage"]["output_tokens"] == sum(len(e.ids) for e in events if isinstance(e, Tokens))
 
 
@@ -236,9 +235,9 @@ def test_log_probabilities_are_in_some_events_and_not_in_others() -> None:
     assert len(found["response.output_text.delta"]["logprobs"]) == 2
     assert found["response.content_part.added"]["part"]["logprobs"] == []
     assert found["response.output_text.done"]["logprobs"] == []
-    assert found["response.content_part.done"]["part"]["logprobs"] is None
-    assert found["response.output_item.done"]["item"]["content"][0]["logprobs"] is None
     (item,) = found["response.completed"]["response"]["output"]
+    assert found["response.content_part.done"]["part"] == item["content"][0]
+    assert found["response.output_item.done"]["item"] == item
     first = item["content"][0]["logprobs"][0]
     assert list(first) == ["token", "bytes", "logprob", "top_logprobs"]
     assert first["bytes"] == list(b"Hello")
@@ -247,8 +246,8 @@ def test_log_probabilities_are_in_some_events_and_not_in_others() -> None:
 def test_a_stream_of_a_thought_has_its_events_in_order() -> None:
     found = streamed(answer(), told([(THOUGHT, ["Hm", ""]), (None, ["Yes"])], Finish("stop")))
     assert kinds(found)[2:8] == [
-        *("output_item.added", "reasoning_part.added", "reasoning_text.delta"),
-        *("reasoning_text.done", "reasoning_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta"),
+        *("reasoning_text.done", "content_part.done", "output_item.done"),
     ]
     assert found[2]["item"] == {
         "id": "rs_1",
@@ -260,7 +259,10 @@ def test_a_stream_of_a_thought_has_its_events_in_order() -> None:
     }
     assert found[3]["part"] == {"text": "", "type": "reasoning_text"}
     thought, message = found[-1]["response"]["output"]
-    assert (thought["status"], thought["content"]) == (None, [{"text": "Hm", "type": "reasoning_text"}])
+    assert (thought["status"], thought["content"]) == (
+        "completed",
+        [{"text": "Hm", "type": "reasoning_text"}],
+    )
     assert (message["id"], found[8]["output_index"]) == ("msg_2", 1)
     assert found[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
 
@@ -268,7 +270,7 @@ def test_a_stream_of_a_thought_has_its_events_in_order() -> None:
 def test_the_only_content_of_an_item_has_number_0_in_every_event() -> None:
     found = streamed(answer(), told([(THOUGHT, ["Hm", "m"]), (None, ["Y", "es"])], Finish("stop")))
     numbered = [event["type"] for event in found if "content_index" in event]
-    assert len(set(numbered)) == 8  # four of a thought, four of a message
+    assert len(set(numbered)) == 6  # two of a thought, two of a message, two that both have
     assert {event["content_index"] for event in found if "content_index" in event} == {0}
 
 
@@ -301,6 +303,40 @@ def test_a_stream_of_a_call_has_its_events_in_order() -> None:
     assert item == {**found[2]["item"], "arguments": "{}", "status": "completed"}
 
 
+CALLED = {"ns__weather": CalledTool("weather", "ns"), "shell": CalledTool("shell", None, True)}
+
+
+def test_a_function_of_a_namespace_is_told_by_its_own_name() -> None:
+    events = told([(call(0, "ns__weather"), ["{}"])], Finish("stop"))
+    found = streamed(answer(calls=CALLED), events)
+    (item,) = found[-1]["response"]["output"]
+    assert (item["name"], item["namespace"], found[4]["name"]) == ("weather", "ns", "weather")
+    (other,) = whole(answer(calls=CALLED), events)["output"]
+    assert other == item
+
+
+def test_a_custom_tool_is_given_a_text_at_once() -> None:
+    events = told([(call(0, "shell"), ["", '{"inp', 'ut":"ls"}'])], Finish("stop"))
+    found = streamed(answer(calls=CALLED), events)
+    assert kinds(found)[2:-1] == [
+        *("output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done"),
+        "output_item.done",
+    ]
+    assert (found[2]["item"]["input"], found[3]["delta"], found[4]["input"]) == ("", "ls", "ls")
+    (item,) = found[-1]["response"]["output"]
+    assert list(item.items()) == [
+        ("call_id", "chatcmpl-tool-1"),
+        ("input", "ls"),
+        ("name", "shell"),
+        ("type", "custom_tool_call"),
+        ("id", "ctc_1"),
+        ("async", None),
+        ("caller", None),
+        ("namespace", None),
+    ]
+    assert whole(answer(calls=CALLED), events)["output"] == [item]
+
+
 def test_a_call_opens_with_its_name_before_it_has_arguments() -> None:
     writer = answer()
     writer.chunk(Started(0, 0.5))
@@ -325,11 +361,22 @@ def test_why_a_response_ended(reason: str, status: str, details: Any) -> None:
 
 
 @pytest.mark.parametrize("segments", [[], [(None, ["", ""])], [(THOUGHT, [""])]])
-def test_a_reply_that_shows_nothing_is_an_empty_message(segments: list[Segment]) -> None:
+def test_a_reply_that_shows_nothing_is_an_empty_message_or_none(segments: list[Segment]) -> None:
+    """Where thoughts or calls are parsed out of the text, and in a stream, nothing is made of no text."""
     events = told(segments, Finish("stop"))
     (item,) = whole(answer(), events)["output"]
     assert (item["type"], item["content"], item["status"]) == ("message", [], "completed")
-    assert kinds(streamed(answer(), events))[2:-1] == ["output_item.added", "output_item.done"]
+    assert whole(answer(parses=True), events)["output"] == []
+    found = streamed(answer(), events)
+    assert kinds(found) == ["created", "in_progress", "completed"]
+    assert found[-1]["response"]["output"] == []
+
+
+def test_hidden_thoughts_leave_no_item() -> None:
+    shape = {"parses": True, "shows_reasoning": False}
+    events = told([(THOUGHT, ["Hm", "m"])], Finish("length"))
+    assert whole(answer(**shape), events)["output"] == []
+    assert kinds(streamed(answer(**shape), events)) == ["created", "in_progress", "completed"]
 
 
 def test_an_image_is_counted_and_not_shown() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from app.protocol.anthropic import CountTokensRequest, MessagesRequest
-from app.protocol.anthropic_chat import BILLING_HEADER, chat_request
+from app.protocol.anthropic_chat import BILLING_HEADER, Asked
+from app.protocol.anthropic_chat import chat_request as to_chat
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.messages import Message
@@ -21,6 +22,10 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 def decoded(**fields: Any) -> MessagesRequest:
     body = {"model": "m", "max_tokens": 9, "messages": [HELLO], **fields}
     return decode(json.dumps(body).encode(), "application/json", MessagesRequest)
+
+
+def chat_request(asked: Asked, merges: bool = False) -> ChatCompletionRequest:
+    return to_chat(asked, lambda: merges, lambda: "none")
 
 
 def chat(**fields: Any) -> ChatCompletionRequest:
@@ -43,6 +48,14 @@ def text(said: str) -> dict[str, Any]:
     return {"type": "text", "text": said}
 
 
+def change(kind: str, tool: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "system", "content": [{"type": kind, "tool": tool}]}
+
+
+TOOL = {"type": "tool_reference", "name": "weather"}
+DEFINED = {"type": "tool_definition", "definition": WEATHER}
+
+
 def refusal(**fields: Any) -> tuple[int, str, str | None]:
     return refused(lambda: chat(**fields))
 
@@ -56,6 +69,16 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ({"messages": [{"role": "robot", "content": "hi"}]}, "body.messages.0.role"),
         ({"messages": [{"role": "user"}]}, "body.messages.0.content"),
         ({"messages": [user({"type": "audio"})]}, "body.messages.0.content"),
+        ({"messages": [user({"type": "tool_addition", "tool": TOOL})]}, "body.messages.0"),
+        (
+            {"messages": [{"role": "system", "content": [{"type": "tool_addition"}]}]},
+            "body.messages.0.content",
+        ),
+        ({"messages": [change("tool_removal", DEFINED)]}, "body.messages.0.content"),
+        ({"system": [{"type": "tool_addition", "tool": TOOL}]}, "body.system"),
+        ({"mm_payload": "some"}, "body.mm_payload"),
+        ({"return_mm_kwargs": 5}, "body.return_mm_kwargs"),
+        ({"watermarking": "perhaps"}, "body.watermarking"),
         ({"max_tokens": None}, "body.max_tokens"),
         ({"max_tokens": 0}, "body.max_tokens"),
         ({"max_tokens": "many"}, "body.max_tokens"),
@@ -67,6 +90,7 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ({"tool_choice": {"type": "maybe"}}, "body.tool_choice.type"),
         ({"thinking": {}}, "body.thinking"),
         ({"thinking": {"type": "deep"}}, "body.thinking"),
+        ({"thinking": {"type": "adaptive", "display": "all"}}, "body.thinking.adaptive.display"),
         ({"thinking": {"type": "enabled"}}, "body.thinking.enabled.budget_tokens"),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 1023}, "max_tokens": 4096},
@@ -145,13 +169,31 @@ def test_nothing_is_left_of_a_system_that_is_only_a_billing_header() -> None:
     assert messages({"role": "system", "content": header}, HELLO, system=[text(header)]) == [HELLO]
 
 
-def test_system_turns_at_the_beginning_join_the_system_prompt_and_others_stay() -> None:
-    note = {"role": "system", "content": "Now be long."}
-    assert messages(note, HELLO, note, system="Be brief.") == [
-        {"role": "system", "content": "Be brief.\n\nNow be long."},
+def test_system_turns_stay_unless_the_template_wants_all_of_them_first() -> None:
+    note, blocks = {"role": "system", "content": "Now be long."}, [text(f"{BILLING_HEADER}: cc=1"), text("!")]
+    asked = decoded(messages=[note, HELLO, {"role": "system", "content": blocks}], system="Be brief. ")
+    first = {"role": "system", "content": "Be brief. "}
+    assert chat_request(asked).messages == [first, note, HELLO, {"role": "system", "content": "!"}]
+    assert chat_request(asked, merges=True).messages == [
+        {"role": "system", "content": "Be brief. Now be long.!"},
         HELLO,
-        note,
     ]
+
+
+def test_system_turns_add_and_remove_tools() -> None:
+    later, other = {**WEATHER, "defer_loading": True}, {**WEATHER, "name": "time"}
+    defined = {"type": "tool_definition", "definition": other}
+    added = [change("tool_addition", TOOL), change("tool_addition", defined)]
+    for turns, names in (
+        ([], ["weather"]),
+        (added, ["weather", "time"]),
+        ([change("tool_removal", TOOL)], []),
+    ):
+        tools = chat(messages=[HELLO, *turns], tools=[later]).tools or []
+        assert [tool.function.name for tool in tools] == names
+    assert (chat(messages=[HELLO, *added], tools=[later]).tools or [])[0].function.defer_loading is None
+    unknown = change("tool_removal", {"type": "tool_reference", "name": "oven"})
+    assert refusal(messages=[HELLO, unknown]) == (400, "BadRequestError", None)
 
 
 def test_a_single_text_block_is_a_text_and_several_are_parts() -> None:
@@ -312,12 +354,14 @@ def test_counting_takes_the_same_conversation() -> None:
         "system": "Be brief.",
         "tools": [WEATHER],
         "chat_template_kwargs": {"enable_thinking": False},
-        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "low"},
+        "thinking": {"type": "disabled"},
     }
     counted = chat_request(decode(json.dumps(body).encode(), "application/json", CountTokensRequest))
     sent = chat(**body)
     assert counted.messages == sent.messages
     assert counted.tools == sent.tools
+    assert counted.reasoning_effort == sent.reasoning_effort == "none"
     assert counted.chat_template_kwargs == sent.chat_template_kwargs == {"enable_thinking": False}
 
 

@@ -329,7 +329,7 @@ RESPONSES_DEFAULTS = {
     **{"service_tier": "auto", "store": True, "stream": False, "tool_choice": "none", "tools": []},
     **{"top_logprobs": 0, "truncation": "disabled", "skip_special_tokens": True, "request_id": ""},
     **{"include_stop_str_in_output": False, "priority": 0, "enable_response_messages": False},
-    **{"stop": [], "ignore_eos": False},
+    **{"stop": [], "stop_token_ids": [], "ignore_eos": False, "mm_payload": "tensors"},
 }
 
 RANKING_DEFAULTS = {"request_id": "", "priority": 0, "max_tokens_per_query": 0, "max_tokens_per_doc": 0}

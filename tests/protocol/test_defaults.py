@@ -54,8 +54,9 @@ DEFAULTS: dict[type[Struct], dict[str, Any]] = {
         "truncation": "disabled",
         "skip_special_tokens": True,
         "priority": 0,
+        "mm_payload": "tensors",
     },
-    anthropic.MessagesRequest: {"priority": 0},
+    anthropic.MessagesRequest: {"priority": 0, "mm_payload": "tensors"},
     anthropic.CountTokensRequest: {},
     generate.SamplingParams: {
         "n": 1,

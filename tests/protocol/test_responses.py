@@ -10,12 +10,15 @@ from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.messages import Message
 from app.protocol.options import NamedToolChoice
+from app.protocol.response_tools import CUSTOM_PARAMETERS, CalledTool, called_tools, custom_input
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request, echo_text, go_on
 from tests.protocol.refused import refused
 
 WEATHER = {"type": "function", "name": "weather", "description": "How it is", "parameters": {}}
-NESTED = {"type": "function", "function": {"name": "weather", "description": "How it is", "parameters": {}}}
+CUSTOM = {"type": "custom", "name": "shell"}
+SPACE = {"type": "namespace", "name": "home", "description": "d", "tools": [WEATHER, CUSTOM]}
+NAMED = {"type": "function", "name": "weather"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
@@ -55,12 +58,15 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ({"input": 5}, "body.input"),
         ({"input": {}}, "body.input"),
         ({"input": ["hi"]}, "body.input"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "body.input"),
+        ({"input": [{"type": "item_reference"}]}, "body.input"),
+        ({"input": [{"type": "reasoning", "id": "r"}]}, "body.input"),
+        ({"input": [user({"type": "text", "text": "a"})]}, "body.input"),
+        ({"input": [user({"type": "output_text", "text": "a"})]}, "body.input"),
+        ({"input": [{"role": "assistant", "content": [{"type": "output_text", "text": "a"}]}]}, "body.input"),
         ({"input": [{"role": "robot", "content": "hi"}]}, "body.input"),
         ({"input": [{"role": "user"}]}, "body.input"),
-        ({"input": [user({"type": "input_file", "file_id": "a"})]}, "body.input"),
         ({"input": [user({"type": "input_text"})]}, "body.input"),
-        ({"input": [user({"type": "input_image", "file_id": "a"})]}, "body.input"),
+        ({"input": [user({"type": "input_image", "detail": "most"})]}, "body.input"),
         ({"input": [user({"type": "input_image", "image_url": {"href": "a"}})]}, "body.input"),
         ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]}, "body.input"),
         ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "body.input"),
@@ -72,22 +78,32 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ({"service_tier": None}, "body.service_tier"),
         ({"temperature": "hot"}, "body.temperature"),
         ({"presence_penalty": 3}, "body.presence_penalty"),
-        ({"text": {"format": {"type": "xml"}}}, "body.text.format.type"),
-        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "body.text.format.json_schema.schema"),
+        ({"text": {"format": "xml"}}, "body.text.format.ResponseFormatText"),
+        ({"text": {"format": {"type": "xml"}}}, "body.text.format.ResponseFormatText.type"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a"}}},
+            "body.text.format.ResponseFormatText.type",
+        ),
         ({"text": {"verbosity": "loud"}}, "body.text.verbosity"),
         ({"tools": None}, "body.tools"),
-        ({"tools": [1]}, "body.tools.0"),
-        ({"tools": [WEATHER, {"type": "oven"}]}, "body.tools.1"),
-        ({"tools": [{"type": "function"}]}, "body.tools.0.function.name"),
+        ({"tools": [1]}, "body.tools.0.FunctionTool"),
+        ({"tools": [WEATHER, {"type": "oven"}]}, "body.tools.1.FunctionTool.name"),
+        ({"tools": [{"type": "oven", "name": "a"}]}, "body.tools.0.FunctionTool.type"),
+        ({"tools": [{"type": "function", "function": WEATHER}]}, "body.tools.0.FunctionTool.name"),
+        ({"tools": [{**WEATHER, "strict": "perhaps"}]}, "body.tools.0.FunctionTool.strict"),
+        ({"tools": [{"type": "code_interpreter"}]}, "body.tools.0.FunctionTool.name"),
+        ({"tools": [{"type": "web_search", "search_context_size": "xl"}]}, "body.tools.0.FunctionTool.name"),
         ({"tools": [WEATHER], "tool_choice": None}, "body.tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "perhaps"}, "body.tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "oven"}}, "body.tool_choice"),
-        (
-            {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": []}},
-            "body.tool_choice.mode",
-        ),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": []}}, "body.tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "body.tool_choice"),
         ({"truncation": "some"}, "body.truncation"),
-        ({"cache_salt": ""}, "body.cache_salt"),
+        ({"previous_input_messages": [5]}, "body.previous_input_messages.0.Message"),
+        ({"stop_token_ids": ["x"]}, "body.stop_token_ids.0"),
+        ({"mm_payload": "some"}, "body.mm_payload"),
+        ({"return_mm_kwargs": 5}, "body.return_mm_kwargs"),
+        ({"watermarking": 5}, "body.watermarking"),
         ({"stop": list("abcde")}, "body.stop"),
     ],
 )
@@ -124,9 +140,27 @@ def test_the_message_tells_where_in_the_input_it_is() -> None:
             {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
             "structured_outputs",
         ),
-        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input"),
+        ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
+        ({"input": [{"id": "a"}]}, "input"),
+        (
+            {
+                "input": [
+                    HELLO,
+                    {"type": "mcp_approval_response", "approval_request_id": "a", "approve": True},
+                ]
+            },
+            "input",
+        ),
+        ({"input": [user({"type": "input_file", "file_id": "a"})]}, "type"),
         ({"cache_salt": "a/b"}, "cache_salt"),
-        ({"include": ["message.output_text.logprobs"], "top_logprobs": -2}, "top_logprobs"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": -2}, "logprobs"),
+        ({"tools": [{**CUSTOM, "format": {"type": "grammar"}}]}, "tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [SPACE, {**SPACE, "name": "town"}], "tool_choice": NAMED}, "tool_choice"),
+        ({"tools": [CUSTOM], "tool_choice": {"type": "custom", "name": "oven"}}, "tool_choice"),
     ],
 )
 def test_what_breaks_a_rule_is_named(fields: dict[str, Any], param: str) -> None:
@@ -136,7 +170,8 @@ def test_what_breaks_a_rule_is_named(fields: dict[str, Any], param: str) -> None
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": 5, "tool_choice": "required"},
+        {"tools": 5},
+        {"tools": [WEATHER], "tool_choice": {"type": "function", "name": [1]}},
         {"tools": "weather", "tool_choice": {"type": "function", "name": []}},
         {"tools": [None, 1, [], {"function": 2}], "tool_choice": {"type": "function", "name": {"a": 1}}},
         {"tools": {"a": 1}, "tool_choice": {"type": "function", "name": "a"}},
@@ -164,6 +199,7 @@ def test_sampling_and_limits_keep_their_values() -> None:
         min_p=0.1,
         seed=5,
         stop=["END"],
+        stop_token_ids=[7],
         stream=True,
         presence_penalty=1,
         frequency_penalty=-1,
@@ -181,6 +217,7 @@ def test_sampling_and_limits_keep_their_values() -> None:
     assert (asked.model, asked.max_completion_tokens, asked.max_tokens) == ("m", 7, None)
     assert (asked.temperature, asked.top_p, asked.top_k, asked.min_p) == (0.5, 0.9, 3, 0.1)
     assert (asked.seed, asked.stop, asked.stream, asked.ignore_eos) == (5, ["END"], True, True)
+    assert asked.stop_token_ids == [7]
     assert (asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty) == (1, -1, 1.5)
     assert (asked.logit_bias, asked.user, asked.cache_salt, asked.priority) == ({"5": 1}, "me", "salt", -2)
     assert (asked.vllm_xargs, asked.kv_transfer_params) == ({"a": 1}, {"do_remote_decode": True})
@@ -193,6 +230,7 @@ def test_sampling_and_limits_keep_their_values() -> None:
         ({}, (False, 0)),
         ({"top_logprobs": 3}, (False, 0)),
         ({"include": ["message.output_text.logprobs"]}, (True, 0)),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": None}, (True, 0)),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, (True, 3)),
         ({"include": ["reasoning.encrypted_content"], "top_logprobs": 3}, (False, 0)),
     ],
@@ -212,29 +250,33 @@ def test_a_text_is_what_the_user_says_and_instructions_come_first() -> None:
 def test_parts_become_those_of_a_chat() -> None:
     parts = [
         {"type": "input_text", "text": "Look"},
-        {"text": "and"},
         {"type": "input_image", "image_url": "http://a/b.png", "detail": "auto"},
-        {"type": "input_image", "image_url": {"url": "data:,x"}},
-        {"type": "input_audio", "input_audio": {"data": "QUI=", "format": "wav"}},
-        {"type": "input_audio", "data": "QUI=", "format": "mp3"},
+        {"type": "input_image", "image_url": "data:,x"},
     ]
     assert messages(user(*parts))[0]["content"] == [
         {"type": "text", "text": "Look"},
-        {"type": "text", "text": "and"},
         {"type": "image_url", "image_url": {"url": "http://a/b.png"}},
         {"type": "image_url", "image_url": {"url": "data:,x"}},
-        {"type": "input_audio", "input_audio": {"data": "QUI=", "format": "wav"}},
-        {"type": "input_audio", "input_audio": {"data": "QUI=", "format": "mp3"}},
     ]
 
 
-def test_an_assistant_says_its_texts_and_refusals_as_one() -> None:
-    parts = [
-        {"type": "output_text", "text": "No. ", "annotations": []},
-        {"type": "refusal", "refusal": "Sorry."},
-    ]
+@pytest.mark.parametrize("kind", ["output_text", "input_text"])
+def test_an_assistant_says_the_first_of_its_texts(kind: str) -> None:
+    parts = [{"type": kind, "text": "No. "}, {"type": kind, "text": "Sorry."}]
     said = {"type": "message", "role": "assistant", "content": parts, "id": "msg_1", "status": "completed"}
-    assert messages(HELLO, said) == [HELLO, {"role": "assistant", "content": "No. Sorry."}]
+    assert messages(HELLO, said) == [HELLO, {"role": "assistant", "content": "No. "}]
+
+
+def test_calls_of_custom_tools_and_of_namespaces_are_those_of_functions() -> None:
+    custom = {"type": "custom_tool_call", "call_id": "c1", "name": "shell", "input": 'say "hi"'}
+    found = {"type": "custom_tool_call_output", "call_id": "c1", "output": "hi"}
+    turn, result = messages(custom, {**CALL, "namespace": "home"}, found)
+    calls = [call["function"] for call in turn["tool_calls"]]  # type: ignore[attr-defined]
+    assert calls == [
+        {"name": "shell", "arguments": json.dumps({"input": 'say "hi"'})},
+        {"name": "home__weather", "arguments": CALL["arguments"]},
+    ]
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": "hi"}
 
 
 def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
@@ -272,11 +314,13 @@ def test_a_summary_stands_in_for_a_thought_and_a_result_may_have_parts() -> None
         ({"role": "assistant", "content": "And", "status": "in_progress"}, True),
         ({"role": "assistant", "content": "And", "status": "incomplete"}, True),
         ({"role": "assistant", "content": "And", "status": "completed"}, False),
-        ({"role": "user", "content": "And", "status": "incomplete"}, False),
+        ({"role": "user", "content": "And", "status": "incomplete"}, True),
+        ({"type": "reasoning", "summary": [], "status": "incomplete"}, True),
+        ({**CALL, "status": "incomplete"}, False),
         (HELLO, False),
     ],
 )
-def test_an_unfinished_message_of_the_assistant_is_continued(last: dict[str, Any], continued: bool) -> None:
+def test_an_unfinished_message_or_thought_is_continued(last: dict[str, Any], continued: bool) -> None:
     asked = chat(input=[HELLO, last])
     assert (asked.continue_final_message, asked.add_generation_prompt) == (continued, not continued)
 
@@ -294,10 +338,9 @@ def test_an_unfinished_message_of_the_assistant_is_continued(last: dict[str, Any
                 user(
                     {"type": "input_text", "text": "Look"},
                     {"type": "input_image", "image_url": "http://a/b.png"},
-                    {"type": "input_audio", "input_audio": {"data": "QUI=", "format": "wav"}},
                 )
             ],
-            "Look\nimage: http://a/b.png\naudio: wav",
+            "Look\nimage: http://a/b.png",
         ),
     ],
 )
@@ -305,29 +348,36 @@ def test_echo_says_the_last_item(items: Any, said: str) -> None:
     assert echo_text(decoded(input=items).input) == said
 
 
-@pytest.mark.parametrize("tool", [WEATHER, NESTED, {**WEATHER, "type": "function", "strict": None}])
-def test_a_function_is_repeated_with_every_field(tool: dict[str, Any]) -> None:
-    (told,) = decoded(tools=[tool]).tools
-    assert list(told.items()) == [
-        ("name", "weather"),
-        ("parameters", {}),
-        ("strict", None),
-        ("type", "function"),
-        ("allowed_callers", None),
-        ("async", None),
-        ("defer_loading", None),
-        ("description", "How it is"),
-        ("output_schema", None),
-    ]
-
-
-def test_tools_of_other_types_are_repeated_and_never_called() -> None:
+def test_functions_of_namespaces_and_custom_tools_may_be_called_and_no_others() -> None:
     search = {"type": "web_search", "search_context_size": "low"}
-    asked = decoded(tools=[search])
-    assert asked.tools == [search]
-    assert (asked.tool_choice, chat(tools=[search]).tools) == ("auto", None)
-    assert chat(tools=[search]).tool_choice == "none"
-    assert chat(tools=[search], tool_choice="required").tool_choice == "none"
+    assert decoded(tools=[search]).tool_choice == "auto"
+    assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
+    asked = chat(tools=[search, WEATHER, CUSTOM, SPACE])
+    assert asked.tool_choice == "required"
+    assert [tool.function.name for tool in asked.tools or ()] == ["weather", "shell", "home__weather"]
+    assert (asked.tools or ())[1].function.parameters == CUSTOM_PARAMETERS
+    assert called_tools(decoded(tools=[WEATHER, CUSTOM, SPACE]).tools) == {
+        "shell": CalledTool("shell", None, True),
+        "home__weather": CalledTool("weather", "home"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("tools", "name"), [([SPACE], "home__weather"), ([SPACE, WEATHER], "weather"), ([WEATHER], "weather")]
+)
+def test_a_function_of_a_namespace_may_be_chosen_by_its_own_name(tools: list[Any], name: str) -> None:
+    assert decoded(tools=tools, tool_choice=NAMED).tool_choice == {**NAMED, "name": name}
+    meant = chat(tools=tools, tool_choice=NAMED).tool_choice
+    assert isinstance(meant, NamedToolChoice)
+    assert meant.names() == [name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [('{"input": "ls"}', "ls"), ('{"in', '{"in'), ("[1]", "[1]"), ('{"a":1}', '{"a":1}')],
+)
+def test_a_custom_tool_is_given_a_text(arguments: str, text: str) -> None:
+    assert custom_input(arguments) == text
 
 
 @pytest.mark.parametrize(
@@ -337,7 +387,7 @@ def test_tools_of_other_types_are_repeated_and_never_called() -> None:
         ("auto", "auto", "required"),
         ("required", "required", "required"),
         ("none", "none", "none"),
-        ({"type": "custom", "name": "x"}, {"type": "custom", "name": "x"}, "auto"),
+        ({"type": "mcp", "server_label": "x"}, {"server_label": "x", "type": "mcp", "name": None}, "auto"),
         ({"type": "web_search_preview"}, {"type": "web_search_preview"}, "auto"),
     ],
 )
@@ -348,17 +398,6 @@ def test_a_choice_is_repeated_as_it_was_asked_and_auto_means_a_call(
     asked = chat(**fields)
     assert (decoded(**fields).tool_choice, asked.tool_choice) == (told, meant)
     assert asked.parallel_tool_calls is False
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [{"type": "function", "name": "weather"}, {"type": "function", "function": {"name": "weather"}}],
-)
-def test_a_named_function_is_called(choice: dict[str, Any]) -> None:
-    assert decoded(tools=[WEATHER], tool_choice=choice).tool_choice == {"name": "weather", "type": "function"}
-    meant = chat(tools=[NESTED], tool_choice=choice).tool_choice
-    assert isinstance(meant, NamedToolChoice)
-    assert meant.names() == ["weather"]
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.errors import SchemaUnsatisfiable
-from app.engine.outputs import Tokens
+from app.engine.outputs import Finish, Tokens
 from app.engine.request import Constraint, Tool, ToolCalls
 from app.simulated.calls import CLOSING, OPENING
 from config.settings import ReplySettings, ToolSettings
@@ -243,6 +243,25 @@ def test_thoughts_keep_to_their_budget(budget: int) -> None:
     events = thinking(thinking_budget=budget)
     assert sum(len(event.ids) for event in events if event.part) == budget
     assert sum(len(event.ids) for event in events) > budget
+
+
+def test_a_stop_ends_thoughts_and_the_reply_with_them() -> None:
+    whole = "".join(text for event in thinking() if event.part for text in event.texts)
+    stop = whole[8:10]
+    events = thinking(stop=(stop,))
+    assert {event.part and event.part.kind for event in events} == {"reasoning"}
+    assert "".join(text for event in events for text in event.texts) == whole[: whole.index(stop)]
+    assert events[-1].finish == Finish("stop", stop)
+    token = events[0].ids[0]
+    (first,) = thinking(stop_token_ids=frozenset((token,)))
+    assert (first.ids, first.finish) == ([token], Finish("stop", token))
+
+
+def test_a_model_that_is_not_to_think_may_think_all_that_it_says() -> None:
+    calls = ToolCalls(tools=TOOLS, least=1)
+    events = thinking(only_thoughts=True, tool_calls=calls, constraint=Constraint(regex="a{9}"))
+    assert {event.part and event.part.kind for event in events} == {"reasoning"}
+    assert sum(len(event.ids) for event in events) == 200
 
 
 def test_parts_keep_the_pace_of_the_whole_reply() -> None:

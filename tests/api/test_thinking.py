@@ -1,0 +1,87 @@
+"""Whether a model thinks, by its reasoning parser and what the request says of it."""
+
+from typing import Any
+
+import pytest
+
+from app.api.anthropic.routes import _disabled_effort, _merges_system
+from app.api.chat.thinking import thinking
+from app.protocol.chat import ChatCompletionRequest
+from app.tokenization import ChatOptions
+from app.tokenization.base import ChatTemplateError, Message
+
+OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
+THINKING_OFF = {"thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("parser", "kwargs", "effort", "expected"),
+    [
+        ("", {}, None, "no"),
+        ("qwen3", {}, None, "first"),
+        ("qwen3", OFF, None, "no"),
+        ("qwen3", THINKING_OFF, None, "first"),
+        ("qwen3", {}, "none", "no"),
+        ("qwen3", {}, "low", "first"),
+        ("qwen3", ON, "none", "first"),
+        ("qwen3", OFF, "high", "no"),
+        ("any other name", OFF, None, "no"),
+        ("deepseek_r1", {}, None, "first"),
+        ("deepseek_r1", OFF, None, "all"),
+        ("deepseek_r1", {}, "none", "all"),
+        ("minimax_m2", THINKING_OFF, None, "all"),
+        ("deepseek_v3", {}, None, "no"),
+        ("deepseek_v3", {"thinking": True}, None, "first"),
+        ("deepseek_v3", {}, "low", "first"),
+        ("gemma4", {}, None, "no"),
+        ("gemma4", ON, None, "first"),
+        ("kimi_k2", {}, None, "first"),
+        ("kimi_k2", THINKING_OFF, None, "no"),
+        ("holo2", OFF, None, "no"),
+        ("deepseek_v4", ON, None, "first"),
+        ("deepseek_v4", ON, "none", "no"),
+        ("kimi_k3", {"thinking": False, "enable_thinking": True}, None, "no"),
+        ("kimi_k3", OFF, None, "no"),
+        ("hy_v3", {}, None, "no"),
+        ("hy_v3", OFF, "high", "first"),
+        ("hy_v4", OFF, None, "first"),
+        ("hy_v4", {"reasoning_effort": "no_think"}, None, "no"),
+    ],
+)
+def test_how_a_model_thinks(parser: str, kwargs: dict[str, Any], effort: Any, expected: str) -> None:
+    asked = ChatCompletionRequest(messages=[], chat_template_kwargs=kwargs or None, reasoning_effort=effort)
+    assert thinking(asked, parser) == expected
+
+
+class Template:
+    """A tokenizer whose chat template knows some variables, and perhaps wants system turns first."""
+
+    def __init__(self, *known: str, refuses: str = "", system_first: bool = False) -> None:
+        self.known, self.refuses, self.system_first = known, refuses, system_first
+
+    def render_chat(self, messages: list[Message], options: ChatOptions) -> str:
+        given = options.chat_template_kwargs or {}
+        if self.system_first and any(message["role"] == "system" for message in messages[1:]):
+            raise ChatTemplateError("System message must be at the beginning.")
+        if self.refuses and given.get("reasoning_effort") == self.refuses:
+            raise ChatTemplateError("Unknown effort.")
+        return str([given.get(name) for name in self.known])
+
+
+@pytest.mark.parametrize(
+    ("template", "effort"),
+    [
+        (Template(), "low"),
+        (Template("enable_thinking"), "none"),
+        (Template("reasoning_effort"), "none"),
+        (Template("enable_thinking", refuses="none"), "low"),
+        (Template("enable_thinking", refuses="xhigh"), "none"),
+    ],
+)
+def test_disabled_thoughts_are_the_least_that_the_template_can_say(template: Any, effort: str) -> None:
+    assert _disabled_effort(template) == effort
+
+
+def test_system_turns_are_merged_where_the_template_wants_them_first() -> None:
+    assert _merges_system(Template(system_first=True)) is True  # type: ignore[arg-type]
+    assert _merges_system(Template()) is False  # type: ignore[arg-type]
