@@ -47,9 +47,17 @@ class ReplySettings(Section, frozen=True, kw_only=True):
         str,
         About(
             "Any name makes the model think aloud first; the thoughts are in `reasoning`. Empty is off. With "
-            "engine llm thoughts are what it says up to </think>."
+            "engine llm thoughts are what it says up to </think>. What switches thoughts off depends on "
+            "the name, as with vLLM's parsers."
         ),
     ] = ""
+    anthropic_disabled_thinking_effort: Annotated[
+        Literal["auto", "none", "low", "medium", "high", "xhigh", "max"],
+        About(
+            "The reasoning effort that thinking.type disabled of /v1/messages means; auto is none, or low "
+            "where the chat template does not know none."
+        ),
+    ] = "auto"
     reasoning_tokens: Annotated[
         Count, About("Mean length of the thoughts of a reasoning model.", unit="tokens", live=True)
     ] = 24

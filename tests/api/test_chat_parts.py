@@ -178,6 +178,24 @@ def test_thoughts_are_counted() -> None:
     assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (4, {"reasoning_tokens": 2})
 
 
+@pytest.mark.parametrize(
+    ("fields", "content"),
+    [({}, ""), ({"reasons": True}, None), ({"reasons": True, "forced_tool": True}, "")],
+)
+def test_the_content_beside_nothing_but_thoughts_is_null(fields: dict[str, Any], content: str | None) -> None:
+    events: list[EngineOutput] = [tokens(["Hm", "."], THOUGHT, Finish("length"))]
+    assert whole(events, **fields)["choices"][0]["message"]["content"] == content
+    assert whole([tokens([""], None, STOP)], **fields)["choices"][0]["message"]["content"] == content
+
+
+def test_a_thought_without_text_has_a_chunk_with_some_parsers() -> None:
+    events: list[EngineOutput] = [tokens(["Hm", "", "."], THOUGHT), tokens([""], THOUGHT, STOP)]
+    assert deltas(events, reasons=True) == [{"reasoning": "Hm"}, {"reasoning": "."}, {}]
+    told = [{"reasoning": text} for text in ("Hm", "", ".", "")]
+    assert deltas(events, reasons=True, empty_thoughts=True) == told
+    assert deltas(events, reasons=True, parses=True, empty_thoughts=True, show_reasoning=False) == [{}]
+
+
 def test_hidden_thoughts_leave_no_trace_but_their_number() -> None:
     hidden = {
         "parses": True,

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from app.api.anthropic.routes import _disabled_effort, _merges_system
+from app.api.chat.prompt import chat_options
 from app.api.chat.thinking import thinking
 from app.protocol.chat import ChatCompletionRequest
-from app.tokenization import ChatOptions
+from app.tokenization import PLAIN_CHAT, ChatOptions
 from app.tokenization.base import ChatTemplateError, Message
 
 OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
@@ -85,3 +86,10 @@ def test_disabled_thoughts_are_the_least_that_the_template_can_say(template: Any
 def test_system_turns_are_merged_where_the_template_wants_them_first() -> None:
     assert _merges_system(Template(system_first=True)) is True  # type: ignore[arg-type]
     assert _merges_system(Template()) is False  # type: ignore[arg-type]
+
+
+def test_the_chat_template_knows_the_effort() -> None:
+    asked = ChatCompletionRequest(messages=[], reasoning_effort="none", chat_template_kwargs={"a": 1})
+    given = {"enable_thinking": False, "a": 1, "reasoning_effort": "none"}
+    assert chat_options(asked).chat_template_kwargs == given
+    assert chat_options(ChatCompletionRequest(messages=[])) is PLAIN_CHAT

@@ -28,7 +28,9 @@ THINKING_EFFORTS: Sequence[Effort] = ("low", "medium", "high", "xhigh", "max")
 def routes(frontend: Frontend) -> list[Route]:
 
     merges_system = cache(partial(_merges_system, frontend.tokenizer))
-    disabled_effort = cache(partial(_disabled_effort, frontend.tokenizer, frontend.chat_rules))
+    effort, probe = frontend.builder.settings.reply.anthropic_disabled_thinking_effort, _disabled_effort
+    tokenizer, rules = frontend.tokenizer, frontend.chat_rules
+    disabled_effort = cache(lambda: probe(tokenizer, rules) if effort == "auto" else effort)
 
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
