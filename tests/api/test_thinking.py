@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from app.api.anthropic.routes import _disabled_effort, _merges_system
+from app.api.anthropic.chats import _disabled_effort, _merges_system
 from app.api.chat.prompt import chat_options
 from app.api.chat.thinking import thinking
+from app.api.frontend import ChatRules
 from app.protocol.chat import ChatCompletionRequest
 from app.tokenization import PLAIN_CHAT, ChatOptions
 from app.tokenization.base import ChatTemplateError, Message
@@ -80,7 +81,7 @@ class Template:
     ],
 )
 def test_disabled_thoughts_are_the_least_that_the_template_can_say(template: Any, effort: str) -> None:
-    assert _disabled_effort(template) == effort
+    assert _disabled_effort(template, ChatRules()) == effort
 
 
 def test_system_turns_are_merged_where_the_template_wants_them_first() -> None:
@@ -91,5 +92,5 @@ def test_system_turns_are_merged_where_the_template_wants_them_first() -> None:
 def test_the_chat_template_knows_the_effort() -> None:
     asked = ChatCompletionRequest(messages=[], reasoning_effort="none", chat_template_kwargs={"a": 1})
     given = {"enable_thinking": False, "a": 1, "reasoning_effort": "none"}
-    assert chat_options(asked).chat_template_kwargs == given
-    assert chat_options(ChatCompletionRequest(messages=[])) is PLAIN_CHAT
+    assert chat_options(asked, ChatRules()).chat_template_kwargs == given
+    assert chat_options(ChatCompletionRequest(messages=[]), ChatRules()) is PLAIN_CHAT

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache, partial
-
+from app.api.anthropic.chats import message_chats
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter, message_error
 from app.api.builder import Prompt
-from app.api.chat.prompt import chat_options, chat_prompt
-from app.api.frontend import ChatRules, Frontend
+from app.api.chat.prompt import chat_prompt
+from app.api.frontend import Frontend
 from app.api.identity import address_of
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.route import Route, post
 from app.protocol.anthropic import CountTokensRequest, MessagesRequest
-from app.protocol.anthropic_chat import chat_request
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.options import Effort
-from app.tokenization import Tokenizer
-from app.tokenization.base import ChatOptions, TokenizerInputError
-
-THINKING_EFFORTS: Sequence[Effort] = ("low", "medium", "high", "xhigh", "max")
-"""Efforts of which none may have the prompt of no thoughts, if the chat template knows that switch."""
 
 
 def routes(frontend: Frontend) -> list[Route]:
-
-    merges_system = cache(partial(_merges_system, frontend.tokenizer))
-    effort, probe = frontend.builder.settings.reply.anthropic_disabled_thinking_effort, _disabled_effort
-    tokenizer, rules = frontend.tokenizer, frontend.chat_rules
-    disabled_effort = cache(lambda: probe(tokenizer, rules) if effort == "auto" else effort)
+    chat_of = message_chats(frontend)
 
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
-        asked = chat_request(frontend.decode(context, MessagesRequest), merges_system, disabled_effort)
+        asked = chat_of(frontend.decode(context, MessagesRequest))
         accepted = frontend.accept(asked, context)
         prompt = chat_prompt(frontend, asked, asked.messages)
         head = frontend.identity.head("chatcmpl", context, asked.request_id, accepted.model)
@@ -43,7 +29,7 @@ def routes(frontend: Frontend) -> list[Route]:
 
     def count_tokens(context: RequestContext) -> Response:
         """How many tokens the prompt of a conversation has."""
-        asked = chat_request(frontend.decode(context, CountTokensRequest), merges_system, disabled_effort)
+        asked = chat_of(frontend.decode(context, CountTokensRequest))
         frontend.models.resolve(asked.model)
         counted = len(chat_prompt(frontend, asked, asked.messages).ids)
         return json_response(
@@ -64,31 +50,3 @@ def _shape(frontend: Frontend, asked: ChatCompletionRequest, prompt: Prompt) -> 
         transfer=address_of(asked, frontend.identity, len(prompt.ids)),
         encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
     )
-
-
-def _merges_system(tokenizer: Tokenizer) -> bool:
-    """Returns whether the chat template refuses system turns further on in a conversation."""
-    turns = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
-    try:
-        tokenizer.render_chat(turns, ChatOptions(add_generation_prompt=False))
-    except TokenizerInputError:
-        return True
-    return False
-
-
-def _disabled_effort(tokenizer: Tokenizer, rules: ChatRules) -> Effort:
-    """Returns the effort that means no thoughts: `low` where the chat template does not know `none`."""
-
-    def prompt(effort: Effort) -> str:
-        chat = ChatCompletionRequest(messages=[{"role": "user", "content": "Hi"}], reasoning_effort=effort)
-        return tokenizer.render_chat(chat.messages, chat_options(chat, rules))
-
-    try:
-        without = prompt("none")
-    except TokenizerInputError:
-        return "low"
-    for effort in THINKING_EFFORTS:
-        with suppress(TokenizerInputError):
-            if prompt(effort) == without:
-                return "low"
-    return "none"
