@@ -94,3 +94,14 @@ def test_the_chat_template_knows_the_effort() -> None:
     given = {"enable_thinking": False, "a": 1, "reasoning_effort": "none"}
     assert chat_options(asked, ChatRules()).chat_template_kwargs == given
     assert chat_options(ChatCompletionRequest(messages=[]), ChatRules()) is PLAIN_CHAT
+    rules = ChatRules(template_kwargs={"a": 2, "b": 3})
+    assert chat_options(asked, rules).chat_template_kwargs == {**given, "b": 3}
+
+
+def test_what_a_request_says_wins_over_the_server_s_arguments_of_the_template() -> None:
+    asked = ChatCompletionRequest(messages=[])
+    assert thinking(asked, "qwen3", OFF) == "no"
+    asked.reasoning_effort = "low"
+    assert thinking(asked, "qwen3", OFF) == "first"
+    asked.chat_template_kwargs = OFF
+    assert thinking(asked, "qwen3", ON) == "no"
