@@ -62,7 +62,7 @@ class SimulatedModel:
         self._settings = settings
         self._tokenizer = tokenizer
         self._corpus = corpus
-        self._random = RandomMode(corpus)
+        self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
         echoes = settings.reply.mode == "echo"
         self._mode = EchoMode(tokenizer).reply if echoes else self._random.reply
         self._recorded: ReplySource | None = None
@@ -129,6 +129,8 @@ class SimulatedModel:
             if room <= 0:
                 return thoughts
             reply = joined(thoughts, self._said(replace(request, max_tokens=room), rng, own))
+        if (eos := self._tokenizer.eos_token_id) is not None:
+            reply.end(eos, request.max_tokens)
         if request.image:
             return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
         return reply

@@ -160,12 +160,12 @@ def test_echo_ignores_the_limit_but_tells_that_it_was_reached() -> None:
         assert harness.said(name) == text and harness.finish(name) == reason
 
 
-def test_echo_of_nothing_is_a_reply_of_no_tokens() -> None:
+def test_echo_of_nothing_is_the_end_of_text_alone() -> None:
     harness = Harness(mode="echo", **SLOW)
     harness.ask(echo_text="")
     harness.clock.advance(5)
     [event] = harness.tokens()
-    assert (event.ids, event.finish) == ([], Finish("stop"))
+    assert (event.texts, event.ids, event.finish) == ([""], [embedded_tokenizer().eos_token_id], Finish("stop"))
     assert harness.is_idle() and harness.metric("request_generation_tokens_sum") == 0
 
 
