@@ -12,12 +12,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.api.chat.media import Features, placeholders
-from app.api.chat.tools import constraint_of, tool_calls_of
+from app.api.chat.tools import tool_calls_of
 from app.api.forms import text_form
 from app.api.identity import ResponseMeta
 from app.api.sampling import RealModel, check_real
 from app.clock.pause import Slices
-from app.engine.request import EngineRequest
+from app.engine.request import Constraint, EngineRequest
 from app.faults.injector import fault_of
 from app.http.context import RequestContext
 from app.http.errors import bad_request
@@ -72,15 +72,16 @@ class RequestBuilder:
         meta: ResponseMeta,
         prompts: Sequence[Prompt],
         context: RequestContext,
+        constraint: Constraint | None,
         image: bool = False,
     ) -> list[EngineRequest]:
         """All n choices of each prompt: they differ in their place and, if there is one, their seed.
 
-        ApiError 400 when headers, tools or the wanted form make no sense. Pauses where it makes many.
+        ApiError 400 when headers or tools make no sense. Pauses where it makes many.
         """
         if not prompts:
             return []
-        first = self._first(asked, meta, prompts, context, image)
+        first = self._first(asked, meta, prompts, context, constraint, image)
         return [first] if len(prompts) == asked.n == 1 else list(_choices(first, prompts, asked.max_tokens))
 
     def _first(
@@ -89,6 +90,7 @@ class RequestBuilder:
         meta: ResponseMeta,
         prompts: Sequence[Prompt],
         context: RequestContext,
+        constraint: Constraint | None,
         image: bool,
     ) -> EngineRequest:
         """The first choice of the first prompt."""
@@ -98,10 +100,10 @@ class RequestBuilder:
             check_real(request, prompt.features is not None)
         priority = priority_of(context, request.priority)
         least_hit_rate = self._least_hit_rate(request, context)
-        constraint = constraint_of(asked.structured_outputs, self.schemas)
         tool_calls, reasoning, thinking_budget = None, False, None
         if isinstance(request, ChatCompletionRequest):
-            tool_calls = tool_calls_of(request, self.settings.tools, self.schemas)
+            computes = self.real is not None
+            tool_calls = tool_calls_of(request, self.settings.tools, self.schemas, computes)
             reasoning, thinking_budget = self._thinks(request), request.thinking_token_budget
         form = None
         if self.real is not None:

@@ -166,7 +166,7 @@ def test_echo_of_nothing_is_the_end_of_text_alone() -> None:
     harness.clock.advance(5)
     [event] = harness.tokens()
     assert (event.texts, event.ids, event.finish) == ([""], [embedded_tokenizer().eos_token_id], Finish("stop"))
-    assert harness.is_idle() and harness.metric("request_generation_tokens_sum") == 0
+    assert harness.is_idle() and harness.metric("request_generation_tokens_sum") == 1
 
 
 def test_log_probabilities_come_with_their_tokens() -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from app.api.builder import Prompt
 from app.api.chat.media import Features, features, media_tokens
 from app.api.chat.prompt import PROMPT, chat_options, chat_prompt, chat_prompts
+from app.api.chat.tools import check_tool_choice
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
 from app.api.identity import address_of
@@ -30,6 +31,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         """The next message of a conversation, whole or as a stream."""
         request = frontend.decode(context, ChatCompletionRequest)
         asked = frontend.accept(request, context)
+        check_tool_choice(request, frontend.builder.settings.tools)
         prompt = chat_prompt(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
         image = frontend.wants_image(context)

@@ -95,6 +95,8 @@ def check_bad_words(words: Sequence[str], within: Slices) -> None:
     """Words that must not be said are few, where each counts once."""
     seen: set[str] = set()
     for part in parts(words, within):
+        if not all(map(str.strip, part)):
+            raise bad_request("each of bad_words needs at least one token", "bad_words")
         seen.update(part)
         if len(seen) > MAX_BAD_WORDS:
             raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
