@@ -15,9 +15,10 @@ from app.api.chat.media import Features, placeholders
 from app.api.chat.tools import tool_calls_of
 from app.api.forms import text_form
 from app.api.identity import ResponseMeta
-from app.api.sampling import RealModel, check_real
+from app.api.sampling import RealModel, SamplingDefaults, check_real
 from app.clock.pause import Slices
 from app.engine.request import Constraint, EngineRequest
+from app.engine.wire import Sampling
 from app.faults.injector import fault_of
 from app.http.context import RequestContext
 from app.http.errors import bad_request
@@ -131,7 +132,7 @@ class RequestBuilder:
             prompt_logprobs=asked.prompt_logprobs,
             tool_calls=tool_calls,
             constraint=constraint,
-            sampling=None if self.real is None else self.real.defaults.of(request),
+            sampling=self._sampling(request),
             form=form,
             reasoning=reasoning,
             thinking_budget=thinking_budget,
@@ -148,6 +149,14 @@ class RequestBuilder:
             together=len(prompts) * asked.n,
             observers=context.observers,
         )
+
+    def _sampling(self, request: GenerationRequest) -> Sampling | None:
+        """How tokens are chosen; None where a simulation chooses them as it likes."""
+        if self.real is not None:
+            return self.real.defaults.of(request)
+        if request.logit_bias or request.allowed_token_ids:
+            return SamplingDefaults().of(request)
+        return None
 
     def _least_hit_rate(self, request: GenerationRequest, context: RequestContext) -> float:
         """The request's own threshold, or the server's (simulator.md 13.7); a header can set it above all."""

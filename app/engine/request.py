@@ -108,7 +108,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     tool_calls: ToolCalls | None = None
     constraint: Constraint | None = None
     sampling: Sampling | None = None
-    """How a model chooses tokens; None where none computes."""
+    """How a model chooses tokens; None where a simulation chooses them as it likes."""
     form: TextForm | None = None
     """`constraint` and forced `tool_calls` as they were written, for a model that computes."""
     reasoning: bool = False

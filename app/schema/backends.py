@@ -1,7 +1,7 @@
 """What vLLM's structured outputs do not take of a JSON Schema.
 
-Its first backend, xgrammar, misses some keywords. A schema with one of them goes to the second one, llguidance,
-which refuses each keyword that it does not implement; a third one takes `patternProperties`.
+Its first backend, xgrammar, misses some keywords. A schema with one of them goes to the second one,
+llguidance, which refuses each keyword that it does not implement; a third one takes `patternProperties`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNIMPLEMENTED = (
 
 
 def untaken(schema: object, slices: Slices) -> str | None:
-    """The keyword for which vLLM refuses `schema`, decoded JSON, as the form of a text; None if it does not."""
+    """The keyword for which vLLM refuses `schema`, decoded JSON, as the form of a text; None without one."""
     if not any(_is_missed(each) for each in _schemas(schema, slices)):
         return None
     if any("patternProperties" in each for each in _schemas(schema, slices)):

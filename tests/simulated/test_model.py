@@ -165,7 +165,8 @@ def test_echo_of_nothing_is_the_end_of_text_alone() -> None:
     harness.ask(echo_text="")
     harness.clock.advance(5)
     [event] = harness.tokens()
-    assert (event.texts, event.ids, event.finish) == ([""], [embedded_tokenizer().eos_token_id], Finish("stop"))
+    end = embedded_tokenizer().eos_token_id
+    assert (event.texts, event.ids, event.finish) == ([""], [end], Finish("stop"))
     assert harness.is_idle() and harness.metric("request_generation_tokens_sum") == 1
 
 

@@ -42,16 +42,16 @@ CHECK, TOOL = 100, 2
 def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) -> None:
     """vLLM's rules about the choice of a chat with tools. ApiError 400 for one that the server cannot serve.
 
-    Without a parser of tool calls, which `enable-auto-tool-choice` stands for, no tool can be chosen. A server
-    that names its parser is held to be vLLM's: there only the simulator's `allowed_tools` are unknown.
+    Without `enable-auto-tool-choice` there is no parser of tool calls, and no tool can be chosen. A server that
+    names its parser does as vLLM does, which knows no `allowed_tools`.
     """
     choice = request.tool_choice
     if not request.tools or choice in (None, "none"):
         return
     is_open = settings.enable_auto_tool_choice
-    if isinstance(choice, NamedToolChoice) and choice.type == "allowed_tools":
-        if settings.tool_call_parser or not is_open:
-            raise bad_request("tool_choice needs a function object", "tool_choice.function")
+    allowed = isinstance(choice, NamedToolChoice) and choice.type == "allowed_tools"
+    if allowed and (settings.tool_call_parser or not is_open):
+        raise bad_request("tool_choice needs a function object", "tool_choice.function")
     if is_open:
         return
     if choice == "auto":
