@@ -129,6 +129,7 @@ class RequestBuilder:
             seed=asked.seed,
             greedy=asked.greedy,
             logprobs=asked.logprobs,
+            logprob_ids=tuple(request.logprob_token_ids or ()),
             prompt_logprobs=asked.prompt_logprobs,
             tool_calls=tool_calls,
             constraint=constraint,
@@ -146,6 +147,7 @@ class RequestBuilder:
             delays=() if fault is None else fault.delays,
             remote_decode=bool(transfer.get("do_remote_decode")),
             n=asked.n,
+            beams=request.use_beam_search,
             together=len(prompts) * asked.n,
             observers=context.observers,
         )

@@ -154,7 +154,7 @@ class Frontend:
             "continuous_usage": everywhere or self.force_usage,
             "token_ids": bool(request.return_token_ids),
             "token_id_names": self.token_id_names if names is None else names,
-            "prompt_details": self.prompt_details,
+            "prompt_details": self.prompt_details and not request.use_beam_search,
             "metrics": self.request_metrics,
         }
 

@@ -104,7 +104,8 @@ class SimulatedModel:
         except SchemaError as error:
             raise SchemaUnsatisfiable(error) from None
         if request.logprobs is not None:
-            reply.logprobs = reply_logprobs(self._tokenizer, reply.ids, request.logprobs)
+            named = request.logprob_ids
+            reply.logprobs = reply_logprobs(self._tokenizer, reply.ids, request.logprobs, named)
         if request.script is not None:
             reply.delays = delays_of(request.script, len(reply.ids))
         if request.prompt_logprobs is not None:

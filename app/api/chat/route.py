@@ -14,6 +14,7 @@ from app.api.chat.tools import check_tool_choice
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
 from app.api.identity import address_of
+from app.api.logprobs import ALL
 from app.http.context import RequestContext
 from app.http.response import Response
 from app.http.route import PlainHandler, Route, post
@@ -76,7 +77,8 @@ def response_options(
         prompt_ids=ids,
         role=role,
         echo=content_text(last.get("content")) if request.echo and last["role"] == role else "",
-        top_logprobs=request.top_logprobs if request.logprobs else None,
+        top_logprobs=_shown_logprobs(request),
+        beams=request.use_beam_search,
         prompt_text=frontend.tokenizer.decode(ids, False) if request.return_prompt_text else None,
         named_tool=named,
         forced_tool=named or choice == "required",
@@ -89,6 +91,13 @@ def response_options(
         encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
         media_tokens=_media_tokens(frontend, request, messages, media) if media else None,
     )
+
+
+def _shown_logprobs(request: ChatCompletionRequest) -> int | None:
+    """Alternatives that the answer shows of each token: all that the client names."""
+    if not request.logprobs:
+        return None
+    return ALL if request.logprob_token_ids else request.top_logprobs
 
 
 def _media_tokens(

@@ -42,8 +42,8 @@ CHECK, TOOL = 100, 2
 def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) -> None:
     """vLLM's rules about the choice of a chat with tools. ApiError 400 for one that the server cannot serve.
 
-    Without `enable-auto-tool-choice` there is no parser of tool calls, and no tool can be chosen. A server that
-    names its parser does as vLLM does, which knows no `allowed_tools`.
+    Without `enable-auto-tool-choice` there is no parser of tool calls, and no tool can be chosen. A server
+    that names its parser does as vLLM does, which knows no `allowed_tools`.
     """
     choice = request.tool_choice
     if not request.tools or choice in (None, "none"):

@@ -54,6 +54,8 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     echo: str = ""
     top_logprobs: int | None = None
     """Alternatives shown; None without log probabilities."""
+    beams: bool = False
+    """The choices are beams, of whose tokens only the ids are known: log probabilities tell no bytes."""
     prompt_text: str | None = None
     named_tool: bool = False
     """A named tool had to be called: the reply then ends with `stop`."""
@@ -108,7 +110,7 @@ class ChatWriter(ResponseWriter):
         self._meta = meta
         self._options = options
         if options.top_logprobs is not None and not options.hides:
-            self._logprobs = ChatLogprobs(options.top_logprobs, options.token_id_names)
+            self._logprobs = ChatLogprobs(options.top_logprobs, options.token_id_names, options.beams)
 
     def chunk(self, output: EngineOutput) -> bytes:
         if type(output) is Tokens:
@@ -191,8 +193,10 @@ class ChatWriter(ResponseWriter):
     def _special(self, choice: ChoiceState, output: Tokens, i: int) -> bytes:
         """The chunk of token `i`, with all that the request asked for; empty when it shows nothing."""
         options, part = self._options, output.part
-        text, ids = output.texts[i] if output.texts else "", output.ids[i : i + 1]
-        finish = output.finish if i + 1 >= len(output.texts) else None
+        last = i + 1 >= len(output.texts)
+        of = slice(i, None if last else i + 1)  # a whole beam is one text of many tokens
+        text, ids = output.texts[i] if output.texts else "", output.ids[of]
+        finish = output.finish if last else None
         choice.tokens += len(ids)
         if part is not None and part.kind == "reasoning":
             choice.reasoning_tokens += len(ids)
@@ -208,7 +212,7 @@ class ChatWriter(ResponseWriter):
         if options.token_ids and not options.hides:
             shown.token_ids = ids
         if self._logprobs is not None and output.logprobs is not None:
-            shown.logprobs = LogprobContent(self._logprobs.entries(output.logprobs[i : i + 1]))
+            shown.logprobs = LogprobContent(self._logprobs.entries(output.logprobs[of]))
         if finish is not None:
             choice.finish, choice.ended_s = finish, output.at_s
             shown.finish_reason, shown.stop_reason = self._finish_reason(choice), finish.stop_reason
