@@ -105,6 +105,11 @@ class Frontend:
     slices: Slices = field(default_factory=slices)
     """Counts the work on all requests, and pauses now and then."""
 
+    @property
+    def parses(self) -> bool:
+        """The server looks for tool calls or thoughts in what is said."""
+        return self.limits.reasons or self.builder.settings.tools.enable_auto_tool_choice
+
     def decode(self, context: RequestContext, kind: type[T]) -> T:
         """The request in the body. ApiError 400, 408 or 413."""
         body = self.body.read(context)

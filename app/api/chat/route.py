@@ -83,6 +83,7 @@ def response_options(
         named_tool=named,
         forced_tool=named or choice == "required",
         new_call_id=lambda: f"chatcmpl-tool-{frontend.identity.fresh_id()}",
+        parses=frontend.parses,
         parsed=recorder.parsed_tools if request.tools and choice != "none" else None,
         reasons=frontend.limits.reasons,
         show_reasoning=request.include_reasoning,

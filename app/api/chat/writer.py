@@ -63,6 +63,8 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """A tool had to be called: beside its calls, the reply's text is empty instead of null."""
     new_call_id: Callable[[], str] = no_ids
     """Draws the id of a tool call."""
+    parses: bool = True
+    """The server has a parser of calls or thoughts: an end that shows nothing has not even an empty text."""
     parsed: Callable[[bool, bool, int], None] | None = None
     """Counts the work of the parser of tool calls, if there is any: in a stream?, found one?, how often."""
     reasons: bool = False
@@ -206,7 +208,7 @@ class ChatWriter(ResponseWriter):
             if finish is None and (options.hides or not has_more):
                 return b""
             delta = Delta()
-        elif finish is not None and part is None and not text:
+        elif finish is not None and part is None and not text and options.parses:
             delta = Delta()
         shown = ChunkChoice(output.index, delta, token_ids=None)
         if options.token_ids and not options.hides:
