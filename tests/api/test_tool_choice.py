@@ -163,6 +163,7 @@ def test_a_grammar_is_a_constraint() -> None:
     [
         (StructuredOutputs(json="{"), "no JSON"),
         (StructuredOutputs(json="[" * 100_000), "no JSON"),
+        (StructuredOutputs(json='{"items": ' * 65 + "{}" + "}" * 65), "nests at most 64"),
         (StructuredOutputs(json={"type": "thing"}), "schema of the reply"),
         (StructuredOutputs(grammar="root ::= ("), "Invalid grammar specification"),
         (StructuredOutputs(json={"type": "array", "uniqueItems": True}), "uniqueItems"),

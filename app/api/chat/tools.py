@@ -17,6 +17,7 @@ from app.protocol.long_json import parse
 from app.protocol.options import NamedToolChoice, StructuredOutputs
 from app.protocol.options import Tool as ToolParam
 from app.protocol.slicing import each, slices
+from app.protocol.validation.model import check_depth
 from app.protocol.validation.sampling import GenerationRequest
 from app.schema import SchemaError, Schemas
 from app.schema.backends import untaken
@@ -155,6 +156,8 @@ def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:
             schema = json.loads(given) if len(given) <= LONG else parse(given, slices())
     except (ValueError, RecursionError):
         raise bad_request("structured_outputs.json is no JSON") from None
+    if isinstance(given, str):
+        check_depth(schema, slices())
     try:
         schemas.compile(schema)
     except SchemaError as error:

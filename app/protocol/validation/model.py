@@ -110,12 +110,17 @@ def check_constraint(wanted: StructuredOutputs, within: Slices) -> None:
     for name, text in texts.items():
         if isinstance(text, str) and not text.strip():
             raise bad_request(f"structured_outputs.{name} must not be empty")
-    if _is_deeper_than(MAX_SCHEMA_DEPTH, wanted.json, within):
-        raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
+    check_depth(wanted.json, within)
     if wanted.json_object is False:
         raise bad_request("structured_outputs.json_object is true or absent")
     if wanted.regex is not None and "\0" in wanted.regex:
         raise bad_request("structured_outputs.regex must not contain NUL")
+
+
+def check_depth(schema: object, within: Slices) -> None:
+    """Objects and lists of a schema, decoded JSON, do not nest too deeply."""
+    if _is_deeper_than(MAX_SCHEMA_DEPTH, schema, within):
+        raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
 
 
 def _is_deeper_than(levels: int, value: object, within: Slices) -> bool:
