@@ -6,21 +6,21 @@ places in the queue and the blocks that such requests take.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from app.clock.clock import Clock
+from app.clock.timer_wheel import TimerWheel
 from app.engine.client import Emit, Handle
 from app.engine.outputs import EngineOutput, Failed, Finish, Started, Tokens
 from app.engine.reply import LENGTH, STOP, Reply
 from app.engine.request import EngineRequest
 
-if TYPE_CHECKING:
-    from app.engine.engine import Engine
+Run = Callable[[Sequence[EngineRequest], Sequence[Reply], Emit], Handle]
+"""Runs requests of which it is known what is said to each."""
 
 
 class BeamSearch:
@@ -28,14 +28,15 @@ class BeamSearch:
 
     def __init__(
         self,
-        engine: Engine,
+        run: Run,
         clock: Clock,
+        wheel: TimerWheel,
         requests: Sequence[EngineRequest],
         replies: Sequence[Reply],
         emit: Emit,
     ) -> None:
         """Raises any EngineError of the first step."""
-        self._engine, self._clock, self._emit = engine, clock, emit
+        self._run, self._clock, self._wheel, self._emit = run, clock, wheel, emit
         self._beams = list(zip(requests, map(_without_end, replies), strict=True))
         self._steps = max(len(reply.ids) for _, reply in self._beams)
         self._step = self._pending = 0
@@ -80,7 +81,7 @@ class BeamSearch:
                 beams=False,
             )
             token = Reply(reply.texts[step : step + 1], reply.ids[step : step + 1], LENGTH)
-            self._running.append(self._engine.run((asked,), (token,), partial(self._take, request.index)))
+            self._running.append(self._run((asked,), (token,), partial(self._take, request.index)))
 
     def _take(self, index: int, output: EngineOutput) -> None:
         if self._is_over:
@@ -95,7 +96,7 @@ class BeamSearch:
             elif not self._pending:
                 self._step += 1
                 # The requests of this step are still to give back their places.
-                self._engine.wheel.call_soon(self._go_on)
+                self._wheel.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         if self._is_over:

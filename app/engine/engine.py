@@ -15,6 +15,7 @@ from app.clock.clock import Clock
 from app.clock.pause import Slices, pause_if_possible
 from app.clock.streams import Streams
 from app.clock.timer_wheel import TimerWheel
+from app.engine.beams import BeamSearch
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import Emit, Handle
 from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
@@ -157,9 +158,7 @@ class Engine:
             return Submission("", self._active)
         replies = self._replies(requests)
         if requests[0].beams:
-            from app.engine.beams import BeamSearch  # which few servers are asked for
-
-            return BeamSearch(self, self._clock, requests, replies, emit)
+            return BeamSearch(self.run, self._clock, self.wheel, requests, replies, emit)
         return self.run(requests, replies, emit)
 
     def run(self, requests: Listed[EngineRequest], replies: Listed[Reply], emit: Emit) -> Submission:
