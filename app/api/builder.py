@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from app.api.chat.media import Features, placeholders
 from app.api.chat.thinking import Thinking, thinking
-from app.api.chat.tools import constraint_of, tool_calls_of
+from app.api.chat.tools import tool_calls_of
 from app.api.forms import text_form
 from app.api.identity import ResponseMeta
-from app.api.sampling import RealModel, check_real
+from app.api.sampling import RealModel, SamplingDefaults, check_real
 from app.clock.pause import Slices
-from app.engine.request import EngineRequest
+from app.engine.request import Constraint, EngineRequest
+from app.engine.wire import Sampling
 from app.faults.injector import fault_of
 from app.http.context import RequestContext
 from app.http.errors import bad_request
@@ -71,15 +72,16 @@ class RequestBuilder:
         meta: ResponseMeta,
         prompts: Sequence[Prompt],
         context: RequestContext,
+        constraint: Constraint | None,
         image: bool = False,
     ) -> list[EngineRequest]:
         """All n choices of each prompt: they differ in their place and, if there is one, their seed.
 
-        ApiError 400 when headers, tools or the wanted form make no sense. Pauses where it makes many.
+        ApiError 400 when headers or tools make no sense. Pauses where it makes many.
         """
         if not prompts:
             return []
-        first = self._first(asked, meta, prompts, context, image)
+        first = self._first(asked, meta, prompts, context, constraint, image)
         return [first] if len(prompts) == asked.n == 1 else list(_choices(first, prompts, asked.max_tokens))
 
     def _first(
@@ -88,6 +90,7 @@ class RequestBuilder:
         meta: ResponseMeta,
         prompts: Sequence[Prompt],
         context: RequestContext,
+        constraint: Constraint | None,
         image: bool,
     ) -> EngineRequest:
         """The first choice of the first prompt."""
@@ -97,12 +100,11 @@ class RequestBuilder:
             check_real(request, prompt.features is not None)
         priority = priority_of(context, request.priority)
         least_hit_rate = self._least_hit_rate(request, context)
-        constraint = constraint_of(asked.structured_outputs, self.schemas)
         tool_calls, thinks, thinking_budget = None, "no", None
         if isinstance(request, ChatCompletionRequest):
-            tool_calls = tool_calls_of(request, self.settings.tools, self.schemas)
-            thinks = self._thinking(request)
-            thinking_budget = request.thinking_token_budget
+            computes = self.real is not None
+            tool_calls = tool_calls_of(request, self.settings.tools, self.schemas, computes)
+            thinks, thinking_budget = self._thinking(request), request.thinking_token_budget
         form = None
         if self.real is not None:
             form = text_form(asked.structured_outputs, tool_calls)
@@ -126,10 +128,11 @@ class RequestBuilder:
             seed=asked.seed,
             greedy=asked.greedy,
             logprobs=asked.logprobs,
+            logprob_ids=tuple(request.logprob_token_ids or ()),
             prompt_logprobs=asked.prompt_logprobs,
             tool_calls=tool_calls,
             constraint=constraint,
-            sampling=None if self.real is None else self.real.defaults.of(request),
+            sampling=self._sampling(request),
             form=form,
             reasoning=thinks != "no",
             only_thoughts=thinks == "all",
@@ -144,9 +147,18 @@ class RequestBuilder:
             delays=() if fault is None else fault.delays,
             remote_decode=bool(transfer.get("do_remote_decode")),
             n=asked.n,
+            beams=request.use_beam_search,
             together=len(prompts) * asked.n,
             observers=context.observers,
         )
+
+    def _sampling(self, request: GenerationRequest) -> Sampling | None:
+        """How tokens are chosen; None where a simulation chooses them as it likes."""
+        if self.real is not None:
+            return self.real.defaults.of(request)
+        if request.logit_bias or request.allowed_token_ids:
+            return SamplingDefaults().of(request)
+        return None
 
     def _least_hit_rate(self, request: GenerationRequest, context: RequestContext) -> float:
         """The request's own threshold, or the server's (simulator.md 13.7); a header can set it above all."""

@@ -10,12 +10,14 @@ from msgspec import Struct
 
 from app.api.builder import SEND_IMAGE, Prompt, RequestBuilder, check_rank, truth
 from app.api.chat.media import encoded
+from app.api.chat.tools import constraint_of, tag_of
 from app.api.identity import Identity, ResponseMeta
 from app.api.models import ServedModels
 from app.api.pieces import check_answer_size
 from app.api.responder import Responder
 from app.api.writer import ResponseWriter
 from app.clock.pause import Slices
+from app.engine.request import Constraint
 from app.faults.injector import FaultInjector
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
@@ -152,7 +154,7 @@ class Frontend:
             "continuous_usage": everywhere or self.force_usage,
             "token_ids": bool(request.return_token_ids),
             "token_id_names": self.token_id_names if names is None else names,
-            "prompt_details": self.prompt_details,
+            "prompt_details": self.prompt_details and not request.use_beam_search,
             "metrics": self.request_metrics,
         }
 
@@ -170,9 +172,12 @@ class Frontend:
         responder = responder or self.responder
         stream = bool(asked.request.stream)
         asked.check_sampling([len(prompt.ids) for prompt in prompts])
+        form, schemas = asked.structured_outputs, self.builder.schemas
+        tag = tag_of(form, asked.request, schemas)
         try:
             check_rank(context, self.rank)
             asked.check_engine([prompt.ids for prompt in prompts])
+            constraint = constraint_of(form, schemas) if tag is None else Constraint(grammar=tag)
         except ApiError as error:
             if stream:
                 return responder.broken(error, writer)
@@ -183,7 +188,7 @@ class Frontend:
             check_answer_size(together, max(asked.max_tokens, default=1), asked.most_logprobs)
         # Before as many engine requests are made as a hostile request asks for.
         responder.engine.check_admission(together)
-        requests = self.builder.build(asked, meta, prompts, context, image)
+        requests = self.builder.build(asked, meta, prompts, context, constraint, image)
         if self.scripts is not None:
             requests = self.scripts.direct(asked.request, prompts, requests, writer, context)
         return responder.respond(requests, writer, stream, context)

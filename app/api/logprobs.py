@@ -79,24 +79,26 @@ class ChatLogprobs:
     """The entries of a chat, with `top` alternatives each, the token itself first.
 
     Tokens are called `token_id:N` if `as_ids`; an alternative's bytes are those of its name, the entry's own
-    those of its text.
+    those of its text, or null if `byteless`.
     """
 
-    __slots__ = ("_as_ids", "_bytes", "_top")
+    __slots__ = ("_as_ids", "_byteless", "_bytes", "_top")
 
-    def __init__(self, top: int, as_ids: bool = False) -> None:
+    def __init__(self, top: int, as_ids: bool = False, byteless: bool = False) -> None:
         self._top = top
         self._as_ids = as_ids
+        self._byteless = byteless
         self._bytes = TokenBytes()
 
     def entries(self, entries: Entries) -> list[wire.ChatLogprob]:
         """The entries of some tokens."""
         of, as_ids, alternative = self._bytes.of, self._as_ids, wire.ChatAlternative
+        byteless = self._byteless
         return [
             wire.ChatLogprob(
                 token_name(entry.token_id, entry.token, as_ids),
                 entry.logprob,
-                of(entry.token),
+                None if byteless else of(entry.token),
                 [alternative(name, logprob, of(name)) for _, name, logprob in self._named(entry)],
             )
             for entry in entries

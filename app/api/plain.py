@@ -114,6 +114,7 @@ class PlainChats(PlainHandler[PlainChat]):
             metrics=frontend.request_metrics,
             prompt_ids=recognised.prompt_ids,
             role=frontend.response_role,
+            parses=frontend.limits.parses,
         )
         return ChatWriter(head, shape)
 

@@ -15,8 +15,9 @@ from app.clock.clock import Clock
 from app.clock.pause import Slices, pause_if_possible
 from app.clock.streams import Streams
 from app.clock.timer_wheel import TimerWheel
+from app.engine.beams import BeamSearch
 from app.engine.cache_manager import KVCacheManager
-from app.engine.client import Emit
+from app.engine.client import Emit, Handle
 from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
 from app.engine.executor import SlotExecutor
 from app.engine.reply import Model, Reply
@@ -148,16 +149,22 @@ class Engine:
     def _free(self, adapter: str | None) -> int:
         return self.executor.free(adapter) + self._max_waiting - self.executor.waiting
 
-    def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Submission:
+    def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
         """Run `requests`, the choices of one request; some outputs may come before this returns.
 
         All or none are admitted. Raises any EngineError, and then nothing has begun. May pause.
         """
         if not requests:
             return Submission("", self._active)
+        replies = self._replies(requests)
+        if requests[0].beams:
+            return BeamSearch(self.run, self._clock, self.wheel, requests, replies, emit)
+        return self.run(requests, replies, emit)
+
+    def run(self, requests: Listed[EngineRequest], replies: Listed[Reply], emit: Emit) -> Submission:
+        """As `submit`, with what is said to each."""
         first = requests[0]
         submission = Submission(first.request_id, self._active)
-        replies = self._replies(requests)
         if self._needs_no_slot(requests, replies):
             self.check_accepting(1)
             emit_at_once(first, replies[0], emit, self._runtime)

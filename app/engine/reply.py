@@ -39,6 +39,21 @@ class Reply(Struct, gc=False):
         """The spans, also of a reply that is all text."""
         return self.spans or [(len(self.texts), None)]
 
+    def end(self, eos_token_id: int, most: int) -> None:
+        """Add the token that ends a reply which ends of itself; one that has its `most` tokens ends for them.
+
+        The end of text shows nothing. It belongs to what comes before it.
+        """
+        finish, count = self.finish, len(self.ids)
+        if finish is not STOP and finish != STOP:
+            return
+        if count >= most:
+            self.finish = LENGTH
+            return
+        self.texts, self.ids = [*self.texts, ""], [*self.ids, eos_token_id]
+        if self.spans:
+            self.spans = [*self.spans[:-1], (count + 1, self.spans[-1][1])]
+
     def cut(self, most: int) -> Reply:
         """The first `most` tokens; a reply that has more of them ends for its length."""
         if len(self.ids) <= most:

@@ -104,11 +104,13 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """Temperature 0: the same prompt gets the same reply."""
     logprobs: int | None = None
     """Alternatives wanted per generated token; None when no log probabilities are wanted."""
+    logprob_ids: tuple[int, ...] = ()
+    """Tokens that are the alternatives, where the client names them."""
     prompt_logprobs: int | None = None
     tool_calls: ToolCalls | None = None
     constraint: Constraint | None = None
     sampling: Sampling | None = None
-    """How a model chooses tokens; None where none computes."""
+    """How a model chooses tokens; None where a simulation chooses them as it likes."""
     form: TextForm | None = None
     """`constraint` and forced `tool_calls` as they were written, for a model that computes."""
     reasoning: bool = False
@@ -138,6 +140,8 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """The decode will be done elsewhere: the answer says where this cache is."""
     n: int = 1
     """Choices that this prompt was asked for (metrics only)."""
+    beams: bool = False
+    """The choices are the beams of a search."""
     together: int = 1
     """Choices of the whole request. Several take turns token by token, as in the steps of an engine."""
     observers: Sequence[Observer] = ()

@@ -20,7 +20,7 @@ class ChatLogprob(Struct):
 
     token: str
     logprob: float
-    bytes: Raw
+    bytes: Raw | None
     top_logprobs: Sequence[ChatAlternative]
 
 

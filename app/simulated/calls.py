@@ -81,7 +81,7 @@ class CallReplies:
         too_long: Reply | None = None
         for written in self._versions(calls, count, rng):
             reply = self.marked_up(written, most)
-            if reply.finish is STOP:
+            if reply.finish is STOP and len(reply.ids) < most:  # and the end of text fits, too
                 return reply
             too_long = too_long or reply
         return too_long if calls.least else None

@@ -15,6 +15,7 @@ from app.engine.outputs import Part
 from app.engine.reply import LENGTH, STOP, Reply, joined
 from app.engine.request import EngineRequest, ScriptedReply
 from app.schema import SchemaError, Schemas
+from app.simulated.biased import biased, chooser
 from app.simulated.calls import CallReplies
 from app.simulated.corpus import Corpus
 from app.simulated.endings import stopped
@@ -62,7 +63,7 @@ class SimulatedModel:
         self._settings = settings
         self._tokenizer = tokenizer
         self._corpus = corpus
-        self._random = RandomMode(corpus)
+        self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
         echoes = settings.reply.mode == "echo"
         self._mode = EchoMode(tokenizer).reply if echoes else self._random.reply
         self._recorded: ReplySource | None = None
@@ -103,7 +104,8 @@ class SimulatedModel:
         except SchemaError as error:
             raise SchemaUnsatisfiable(error) from None
         if request.logprobs is not None:
-            reply.logprobs = reply_logprobs(self._tokenizer, reply.ids, request.logprobs)
+            named = request.logprob_ids
+            reply.logprobs = reply_logprobs(self._tokenizer, reply.ids, request.logprobs, named)
         if request.script is not None:
             reply.delays = delays_of(request.script, len(reply.ids))
         if request.prompt_logprobs is not None:
@@ -126,13 +128,14 @@ class SimulatedModel:
         elif request.only_thoughts:
             reply = as_thoughts(self._said(replace(request, tool_calls=None, constraint=None), rng, own))
         else:
-            thoughts = self._thoughts(request, rng)
+            reply = thoughts = self._thoughts(request, rng)
             room = request.max_tokens - len(thoughts.ids)
-            if room <= 0 or thoughts.finish.reason == "stop":
-                return thoughts
-            least = max(0, request.min_tokens - len(thoughts.ids))
-            rest = replace(request, max_tokens=room, min_tokens=least)
-            reply = joined(thoughts, self._said(rest, rng, own))
+            if room > 0 and thoughts.finish.reason != "stop":
+                least = max(0, request.min_tokens - len(thoughts.ids))
+                rest = replace(request, max_tokens=room, min_tokens=least)
+                reply = joined(thoughts, self._said(rest, rng, own))
+        if (eos := self._tokenizer.eos_token_id) is not None:
+            reply.end(eos, request.max_tokens)
         if request.image:
             return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
         return reply
@@ -154,9 +157,17 @@ class SimulatedModel:
         if request.constraint is not None:
             said = self._structured.constrained(request.constraint, request.max_tokens, own or self._call_rng)
         else:
-            recorded = None if self._recorded is None else self._recorded(request, rng)
-            said = recorded or self._mode(request, rng)
+            said = self._free(request, rng)
         return stopped(said, request) if request.stop or request.stop_token_ids else said
+
+    def _free(self, request: EngineRequest, rng: Random) -> Reply:
+        """A text of no form: recorded, or of the mode, with the tokens that the request asks for."""
+        tokens, eos = chooser(request, self._tokenizer), self._tokenizer.eos_token_id
+        if tokens is not None and eos is not None and tokens.never_keeps(eos):
+            request = replace(request, ignore_eos=True)
+        recorded = None if self._recorded is None else self._recorded(request, rng)
+        said = recorded or self._mode(request, rng)
+        return said if tokens is None else biased(said, request, tokens, self._tokenizer, rng)
 
     def _encoded(self, request: EngineRequest) -> Reply:
         """Exclamation marks, as many as were allowed or else one (section 18)."""
@@ -170,9 +181,15 @@ class SimulatedModel:
         most = request.max_tokens
         if request.thinking_budget is not None:
             most = min(most, request.thinking_budget)
-        count = min(rng.randint((mean + 1) // 2, mean + mean // 2), most)
+        tokens, count = chooser(request, self._tokenizer), rng.randint((mean + 1) // 2, mean + mean // 2)
+        if tokens is not None and request.sampling is not None and request.sampling.allowed_token_ids:
+            count = most  # what closes thoughts is not among the tokens that may come
+        count = min(count, most)
         ids, texts = self._corpus.compose(count, rng)
-        return as_thoughts(stopped(Reply(texts, ids, LENGTH), request))
+        said = Reply(texts, ids, LENGTH)
+        if tokens is not None:
+            said = biased(said, request, tokens, self._tokenizer, rng)
+        return as_thoughts(stopped(said, request))
 
     def _own_stream(self, request: EngineRequest) -> Random | None:
         """The randomness of a reply that request and prompt determine; None for any other."""

@@ -35,10 +35,15 @@ FLEXIBLE = 3
 
 
 class RandomMode:
-    """Sample sentences, of as many tokens as are drawn. `length` is asked first, where there is one."""
+    """Sample sentences, of as many tokens as are drawn. `length` is asked first, where there is one.
 
-    def __init__(self, corpus: Corpus) -> None:
+    The end of text, where a reply has one, is a token of its length.
+    """
+
+    def __init__(self, corpus: Corpus, ends: bool) -> None:
+        """`ends`: the vocabulary has an end of text."""
         self._corpus = corpus
+        self._end = int(ends)
         self.length: LengthSource | None = None
 
     def reply(self, request: EngineRequest, rng: Random) -> Reply:
@@ -47,14 +52,18 @@ class RandomMode:
         if request.ignore_eos:
             count = most
         elif wanted is not None:
-            count = max(1, request.min_tokens, min(wanted, most))
+            count = min(max(1, request.min_tokens) + self._end, most)
+            count = max(count, min(wanted, most))
         else:
             count = reply_length(most, request.limited, rng)
-        if count < request.min_tokens:  # where it must not end yet it goes on, and ends by chance
+        if count < request.min_tokens + self._end:  # where it must not end yet it goes on, and ends by chance
             room = most - request.min_tokens
             count = request.min_tokens + (reply_length(room, request.limited, rng) if room > 0 else 0)
-        ids, texts = self._corpus.compose(count, rng)
-        return Reply(texts, ids, LENGTH if count >= most else STOP)
+        if count >= most:
+            ids, texts = self._corpus.compose(count, rng)
+            return Reply(texts, ids, LENGTH)
+        ids, texts = self._corpus.compose(max(1, count - self._end), rng)
+        return Reply(texts, ids, STOP)
 
 
 class EchoMode:

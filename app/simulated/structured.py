@@ -42,7 +42,7 @@ class StructuredReplies:
         ids: list[int] = []
         for attempt in range(TRIES):
             ids = self._tokenizer.encode(self._text(constraint, most, attempt, rng))
-            if len(ids) <= most:
+            if len(ids) < most:  # and the end of text fits, too
                 break
         return Reply(self._tokenizer.pieces(ids), ids, STOP).cut(most)
 

@@ -124,11 +124,12 @@ class ToolSettings(Section, frozen=True, kw_only=True):
         str,
         About(
             "How the model writes tool calls (engine llm): hermes or llama3_json; empty is hermes. A "
-            "simulation takes any name."
+            "simulation takes any name, and judges tools as vLLM does where one is given."
         ),
     ] = ""
     enable_auto_tool_choice: Annotated[
-        bool, About("Let the model choose tools; off, tool_choice auto is refused as vLLM refuses it.")
+        bool,
+        About("Let tools be chosen; off, vLLM has no parser of calls, and every tool_choice is refused."),
     ] = True
     skip_tool_validation: Annotated[
         bool, About("Take tools whose schema is wrong; what cannot be understood is left out.", live=True)

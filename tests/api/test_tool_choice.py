@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from app.api.chat.tools import ANY_OBJECT, constraint_of, tool_calls_of
+from app.api.chat.tools import ANY_OBJECT, check_tool_choice, constraint_of, tag_of, tool_calls_of
 from app.engine.request import Constraint, ToolCalls
 from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.options import StructuredOutputs
+from app.protocol.validation.sampling import constrained_outputs
 from app.schema import Schemas
 from config.settings import ToolSettings
 
@@ -20,10 +21,16 @@ TOOLS = [{"type": "function", "function": {"name": name}} for name in ("look", "
 CHOOSING = ToolSettings(enable_auto_tool_choice=True)
 
 
-def calls(settings: ToolSettings = CHOOSING, **fields: Any) -> ToolCalls | None:
+LOOK = {"type": "function", "function": {"name": "look"}}
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    request = decode(json.dumps(body).encode(), "application/json", ChatCompletionRequest)
-    return tool_calls_of(request, settings, Schemas())
+    return decode(json.dumps(body).encode(), "application/json", ChatCompletionRequest)
+
+
+def calls(settings: ToolSettings = CHOOSING, **fields: Any) -> ToolCalls | None:
+    return tool_calls_of(chat(**fields), settings, Schemas())
 
 
 def told(found: ToolCalls | None) -> tuple[list[str], int, int, bool] | None:
@@ -60,18 +67,60 @@ def test_without_tools_there_is_no_call() -> None:
     assert calls() is None and calls(tools=None) is None
 
 
-def test_a_tool_named_twice_is_one_when_it_must_be_called() -> None:
+def test_a_tool_that_is_named_must_be_one() -> None:
     choice = {"type": "function", "function": {"name": "look"}}
-    assert told(calls(tools=[TOOLS[0], TOOLS[0]], tool_choice=choice)) == (["look"], 1, 1, True)
+    with pytest.raises(ApiError, match="exactly one tool"):
+        calls(tools=[TOOLS[0], TOOLS[0]], tool_choice=choice)
+    assert told(calls(tools=[TOOLS[0], TOOLS[0]], tool_choice="required")) == (["look", "look"], 1, 2, False)
 
 
-@pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}])
-def test_a_server_may_leave_no_choice(fields: dict[str, Any]) -> None:
-    settings = ToolSettings(enable_auto_tool_choice=False)
+NAMED = {"type": "function", "function": {"name": "go"}}
+CLOSED, PARSED = ToolSettings(enable_auto_tool_choice=False), ToolSettings(tool_call_parser="hermes")
+
+
+@pytest.mark.parametrize(
+    ("settings", "choice", "refused"),
+    [
+        (CLOSED, "auto", '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser'),
+        (CLOSED, "required", 'tool_choice="required" requires --tool-call-parser to be set'),
+        (CLOSED, NAMED, "requires --tool-call-parser to be set"),
+        (CLOSED, allowed("auto", "go"), "function"),
+        (PARSED, allowed("auto", "go"), "function"),
+        (CHOOSING, allowed("auto", "go"), None),
+        (CLOSED, None, None),
+        (CLOSED, "none", None),
+        (PARSED, "required", None),
+        (PARSED, NAMED, None),
+    ],
+)
+def test_a_server_may_leave_no_choice(settings: ToolSettings, choice: object, refused: str | None) -> None:
+    asked = chat(tools=TOOLS, tool_choice=choice)
+    if refused is None:
+        check_tool_choice(asked, settings)
+        return
     with pytest.raises(ApiError) as caught:
-        calls(settings, tools=TOOLS, **fields)
-    assert "--enable-auto-tool-choice" in caught.value.message
-    assert told(calls(settings, tools=TOOLS, tool_choice="required")) == (["look", "go"], 1, 2, False)
+        check_tool_choice(asked, settings)
+    assert caught.value.status == 400 and refused in caught.value.message
+    assert caught.value.param == ("tool_choice.function" if refused == "function" else None)
+
+
+def test_a_server_without_a_parser_finds_no_calls() -> None:
+    assert calls(CLOSED, tools=TOOLS, tool_choice=None) is None
+    assert calls(CLOSED, tools=TOOLS, tool_choice="required") is None  # of the Responses family
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", LOOK])
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_with_a_parser_only_the_schemas_of_strict_tools_are_looked_at(choice: object, strict: object) -> None:
+    function = {"name": "look", "parameters": {"type": "thing"}, "strict": strict}
+    tools = [{"type": "function", "function": function}]
+    if strict:
+        with pytest.raises(ApiError) as caught:
+            calls(PARSED, tools=tools, tool_choice=choice)
+        assert caught.value.status == 400 and caught.value.param is None
+    else:
+        found = calls(PARSED, tools=tools, tool_choice=choice)
+        assert found is not None and found.lenient
 
 
 def test_a_tool_whose_schema_is_wrong_is_refused_unless_nobody_looks() -> None:
@@ -114,12 +163,28 @@ def test_a_grammar_is_a_constraint() -> None:
     [
         (StructuredOutputs(json="{"), "no JSON"),
         (StructuredOutputs(json="[" * 100_000), "no JSON"),
+        (StructuredOutputs(json='{"items": ' * 65 + "{}" + "}" * 65), "nests at most 64"),
         (StructuredOutputs(json={"type": "thing"}), "schema of the reply"),
         (StructuredOutputs(grammar="root ::= ("), "Invalid grammar specification"),
-        (StructuredOutputs(structural_tag="{}"), "Invalid structural tag specification"),
+        (StructuredOutputs(json={"type": "array", "uniqueItems": True}), "uniqueItems"),
     ],
 )
 def test_what_is_no_form_is_refused(wanted: StructuredOutputs, word: str) -> None:
     with pytest.raises(ApiError) as caught:
         constraint_of(wanted, Schemas())
-    assert caught.value.status == 400 and word in caught.value.message
+    assert caught.value.status == 400 and word in caught.value.message and caught.value.param is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "structural_tag", "format": {"type": "nope"}}}, "response_format"),
+        ({"structured_outputs": {"structural_tag": '{"format": {"type": "nope"}}'}}, "structured_outputs"),
+    ],
+)
+def test_a_structural_tag_that_is_none_is_refused_by_its_field(fields: dict[str, Any], param: str) -> None:
+    asked = chat(**fields)
+    with pytest.raises(ApiError) as caught:
+        tag_of(constrained_outputs(asked), asked, Schemas())
+    assert caught.value.status == 400 and caught.value.param == param
+    assert "Invalid structural tag specification" in caught.value.message

@@ -291,5 +291,5 @@ def test_a_script_decides_what_is_said(tmp_path: Path) -> None:
         said = engine.said(generate(max_tokens=50))
         ids = tokens_of(said)
         answer = requests.post(f"{server.url}/detokenize", json={"tokens": ids}, timeout=LIMIT_S).json()
-    assert answer["prompt"] == "Hello there"
+    assert answer["prompt"] == "Hello there<|endoftext|>"
     assert {end.prompt_tokens for end in ends_of(said)} == {77}

@@ -272,7 +272,7 @@ def test_chat_needs_the_switch_and_completions_only_the_number() -> None:
     assert accepted(chat(logprobs=True)).logprobs == 0
     assert accepted(chat(logprobs=True, top_logprobs=4)).logprobs == 4
     assert accepted(completion(logprobs=3)).logprobs == 3
-    assert accepted(completion(logprobs=3, logprob_token_ids=[1])).logprobs is None
+    assert accepted(completion(logprobs=3, logprob_token_ids=[1])).logprobs == 1
 
 
 def test_a_schema_may_nest_64_levels() -> None:

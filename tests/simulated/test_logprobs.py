@@ -24,8 +24,23 @@ def test_each_token_comes_first_and_its_alternatives_are_other_real_tokens_less_
         assert len(tokens) == len(set(tokens)) == max(wanted, 1)
         assert all(0 <= token < SIZE for token in tokens)
         alone = embedded_tokenizer().token_texts(tokens[1:])
-        assert list(texts[1:]) == ["" if BROKEN in text else text for text in alone]
+        assert list(texts[1:]) == alone and BROKEN not in "".join(alone) and all(alone)
         assert list(logprobs) == sorted(logprobs, reverse=True) and logprobs[0] < 0
+
+
+def test_all_tokens_are_alternatives_and_those_without_a_name_come_last() -> None:
+    [entry] = reply_logprobs(embedded_tokenizer(), [9], SIZE)
+    assert sorted(token for token, _, _ in entry.top) == list(range(SIZE))
+    names = [name == "" for _, name, _ in entry.top]
+    assert names == sorted(names) and any(names)
+
+
+def test_a_client_may_name_the_alternatives() -> None:
+    for entry in reply_logprobs(embedded_tokenizer(), [9, 65], 3, (5, 9, 65)):
+        assert entry.top[0][0] == entry.token_id
+        assert [token for token, _, _ in entry.top[1:]] == [
+            each for each in (5, 9, 65) if each != entry.token_id
+        ]
 
 
 def test_the_names_of_the_tokens_of_a_reply_are_its_text() -> None:

@@ -160,13 +160,14 @@ def test_echo_ignores_the_limit_but_tells_that_it_was_reached() -> None:
         assert harness.said(name) == text and harness.finish(name) == reason
 
 
-def test_echo_of_nothing_is_a_reply_of_no_tokens() -> None:
+def test_echo_of_nothing_is_the_end_of_text_alone() -> None:
     harness = Harness(mode="echo", **SLOW)
     harness.ask(echo_text="")
     harness.clock.advance(5)
     [event] = harness.tokens()
-    assert (event.ids, event.finish) == ([], Finish("stop"))
-    assert harness.is_idle() and harness.metric("request_generation_tokens_sum") == 0
+    end = embedded_tokenizer().eos_token_id
+    assert (event.texts, event.ids, event.finish) == ([""], [end], Finish("stop"))
+    assert harness.is_idle() and harness.metric("request_generation_tokens_sum") == 1
 
 
 def test_log_probabilities_come_with_their_tokens() -> None:

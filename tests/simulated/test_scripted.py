@@ -55,7 +55,7 @@ def length(text: str) -> int:
 def test_a_text_is_said_as_it_is_and_counts_as_its_tokens(text: str) -> None:
     harness = played(ScriptedReply(text=text))
     assert harness.said() == text
-    assert counted(harness.tokens()) == length(text)
+    assert counted(harness.tokens()) == length(text) + 1  # the end of text
     assert harness.finish() == "stop"
 
 
@@ -80,7 +80,7 @@ def test_where_nothing_tells_parts_apart_they_are_marked_up() -> None:
     said = harness.said()
     assert said.startswith("<think>\nHm.\n</think>\n\nLet me look.<tool_call>\n")
     assert all(each.part is None for each in harness.tokens())
-    assert counted(harness.tokens()) == length(said)
+    assert counted(harness.tokens()) == length(said) + 1  # the end of text
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 8, 13, 20, 30])
@@ -95,8 +95,10 @@ def test_a_limit_of_tokens_cuts_whatever_is_said(most: int) -> None:
 def test_a_limit_of_all_tokens_is_none() -> None:
     script = ScriptedReply(text="Let me look.")
     whole = length("Let me look.")
-    harness = played(script, max_tokens=whole, limited=True)
-    assert (counted(harness.tokens()), harness.finish()) == (whole, "stop")
+    harness = played(script, max_tokens=whole + 1, limited=True)
+    assert (counted(harness.tokens()), harness.finish()) == (whole + 1, "stop")
+    full = played(script, max_tokens=whole, limited=True)
+    assert (counted(full.tokens()), full.said(), full.finish()) == (whole, harness.said(), "length")
 
 
 def test_a_stop_string_ends_the_text_and_nothing_follows() -> None:
@@ -107,7 +109,7 @@ def test_a_stop_string_ends_the_text_and_nothing_follows() -> None:
 
 def test_nothing_can_be_said() -> None:
     harness = played(ScriptedReply(text=""))
-    assert (harness.said(), counted(harness.tokens()), harness.finish()) == ("", 0, "stop")
+    assert (harness.said(), counted(harness.tokens()), harness.finish()) == ("", 1, "stop")
     assert harness.is_idle()
 
 

@@ -6,6 +6,7 @@ from app.api.anthropic.chats import message_chats
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter, message_error
 from app.api.builder import Prompt
 from app.api.chat.prompt import chat_prompt
+from app.api.chat.tools import check_tool_choice
 from app.api.frontend import Frontend
 from app.api.identity import address_of
 from app.http.context import RequestContext
@@ -22,6 +23,7 @@ def routes(frontend: Frontend) -> list[Route]:
         """The next message of a conversation, whole or as a stream."""
         asked = chat_of(frontend.decode(context, MessagesRequest))
         accepted = frontend.accept(asked, context)
+        check_tool_choice(asked, frontend.builder.settings.tools)
         prompt = chat_prompt(frontend, asked, asked.messages)
         head = frontend.identity.head("chatcmpl", context, asked.request_id, accepted.model)
         answer = MessageWriter(head, _shape(frontend, asked, prompt), frontend.identity.fresh_id)

@@ -11,9 +11,11 @@ from app.api.builder import Prompt
 from app.api.chat.media import Features, features, media_tokens
 from app.api.chat.prompt import PROMPT, chat_options, chat_prompt, chat_prompts
 from app.api.chat.thinking import TELLS_EMPTY
+from app.api.chat.tools import check_tool_choice
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
 from app.api.identity import address_of
+from app.api.logprobs import ALL
 from app.http.context import RequestContext
 from app.http.response import Response
 from app.http.route import PlainHandler, Route, post
@@ -31,6 +33,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         """The next message of a conversation, whole or as a stream."""
         request = frontend.decode(context, ChatCompletionRequest)
         asked = frontend.accept(request, context)
+        check_tool_choice(request, frontend.builder.settings.tools)
         prompt = chat_prompt(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
         image = frontend.wants_image(context)
@@ -75,7 +78,8 @@ def response_options(
         prompt_ids=ids,
         role=role,
         echo=content_text(last.get("content")) if request.echo and last["role"] == role else "",
-        top_logprobs=request.top_logprobs if request.logprobs else None,
+        top_logprobs=_shown_logprobs(request),
+        beams=request.use_beam_search,
         prompt_text=frontend.tokenizer.decode(ids, False) if request.return_prompt_text else None,
         named_tool=named,
         forced_tool=named or choice == "required",
@@ -90,6 +94,13 @@ def response_options(
         encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
         media_tokens=_media_tokens(frontend, request, messages, media) if media else None,
     )
+
+
+def _shown_logprobs(request: ChatCompletionRequest) -> int | None:
+    """Alternatives that the answer shows of each token: all that the client names."""
+    if not request.logprobs:
+        return None
+    return ALL if request.logprob_token_ids else request.top_logprobs
 
 
 def _media_tokens(

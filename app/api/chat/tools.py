@@ -17,7 +17,10 @@ from app.protocol.long_json import parse
 from app.protocol.options import NamedToolChoice, StructuredOutputs
 from app.protocol.options import Tool as ToolParam
 from app.protocol.slicing import each, slices
+from app.protocol.validation.model import check_depth
+from app.protocol.validation.sampling import GenerationRequest
 from app.schema import SchemaError, Schemas
+from app.schema.backends import untaken
 from app.schema.strict import check_strict
 from config.settings import ToolSettings
 
@@ -37,20 +40,42 @@ CHECK, TOOL = 100, 2
 """Values that a tool counts as whose schema is compiled, or that is handed on."""
 
 
+def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) -> None:
+    """vLLM's rules about the choice of a chat with tools. ApiError 400 for one that the server cannot serve.
+
+    Without `enable-auto-tool-choice` there is no parser of tool calls, and no tool can be chosen. A server
+    that names its parser does as vLLM does, which knows no `allowed_tools`.
+    """
+    choice = request.tool_choice
+    if not request.tools or choice in (None, "none"):
+        return
+    is_open = settings.enable_auto_tool_choice
+    allowed = isinstance(choice, NamedToolChoice) and choice.type == "allowed_tools"
+    if allowed and (settings.tool_call_parser or not is_open):
+        raise bad_request("tool_choice needs a function object", "tool_choice.function")
+    if is_open:
+        return
+    if choice == "auto":
+        raise bad_request(NO_CHOICE)
+    what = f'"{choice}"' if isinstance(choice, str) else "a function"
+    raise bad_request(f"tool_choice={what} requires --tool-call-parser to be set")
+
+
 def tool_calls_of(
-    request: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas
+    request: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas, computes: bool = False
 ) -> ToolCalls | None:
     """The calls that a chat allows; None when it allows none. ApiError 400 for a tool whose schema is wrong.
 
-    A null `tool_choice` is `auto`. Pauses between tools.
+    A null `tool_choice` is `auto`. Pauses between tools. `computes`: a real engine keeps to every schema.
     """
     choice, params = request.tool_choice, request.tools
-    if not params or choice == "none":
+    if not params or choice == "none" or not settings.enable_auto_tool_choice:
         return None
-    if choice in (None, "auto") and not settings.enable_auto_tool_choice:
-        raise bad_request(NO_CHOICE)
     within, lenient = slices(), settings.skip_tool_validation
-    if not lenient:
+    if settings.tool_call_parser and not computes:  # as in vLLM, whose parsers look at strict tools alone
+        lenient = True
+        _check_tools([tool for tool in each(params, within) if tool.function.strict], False, schemas, within)
+    elif not lenient:
         _check_tools(params, settings.strict_tool_schemas, schemas, within)
     least, named = int(choice == "required"), False
     if isinstance(choice, NamedToolChoice):
@@ -58,31 +83,48 @@ def tool_calls_of(
         params = [tool for tool in each(params, within) if tool.function.name in names]
         named = allowed is None or choice.type == "function"
         least = int(allowed is None or named or allowed.mode == "required")
-    tools = tuple(_tool(tool) for tool in each(params[:1] if named else params, within, TOOL))
+    if named and len(params) > 1:
+        raise bad_request("a named tool_choice needs exactly one tool of that name")
+    tools = tuple(_tool(tool) for tool in each(params, within, TOOL))
     most = 1 if named or request.parallel_tool_calls is False else len(tools)
     return ToolCalls(tools=tools, least=least, most=most, named=named, lenient=lenient)
 
 
-def _check_tools(params: Sequence[ToolParam], strict: bool, schemas: Schemas, within: Slices) -> None:
+def _check_tools(params: Sequence[ToolParam], narrow: bool, schemas: Schemas, within: Slices) -> None:
+    """`narrow`: no keywords beyond those of the reference simulator."""
     for tool in each(params, within, CHECK):
         function = tool.function
         try:
-            if strict:
+            if narrow:
                 check_strict(function.parameters)
             schemas.compile(function.parameters or NO_PARAMETERS)
         except SchemaError as error:
             message = f"The parameters of tool {function.name!r} cannot be used: {error}."
-            raise bad_request(message, "tools") from None
+            raise bad_request(message, None if function.strict else "tools") from None
 
 
 def _tool(param: ToolParam) -> Tool:
     return Tool(param.function.name, param.function.parameters or NO_PARAMETERS)
 
 
-def constraint_of(wanted: StructuredOutputs | None, schemas: Schemas) -> Constraint | None:
-    """The form that the reply's text must have; None for any.
+def tag_of(wanted: StructuredOutputs | None, request: GenerationRequest, schemas: Schemas) -> Grammar | None:
+    """The structural tag that a request asks for. ApiError 400 for one that is none: vLLM looks at once."""
+    if wanted is None or wanted.structural_tag is None:
+        return None
+    field = "structured_outputs" if request.structured_outputs is not None else "response_format"
+    schemas.load()
+    from app.grammar.compiling import compile_structural_tag
 
-    ApiError 400 for a schema, a grammar or a structural tag that is none.
+    try:
+        return compile_structural_tag(wanted.structural_tag, schemas, slices())
+    except SchemaError as error:
+        raise bad_request(f"Invalid structural tag specification: {error}", field) from None
+
+
+def constraint_of(wanted: StructuredOutputs | None, schemas: Schemas) -> Constraint | None:
+    """The form that the reply's text must have, a structural tag aside; None for any.
+
+    ApiError 400 for a schema or a grammar that is none, or that vLLM's structured outputs do not take.
     """
     if wanted is None:
         return None
@@ -92,22 +134,19 @@ def constraint_of(wanted: StructuredOutputs | None, schemas: Schemas) -> Constra
         return Constraint(schema=ANY_OBJECT)
     if wanted.regex is not None:
         return Constraint(regex=wanted.regex)
-    if wanted.grammar is not None or wanted.structural_tag is not None:
-        return Constraint(grammar=_grammar_of(wanted, schemas))
+    if wanted.grammar is not None:
+        return Constraint(grammar=_grammar_of(wanted.grammar, schemas))
     return Constraint(choices=tuple(wanted.choice)) if wanted.choice else None
 
 
-def _grammar_of(wanted: StructuredOutputs, schemas: Schemas) -> Grammar:
+def _grammar_of(text: str, schemas: Schemas) -> Grammar:
     schemas.load()
-    from app.grammar.compiling import compile_grammar, compile_structural_tag
+    from app.grammar.compiling import compile_grammar
 
     try:
-        if wanted.grammar is not None:
-            return compile_grammar(wanted.grammar, slices())
-        return compile_structural_tag(wanted.structural_tag or "", schemas, slices())
+        return compile_grammar(text, slices())
     except SchemaError as error:
-        what = "grammar" if wanted.structural_tag is None else "structural tag"
-        raise bad_request(f"Invalid {what} specification: {error}") from None
+        raise bad_request(f"Invalid grammar specification: {error}") from None
 
 
 def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:
@@ -116,9 +155,13 @@ def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:
         if isinstance(given, str):
             schema = json.loads(given) if len(given) <= LONG else parse(given, slices())
     except (ValueError, RecursionError):
-        raise bad_request("structured_outputs.json is no JSON", "structured_outputs") from None
+        raise bad_request("structured_outputs.json is no JSON") from None
+    if isinstance(given, str):
+        check_depth(schema, slices())
     try:
         schemas.compile(schema)
     except SchemaError as error:
-        raise bad_request(f"The schema of the reply cannot be used: {error}.", "response_format") from None
+        raise bad_request(f"The schema of the reply cannot be used: {error}.") from None
+    if (keyword := untaken(schema, slices())) is not None:
+        raise bad_request(f"The schema of the reply cannot be used: {keyword} is not implemented.")
     return cast(JsonSchema, schema)

@@ -54,6 +54,8 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     echo: str = ""
     top_logprobs: int | None = None
     """Alternatives shown; None without log probabilities."""
+    beams: bool = False
+    """The choices are beams, of whose tokens only the ids are known: log probabilities tell no bytes."""
     prompt_text: str | None = None
     named_tool: bool = False
     """A named tool had to be called: the reply then ends with `stop`."""
@@ -64,7 +66,7 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     parsed: Callable[[bool, bool, int], None] | None = None
     """Counts the work of the parser of tool calls, if there is any: in a stream?, found one?, how often."""
     parses: bool = False
-    """Thoughts or calls are parsed out of the text."""
+    """Thoughts or calls are parsed out of the text: an end that shows nothing has not even an empty text."""
     reasons: bool = False
     """The model thinks, so usage counts its thoughts, and without a text the content is null."""
     empty_thoughts: bool = False
@@ -112,7 +114,7 @@ class ChatWriter(ResponseWriter):
         self._meta = meta
         self._options = options
         if options.top_logprobs is not None and not options.hides:
-            self._logprobs = ChatLogprobs(options.top_logprobs, options.token_id_names)
+            self._logprobs = ChatLogprobs(options.top_logprobs, options.token_id_names, options.beams)
 
     def chunk(self, output: EngineOutput) -> bytes:
         if type(output) is Tokens:
@@ -197,8 +199,10 @@ class ChatWriter(ResponseWriter):
     def _special(self, choice: ChoiceState, output: Tokens, i: int) -> bytes:
         """The chunk of token `i`, with all that the request asked for; empty when it shows nothing."""
         options, part = self._options, output.part
-        text, ids = output.texts[i] if output.texts else "", output.ids[i : i + 1]
-        finish = output.finish if i + 1 >= len(output.texts) else None
+        last = i + 1 >= len(output.texts)
+        of = slice(i, None if last else i + 1)  # a whole beam is one text of many tokens
+        text, ids = output.texts[i] if output.texts else "", output.ids[of]
+        finish = output.finish if last else None
         choice.tokens += len(ids)
         if part is not None and part.kind == "reasoning":
             choice.reasoning_tokens += len(ids)
@@ -208,13 +212,13 @@ class ChatWriter(ResponseWriter):
             if finish is None and (options.hides or not has_more):
                 return b""
             delta = Delta()
-        elif finish is not None and part is None and not text:
+        elif finish is not None and part is None and not text and options.parses:
             delta = Delta()
         shown = ChunkChoice(output.index, delta, token_ids=None)
         if options.token_ids and not options.hides:
             shown.token_ids = ids
         if self._logprobs is not None and output.logprobs is not None:
-            shown.logprobs = LogprobContent(self._logprobs.entries(output.logprobs[i : i + 1]))
+            shown.logprobs = LogprobContent(self._logprobs.entries(output.logprobs[of]))
         if finish is not None:
             choice.finish, choice.ended_s = finish, output.at_s
             shown.finish_reason, shown.stop_reason = self._finish_reason(choice), finish.stop_reason

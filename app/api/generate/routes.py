@@ -8,6 +8,7 @@ from typing import Any
 
 from app.api.builder import Prompt
 from app.api.chat.prompt import chat_prompt
+from app.api.chat.tools import check_tool_choice
 from app.api.completions.route import completion_prompt
 from app.api.frontend import Frontend
 from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
@@ -61,6 +62,7 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights) -> list[Route]:
         """The tokens and sampling parameters that a chat would be generated with."""
         asked = frontend.decode(context, ChatCompletionRequest)
         model = _base_model(frontend, asked)
+        check_tool_choice(asked, frontend.builder.settings.tools)
         prompt = chat_prompt(frontend, asked, asked.messages)
         return json_response(_rendered(frontend, context, asked, "chatcmpl", model, prompt))
 

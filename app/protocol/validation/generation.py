@@ -108,7 +108,7 @@ class ValidatedRequest(Generic[R]):
         self.seed = None if request.seed == NO_SEED else request.seed
         self.greedy = temperature is not None and temperature < GREEDY_BELOW
         top = _top_logprobs(request)
-        self.logprobs = None if request.logprob_token_ids else top
+        self.logprobs = len(request.logprob_token_ids) if request.logprob_token_ids else top
         """Alternatives per generated token (-1: all); None when no log probabilities are wanted."""
         self.prompt_logprobs = request.prompt_logprobs
         """Alternatives per prompt token; echo alone asks for as many as for generated ones."""
@@ -151,8 +151,11 @@ class ValidatedRequest(Generic[R]):
         if not prompts:
             return
         request, limits = self.request, self._limits
-        self._check_logprobs()
-        self._check_token_ids()
+        if request.use_beam_search:
+            limits.check_logprobs("logprobs", 2 * self.n)  # which the search asks for in each step
+        else:
+            self._check_logprobs()
+            self._check_token_ids()
         if self.structured_outputs is not None:
             model_rules.check_constraint(self.structured_outputs, self._within)
         if request.thinking_token_budget is not None and not limits.reasons:
@@ -170,7 +173,7 @@ class ValidatedRequest(Generic[R]):
 
     def _check_logprobs(self) -> None:
         limits, by_id = self._limits, self.request.logprob_token_ids
-        if self.logprobs:
+        if self.logprobs and not by_id:
             limits.check_logprobs("logprobs", self.logprobs)
         if by_id:
             model_rules.check_logprob_token_ids(by_id)

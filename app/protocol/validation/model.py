@@ -97,6 +97,8 @@ def check_bad_words(words: Sequence[str], within: Slices) -> None:
     """Words that must not be said are few, where each counts once."""
     seen: set[str] = set()
     for part in parts(words, within):
+        if not all(map(str.strip, part)):
+            raise bad_request("each of bad_words needs at least one token", "bad_words")
         seen.update(part)
         if len(seen) > MAX_BAD_WORDS:
             raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
@@ -110,12 +112,17 @@ def check_constraint(wanted: StructuredOutputs, within: Slices) -> None:
     for name, text in texts.items():
         if isinstance(text, str) and not text.strip():
             raise bad_request(f"structured_outputs.{name} must not be empty")
-    if _is_deeper_than(MAX_SCHEMA_DEPTH, wanted.json, within):
-        raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
+    check_depth(wanted.json, within)
     if wanted.json_object is False:
         raise bad_request("structured_outputs.json_object is true or absent")
     if wanted.regex is not None and "\0" in wanted.regex:
         raise bad_request("structured_outputs.regex must not contain NUL")
+
+
+def check_depth(schema: object, within: Slices) -> None:
+    """Objects and lists of a schema, decoded JSON, do not nest too deeply."""
+    if _is_deeper_than(MAX_SCHEMA_DEPTH, schema, within):
+        raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
 
 
 def _is_deeper_than(levels: int, value: object, within: Slices) -> bool:

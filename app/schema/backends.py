@@ -1,0 +1,94 @@
+"""What vLLM's structured outputs do not take of a JSON Schema.
+
+Its first backend, xgrammar, misses some keywords. A schema with one of them goes to the second one,
+llguidance, which refuses each keyword that it does not implement; a third one takes `patternProperties`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from app.clock.pause import Slices
+from app.schema.keywords import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS
+
+Keywords = Mapping[str, object]
+
+MISSED_OF_ARRAYS = frozenset(["uniqueItems", "contains", "minContains", "maxContains"])
+COMMON_FORMATS = frozenset(
+    ["email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri"]
+)
+"""Formats of texts that both backends know,"""
+FIRST_FORMATS = COMMON_FORMATS | {"uri-reference", "uri-template", "json-pointer", "relative-json-pointer"}
+"""and those of the first one."""
+UNIMPLEMENTED = (
+    *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties"),
+    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "if", "then", "else", "not"),
+)
+"""Keywords that the second one refuses."""
+
+
+def untaken(schema: object, slices: Slices) -> str | None:
+    """The keyword for which vLLM refuses `schema`, decoded JSON, as the form of a text; None without one."""
+    if not any(_is_missed(each) for each in _schemas(schema, slices)):
+        return None
+    if any("patternProperties" in each for each in _schemas(schema, slices)):
+        return None
+    return next(filter(None, map(_unimplemented, _schemas(schema, slices))), None)
+
+
+def _schemas(schema: object, slices: Slices) -> Iterator[Keywords]:
+    """`schema` and those inside of it."""
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        slices.spend()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, dict):
+            yield each
+            for keyword, value in each.items():
+                if keyword in MAPS_OF_SCHEMAS and isinstance(value, dict):
+                    waiting += value.values()
+                elif keyword in SCHEMAS or keyword in LISTS_OF_SCHEMAS:
+                    waiting.append(value)
+
+
+def _is_missed(schema: Keywords) -> bool:
+    """The first backend would miss something of this schema."""
+    kind, all_of = schema.get("type"), schema.get("allOf")
+    types = kind if isinstance(kind, list) else (kind,)
+    return (
+        ("integer" in types or "number" in types)
+        and "multipleOf" in schema
+        or "array" in types
+        and not MISSED_OF_ARRAYS.isdisjoint(schema)
+        or "string" in types
+        and ("format" in schema and schema["format"] not in FIRST_FORMATS or _is_bounded_pattern(schema))
+        or "object" in types
+        and _misses_names(schema)
+        or isinstance(all_of, list)
+        and len(all_of) > 1
+    )
+
+
+def _is_bounded_pattern(schema: Keywords) -> bool:
+    return ("pattern" in schema or "format" in schema) and ("minLength" in schema or "maxLength" in schema)
+
+
+def _misses_names(schema: Keywords) -> bool:
+    names, patterns = schema.get("propertyNames"), schema.get("patternProperties")
+    if "propertyNames" in schema and (
+        isinstance(names, dict)
+        and _is_bounded_pattern(names)
+        or "patternProperties" in schema
+        or "properties" in schema
+        or schema.get("unevaluatedProperties", True) is not True
+    ):
+        return True
+    return isinstance(patterns, dict) and ("properties" in schema or len(patterns) > 1)
+
+
+def _unimplemented(schema: Keywords) -> str | None:
+    if "format" in schema and schema["format"] not in COMMON_FORMATS:
+        return "format"
+    return next((keyword for keyword in UNIMPLEMENTED if keyword in schema), None)

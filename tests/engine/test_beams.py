@@ -1,0 +1,74 @@
+"""Beams come whole, and each of their steps is a request of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.engine.errors import QueueFull
+from app.engine.outputs import Failed, Started
+from tests.engine.harness import Harness
+from tests.engine.stepped import PROFILE
+
+
+def beams(harness: Harness, choices: int = 2, **fields: Any) -> None:
+    asked = {"prompt_ids": list(range(9)), "limited": True, "max_tokens": 4, "ignore_eos": True, **fields}
+    harness.handle = harness.ask(choices=choices, beams=True, **asked)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fields", [{}, {"profile": PROFILE}, {"time_to_first_token": 1.0}])
+def test_a_beam_is_one_output_of_all_its_tokens(fields: dict[str, Any]) -> None:
+    harness = Harness(mode="random", **fields)
+    beams(harness, logprobs=2)
+    harness.clock.advance(60)
+    for index in range(2):
+        assert [isinstance(event, Started) for event in harness.of(index=index)] == [True, False]
+        [beam] = harness.tokens(index=index)
+        assert (len(beam.ids), len(beam.texts), len(beam.logprobs or ())) == (4, 1, 4)
+        assert beam.finish is not None and beam.finish.reason == "length"
+    assert harness.is_idle()
+
+
+def test_each_step_of_a_beam_counts_as_a_request_of_one_token() -> None:
+    harness = Harness(mode="random")
+    beams(harness)
+    harness.clock.advance(60)
+    requests = 1 + 2 * 3
+    assert harness.metric("request_success_total", finished_reason="length") == requests
+    assert harness.metric("generation_tokens_total") == requests
+    assert harness.metric("prompt_tokens_total") == 9 + 2 * (10 + 11 + 12)
+    assert harness.metric("request_params_max_tokens_sum") == requests
+    assert harness.metric("request_params_n_sum") == requests
+
+
+def test_a_beam_that_ends_of_itself_names_the_end_of_text() -> None:
+    harness = Harness(mode="echo")
+    beams(harness, choices=1, echo_text="hi", max_tokens=9, ignore_eos=False)
+    harness.clock.advance(60)
+    [beam] = harness.tokens()
+    assert "".join(beam.texts) == "hi" and beam.finish is not None
+    assert (beam.finish.reason, beam.finish.stop_reason) == ("stop", 0) and 0 not in beam.ids
+
+
+def test_beams_that_are_aborted_say_nothing_and_interrupted_ones_say_so() -> None:
+    harness = Harness(mode="random", time_to_first_token=1.0)
+    beams(harness)
+    harness.clock.advance(1.5)
+    harness.handle.abort()  # type: ignore[attr-defined]
+    harness.clock.advance(60)
+    assert harness.events == [] and harness.is_idle()
+    beams(harness)
+    harness.clock.advance(1.5)
+    assert harness.engine.interrupt() > 0
+    harness.clock.advance(60)
+    assert harness.finish(index=0) == harness.finish(index=1) == "abort" and harness.is_idle()
+
+
+def test_beams_without_a_place_are_refused_or_fail() -> None:
+    harness = Harness(mode="random", slots=1, max_waiting=0, time_to_first_token=1.0)
+    beams(harness)  # one request in the first step, two in the second
+    with pytest.raises(QueueFull):
+        harness.ask("other", beams=True)
+    harness.clock.advance(60)
+    assert isinstance(harness.events[-1][1], Failed) and harness.is_idle()

@@ -1,0 +1,89 @@
+"""A reply that ends of itself ends with a token for that, in every family; forms and biases show it best."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.surface.conftest import Client
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+CHOICE = {"structured_outputs": {"choice": ["x"]}}
+PICK = {"type": "function", "name": "pick", "parameters": {"enum": [1]}}
+END = "<|endoftext|>"
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    lines = (line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {"))
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def ids(client: Client) -> list[int]:
+    """Of "x" and of the end of text."""
+    return [client.post("/tokenize", {"prompt": text}).json()["tokens"][0] for text in ("x", END)]
+
+
+@pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", {"prompt": "hi"})])
+def test_chats_and_completions_show_it(client: Client, ids: list[int], path: str, body: Any) -> None:
+    asked = {**body, **CHOICE, "return_token_ids": True, "logprobs": 1, "max_tokens": 9}
+    whole = client.post(f"/v1/{path}", asked).json()
+    assert whole["choices"][0]["token_ids"] == ids and whole["choices"][0]["finish_reason"] == "stop"
+    assert whole["usage"]["completion_tokens"] == 2
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *_, text, last, usage = events(client.post(f"/v1/{path}", {**asked, **options}).text)
+    [shown], [end] = text["choices"], last["choices"]
+    assert (shown["token_ids"], shown["finish_reason"]) == (ids[:1], None)
+    assert (end["token_ids"], end["finish_reason"], end["stop_reason"]) == (ids[1:], "stop", None)
+    assert end.get("delta") == {} if "chat" in path else end["text"] == ""
+    names = [token["token"] for token in end["logprobs"].get("content", ())] or end["logprobs"]["tokens"]
+    assert names == [END] and usage["usage"]["completion_tokens"] == 2
+
+
+def test_a_full_reply_has_none(client: Client, ids: list[int]) -> None:
+    asked = {"prompt": "hi", **CHOICE, "return_token_ids": True, "max_tokens": 1}
+    choice = client.post("/v1/completions", asked).json()["choices"][0]
+    assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("x", ids[:1], "length")
+
+
+def test_the_other_families_count_it(client: Client, ids: list[int]) -> None:
+    tokens = client.post("/tokenize", {"prompt": "hi"}).json()["tokens"]
+    sampling = {"max_tokens": 9, "structured_outputs": {"choice": ["x"]}}
+    generated = client.post("/inference/v1/generate", {"token_ids": tokens, "sampling_params": sampling})
+    assert generated.json()["choices"][0]["token_ids"] == ids
+    forced = {"input": "hi", "logit_bias": {str(ids[1]): 100}}
+    response = client.post("/v1/responses", forced).json()
+    assert response["usage"]["output_tokens"] == 1 and response["status"] == "completed"
+    asked = {**CHAT, "model": "base", "max_tokens": 300}
+    message = client.post("/v1/messages", asked).json()
+    text = message["content"][0]["text"]
+    said = len(client.post("/tokenize", {"prompt": text}).json()["tokens"])
+    ends = message["stop_reason"] == "end_turn"
+    assert message["usage"]["output_tokens"] == said + ends
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_biases_decide_in_every_family(client: Client, ids: list[int], n: int) -> None:
+    for steered in ({"logit_bias": {str(ids[0]): 100}}, {"allowed_token_ids": ids[:1]}):
+        asked = {**steered, "n": n, "max_tokens": 4}
+        chat = client.post("/v1/chat/completions", {**CHAT, **asked}).json()
+        assert [choice["message"]["content"] for choice in chat["choices"]] == ["xxxx"] * n
+        text = client.post("/v1/completions", {"prompt": "hi", **asked}).json()
+        assert [choice["text"] for choice in text["choices"]] == ["xxxx"] * n
+        generated = client.post("/inference/v1/generate", {"token_ids": [1], "sampling_params": asked})
+        assert [choice["token_ids"] for choice in generated.json()["choices"]] == [ids[:1] * 4] * n
+    asked = {"input": "hi", "max_output_tokens": 4, "logit_bias": {str(ids[0]): 100}}
+    assert client.post("/v1/responses", asked).json()["output"][0]["content"][0]["text"] == "xxxx"
+
+
+def test_a_beam_is_one_chunk(client: Client) -> None:
+    asked = {**CHAT, "use_beam_search": True, "n": 2, "max_tokens": 3, "ignore_eos": True, "logprobs": True}
+    told = events(client.post("/v1/chat/completions", {**asked, "stream": True}).text)
+    beams = [event["choices"][0] for event in told if event["choices"][0]["finish_reason"]]
+    assert [beam["index"] for beam in beams] == [0, 1] and len(told) == 4
+    for beam in beams:
+        assert [token["bytes"] for token in beam["logprobs"]["content"]] == [None] * 3
+    usage = client.post("/v1/chat/completions", asked).json()["usage"]
+    assert (usage["completion_tokens"], usage["prompt_tokens_details"]) == (6, None)
