@@ -87,6 +87,7 @@ def _recorder(settings: Settings, rank: int) -> Recorder:
         str(rank),
         max_loras=most,
         block_times=settings.kvcache.kv_cache_metrics,
+        older_names=settings.metrics.simulator_metrics,
         transfers=bool(fetching or connector),
         steps=settings.steps.shared or settings.engine.is_real,
     )

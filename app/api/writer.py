@@ -189,7 +189,7 @@ class ResponseWriter(ABC):
     """
 
     started: Started | None = None
-    """How its last choice began."""
+    """How a choice began: of a stream the first one, else the last."""
     cached_tokens = 0
     prompt_logprobs: SomeEntries | None = None
     has_failed = False
@@ -246,6 +246,17 @@ class ResponseWriter(ABC):
             choice.tokens / run_s if run_s > 0 else missing,
             missing,
         )
+
+    @property
+    def told_created(self) -> int:
+        """Tokens of the prompt that are cached from now on, beside `told_cached`."""
+        created = 0 if self.started is None else self.started.created_tokens
+        return max(0, self.cached_tokens + created - self.told_cached)
+
+    def begin(self, output: Started) -> None:
+        """Keep what a stream tells of its prompts: what is known of the choice that begins first."""
+        if self.started is None:
+            self.started, self.cached_tokens = output, output.cached_tokens
 
     @abstractmethod
     def closing(self) -> bytes:

@@ -32,6 +32,8 @@ class KVCacheManager:
         self._adapter_of = adapter_of
         self._publish = publish
         self._numbers = count()
+        self._steps: list[list[KVEvent]] = []
+        """The events of each prefill that are not published yet."""
 
     def blocks_of(self, requests: Sequence[EngineRequest]) -> list[SequenceBlocks]:
         """What each of `requests`, in order of index, will have. PromptExceedsCache for what never fits.
@@ -53,29 +55,38 @@ class KVCacheManager:
         name = request.adapter
         adapter = None if name is None else self._adapter_of(name)
         media = [Placeholder(*item) for item in request.media]
-        prompt = self.cache.prompt(request.prompt_ids, adapter, request.cache_salt, media)
+        # Log probabilities of a prompt take all of it to compute, as in vLLM.
+        reads = request.prompt_logprobs is None
+        prompt = self.cache.prompt(request.prompt_ids, adapter, request.cache_salt, media, reads)
         for _ in prompt.hashing():
             pause_if_possible()
         return prompt
 
-    def end_step(self) -> None:
-        """Tell what has happened to the blocks."""
+    def begin_prefill(self) -> None:
+        """Keep the events of a prompt apart: alone in its step, as where one prompt comes after another."""
         self.recorder.cache_used(self.cache.usage)
-        events = self.cache.take_events()
-        if events and self._publish is not None:
-            self._publish(events)
+        if events := self.cache.take_events():
+            self._steps.append(events)
+
+    def end_step(self) -> None:
+        """Publish what has happened to the blocks."""
+        self.begin_prefill()
+        steps, self._steps = self._steps, []
+        if self._publish is not None:
+            for events in steps:
+                self._publish(events)
 
     def reset(self) -> bool:
-        """Forget all that is cached; False, and nothing is forgotten, while requests run."""
-        done = self.cache.reset()
-        self.end_step()
-        return done
+        """Forget all that is cached; False, and nothing is forgotten, while requests run.
+
+        The event waits for the next step, as in vLLM.
+        """
+        return self.cache.reset()
 
     def sleep(self) -> None:
-        """Forget everything and cache nothing more."""
+        """Forget everything and cache nothing more; see `reset` for the event."""
         self.cache.discard()
         self.cache.caching = False
-        self.end_step()
 
     def wake(self) -> None:
         """Cache again."""
@@ -114,8 +125,9 @@ class SequenceBlocks:
         """Take the prompt's blocks; how many of its tokens were cached."""
         manager = self._manager
         found = manager.cache.begin(self._key, self._prompt) or 0
-        manager.recorder.looked_up(len(self._prompt.token_ids), found)
-        manager.recorder.cache_used(manager.cache.usage)
+        if self._prompt.looks_up:
+            manager.recorder.looked_up(len(self._prompt.token_ids), found)
+        manager.begin_prefill()
         return found
 
     def append(self, ids: Sequence[int]) -> None:
@@ -150,8 +162,13 @@ class SequenceBlocks:
     def looked_up(self) -> int:
         """Count what was found; its tokens."""
         found = len(self._hits) * self._manager.cache.block_size
-        self._manager.recorder.looked_up(len(self._tokens), found)
+        if self._prompt.looks_up:
+            self._manager.recorder.looked_up(len(self._tokens), found)
         return found
+
+    def created(self, found: int) -> int:
+        """See `KVCache.created`."""
+        return self._manager.cache.created(self._prompt, found)
 
     def grow(self, count: int) -> None:
         """Take `count` more blocks."""

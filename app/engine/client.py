@@ -69,8 +69,12 @@ class EngineClient(Protocol):
         All or none are admitted. Raises any EngineError, and then nothing has begun.
         """
 
-    def interrupt(self, request_ids: Container[str] | None = None) -> int:
-        """End the requests of these ids, or all; each choice finishes with `abort`. How many there were."""
+    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
+        """End the requests of these ids, or all; each choice finishes with `abort`. How many there were.
+
+        They are in the metrics of finished requests if `counted`: vLLM counts those that its engine ends
+        (pause, sleep), and no others.
+        """
 
     def drain(self) -> None:
         """Admit nothing more; what was admitted goes on to its end."""

@@ -183,9 +183,9 @@ class Engine:
         submission.begin(sequences)
         return submission
 
-    def interrupt(self, request_ids: Container[str] | None = None) -> int:
+    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
         """See `EngineClient.interrupt`. Pauses where there are many."""
-        return interrupt(self._active, request_ids)
+        return interrupt(self._active, request_ids, counted)
 
     def drain(self) -> None:
         """Admit nothing more; what was admitted goes on to its end."""
@@ -250,7 +250,7 @@ class Choice(Protocol):
     def abort(self) -> None:
         """Emit nothing more."""
 
-    def interrupt(self) -> None:
+    def interrupt(self, counted: bool = False) -> None:
         """As `abort`, but whoever takes the outputs is told that it ended so."""
 
 
@@ -301,10 +301,10 @@ class Submission:
         for sequence in reversed(self._sequences):
             sequence.abort()
 
-    def interrupt(self, slices: Slices) -> None:
+    def interrupt(self, slices: Slices, counted: bool) -> None:
         """As `abort`, but each choice finishes with `abort`."""
         for sequence in reversed(self._sequences):
-            sequence.interrupt()
+            sequence.interrupt(counted)
             slices.spend(INTERRUPT_STEPS)
 
     def ended(self, sequence: Choice) -> tuple[int, int]:
@@ -325,12 +325,12 @@ class Submission:
         return (n, max(lengths)) if len(lengths) == n else (0, 0)
 
 
-def interrupt(active: Iterable[Submission], request_ids: Container[str] | None) -> int:
+def interrupt(active: Iterable[Submission], request_ids: Container[str] | None, counted: bool) -> int:
     """Interrupt those of `active` that have these ids, or all; how many. Pauses where there are many."""
     found = [it for it in active if request_ids is None or it.request_id in request_ids]
     slices = Slices()
     for submission in found:
-        submission.interrupt(slices)
+        submission.interrupt(slices, counted)
     return len(found)
 
 

@@ -159,7 +159,7 @@ class Lifecycle:
 
     def _settle(self, mode: PauseMode, caller_left: Event) -> None:
         if mode == "abort":
-            self._engine.interrupt()
+            self._engine.interrupt(counted=True)
         elif mode == "wait":
             while self.paused and self._engine.running:
                 if caller_left.wait(LOOK_AGAIN_S):

@@ -69,6 +69,8 @@ class Started(Struct, gc=False):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     """Seconds of waiting, and of running up to `at_s`."""
+    created_tokens: int = 0
+    """Tokens of the prompt's whole blocks that were not cached, and are from now on."""
 
 
 class Tokens(Struct, gc=False):

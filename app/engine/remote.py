@@ -166,9 +166,9 @@ class RemoteEngine:
         choice.watches = watches_of(request)
         return choice
 
-    def interrupt(self, request_ids: Container[str] | None = None) -> int:
+    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
         """See `EngineClient`; of this worker's requests. Pauses where there are many."""
-        return interrupt(self._active, request_ids)
+        return interrupt(self._active, request_ids, counted)
 
     def sequences(self) -> Iterator[RemoteChoice]:
         """This worker's choices that are not over, the latest first."""

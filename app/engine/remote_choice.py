@@ -56,6 +56,7 @@ class RemoteChoice:
         self._take_token: TakeToken | None = None
         self._begun = False
         self._cached_tokens = self._preemptions = 0
+        self._queued_s = request.arrival_s
         self._scheduled_s: float | None = None
         self._first_s: float | None = None
         self._last_s = 0.0
@@ -120,10 +121,10 @@ class RemoteChoice:
     def abort(self) -> None:
         """See `Choice.abort`."""
         if not self.over:
-            self._end("abort", is_computed=True)
+            self._end("abort", is_computed=True, counted=False)
 
-    def interrupt(self) -> None:
-        """See `Choice.interrupt`."""
+    def interrupt(self, counted: bool = False) -> None:
+        """See `Choice.interrupt`. What the engine itself ends comes as `Said`, and is counted."""
         if self.over:
             return
         self.abort()
@@ -135,12 +136,14 @@ class RemoteChoice:
     def _begin(self, said: Said) -> None:
         self._begun = True
         self._scheduled_s, self._cached_tokens = said.scheduled_s, said.cached_tokens
+        self._queued_s = self._queued_s if said.queued_s is None else said.queued_s
         if said.finish in ("error", "timeout"):
             return  # nothing is told but that
         entries = None if said.prompt_logprobs is None else self._prompt_entries(said.prompt_logprobs)
-        request, began_s = self.request, said.scheduled_s or said.at_s
-        queue_s, prefill_s = max(0.0, began_s - request.arrival_s), max(0.0, said.at_s - began_s)
-        take = self._emit(Started(request.index, said.at_s, said.cached_tokens, entries, queue_s, prefill_s))
+        began_s = said.scheduled_s or said.at_s
+        queue_s, prefill_s = max(0.0, began_s - self._queued_s), max(0.0, said.at_s - began_s)
+        index, cached, created = self.request.index, said.cached_tokens, said.created_tokens
+        take = self._emit(Started(index, said.at_s, cached, entries, queue_s, prefill_s, created))
         if self._reader is None and said.logprobs is None and not self.over:
             self._take_token = take
 
@@ -217,21 +220,30 @@ class RemoteChoice:
         self.tokens += tokens
         self._last_s = at_s
 
-    def _end(self, reason: FinishReason, is_computed: bool = False) -> None:
+    def _end(self, reason: FinishReason, is_computed: bool = False, counted: bool = True) -> None:
         self.over = True
         self._take_token = None
-        request = self.request
         end_s = self._now()
+        choices, longest = self._ended(self)
+        if counted:
+            self._recorder.sequence_finished(self._finished(reason, end_s, choices, longest))
+        else:
+            self._recorder.aborted()
+        if self.watches:
+            notify(self.watches, self._outcome(reason, end_s))
+        self._leave(self, is_computed)
+
+    def _finished(self, reason: FinishReason, end_s: float, choices: int, longest: int) -> FinishedSequence:
+        request = self.request
         scheduled_s = end_s if self._scheduled_s is None else self._scheduled_s
         first_s = scheduled_s if self._first_s is None else self._first_s
-        choices, longest = self._ended(self)
-        row = FinishedSequence(
+        return FinishedSequence(
             reason,
             prompt_tokens=len(request.prompt_ids),
             generation_tokens=self.tokens,
             cached_tokens=self._cached_tokens,
             max_tokens=request.max_tokens,
-            queue_s=max(0.0, scheduled_s - request.arrival_s),
+            queue_s=max(0.0, scheduled_s - self._queued_s),
             prefill_s=max(0.0, first_s - scheduled_s),
             decode_s=max(0.0, self._last_s - first_s),
             e2e_s=end_s - request.arrival_s,
@@ -239,10 +251,6 @@ class RemoteChoice:
             choices=choices,
             longest=longest,
         )
-        self._recorder.sequence_finished(row)
-        if self.watches:
-            notify(self.watches, self._outcome(reason, end_s))
-        self._leave(self, is_computed)
 
     def _outcome(self, reason: str, end_s: float) -> Outcome:
         return Outcome(

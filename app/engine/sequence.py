@@ -59,6 +59,7 @@ class Sequence:
         "_begun",
         "_blocks",
         "_cached_tokens",
+        "_created_tokens",
         "_delays",
         "_emit",
         "_ended",
@@ -70,6 +71,7 @@ class Sequence:
         "_part_end",
         "_parts_done",
         "_position",
+        "_queued_s",
         "_reply",
         "_runtime",
         "_scheduled_s",
@@ -109,9 +111,12 @@ class Sequence:
         self._delays: dict[int, float] | None = None
         if request.delays or reply.delays:
             self._delays = summed(request.delays, reply.delays)
-        self._position = self._cached_tokens = self._fetched_tokens = self._parts_done = 0
+        self._position = self._parts_done = 0
+        self._cached_tokens = self._created_tokens = self._fetched_tokens = 0
         self._part: Part | None
         self._part_end, self._part = reply.spans[0] if reply.spans else (len(self._texts), None)
+        self._queued_s = request.arrival_s
+        """When the queue had it."""
         self._scheduled_s: float | None = None
         self._first_s: float | None = None
         self._last_s = 0.0
@@ -162,16 +167,16 @@ class Sequence:
 
     def _begin(self, at_s: float) -> None:
         self._begun = True
-        reply, request = self._reply, self.request
-        began_s = at_s if self._scheduled_s is None else self._scheduled_s
+        reply, began_s = self._reply, at_s if self._scheduled_s is None else self._scheduled_s
         take = self._emit(
             Started(
-                request.index,
+                self.request.index,
                 at_s,
                 self._cached_tokens,
                 reply.prompt_logprobs,
-                began_s - request.arrival_s,
+                began_s - self._queued_s,
                 at_s - began_s,
+                self._created_tokens,
             )
         )
         if reply.logprobs is None and self._delays is None and not self.over:
@@ -219,18 +224,18 @@ class Sequence:
             self._end("error")
             emit_failure(self.request, error, self._emit)
 
-    def abort(self) -> None:
+    def abort(self, counted: bool = False) -> None:
         """Emit nothing more, and give back what it has."""
         if self.over:
             return
         self._texts = self._ids = ()  # who paces us may keep us for a while
-        self._end("abort")
+        self._end("abort", counted)
 
-    def interrupt(self) -> None:
+    def interrupt(self, counted: bool = False) -> None:
         """As `abort`, but whoever takes the outputs is told that it ended so."""
         if self.over:
             return
-        self.abort()
+        self.abort(counted)
         now_s, index = self._runtime.clock.now(), self.request.index
         if not self._begun:
             self._emit(Started(index, now_s))
@@ -253,22 +258,32 @@ class Sequence:
             blocks, self._blocks = self._blocks, None
             blocks.release()
 
-    def _end(self, reason: FinishReason) -> None:
+    def _end(self, reason: FinishReason, counted: bool = True) -> None:
         self._release()
-        runtime, request, now_s = self._runtime, self.request, self._runtime.clock.now()
+        now_s = self._runtime.clock.now()
         self._withdraw()
         self.over = True
         self._take_token = None
+        choices, longest = self._ended(self)
+        if counted:
+            self._runtime.recorder.sequence_finished(self._finished(reason, now_s, choices, longest))
+        else:
+            self._runtime.recorder.aborted()
+        if self.watches:
+            notify(self.watches, self._outcome(reason, now_s))
+        self._leave()
+
+    def _finished(self, reason: FinishReason, now_s: float, choices: int, longest: int) -> FinishedSequence:
+        request = self.request
         scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
         first_s = scheduled_s if self._first_s is None else self._first_s
-        choices, longest = self._ended(self)
-        row = FinishedSequence(
+        return FinishedSequence(
             reason,
             prompt_tokens=len(request.prompt_ids),
             generation_tokens=self.tokens,
             cached_tokens=self._cached_tokens + self._fetched_tokens,
             max_tokens=request.max_tokens,
-            queue_s=scheduled_s - request.arrival_s,
+            queue_s=scheduled_s - self._queued_s,
             prefill_s=first_s - scheduled_s,
             decode_s=self._last_s - first_s if self._last_s > first_s else 0.0,
             e2e_s=now_s - request.arrival_s,
@@ -276,10 +291,6 @@ class Sequence:
             choices=choices,
             longest=longest,
         )
-        runtime.recorder.sequence_finished(row)
-        if self.watches:
-            notify(self.watches, self._outcome(reason, now_s))
-        self._leave()
 
     def _outcome(self, reason: str, now_s: float) -> Outcome:
         return Outcome(

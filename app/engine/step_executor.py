@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from functools import partial
 from itertools import chain
+from math import inf, nextafter
 from random import Random
 from typing import ParamSpec, TypeVar
 
@@ -114,10 +115,10 @@ class StepExecutor(Executor):
         """Requests in the front, with the moments at which the scheduler sees them."""
         self._in_line = 0
         """Those of them that are not over."""
-        self._seen_s = float("-inf")
+        self._seen_s = -inf
         self._out: deque[HandOut] = deque()
         self._alarm: Alarm | None = None
-        self._due_s = float("inf")
+        self._due_s = inf
         """When the alarm rings."""
         self._turning = self._closed = False
 
@@ -165,15 +166,15 @@ class StepExecutor(Executor):
             if isinstance(state.owner, StepCall):
                 state.owner.cancel()
 
-    def enter(self, state: StepState) -> None:
-        """A request has come."""
+    def enter(self, state: StepState, apart: bool = False) -> None:
+        """A sequence has come; if `apart`, the scheduler sees it after those that have come before."""
         owner = state.owner
         if owner is None:
             return
         due_s = self._front.visible_s(owner.arrival_s, state.prompt_tokens)
         if (late_s := self._clock.now() - due_s) > 0:
             self._recorder.late(late_s)
-        self._seen_s = max(self._seen_s, due_s)
+        self._seen_s = max(nextafter(self._seen_s, inf) if apart else self._seen_s, due_s)
         self._line.append((self._seen_s, state))
         self._in_line += 1
         self._arm()
@@ -203,18 +204,18 @@ class StepExecutor(Executor):
         """See `Arrivals`."""
         taken = []
         while self._line and self._line[0][0] <= until_s:
-            state = self._line.popleft()[1]
-            if state.owner is not None and self._is_seen(state.owner):
+            at_s, state = self._line.popleft()
+            if state.owner is not None and self._is_seen(state.owner, at_s):
                 taken.append(state)
         # What one of them says may have ended it, or others: those have withdrawn by themselves.
         taken = [state for state in taken if state.owner is not None]
         self._in_line -= len(taken)
         return taken
 
-    def _is_seen(self, owner: StepOwner) -> bool:
+    def _is_seen(self, owner: StepOwner, at_s: float) -> bool:
         """Whether the scheduler is to have it. A sequence that is over withdraws by itself."""
         try:
-            if owner.seen():
+            if owner.seen(at_s):
                 return True
             if isinstance(owner, StepCall):
                 self._in_line -= 1
@@ -246,10 +247,17 @@ class StepExecutor(Executor):
         for state in batch.ends:
             if state.owner is not None:
                 state.owner.has_last()
+        self._count(batch)
+        self._out.append(HandOut(batch, first_s, gap_s))
+
+    def _count(self, batch: Batch[StepState]) -> None:
+        """Count a step with outputs; a prompt counts in the step of its last chunk, as in vLLM."""
+        outputs = len(batch.decodes) + len(batch.prefilled)
+        if not outputs:
+            return
         prompts = sum(it.prompt_tokens - it.owner.cached_tokens for it in batch.prefilled if it.owner)
         more = sum(accepted for _, accepted in batch.drafts.values())
-        self._recorder.step(len(batch.decodes) + len(batch.prefilled) + more + prompts)
-        self._out.append(HandOut(batch, first_s, gap_s))
+        self._recorder.step(outputs + more + prompts)
 
     def _store(self, state: StepState, count: int) -> None:
         """Tokens of the reply are known: a block that they fill up is told to the cache."""
@@ -278,7 +286,7 @@ class StepExecutor(Executor):
 
     def rearm(self) -> None:
         """The alarm was lost."""
-        self._alarm, self._due_s = None, float("inf")
+        self._alarm, self._due_s = None, inf
         self._arm()
 
     def ring(self, alarm: Alarm, now_s: float) -> float | None:
@@ -291,7 +299,7 @@ class StepExecutor(Executor):
         finally:
             self._turning = False
         if due_s is None:
-            self._alarm, self._due_s = None, float("inf")
+            self._alarm, self._due_s = None, inf
         else:
             self._due_s = due_s
         return due_s

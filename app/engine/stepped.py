@@ -29,8 +29,8 @@ class Steps(Protocol):
 
     block_size: int
 
-    def enter(self, state: StepState) -> None:
-        """A sequence has come."""
+    def enter(self, state: StepState, apart: bool = False) -> None:
+        """A sequence has come; if `apart`, the scheduler sees it after those that have come before."""
 
     def withdraw(self, state: StepState) -> None:
         """It is over, perhaps before its time."""
@@ -47,7 +47,7 @@ class StepOwner(Protocol):
     def cached_tokens(self) -> int:
         """Tokens of its prompt that need not be computed."""
 
-    def seen(self) -> bool:
+    def seen(self, at_s: float) -> bool:
         """The scheduler sees it; False when it needs no step."""
 
     def found(self, tokens: int) -> None:
@@ -156,11 +156,13 @@ class SteppedSequence(Sequence):
         return blocks is None or blocks.fits()
 
     def enter(self, soon: bool) -> None:
-        """The front has it; the scheduler sees it in a while."""
-        self._executor.enter(self.state)
+        """The front has it; the scheduler sees it in a while, each prompt of several by itself."""
+        index, n = self.request.index, self.request.n
+        self._executor.enter(self.state, apart=index > 0 and index % n == 0)
 
-    def seen(self) -> bool:
+    def seen(self, at_s: float) -> bool:
         """The scheduler sees it; False when it needs no step."""
+        self._queued_s = at_s
         least = self.request.least_hit_rate
         if least and self._share_cached() < least:
             # Too little is cached: the reply is empty, and comes at once (simulator.md 13.7).
@@ -187,6 +189,8 @@ class SteppedSequence(Sequence):
         self._cached_tokens = tokens
         if self._fetched_tokens:
             self._fetched_tokens -= tokens
+        elif self.state.blocks is not None:
+            self._created_tokens = self.state.blocks.created(tokens)
 
     @property
     def cached_tokens(self) -> int:
@@ -285,7 +289,7 @@ class StepCall(Future[T]):
         self.cached_tokens = 1
         self._call = call
 
-    def seen(self) -> bool:
+    def seen(self, at_s: float) -> bool:
         return self.set_running_or_notify_cancel()
 
     def found(self, tokens: int) -> None:

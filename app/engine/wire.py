@@ -178,10 +178,14 @@ class Said(Struct, kw_only=True, omit_defaults=True, tag="said"):
     texts: list[str] = []
     at_s: float = 0.0
     logprobs: list[WireLogprob] | None = None
+    queued_s: float | None = None
+    """With the first: when the engine got it."""
     scheduled_s: float | None = None
     """With the first: when it began to be computed."""
     cached_tokens: int = 0
     """With the first."""
+    created_tokens: int = 0
+    """With the first: see `Started`."""
     prompt_logprobs: list[WireLogprob | None] | None = None
     """With the first."""
     finish: EndReason | None = None

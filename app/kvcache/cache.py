@@ -90,16 +90,18 @@ class KVCache:
         adapter: Adapter | None = None,
         salt: str | None = None,
         placeholders: Sequence[Placeholder] = (),
+        reads: bool = True,
     ) -> Prompt:
         """A prompt to begin with. Its hashes are computed later: in parts by `hashing`, or when needed."""
         end = len(token_ids)
         inside = [p for p in placeholders if p.offset >= 0 and p.offset + p.length <= end]
         keys = ExtraKeys(self.block_size, adapter, salt, inside)
-        return Prompt(token_ids, self._hasher if self.caching else None, keys, adapter)
+        return Prompt(token_ids, self._hasher if self.caching else None, keys, adapter, reads)
 
     def again(self, prompt: Prompt, token_ids: Sequence[int]) -> Prompt:
         """`prompt`, continued: what a preempted sequence begins with when its turn comes again."""
-        return Prompt(token_ids, self._hasher if self.caching else None, prompt.keys, prompt.adapter)
+        hasher = self._hasher if self.caching else None
+        return Prompt(token_ids, hasher, prompt.keys, prompt.adapter, prompt.reads)
 
     def fits_ever(self, tokens: int) -> bool:
         """Whether a sequence of that many tokens could have its blocks if it were alone."""
@@ -244,11 +246,17 @@ class KVCache:
 
     def hits(self, prompt: Prompt) -> list[Block]:
         """The blocks of a prompt that are there already; never the one of its last token."""
-        if not prompt.cached:
+        if not prompt.looks_up:
             return []
         # The last token has to be computed, as its output is the first new token.
         most = (len(prompt.token_ids) - 1) // self.block_size
         return self._pool.longest_prefix(prompt.hashes[:most])
+
+    def created(self, prompt: Prompt, found: int) -> int:
+        """Tokens of whole blocks that a prompt adds to the cache, `found` of whose tokens were there."""
+        if not prompt.cached:
+            return 0
+        return len(prompt.token_ids) // self.block_size * self.block_size - found
 
     def fits(self, prompt: Prompt, hits: list[Block]) -> bool:
         """Whether the whole of a prompt could have its blocks now, of which `hits` are there."""

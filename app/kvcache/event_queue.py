@@ -19,8 +19,8 @@ MESSAGE_BYTES = 1 << 20
 class EventQueue:
     """At most `capacity` events, that go as soon as there are `batch`, or `flush_s` seconds after the last.
 
-    What has gathered by then goes together, up to `MOST_BATCHES` times `batch` or `MESSAGE_BYTES`. Moments
-    are monotonic seconds.
+    What has gathered by then goes together, up to `MOST_BATCHES` times `batch` or `MESSAGE_BYTES`. With a
+    `flush_s` of 0 every step goes alone, as in vLLM. Moments are monotonic seconds.
     """
 
     def __init__(self, capacity: int, batch: int, flush_s: float, limit_bytes: int = QUEUE_BYTES) -> None:
@@ -30,6 +30,8 @@ class EventQueue:
         self._batch = batch
         self._flush_s = flush_s
         self._events: deque[KVEvent] = deque()
+        self._steps: deque[int] = deque()
+        """Events of each step that waits, where steps go alone."""
         self._last_s = -math.inf
 
     def __len__(self) -> int:
@@ -45,6 +47,8 @@ class EventQueue:
                 self.size_bytes += size
             else:
                 lost += 1
+        if self._flush_s == 0 and len(events) > lost:
+            self._steps.append(len(events) - lost)
         return lost
 
     def due_s(self) -> float:
@@ -57,11 +61,13 @@ class EventQueue:
         """The next batch."""
         self._last_s = now_s
         taken: list[KVEvent] = []
-        size = 0
-        while self._events and len(taken) < MOST_BATCHES * self._batch:
+        size, most = 0, self._steps.popleft() if self._steps else MOST_BATCHES * self._batch
+        while self._events and len(taken) < most:
             size += event_bytes(self._events[0])
             if taken and size > MESSAGE_BYTES:
                 break
             taken.append(self._events.popleft())
             self.size_bytes -= event_bytes(taken[-1])
+        if self._flush_s == 0 and len(taken) < most:
+            self._steps.appendleft(most - len(taken))
         return taken

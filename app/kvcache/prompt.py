@@ -99,14 +99,24 @@ class Prompt:
         hasher: BlockHasher | None,
         keys: ExtraKeys,
         adapter: Adapter | None = None,
+        reads: bool = True,
     ) -> None:
-        """Without a `hasher` the prompt has no hashes: nothing of it is cached or found."""
+        """Without a `hasher` the prompt has no hashes: nothing of it is cached or found.
+
+        Unless it `reads`, nothing of it is found, though all of it is cached.
+        """
         self.token_ids = token_ids
         self.keys = keys
         self.adapter = adapter
         self.cached = hasher is not None
+        self.reads = reads
         self._hashes: list[bytes] = []
         self._parts = iter(()) if hasher is None else self._chain(hasher)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether blocks are looked for."""
+        return self.cached and self.reads
 
     def hashing(self) -> Iterator[None]:
         """Hash what is not hashed yet, a part before each item: pause there if others wait."""

@@ -123,7 +123,7 @@ class LLMEngine:
         self.halted = False
         """Nothing is computed: weights or cache are put away."""
         self.step_tokens = 0
-        """Computed in the last step."""
+        """Of the last step: tokens written, and prompts that it completed."""
 
     @property
     def max_tokens(self) -> int:
@@ -175,7 +175,9 @@ class LLMEngine:
         choices = [self._intake.sequence(request, index, eos, form) for index in range(count)]
         self.stats.requests += 1
         self._choices[request.request_id] = choices
+        queued_s = self._now()
         for sequence in choices:
+            sequence.queued_s = queued_s
             self.scheduler.add(sequence)
 
     def compile(self, form: TextForm) -> Form:
@@ -207,8 +209,9 @@ class LLMEngine:
         for sequence in batch.admitted:
             self._begun(sequence, started)
         decodes, chunks = self._parts(batch)
+        prompts = sum(it.prompt_tokens - it.cached_tokens for it in batch.prefilled if not it.output_ids)
+        self.step_tokens = prompts + len(batch.decodes) + len(batch.prefilled)
         outputs += self._compute(batch, decodes, chunks)
-        self.step_tokens = batch.tokens
         self.stats.steps += 1
         self.stats.step_s += self._now() - started
         return outputs
@@ -267,7 +270,7 @@ class LLMEngine:
     def _begun(self, sequence: Sequence, now_s: float) -> None:
         if not sequence.preemptions:
             sequence.scheduled_s = now_s
-            if sequence.prompt.cached:
+            if sequence.prompt.looks_up:
                 self.stats.prefix_queries += sequence.prompt_tokens
                 self.stats.prefix_hits += sequence.cached_tokens
 
@@ -374,7 +377,9 @@ class LLMEngine:
             token_ids=token_ids,
             prompt_tokens=sequence.prompt_tokens,
             cached_tokens=sequence.cached_tokens,
+            created_tokens=sequence.created_tokens,
             first=len(sequence.output_ids) == len(token_ids),
+            queued_s=sequence.queued_s,
             scheduled_s=sequence.scheduled_s,
             preemptions=sequence.preemptions,
         )

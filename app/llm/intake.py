@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from app.engine.wire import TextForm
 from app.kvcache.cache import KVCache
-from app.kvcache.prompt import Prompt
 from app.llm.detokenizer import Detokenizer
 from app.llm.errors import RequestError
 from app.llm.requests import EngineRequest
@@ -62,9 +61,9 @@ class Intake:
         params, ids = request.params, request.prompt_ids
         room = self.max_tokens - len(ids)
         wait = request.max_wait_s
-        prompt = self._cache.prompt(ids, salt=request.cache_salt)
-        if params.prompt_logprobs is not None:  # all of it has to be computed
-            prompt = Prompt(ids, None, prompt.keys)
+        # For log probabilities of the prompt all of it has to be computed.
+        reads = params.prompt_logprobs is None
+        prompt = self._cache.prompt(ids, salt=request.cache_salt, reads=reads)
         return Sequence(
             request,
             index,

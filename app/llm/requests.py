@@ -55,8 +55,12 @@ class EngineOutput(Struct, kw_only=True, omit_defaults=True):
     """With the first token; of the first token of a prompt nothing is known."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    created_tokens: int = 0
+    """Of the prompt: what was not cached, and is from now on."""
     first: bool = False
     """Nothing came before it."""
+    queued_s: float = 0.0
+    """When the engine got it."""
     scheduled_s: float | None = None
     """When it began to be computed."""
     preemptions: int = 0
@@ -102,7 +106,8 @@ def said_of(key: int, output: EngineOutput, now_s: float) -> Said:
     if output.logprobs:
         said.logprobs = output.logprobs
     if output.first and output.scheduled_s is not None:
-        said.scheduled_s, said.cached_tokens = output.scheduled_s, output.cached_tokens
+        said.queued_s, said.scheduled_s = output.queued_s, output.scheduled_s
+        said.cached_tokens, said.created_tokens = output.cached_tokens, output.created_tokens
         said.prompt_logprobs = output.prompt_logprobs
     if output.finish_reason is not None:
         said.preemptions = output.preemptions

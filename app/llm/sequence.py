@@ -20,6 +20,7 @@ class Sequence(SequenceState):
     __slots__ = (
         "blocks",
         "cached_tokens",
+        "created_tokens",
         "deadline_s",
         "detokenizer",
         "ended",
@@ -29,6 +30,7 @@ class Sequence(SequenceState):
         "output_ids",
         "prompt",
         "prompt_logprobs",
+        "queued_s",
         "request",
         "sampling",
         "scheduled_s",
@@ -61,7 +63,10 @@ class Sequence(SequenceState):
         """Tokens whose keys and values are in them."""
         self.cached_tokens = 0
         """Of its prompt: what was found when it began."""
+        self.created_tokens = 0
+        """Of its prompt: what of the rest is cached once it is computed."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
+        self.queued_s = 0.0
         self.scheduled_s: float | None = None
         """When it was first admitted."""
         self.ended = False
@@ -107,6 +112,7 @@ class PagedBlocks:
         sequence.stored = found * self.block_size
         if not sequence.preemptions:
             sequence.cached_tokens = sequence.stored
+            sequence.created_tokens = self._cache.created(sequence.prompt, sequence.stored)
 
     def grow(self, sequence: Sequence, count: int) -> None:
         self._cache.grow(sequence.key, count)

@@ -94,7 +94,7 @@ class EngineService:
             while not self._stopping:
                 rest_s = min(COMPILING_S if self._uncompiled else IDLE_S, max(0.0, due_s - self._now()))
                 self.turn(rest_s if self._engine.idle else 0.0)
-                due_s = math.inf if self._events is None else self._publish(self._events)
+                due_s = math.inf if self._events is None else self._events.turn()
                 if self._is_due:
                     self._tell()
         except BaseException:
@@ -113,8 +113,11 @@ class EngineService:
         refused = self._add_compiled()
         steps = self._engine.stats.steps
         self._note(self._engine.step())
+        stepped = self._engine.stats.steps > steps
+        if stepped and self._events is not None:
+            self._events.put(self._engine.take_events())
         self._settle()
-        if orders or refused or self._engine.stats.steps > steps or self._now() >= self._told_s + IDLE_S:
+        if orders or refused or stepped or self._now() >= self._told_s + IDLE_S:
             self._tell()
 
     def _worker(self, name: bytes) -> Worker:
@@ -273,11 +276,12 @@ class EngineService:
 
     def _load(self) -> Load:
         engine = self._engine
+        step_tokens, engine.step_tokens = engine.step_tokens, 0  # each step is told once
         return Load(
             running=engine.num_running,
             waiting=engine.num_waiting,
             cache_usage=engine.cache.usage,
-            step_tokens=engine.step_tokens,
+            step_tokens=step_tokens,
             prefix_queries=engine.stats.prefix_queries,
             prefix_hits=engine.stats.prefix_hits,
             preemptions=engine.scheduler.preemptions,
@@ -303,13 +307,6 @@ class EngineService:
         self._settling = [(asker, command) for asker, command in self._settling if asker is not worker]
         del self._workers[worker.name]
 
-    def _publish(self, events: EventSender) -> float:
-        """When that is due again."""
-        happened = self._engine.take_events()
-        if happened:
-            events.put(happened)
-        return events.turn()
-
     def _end(self, error: str) -> None:
         """Nobody is left to wait for a word."""
         self._heartbeat.stop()
@@ -318,5 +315,4 @@ class EngineService:
         self._tell()
         self._sockets.close()
         if self._events is not None:
-            self._publish(self._events)
             self._events.close()

@@ -99,7 +99,9 @@ class FakeFamilies:
         self._server = {"model_name": model_name, "engine": engine}
         self._max_model_len, self._max_loras = max_model_len, str(max_loras)
         self._clock, self._now = clock, now
-        self._build = partial(build_families, self._server, max_model_len, cache_config, now)
+        self._build = partial(
+            build_families, self._server, max_model_len, cache_config, now, older_names=True
+        )
         self._cache_config = self._build()[CACHE_CONFIG]
         _gauge(self._cache_config).set(1)
         self._refresh_s = 0.1

@@ -108,7 +108,7 @@ TABLE: tuple[Spec, ...] = (
     _counter("prompt_tokens_cached_by_source_total", "Cached prompt tokens by the tier that held them.",
              source=CACHE_TIERS),
     _counter("generation_tokens_total", "Tokens generated."),
-    _counter("request_success_total", "Requests that ended, by reason; aborted ones count too.",
+    _counter("request_success_total", "Requests that ended, by reason; those that clients left are none.",
              finished_reason=FINISHED),
     _counter("admission_rejections_total", "Requests turned away by a limit of the waiting list.",
              base=("model_name",), reason=REJECTIONS),
@@ -244,13 +244,15 @@ def build_families(
     cache_config: Mapping[str, str],
     now: Callable[[], float],
     block_times: bool = False,
+    older_names: bool = False,
 ) -> dict[str, Family[Instrument]]:
-    """All families by name, with their series at zero; those of `BLOCK_TIMES` only on demand.
+    """All families by name, with their series at zero; `BLOCK_TIMES` and `older_names` only on demand.
 
     `server` gives the values of the labels `model_name` and `engine`; `cache_config` overrides labels of
     vllm:cache_config_info (ValueError for one that vLLM does not have); `now` gives Unix seconds.
     """
-    table = (*TABLE, *(_BLOCK_TABLE if block_times else ()), _info(cache_config))
+    named = TABLE if older_names else tuple(spec for spec in TABLE if not spec.alias_of)
+    table = (*named, *(_BLOCK_TABLE if block_times else ()), _info(cache_config))
     return families_of(table, server, max_model_len, now)
 
 
@@ -281,9 +283,10 @@ class EngineFamilies:
         cache_config: Mapping[str, str],
         now: Callable[[], float],
         block_times: bool = False,
+        older_names: bool = False,
     ) -> None:
         self._server = server
-        self._families = build_families(server, max_model_len, cache_config, now, block_times)
+        self._families = build_families(server, max_model_len, cache_config, now, block_times, older_names)
         for _, info in self._families["vllm:cache_config_info"].children():
             assert isinstance(info, Gauge)
             info.set(1)

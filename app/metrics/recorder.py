@@ -14,7 +14,7 @@ from typing import Literal
 
 from app.metrics.families import BLOCK_TIMES, CACHE_CONFIG, REJECTIONS, EngineFamilies
 from app.metrics.figures import Distribution, Figures
-from app.metrics.instruments import Counter, Gauge, Histogram
+from app.metrics.instruments import Counter, Family, Gauge, Histogram
 from app.metrics.lora_requests import LoraRequests
 from app.metrics.sequences import BLOCK, FinishedSequence, FinishedSequences, FinishReason
 from app.metrics.steps import Drafts, Lateness
@@ -24,6 +24,8 @@ RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
 TokenRow = tuple[int, float | None, float]
 """Tokens that were computed; the gap before each of them, None for a prefill; the moment. In seconds."""
 
+ABORTED = "understudy_aborted_requests_total"
+ABORTED_HELP = "Sequences that their clients left, or that were ended by their ids."
 STEPS_PER_S = 1000
 """Engine steps that a second of simulated decoding may have."""
 SURELY_BELOW = 1 - 1e-12
@@ -51,12 +53,13 @@ class Recorder:
         now: Callable[[], float] = time.time,
         max_loras: int | None = None,
         block_times: bool = False,
+        older_names: bool = False,
         transfers: bool = False,
         steps: bool = False,
     ) -> None:
         self._loras = None if max_loras is None else LoraRequests(max_loras, now)
         server = {"model_name": model_name, "engine": engine}
-        self._families = EngineFamilies(server, max_model_len, cache_config, now, block_times)
+        self._families = EngineFamilies(server, max_model_len, cache_config, now, block_times, older_names)
         one = self._families.one
         block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
         self._new_transfers = partial(Transfers, server, block_size, now)
@@ -64,6 +67,8 @@ class Recorder:
         self._new_drafts = partial(Drafts, server, now=now)
         self._drafts: Drafts | None = None
         self._lateness = Lateness(server, now) if steps else None
+        self._aborts: Family[Counter] = Family(ABORTED, ABORTED_HELP, Counter, "counter", now)
+        self._aborted = self._aborts.labels(**server)
         self._block_times = {name: one(Histogram, name) for name in BLOCK_TIMES if block_times}
         rejections = "admission_rejections_total"
         self._rejected = {reason: one(Counter, rejections, reason=reason) for reason in REJECTIONS}
@@ -233,6 +238,10 @@ class Recorder:
         if len(self._prefills) >= BLOCK:
             self._fold_prefills()
 
+    def aborted(self) -> None:
+        """A sequence was left by its client, or ended by its id; vLLM's families do not count it."""
+        self._aborted.value += 1
+
     def sequence_finished(self, row: FinishedSequence) -> None:
         """A sequence ended."""
         self._finished.append(row)
@@ -278,6 +287,8 @@ class Recorder:
     def figures(self) -> Figures:
         """The numbers of now."""
         self.fold()
+        finished = self._sequences.by_reason()
+        finished["abort"] += self._aborted.value
         return Figures(
             running=self._running.value,
             waiting=self._waiting.value,
@@ -288,7 +299,7 @@ class Recorder:
             cached=self._cached.value,
             queries=self._queries.value,
             hits=self._hits.value,
-            finished=self._sequences.by_reason(),
+            finished=finished,
             ttft=Distribution.of(self._ttft),
             inter_token=Distribution.of(self._inter_token),
             e2e=self._sequences.latency(),
@@ -299,7 +310,7 @@ class Recorder:
         self.fold()
         if self._steps is not None:
             self._steps.flush()
-        more = [self._transfers, self._drafts, self._loras, self._lateness]
+        more = [self._transfers, self._drafts, self._loras, self._lateness, self._aborts]
         return self._families.render() + "".join(part.render() for part in more if part is not None)
 
     def fold(self) -> None:

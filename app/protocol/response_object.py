@@ -88,7 +88,7 @@ class InputTokensDetails(Struct):
     """Where the prompt's tokens came from; a turn is what a server does that calls tools itself."""
 
     cached_tokens: int
-    cache_write_tokens: int = 0
+    cache_write_tokens: int
     input_tokens_per_turn: tuple[()] = ()
     cached_tokens_per_turn: tuple[()] = ()
 

@@ -34,6 +34,10 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     fake_metrics_refresh_interval: Annotated[
         PositiveDuration, About("Time for which fake metrics that are functions of time keep a value.")
     ] = 0.1
+    simulator_metrics: Annotated[
+        bool,
+        About("Three families have their older names, too, which vLLM has no more; see docs/metrics.md."),
+    ] = False
 
 
 class LogSettings(Section, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from tests.needs import RECORDING
 CASES = RECORDING / "vllm-0.32" / "cases.jsonl"
 MORE_CASES = RECORDING / "vllm-0.32" / "cases-2.jsonl"
 """Tool streams, structured outputs, limits of fields, odd bodies, lesser routes."""
+KV_EVENTS = RECORDING / "vllm-0.32" / "kv-events-2.json"
+METRICS_LOAD = RECORDING / "metrics_load.py"
 REPLAY = RECORDING / "replay.py"
 TOKENIZER = RECORDING / "vllm-0.32" / "tiny"
 """The recorded model's tokenizer; without it, numbers of tokens differ from the recorded ones."""

@@ -6,15 +6,18 @@ a field too many, so that nothing is taken for granted that our own ones say.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import msgspec
 import pytest
+import requests
 import zmq
 from msgspec import defstruct
 
-from tests.running_server import free_port
+from tests.conformance.recording import ENVIRONMENT, FLAGS, KV_EVENTS
+from tests.running_server import free_port, running_server
 from tests.surface.conftest import served
 
 PATIENCE_S = 20.0
@@ -86,6 +89,26 @@ def published(layout: str) -> list[Any]:
             while socket.poll(50):
                 events += decoder.decode(socket.recv_multipart()[2]).events
     return events
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("timing", ["requests", "steps"])
+def test_batches_are_those_of_a_real_vllm(timing: str) -> None:
+    cache = ("--enable-kvcache", "--block-size=32", "--prefix-caching-hash-algo=sha256")
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.linger = 0
+        socket.subscribe("kv@")
+        endpoint = f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+        events = ("--zmq-endpoint", endpoint, "--event-flush-interval=0s")
+        flags = (*FLAGS, *cache, *events, "--timing", timing)
+        with running_server(*flags, env=ENVIRONMENT) as server, requests.Session() as session:
+            for case in json.loads(KV_EVENTS.read_text()):
+                answer = session.post(server.url + case["path"], json=case["request"], timeout=PATIENCE_S)
+                assert answer.status_code == case["status"], answer.text
+                found = []
+                while socket.poll(1000 * PATIENCE_S if len(found) < len(case["batches"]) else 100):
+                    found.append(msgspec.msgpack.decode(socket.recv_multipart()[2])[1])
+                assert found == case["batches"], case["name"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

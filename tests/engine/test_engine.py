@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -15,10 +16,16 @@ from tests.engine.harness import SLOT_S, START_S, Harness, engine_request
 
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
 REASONS = ("stop", "length", "abort", "error")
+ENDS = r"^vllm:(?:request_\w+|e2e_request_latency_seconds)_count\{.*\} (.*)$"
+"""What is observed at the end of a request."""
 
 
 def finished(harness: Harness, reason: str) -> float:
     return harness.metric("request_success_total", finished_reason=reason)
+
+
+def aborted(harness: Harness) -> float:
+    return harness.recorder.figures().finished["abort"]
 
 
 def test_a_sequence_starts_then_tells_its_tokens_and_then_nothing_more() -> None:
@@ -114,12 +121,13 @@ def test_an_abort_at_any_stage_leaves_nothing_behind(after_s: float) -> None:
     told = len(harness.events)
     group.abort()
     group.abort()
-    assert harness.is_idle() and finished(harness, "abort") == 1
+    assert harness.is_idle() and aborted(harness) == 1
     harness.clock.advance(10)
     assert len(harness.events) == told
-    assert sum(finished(harness, reason) for reason in REASONS) == 1
-    assert harness.metric("e2e_request_latency_seconds_count") == 1
     assert len(harness.wheel) == 0
+    counts = re.findall(ENDS, harness.recorder.render(), re.M)
+    assert len(counts) == 13 and set(counts) == {"0.0"}, "vLLM counts no request that its client left"
+    assert sum(finished(harness, reason) for reason in REASONS) == 0
 
 
 def test_an_abort_while_waiting_gives_the_turn_to_the_next() -> None:
@@ -131,14 +139,14 @@ def test_an_abort_while_waiting_gives_the_turn_to_the_next() -> None:
     assert harness.gauges() == (1, 1)
     harness.clock.advance(10)
     assert harness.of("b") == [] and harness.finish("c") == "length"
-    assert (finished(harness, "abort"), finished(harness, "length")) == (1, 2)
+    assert (aborted(harness), finished(harness, "length")) == (1, 2)
     assert harness.metric("time_to_first_token_seconds_count") == 2
 
 
 def test_an_abort_after_the_end_changes_nothing() -> None:
     harness = Harness()
     harness.ask().abort()
-    assert finished(harness, "abort") == 0 and finished(harness, "length") == 1
+    assert aborted(harness) == 0 and finished(harness, "length") == 1
 
 
 def test_the_abort_of_a_request_starts_none_of_its_own_waiting_choices() -> None:
@@ -148,7 +156,7 @@ def test_the_abort_of_a_request_starts_none_of_its_own_waiting_choices() -> None
     told = len(harness.events)
     group.abort()
     assert harness.is_idle() and len(harness.events) == told
-    assert finished(harness, "abort") == 5
+    assert aborted(harness) == 5
     assert harness.metric("prompt_tokens_total") == 6  # two of the five had begun
 
 
@@ -222,6 +230,6 @@ def test_whatever_happens_everything_comes_back_to_zero(
         assert harness.engine.running <= slots
     harness.clock.advance(1000)
     assert harness.is_idle() and len(harness.wheel) == 0
-    assert sum(finished(harness, reason) for reason in REASONS) == asked
+    assert sum(finished(harness, reason) for reason in REASONS) + aborted(harness) == asked
     for (_, before), (_, after) in pairwise(harness.events):
         assert not isinstance(before, Failed) and not isinstance(after, Failed)

@@ -64,6 +64,8 @@ def test_a_pause_aborts_what_runs_or_lets_it_go_on() -> None:
         assert (harness.finish("a"), harness.life.paused) == (finish, True)
         harness.clock.advance(5)
         assert harness.finish("a") == (finish or "length")
+        reason = finish or "length"
+        assert harness.metric("request_success_total", finished_reason=reason) == 1, "as vLLM's engine"
 
 
 def test_a_pause_may_await_what_runs_and_nothing_begins_until_the_end_of_it() -> None:

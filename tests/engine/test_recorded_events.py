@@ -14,7 +14,7 @@ from app.clock.streams import Streams
 from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
 from app.engine.outputs import Started
-from app.engine.reply import LENGTH, Reply
+from app.engine.reply import LENGTH, Model, Reply
 from app.engine.request import EngineRequest
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
@@ -37,15 +37,81 @@ class Recorded:
         return Reply([""] * len(ids), ids, LENGTH)
 
 
-@pytest.mark.parametrize("profile", [None, read_profile("qwen3-14b-h100")], ids=["requests", "steps"])
+class OneToken:
+    """Ends every reply with its first token."""
+
+    def reply(self, request: EngineRequest) -> Reply:
+        return Reply([""], [7], LENGTH)
+
+
+class Play:
+    """An engine with a small cache; `batches` are published so far."""
+
+    def __init__(self, model: Model, profile: Profile | None) -> None:
+        self.batches: list[Sequence[KVEvent]] = []
+        self.recorder, self.clock = Recorder("m", 4096, {}, steps=profile is not None), VirtualClock(1000.0)
+        self.cache = KVCache(BLOCKS, BlockHasher("sha256_cbor", BLOCK_SIZE, "0", Random(1)))
+        self.manager = KVCacheManager(
+            self.cache, self.recorder, lambda name: Adapter(name, name), self.batches.append
+        )
+        latency = LatencySettings(time_to_first_token=0.05, inter_token_latency=0.01)
+        settings, lora = Settings(latency=latency), LoRASlots(0, lambda name: False)
+        self.engine = Engine(
+            settings, model, self.recorder, self.clock, Streams(1, 0), lora, self.manager, profile
+        )
+
+    def ask(self, *prompts: list[int], **fields: Any) -> list[tuple[int, int]]:
+        """Cached and created tokens of each prompt of a request, when all is over."""
+        outputs: list[Any] = []
+        fields = {"max_tokens": 1, "arrival_s": self.clock.now(), "together": len(prompts), **fields}
+        asked = [engine_request(prompt_ids=it, index=place, **fields) for place, it in enumerate(prompts)]
+        self.engine.submit(asked, outputs.append)
+        self.clock.advance(20)
+        return [(it.cached_tokens, it.created_tokens) for it in outputs if isinstance(it, Started)]
+
+    def told(self) -> list[list[int]]:
+        """The batches since the last call: blocks of each event, 0 where all are cleared."""
+        batches = [[len(getattr(event, "block_hashes", ())) for event in batch] for batch in self.batches]
+        self.batches.clear()
+        return batches
+
+
+timings = pytest.mark.parametrize(
+    "profile", [None, read_profile("qwen3-14b-h100")], ids=["requests", "steps"]
+)
+
+
+@timings
+def test_what_travels_together_and_what_is_new(profile: Profile | None) -> None:
+    play, first = Play(OneToken(), profile), list(range(100))
+    assert play.manager.reset() and play.told() == [], "the next step tells it"
+    asked: list[tuple[list[list[int]], dict[str, Any], list[tuple[int, int]], list[list[int]]]] = [
+        ([first], {}, [(0, 96)], [[0, 3]]),
+        ([first], {}, [(96, 0)], []),
+        ([first[:96]], {}, [(64, 32)], [[1]]),
+        ([first], {"cache_salt": "s"}, [(0, 96)], [[3]]),
+        ([first], {"prompt_logprobs": 0}, [(0, 96)], [[3]]),
+        ([[200 + it for it in first], [400 + it for it in first[:70]]], {}, [(0, 96), (0, 64)], [[3], [2]]),
+        ([[9] * 31], {}, [(0, 0)], []),
+    ]
+    for prompts, fields, tokens, batches in asked:
+        assert (play.ask(*prompts, **fields), play.told()) == (tokens, batches), fields
+    assert play.manager.reset()
+    assert (play.ask([9] * 31), play.told()) == ([(0, 0)], [[0]])
+    play.cache.check_integrity()
+
+
+def test_a_prompt_that_reads_no_cache_is_no_query_of_it() -> None:
+    play = Play(OneToken(), None)
+    play.ask(list(range(100)))
+    play.ask(list(range(100)), prompt_logprobs=1)
+    assert play.recorder.figures().queries == 100
+
+
+@timings
 def test_every_step_has_the_recorded_events(profile: Profile | None) -> None:
-    batches: list[Sequence[KVEvent]] = []
-    recorder, clock = Recorder("m", 4096, {}, steps=profile is not None), VirtualClock(1000.0)
-    cache = KVCache(BLOCKS, BlockHasher("sha256_cbor", BLOCK_SIZE, "0", Random(1)))
-    manager = KVCacheManager(cache, recorder, lambda name: Adapter(name, name), batches.append)
-    latency = LatencySettings(time_to_first_token=0.05, inter_token_latency=0.01)
-    settings, lora = Settings(latency=latency), LoRASlots(0, lambda name: False)
-    engine = Engine(settings, Recorded(), recorder, clock, Streams(1, 0), lora, manager, profile)
+    play = Play(Recorded(), profile)
+    batches, clock, engine, cache = play.batches, play.clock, play.engine, play.cache
     for number, request in enumerate(RECORDING):
         batches.clear()
         outputs: list[Any] = []

@@ -225,14 +225,14 @@ def test_what_is_aborted_here_is_computed_there_still() -> None:
 
 def test_its_times_and_tokens_are_counted() -> None:
     play = Play()
-    play.say("a", scheduled_s=100.5, cached_tokens=4)
+    play.say("a", queued_s=100.25, scheduled_s=100.5, cached_tokens=4)
     play.say("b", "c", at_s=104.0)
     play.say("d", at_s=105.0, finish="stop", preemptions=2)
     assert play.metric("generation_tokens_total") == 4
     assert play.metric("time_to_first_token_seconds_sum") == 1.0
     assert play.metric("inter_token_latency_seconds_count") == 3
     assert play.metric("inter_token_latency_seconds_sum") == pytest.approx(4.0)
-    assert play.metric("request_queue_time_seconds_sum") == 0.5
+    assert play.metric("request_queue_time_seconds_sum") == 0.25
     assert play.metric("request_prefill_time_seconds_sum") == 0.5
     assert play.metric("request_decode_time_seconds_sum") == 4.0
     assert play.metric("e2e_request_latency_seconds_sum") == NOW_S - ARRIVAL_S

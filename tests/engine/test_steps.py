@@ -19,7 +19,7 @@ from app.engine.step_loop import StepLoop
 from app.fidelity.client import Client, OfflineRequest
 from app.kvcache.counted import CountedBlocks
 from config.profile import FrontCosts, SpeculationRates
-from config.settings import Settings
+from config.settings import Settings, StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
 from tests.engine.loops import Moments
 from tests.engine.stepped import PROFILE, moments, stepped
@@ -96,11 +96,19 @@ def test_requests_share_steps_and_metrics_tell_them() -> None:
     assert harness.metric("iteration_tokens_total_count") == 3
     assert harness.metric("iteration_tokens_total_sum") == 2 * (10 + 3)
     assert harness.metric("generation_tokens_total") == 6
-    assert harness.metric("request_queue_time_seconds_sum") == pytest.approx(
-        2 * PROFILE.front.visible_s(0, 10)
-    )
+    assert harness.metric("request_queue_time_seconds_count") == 2
+    assert harness.metric("request_queue_time_seconds_sum") == 0, "what the front takes is no queue"
     assert harness.metric("request_success_total") == 2
     assert harness.is_idle()
+
+
+def test_a_prompt_in_chunks_is_one_iteration_with_its_last_chunk() -> None:
+    steps = StepSettings(timing="steps", max_num_batched_tokens=16)
+    harness = Harness(profile=PROFILE, sections={"steps": steps})
+    harness.ask(prompt_ids=[1] * 40, max_tokens=3)
+    harness.clock.advance(1)
+    assert harness.metric("iteration_tokens_total_count") == 3
+    assert harness.metric("iteration_tokens_total_sum") == 40 + 3
 
 
 def test_who_is_read_too_late_is_told() -> None:
@@ -189,7 +197,7 @@ def test_an_abort_at_any_time_gives_all_back(after_s: float) -> None:
     assert [name for name, _ in harness.events[said:]].count("a") == 0
     assert harness.finish("b") == "length"
     assert harness.is_idle() and harness.metric("kv_cache_usage_perc") == 0
-    assert harness.metric("request_success_total", finished_reason="abort") == 1
+    assert harness.recorder.figures().finished["abort"] == 1
 
 
 def test_choices_of_one_request_share_its_prompt() -> None:

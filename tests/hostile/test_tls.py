@@ -356,7 +356,9 @@ def test_a_client_that_reads_nothing_loses_its_stream(files: Files) -> None:
 
         def aborted() -> bool:
             page = requests.get(f"https://localhost:{server.port}/metrics", verify=str(files.certificate))
-            found = [line for line in page.text.splitlines() if 'finished_reason="abort"' in line]
+            found = [
+                it for it in page.text.splitlines() if it.startswith("understudy_aborted_requests_total")
+            ]
             return any(float(line.rpartition(" ")[2]) > 0 for line in found)
 
         wait_until(aborted)

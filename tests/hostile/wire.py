@@ -148,7 +148,7 @@ def waiting(port: int) -> float:
 
 
 def aborts(port: int) -> float:
-    return metric(port, "vllm:request_success_total", finished_reason="abort")
+    return metric(port, "understudy_aborted_requests_total")
 
 
 def wait_until(holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> float:

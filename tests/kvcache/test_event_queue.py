@@ -36,11 +36,19 @@ def test_fewer_events_wait_until_the_last_batch_is_old_enough() -> None:
 
 
 def test_what_has_gathered_goes_together_up_to_a_limit_in_order() -> None:
-    queue = EventQueue(100, 2, 0.0)
+    queue = EventQueue(100, 2, 1.0)
     queue.put(events(40))
     queue.put(events(10, 40))
     most = 2 * MOST_BATCHES
     assert [queue.take(0.0), queue.take(0.0)] == [events(most), events(50 - most, most)]
+
+
+def test_without_an_interval_every_step_goes_alone_as_from_vllm() -> None:
+    queue = EventQueue(100, 2, 0.0)
+    for step in (events(40), [], events(1, 40)):
+        queue.put(step)
+    assert [queue.take(0.0), queue.take(0.0)] == [events(40), events(1, 40)]
+    assert queue.due_s() == math.inf
 
 
 def test_what_finds_no_room_is_lost_and_counted() -> None:
@@ -58,7 +66,9 @@ def test_a_message_has_no_more_events_than_its_bytes_allow_but_always_one() -> N
     queue = EventQueue(100, 4, 0.0)
     waiting = [large(0.4), large(0.4), large(0.4), large(2.0), large(0.9), large(0.05)]
     assert queue.put(waiting) == 0
-    assert [queue.take(0.0) for _ in range(4)] == [waiting[:2], waiting[2:3], waiting[3:4], waiting[4:]]
+    queue.put(events(1))
+    parts = [waiting[:2], waiting[2:3], waiting[3:4], waiting[4:], events(1)]
+    assert [queue.take(0.0) for _ in parts] == parts
 
 
 def test_events_wait_up_to_a_number_of_bytes() -> None:

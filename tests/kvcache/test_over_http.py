@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -142,8 +143,54 @@ def test_the_cache_shows_in_metrics_and_answers() -> None:
         assert client.metric("vllm:prompt_tokens_cached_total") == 96
         assert [event["type"] for event in subscriber.events(1)] == ["BlockStored"]
         assert client.post("/reset_prefix_cache").status_code == 200
-        assert subscriber.events(1) == [{"type": "AllBlocksCleared"}]
+        assert not subscriber.has_more(), "the next step tells it"
         assert cached(client.complete(prompt=PROMPT)) == 0
+        assert [event["type"] for event in subscriber.events(2)] == ["AllBlocksCleared", "BlockStored"]
+
+
+USAGE: dict[str, Any] = {
+    "/v1/chat/completions": lambda usage: (
+        usage["prompt_tokens"],
+        usage["prompt_tokens_details"]["cached_tokens"],
+        usage["prompt_tokens_details"]["created_cache_tokens"],
+    ),
+    "/v1/messages": lambda usage: (
+        usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"],
+        usage["cache_read_input_tokens"],
+        usage["cache_creation_input_tokens"],
+    ),
+    "/v1/responses": lambda usage: (
+        usage["input_tokens"],
+        usage["input_tokens_details"]["cached_tokens"],
+        usage["input_tokens_details"]["cache_write_tokens"],
+    ),
+}
+"""All tokens of a prompt, those that were cached, and those that are from now on."""
+
+
+def told_usage(text: str) -> Any:
+    """The last `usage` of an answer, whole or a stream."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: {", "{"))]
+    said = [it.get("usage") or it.get("response", {}).get("usage") for it in map(json.loads, lines)]
+    return [usage for usage in said if usage][-1]
+
+
+def test_new_and_read_blocks_are_told_apart() -> None:
+    with published() as (client, _):
+        for number, (path, stream) in enumerate((it, stream) for it in USAGE for stream in (False, True)):
+            text = f"{number} " + "one two three four five six seven " * 30
+            body: dict[str, Any] = {"model": MODEL, "stream": stream}
+            if path == "/v1/responses":
+                body |= {"input": text, "max_output_tokens": 2}
+            else:
+                body |= {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+            if path == "/v1/chat/completions" and stream:
+                body["stream_options"] = {"include_usage": True}
+            new, again = (USAGE[path](told_usage(client.post(path, body).text)) for _ in range(2))
+            tokens, whole = new[0], new[0] // 32 * 32
+            assert new == (tokens, 0, whole) and tokens > 64, (path, stream)
+            found = (tokens - 1) // 32 * 32
+            assert again == (tokens, found, whole - found), (path, stream)
 
 
 def test_adapters_have_blocks_of_their_own() -> None:

@@ -73,7 +73,7 @@ def test_sequence_numbers_are_eight_big_endian_bytes_from_0(peers: Peers) -> Non
 
 
 def test_steps_share_a_batch_and_very_long_ones_are_split(peers: Peers) -> None:
-    publisher = peers.publisher(None, batch_events=1)
+    publisher = peers.publisher(None, batch_events=1, flush_s=1.0)
     batches: list[list[KVEvent]] = []
     publisher.listen(lambda topic, sequence, batch: batches.append(batch.events))
     publisher.put(many(2))

@@ -92,9 +92,24 @@ def test_a_prefix_that_was_computed_is_found(worker: Worker) -> None:
     loads = worker.loads[-1]
     worker.generate(2, prompt)
     worker.wait(2)
-    assert (worker.said[1][0].cached_tokens, worker.said[2][0].cached_tokens) == (0, 96)
+    worker.generate(3, prompt, prompt_logprobs=1)
+    worker.wait(3)
+    told = [(worker.said[key][0].cached_tokens, worker.said[key][0].created_tokens) for key in (1, 2, 3)]
+    assert told == [(0, 96), (96, 0), (0, 96)], "for its log probabilities all of a prompt is computed"
     assert worker.loads[-1].prefix_hits == loads.prefix_hits + 96
     assert worker.loads[-1].prefix_queries == loads.prefix_queries + 100
+
+
+def test_a_step_is_told_once_with_the_prompts_that_it_completed(worker: Worker) -> None:
+    first = len(worker.loads)
+    worker.generate(1, [8] * 100, 3)
+    worker.wait(1)
+    worker.generate(2, [9] * 2, 1)  # tells of the steps before, if anything does
+    worker.wait(2)
+    assert [it.step_tokens for it in worker.loads[first:] if it.step_tokens] == [101, 1, 1, 3]
+    said = worker.said[1][0]
+    assert said.queued_s is not None and said.scheduled_s is not None
+    assert said.queued_s <= said.scheduled_s <= said.at_s
 
 
 def test_an_abort_frees_blocks_and_is_the_last_word(worker: Worker) -> None:

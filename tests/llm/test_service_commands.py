@@ -198,6 +198,7 @@ def test_kv_events_are_those_of_the_cache(folder: Path, tmp_path: Path, algorith
         worker.generate(1, prompt, 40)
         ids = worker.whole(1)[0]
         assert worker.command("reset_prefix_cache").value is True
+        worker.generate(2, [1], 1)  # the next step tells it
         worker.until(lambda: subscriber.hear() or AllBlocksCleared() in subscriber.events)  # type: ignore[func-returns-value]
         *stored, last = subscriber.events
         assert last == AllBlocksCleared()

@@ -21,9 +21,13 @@ def scrape(recorder: Recorder) -> dict[str, Metric]:
     return {family.name: family for family in text_string_to_metric_families(recorder.render())}
 
 
+def new_recorder(older_names: bool = False) -> Recorder:
+    return Recorder("tiny", 2048, {"block_size": "32", "num_gpu_blocks": "66"}, older_names=older_names)
+
+
 @pytest.fixture
 def recorder() -> Recorder:
-    return Recorder("tiny", max_model_len=2048, cache_config={"block_size": "32", "num_gpu_blocks": "66"})
+    return new_recorder()
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -37,15 +41,18 @@ def test_a_family_is_as_recorded(name: str, recorder: Recorder) -> None:
     assert (family.type, labels, list(bounds)) == (facts["type"], facts["labels"], facts.get("bounds", []))
 
 
-def test_there_are_no_other_families_than_aliases_and_creation_times(recorder: Recorder) -> None:
+@pytest.mark.parametrize("older_names", [False, True])
+def test_vllm_has_all_families_but_the_older_names_that_a_setting_adds(older_names: bool) -> None:
     bases = {
         name.removesuffix("_total") if fact["type"] == "counter" else name for name, fact in FACTS.items()
     }
-    others = scrape(recorder).keys() - bases - {f"{base}_created" for base in bases | ALIASES.keys()}
-    assert others == ALIASES.keys()
+    found = {name for name in scrape(new_recorder(older_names)) if name.startswith("vllm:")}
+    others = found - bases - {f"{base}_created" for base in bases | ALIASES.keys()}
+    assert others == (ALIASES.keys() if older_names else set())
 
 
-def test_the_older_names_repeat_the_modern_numbers(recorder: Recorder) -> None:
+def test_the_older_names_repeat_the_modern_numbers() -> None:
+    recorder = new_recorder(older_names=True)
     recorder.decoded(4, 0.03, at_s=1.0)
     recorder.completed(n=2, longest=17)
     families = scrape(recorder)

@@ -74,7 +74,7 @@ class MessageWriter(ResponseWriter):
                 return b"%b%b%b" % (self._begin, encode(text), self._end) if text else b""
             return b"".join(self._tokens(output))
         if type(output) is Started:
-            self.cached_tokens = output.cached_tokens
+            self.begin(output)
             return self._start()
         assert type(output) is Failed
         self.has_failed = True
@@ -171,8 +171,8 @@ class MessageWriter(ResponseWriter):
         prompt_tokens, tokens = self.usage.told(self._options.prompt_tokens, self.choices[0].tokens)
         if not self._options.prompt_details:
             return wire.MessageUsage(prompt_tokens, tokens)
-        cached_tokens = self.told_cached
-        return wire.MessageUsage(max(0, prompt_tokens - cached_tokens), tokens, 0, cached_tokens)
+        read, created = self.told_cached, self.told_created
+        return wire.MessageUsage(max(0, prompt_tokens - read - created), tokens, created, read)
 
 
 def _or_unset(value: T | None) -> T | UnsetType:

@@ -144,7 +144,7 @@ class ChatWriter(ResponseWriter):
             return DONE
         details: PromptTokensDetails | UnsetType = UNSET
         if options.prompt_details:
-            details = PromptTokensDetails(self.told_cached, 0, options.media_tokens or UNSET)
+            details = PromptTokensDetails(self.told_cached, self.told_created, options.media_tokens or UNSET)
         usage = self._usage(self.choices, details, UNSET)
         timing = (self.timing(UNSET) or UNSET) if options.metrics else UNSET
         return last_event(self._head, ChunkTail(usage, self._meta.signature, metrics=timing)) + DONE
@@ -154,7 +154,7 @@ class ChatWriter(ResponseWriter):
         if self._head:
             return ()
         options = self._options
-        self.started, self.cached_tokens = output, output.cached_tokens
+        self.begin(output)
         self._head = head = chunk_head(self._meta, CHUNK)
         self._plain = options.plain
         if self._plain:
@@ -274,7 +274,7 @@ class ChatWriter(ResponseWriter):
                 options.parsed(False, choice.called, 1)
         details = None
         if options.prompt_details:
-            details = PromptTokensDetails(self.told_cached, 0, options.media_tokens)
+            details = PromptTokensDetails(self.told_cached, self.told_created, options.media_tokens)
         return ChatCompletion(
             id=meta.id,
             created=meta.created,

@@ -84,7 +84,8 @@ class CompletionWriter(ResponseWriter):
             number = max(0, len(output.texts) - 1)
             return self._plain_chunks(output, number) + b"".join(self._special(output, number))
         if type(output) is Started:
-            self.take(output)
+            self.begin(output)
+            self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
             return b""
         assert type(output) is Failed
         self.has_failed = True

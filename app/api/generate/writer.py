@@ -50,7 +50,7 @@ class GenerateWriter(ResponseWriter):
             self._note_weights(output)
             return b"".join([self._token(output, i) for i in places(output)])
         if type(output) is Started:
-            self.take(output)
+            self.begin(output)
             return b""
         assert type(output) is Failed
         self.has_failed = True

@@ -121,7 +121,7 @@ class ResponsesWriter(ResponseWriter):
             self._message = segment if self._plain and segment.part is None else None
             return [*self._events.tokens(segment, output)]
         if type(output) is Started:
-            self.started, self.cached_tokens = output, output.cached_tokens
+            self.begin(output)
             return self.opening()
         assert type(output) is Failed
         self.has_failed = True
@@ -199,7 +199,7 @@ class ResponsesWriter(ResponseWriter):
         prompt_tokens, tokens = self.usage.told(len(options.prompt_ids), choice.tokens)
         usage = ResponseUsage(
             prompt_tokens,
-            InputTokensDetails(self.told_cached),
+            InputTokensDetails(self.told_cached, self.told_created),
             tokens,
             OutputTokensDetails(choice.reasoning_tokens),
             prompt_tokens + tokens,
