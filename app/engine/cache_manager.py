@@ -12,6 +12,7 @@ from app.kvcache.block_pool import Block
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.prompt import Adapter, Placeholder, Prompt
+from app.kvcache.stores import Store
 from app.metrics.recorder import Recorder
 
 Publish = Callable[[Sequence[KVEvent]], None]
@@ -26,8 +27,11 @@ class KVCacheManager:
         recorder: Recorder,
         adapter_of: Callable[[str], Adapter],
         publish: Publish | None = None,
+        store: Store | None = None,
     ) -> None:
+        """`store` is where a connector keeps blocks besides."""
         self.cache = cache
+        self.store = store
         self.recorder = recorder
         self._adapter_of = adapter_of
         self._publish = publish
@@ -43,7 +47,8 @@ class KVCacheManager:
             first = next(choices)
             prompt = self._prompt(first)
             for request in chain((first,), choices):
-                blocks.append(SequenceBlocks(self, f"{request.request_id} {next(self._numbers)}", prompt))
+                key = f"{request.request_id} {next(self._numbers)}"
+                blocks.append(SequenceBlocks(self, key, prompt, None if first.remote_prefill else self.store))
         return blocks
 
     def _prompt(self, request: EngineRequest) -> Prompt:
@@ -90,9 +95,12 @@ class SequenceBlocks:
     (`compute`) and what is written (`write`).
     """
 
-    __slots__ = ("_hits", "_key", "_manager", "_prompt", "_tokens")
+    __slots__ = ("_hits", "_key", "_manager", "_prompt", "_store", "_tokens", "loaded")
 
-    def __init__(self, manager: KVCacheManager, key: str, prompt: Prompt) -> None:
+    def __init__(self, manager: KVCacheManager, key: str, prompt: Prompt, store: Store | None = None) -> None:
+        self.loaded = 0
+        """Tokens of the prompt that come from the store of a connector."""
+        self._store = store
         self._manager = manager
         self._key = key
         self._prompt = prompt
@@ -115,6 +123,8 @@ class SequenceBlocks:
         manager = self._manager
         found = manager.cache.begin(self._key, self._prompt) or 0
         manager.recorder.looked_up(len(self._prompt.token_ids), found)
+        self.load(found)
+        self._count_loaded(found)
         manager.recorder.cache_used(manager.cache.usage)
         return found
 
@@ -151,7 +161,20 @@ class SequenceBlocks:
         """Count what was found; its tokens."""
         found = len(self._hits) * self._manager.cache.block_size
         self._manager.recorder.looked_up(len(self._tokens), found)
+        self._count_loaded(found)
         return found
+
+    def load(self, found: int) -> int:
+        """Tokens that the store of a connector has behind the `found` ones of the cache."""
+        self.loaded = 0 if self._store is None else self._store.find(self._prompt, found)
+        return self.loaded
+
+    def _count_loaded(self, found: int) -> None:
+        if self._store is not None:
+            self._manager.recorder.looked_up_in_store(
+                len(self._tokens) - found, self.loaded, self._store.tier
+            )
+            self._store.keep(self._prompt)
 
     def grow(self, count: int) -> None:
         """Take `count` more blocks."""

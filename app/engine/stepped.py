@@ -187,6 +187,8 @@ class SteppedSequence(Sequence):
         self._cached_tokens = tokens
         if self._fetched_tokens:
             self._fetched_tokens -= tokens
+        elif self.state.blocks is not None:
+            self._fetched_tokens = self.state.blocks.loaded
 
     @property
     def cached_tokens(self) -> int:
@@ -364,7 +366,9 @@ class HashedBlocks:
         if owner is None or blocks is None:
             return 0
         sequence.stored = sequence.handed = written = tokens - sequence.prompt_tokens
-        return blocks.find(owner.written(written) if written else ())
+        found = blocks.find(owner.written(written) if written else ())
+        sequence.loaded = 0 if sequence.preemptions else blocks.load(found * self.block_size)
+        return found
 
     def fits(self, sequence: StepState, tokens: int, found: int) -> bool:
         return sequence.blocks is None or sequence.blocks.fits_found()

@@ -12,7 +12,7 @@ from app.api.chat.media import Features, features, media_tokens
 from app.api.chat.prompt import PROMPT, chat_options, chat_prompt, chat_prompts
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
-from app.api.identity import address_of
+from app.api.identity import ResponseMeta, address_of
 from app.http.context import RequestContext
 from app.http.response import Response
 from app.http.route import PlainHandler, Route, post
@@ -33,7 +33,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         prompt = chat_prompt(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
         image = frontend.wants_image(context)
-        options = response_options(frontend, asked, request.messages, prompt, image)
+        options = response_options(frontend, asked, head, request.messages, prompt, image)
         return frontend.generate(asked, head, [prompt], ChatWriter(head, options), context, image=image)
 
     def chat_batch(context: RequestContext) -> Response:
@@ -46,7 +46,9 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         all_ids = list(chain.from_iterable(prompt.ids for prompt in each_prompt))
         last = request.messages[-1]
         whole = Prompt(all_ids, "", features=features(last, all_ids, frontend.slices))
-        options = response_options(frontend, asked, last, whole)
+        if len(prompts) > 1:
+            head = replace(head, joint="_")
+        options = response_options(frontend, asked, head, last, whole)
         options = replace(options, n=len(prompts), prompt_details=False, metrics=False)
         return frontend.generate(asked, head, prompts, ChatWriter(head, options), context)
 
@@ -59,6 +61,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
 def response_options(
     frontend: Frontend,
     asked: ValidatedRequest[ChatCompletionRequest],
+    meta: ResponseMeta,
     messages: Sequence[Message],
     prompt: Prompt,
     image: bool = False,
@@ -83,7 +86,7 @@ def response_options(
         reasons=frontend.limits.reasons,
         show_reasoning=request.include_reasoning,
         blocks=image,
-        transfer=address_of(request, frontend.identity, len(ids)),
+        transfer=address_of(request, frontend.identity, meta, len(ids)),
         encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
         media_tokens=_media_tokens(frontend, request, messages, media) if media else None,
     )
