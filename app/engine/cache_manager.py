@@ -48,7 +48,8 @@ class KVCacheManager:
             prompt = self._prompt(first)
             for request in chain((first,), choices):
                 key = f"{request.request_id} {next(self._numbers)}"
-                blocks.append(SequenceBlocks(self, key, prompt, None if first.remote_prefill else self.store))
+                store = None if first.remote_prefill else self.store
+                blocks.append(SequenceBlocks(self, key, prompt, store, first.prompt_logprobs is None))
         return blocks
 
     def _prompt(self, request: EngineRequest) -> Prompt:
@@ -95,9 +96,18 @@ class SequenceBlocks:
     (`compute`) and what is written (`write`).
     """
 
-    __slots__ = ("_hits", "_key", "_manager", "_prompt", "_store", "_tokens", "loaded")
+    __slots__ = ("_hits", "_key", "_manager", "_prompt", "_reads", "_store", "_tokens", "loaded")
 
-    def __init__(self, manager: KVCacheManager, key: str, prompt: Prompt, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        key: str,
+        prompt: Prompt,
+        store: Store | None = None,
+        reads: bool = True,
+    ) -> None:
+        """Unless it `reads`, nothing of its prompt comes from `store`, where it is kept all the same."""
+        self._reads = reads
         self.loaded = 0
         """Tokens of the prompt that come from the store of a connector."""
         self._store = store
@@ -166,7 +176,8 @@ class SequenceBlocks:
 
     def load(self, found: int) -> int:
         """Tokens that the store of a connector has behind the `found` ones of the cache."""
-        self.loaded = 0 if self._store is None else self._store.find(self._prompt, found)
+        if self._store is not None and self._reads:
+            self.loaded = self._store.find(self._prompt, found)
         return self.loaded
 
     def _count_loaded(self, found: int) -> None:

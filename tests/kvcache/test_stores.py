@@ -87,6 +87,13 @@ def test_the_store_brings_only_what_the_cache_has_not() -> None:
     assert metric(app, "vllm:external_prefix_cache_hits_total") == 32 + 64
 
 
+def test_log_probabilities_of_a_prompt_take_all_of_it() -> None:
+    app = served("example")
+    cached(app, LONG, reset=False)
+    assert cached(app, LONG, prompt_logprobs=1) == 0
+    assert metric(app, "vllm:external_prefix_cache_queries_total") == 2 * len(LONG)
+
+
 @pytest.mark.parametrize("connector", ["none", "example", "offloading"])
 @pytest.mark.parametrize("wanted", ["do_remote_decode", "do_remote_prefill"])
 def test_without_a_connector_for_it_nothing_is_transferred(connector: str, wanted: str) -> None:
