@@ -140,6 +140,21 @@ def test_a_prefill_says_where_its_cache_is_and_a_decode_takes_it_from_there(clie
     assert client.complete()["kv_transfer_params"] is None
 
 
+@pytest.mark.parametrize("ids", [[5, 6, 7], [], "x", [-1], [10**9], [True]])
+def test_a_decode_may_be_handed_the_tokens_of_its_prompt(client: Client, ids: Any) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 1, "kv_transfer_params": {"prompt_token_ids": ids}}
+    answer = client.post("/v1/chat/completions", body)
+    if ids == [5, 6, 7]:
+        assert answer.json()["usage"]["prompt_tokens"] == 3
+        echoed = client.post("/v1/chat/completions", body | {"echo": True}).json()
+        assert echoed["usage"]["prompt_tokens"] > 3
+    else:
+        param = "kv_transfer_params.prompt_token_ids"
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    batch = client.post("/v1/chat/completions/batch", body | {"messages": [MESSAGES]})
+    assert batch.status_code == 400
+
+
 def test_a_remote_prefill_costs_the_transfer_and_nothing_else() -> None:
     with served("--time-to-first-token", "5s", "--kv-cache-transfer-latency", "1ms") as client:
         client.complete(kv_transfer_params={"do_remote_prefill": True})

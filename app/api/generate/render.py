@@ -103,7 +103,8 @@ def _rendered_chat(frontend: Frontend, context: RequestContext, chat: ChatComple
         "reasoning_parser_kwargs": _parser_kwargs(frontend, chat),
     }
     if chat.return_token_offsets and prompt.features is None:
-        text = frontend.tokenizer.render_chat(chat.messages, chat_options(chat))
+        options = chat_options(chat, frontend.chat_rules)
+        text = frontend.tokenizer.render_chat(chat.messages, options)
         more["token_offsets"] = _offsets(frontend, chat, text, prompt.ids)
     return json_response(_generate_request(frontend, accepted, prompt, 0, more))
 
@@ -186,4 +187,5 @@ def _parser_kwargs(frontend: Frontend, chat: ChatCompletionRequest) -> JsonObjec
         "reasoning_effort": chat.reasoning_effort,
     }
     used = {name: value for name, value in given.items() if value is not None}
-    return {"chat_template_kwargs": {**(chat.chat_template_kwargs or {}), **used}}
+    defaults = frontend.chat_rules.template_kwargs or {}
+    return {"chat_template_kwargs": {**defaults, **(chat.chat_template_kwargs or {}), **used}}
