@@ -165,6 +165,13 @@ def test_an_aborted_request_ends_with_abort(client: Client, path: str, ids: list
     assert client.metric("vllm:request_success_total", finished_reason="abort") >= 1
 
 
+@pytest.mark.parametrize("path", ["/abort_requests", "/inference/v1/abort_requests"])
+@pytest.mark.parametrize("body", [[], {"request_ids": 17}, {"request_ids": {"a": 1}}, "x"])
+def test_what_names_no_requests_is_refused(client: Client, path: str, body: object) -> None:
+    answer = client.post(path, body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
+
+
 def test_the_small_routes_answer(client: Client) -> None:
     assert client.post("/reset_prefix_cache").json() == {"success": True}
     assert client.post("/reset_mm_cache").status_code == 200

@@ -102,6 +102,10 @@ def _body(frontend: Frontend, context: RequestContext) -> dict[str, Any]:
 
 
 def _ids(body: dict[str, Any]) -> list[str]:
-    """The request ids in `body`: a list, or a single one."""
+    """The request ids in `body`: a list, or a single one. ApiError 400."""
     ids = body.get("request_ids") or []
-    return [ids] if isinstance(ids, str) else [each for each in ids if isinstance(each, str)]
+    if isinstance(ids, str):
+        return [ids]
+    if not isinstance(ids, list):
+        raise malformed("request_ids must be a list.")
+    return [each for each in ids if isinstance(each, str)]
