@@ -29,6 +29,7 @@ from app.kvcache.hashing import PART_BLOCKS, BlockHasher
 from app.kvcache.memo import Bounded
 from app.kvcache.prompt import Adapter
 from app.kvcache.residency import Residency
+from app.kvcache.stores import store_of
 from app.lora.adapters import LoRARegistry, LoRASlots, rank_of
 from app.metrics.exposition import Families
 from app.metrics.fake import FakeFamilies
@@ -302,7 +303,8 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
     if at.evict_unloaded_adapters_first:
         components.adapters.watch(cache.load_adapter, cache.unload_adapter)
     publish = None if publisher is None else publisher.put
-    return KVCacheManager(cache, components.recorder, partial(_adapter, components.adapters), publish)
+    store = store_of(at.kv_connector, at.block_size)
+    return KVCacheManager(cache, components.recorder, partial(_adapter, components.adapters), publish, store)
 
 
 def _adapter(adapters: LoRARegistry, name: str) -> Adapter:
@@ -319,7 +321,8 @@ def caches_of(
         kept["adapter series"] = series
     rooms: list[Caches] = [lambda: kept, lambda: components.tokenizer.caches]
     if cache is not None:
-        rooms.append(lambda: cache.cache.caches)
+        stored = {} if cache.store is None else {"connector": cache.store.memo}
+        rooms.append(lambda: {**cache.cache.caches, **stored})
     if publisher is not None:
         rooms.append(lambda: publisher.caches)
     return rooms

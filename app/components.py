@@ -88,6 +88,6 @@ def _recorder(settings: Settings, rank: int) -> Recorder:
         max_loras=most,
         block_times=settings.kvcache.kv_cache_metrics,
         older_names=settings.metrics.simulator_metrics,
-        transfers=bool(fetching or connector),
+        transfers=bool(fetching or connector == "nixl"),
         steps=settings.steps.shared or settings.engine.is_real,
     )

@@ -168,8 +168,15 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     engine, lifecycle, real = engine_of(components, cache, plugins)
     channel = settings.kvcache
     host = channel.kv_side_channel_host or server.pod_ip or socket.gethostname()
-    ids, port = components.streams("ids"), channel.kv_side_channel_port
-    identity = Identity(settings.model, host, ids, port=port, fingerprint=system_fingerprint(settings))
+    identity = Identity(
+        settings.model,
+        host,
+        components.streams("ids"),
+        port=channel.kv_side_channel_port,
+        fingerprint=system_fingerprint(settings),
+        block_size=channel.block_size,
+        transfers=channel.transfers,
+    )
     load = ServerLoad(settings.api.enable_server_load_tracking)
     failing = [] if plugins is None else plugins.faults()
     injector = FaultInjector(components.streams("faults"), clock.now, failing)

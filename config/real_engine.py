@@ -21,7 +21,7 @@ OF_A_SIMULATION = (
     *("reasoning-tokens", "timing", "profile", "model-config", "long-prefill-token-threshold"),
     *("script", "dataset-path", "dataset-url", "dataset-in-memory"),
     *("lora-modules", "enable-lora", "allow-runtime-lora-updating", "lora-residency-metrics"),
-    *("kv-connector", "kv-cache-full", "global-cache-hit-threshold", "kv-cache-metrics"),
+    *("kv-cache-full", "global-cache-hit-threshold", "kv-cache-metrics"),
     *("render-url", "force-dummy-tokenizer", "role", "fake-metrics"),
     *(name.replace("_", "-") for name in SECTIONS["latency"].__struct_fields__),
 )
@@ -37,6 +37,11 @@ WRONG: tuple[Flaw, ...] = (
         "tool-call-parser",
         "must be hermes or llama3_json: engine is llm",
         lambda at: at.tools.tool_call_parser not in TOOL_PARSERS,
+    ),
+    (
+        "kv-connector",
+        "must be none: engine is llm, which has no connector",
+        lambda at: at.kvcache.kv_connector not in ("", "none"),
     ),
     (
         "enable-chunked-prefill",

@@ -82,7 +82,9 @@ class RequestBuilder:
         if not prompts:
             return []
         first = self._first(asked, meta, prompts, context, constraint, image)
-        return [first] if len(prompts) == asked.n == 1 else list(_choices(first, prompts, asked.max_tokens))
+        if len(prompts) == asked.n == 1:
+            return [first]
+        return list(_choices(first, meta, prompts, asked.max_tokens))
 
     def _first(
         self,
@@ -95,7 +97,7 @@ class RequestBuilder:
     ) -> EngineRequest:
         """The first choice of the first prompt."""
         request, prompt, fault = asked.request, prompts[0], fault_of(context)
-        transfer = request.kv_transfer_params or NOTHING
+        transfer = (request.kv_transfer_params or NOTHING) if self.settings.kvcache.transfers else NOTHING
         if self.real is not None:
             check_real(request, prompt.features is not None)
         priority = priority_of(context, request.priority)
@@ -111,7 +113,7 @@ class RequestBuilder:
             if form is not None and thinks != "no" and self.real.thoughts is not None:
                 form = replace(form, thoughts=self.real.thoughts.after(prompt.ids))
         return EngineRequest(
-            request_id=meta.id,
+            request_id=meta.engine_id(0),
             index=0,
             model=asked.model,
             prompt_ids=prompt.ids,
@@ -176,21 +178,24 @@ class RequestBuilder:
 
 
 def _choices(
-    first: EngineRequest, prompts: Sequence[Prompt], max_tokens: Sequence[int]
+    first: EngineRequest, meta: ResponseMeta, prompts: Sequence[Prompt], max_tokens: Sequence[int]
 ) -> Iterator[EngineRequest]:
     """All choices of all prompts, in order, of which `first` is the first one."""
     slices = Slices(AT_ONCE)
     for number, (prompt, most) in enumerate(zip(prompts, max_tokens, strict=True)):
-        own = first if number == 0 else _for_prompt(first, number, prompt, most)
+        own = first if number == 0 else _for_prompt(first, meta.engine_id(number), number, prompt, most)
         for k in range(first.n):
             seed = None if own.seed is None else own.seed + k
             yield own if k == 0 else replace(own, index=own.index + k, seed=seed)
             slices.spend()
 
 
-def _for_prompt(first: EngineRequest, number: int, prompt: Prompt, max_tokens: int) -> EngineRequest:
+def _for_prompt(
+    first: EngineRequest, request_id: str, number: int, prompt: Prompt, max_tokens: int
+) -> EngineRequest:
     return replace(
         first,
+        request_id=request_id,
         index=number * first.n,
         prompt_ids=prompt.ids,
         echo_text=prompt.echo_text,

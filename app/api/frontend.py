@@ -15,7 +15,7 @@ from app.api.identity import Identity, ResponseMeta
 from app.api.models import ServedModels
 from app.api.pieces import check_answer_size
 from app.api.responder import Responder
-from app.api.writer import ResponseWriter
+from app.api.writer import ResponseWriter, UsageOverrides
 from app.clock.pause import Slices
 from app.engine.request import Constraint
 from app.faults.injector import FaultInjector
@@ -40,6 +40,13 @@ CHARS = 2
 
 T = TypeVar("T", bound=Request)
 R = TypeVar("R", bound=GenerationRequest)
+
+
+def remote_cached_tokens(request: GenerationRequest) -> int | None:
+    """Tokens of the prompt that were cached where it was prefilled, if the request tells; its answer, too."""
+    transfer = request.kv_transfer_params or {}
+    cached = transfer.get("remote_prefill_cached_tokens") if transfer.get("do_remote_prefill") else None
+    return cached if isinstance(cached, int) else None
 
 
 class SharedOptions(TypedDict):
@@ -170,7 +177,9 @@ class Frontend:
     ) -> Response:
         """The response. What only the engine would refuse comes, in a stream, after its 200."""
         responder = responder or self.responder
-        stream = bool(asked.request.stream)
+        stream, cached = bool(asked.request.stream), remote_cached_tokens(asked.request)
+        if cached is not None:
+            writer.usage = UsageOverrides(cached_tokens=cached)
         asked.check_sampling([len(prompt.ids) for prompt in prompts])
         form, schemas = asked.structured_outputs, self.builder.schemas
         tag = tag_of(form, asked.request, schemas)

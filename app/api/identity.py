@@ -25,11 +25,21 @@ class ResponseMeta(Struct, frozen=True):
     created: int
     model: str
     fingerprint: str | None
+    joint: str = ""
+    """What stands between `id` and the number of a prompt where the engine knows each by an id of its own."""
 
     @property
     def signature(self) -> str | UnsetType:
         """`system_fingerprint` of a chunk."""
         return UNSET if self.fingerprint is None else self.fingerprint
+
+    def engine_id(self, prompt: int) -> str:
+        """The id by which the engine knows a prompt: the one that can be aborted."""
+        return f"{self.id}{self.joint}{prompt}" if self.joint else self.id
+
+
+JOINTS = {"cmpl": "-"}
+"""`joint` by the prefix of the id: the only prompt of a text completion has a number, too."""
 
 
 class ResponseOptions(Struct, frozen=True, kw_only=True):
@@ -64,9 +74,13 @@ class Identity:
         now: Callable[[], float] = time.time,
         port: int = SIDE_CHANNEL_PORT,
         fingerprint: str | None = None,
+        block_size: int = 16,
+        transfers: bool = True,
     ) -> None:
+        """Without `transfers` no cache leaves this server: there is no connector for it."""
         self.engine_id = f"{rng.getrandbits(128):032x}"
         self.host, self.port = host, port
+        self.block_size, self.transfers = block_size, transfers
         self.devices = model.tensor_parallel_size
         self._rng = rng
         self._now = now
@@ -77,7 +91,8 @@ class Identity:
         request_id = context.headers.get("x-request-id")
         if request_id is None:
             request_id = own_id or self.fresh_id()
-        return ResponseMeta(f"{prefix}-{request_id}", self.now_s(), model, self._fingerprint)
+        own = f"{prefix}-{request_id}"
+        return ResponseMeta(own, self.now_s(), model, self._fingerprint, JOINTS.get(prefix, ""))
 
     def now_s(self) -> int:
         """Unix seconds."""
@@ -110,18 +125,22 @@ def pod_headers(server: ServerSettings) -> dict[str, str]:
     return headers
 
 
-BLOCK_TOKENS = 16
+def address_of(
+    asked: GenerationRequest, identity: Identity, meta: ResponseMeta, prompt_tokens: int
+) -> KVTransferParams | None:
+    """What the decode side is to be given; None unless `asked` wants its decode done elsewhere.
 
-
-def address_of(asked: GenerationRequest, identity: Identity, prompt_tokens: int) -> KVTransferParams | None:
-    """What the decode side is to be given; None unless `asked` wants its decode done elsewhere."""
+    The same as vLLM's NixlConnector tells after a reply of one token, whose keys and values are not computed.
+    """
     wanted = asked.kv_transfer_params
-    if not wanted or not wanted.get("do_remote_decode"):
+    if not identity.transfers or not wanted or not wanted.get("do_remote_decode"):
         return None
     return KVTransferParams(
         remote_engine_id=identity.engine_id,
-        remote_block_ids=tuple(range(1, -(-prompt_tokens // BLOCK_TOKENS) + 1)),
+        remote_block_ids=(tuple(range(1, -(-prompt_tokens // identity.block_size) + 1)),),
+        remote_request_id=f"{meta.engine_id(0)}-{identity.fresh_id()[:8]}",
         remote_host=identity.host,
         remote_port=identity.port,
         tp_size=identity.devices,
+        remote_num_tokens=prompt_tokens,
     )

@@ -76,7 +76,7 @@ class PlainHandler(Generic[P]):
         head = frontend.identity.head(self.id_prefix, context, "", self._model)
         temperature, real = request.temperature, frontend.builder.real
         wanted = EngineRequest(
-            request_id=head.id,
+            request_id=head.engine_id(0),
             index=0,
             model=self._model,
             prompt_ids=recognised.prompt_ids,

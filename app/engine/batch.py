@@ -30,6 +30,7 @@ class SequenceState:
         "held",
         "last",
         "lead",
+        "loaded",
         "output_tokens",
         "place",
         "preemptions",
@@ -70,6 +71,8 @@ class SequenceState:
         self.lead = 0
         """Of a decode: `computed` less the number of the step that comes next."""
         self.preemptions = 0
+        self.loaded = 0
+        """Tokens behind the blocks that were found for it that come from elsewhere, and at once."""
 
     @property
     def last_step(self) -> int:

@@ -12,6 +12,7 @@ from app.kvcache.block_pool import Block
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.prompt import Adapter, Placeholder, Prompt
+from app.kvcache.stores import Store
 from app.metrics.recorder import Recorder
 
 Publish = Callable[[Sequence[KVEvent]], None]
@@ -26,8 +27,11 @@ class KVCacheManager:
         recorder: Recorder,
         adapter_of: Callable[[str], Adapter],
         publish: Publish | None = None,
+        store: Store | None = None,
     ) -> None:
+        """`store` is where a connector keeps blocks besides."""
         self.cache = cache
+        self.store = store
         self.recorder = recorder
         self._adapter_of = adapter_of
         self._publish = publish
@@ -45,7 +49,9 @@ class KVCacheManager:
             first = next(choices)
             prompt = self._prompt(first)
             for request in chain((first,), choices):
-                blocks.append(SequenceBlocks(self, f"{request.request_id} {next(self._numbers)}", prompt))
+                key = f"{request.request_id} {next(self._numbers)}"
+                store = None if first.remote_prefill else self.store
+                blocks.append(SequenceBlocks(self, key, prompt, store, first.prompt_logprobs is None))
         return blocks
 
     def _prompt(self, request: EngineRequest) -> Prompt:
@@ -101,9 +107,21 @@ class SequenceBlocks:
     (`compute`) and what is written (`write`).
     """
 
-    __slots__ = ("_hits", "_key", "_manager", "_prompt", "_tokens")
+    __slots__ = ("_hits", "_key", "_manager", "_prompt", "_reads", "_store", "_tokens", "loaded")
 
-    def __init__(self, manager: KVCacheManager, key: str, prompt: Prompt) -> None:
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        key: str,
+        prompt: Prompt,
+        store: Store | None = None,
+        reads: bool = True,
+    ) -> None:
+        """Unless it `reads`, nothing of its prompt comes from `store`, where it is kept all the same."""
+        self._reads = reads
+        self.loaded = 0
+        """Tokens of the prompt that come from the store of a connector."""
+        self._store = store
         self._manager = manager
         self._key = key
         self._prompt = prompt
@@ -127,6 +145,8 @@ class SequenceBlocks:
         found = manager.cache.begin(self._key, self._prompt) or 0
         if self._prompt.looks_up:
             manager.recorder.looked_up(len(self._prompt.token_ids), found)
+        self.load(found)
+        self._count_loaded(found)
         manager.begin_prefill()
         return found
 
@@ -164,11 +184,25 @@ class SequenceBlocks:
         found = len(self._hits) * self._manager.cache.block_size
         if self._prompt.looks_up:
             self._manager.recorder.looked_up(len(self._tokens), found)
+        self._count_loaded(found)
         return found
 
     def created(self, found: int) -> int:
         """See `KVCache.created`."""
         return self._manager.cache.created(self._prompt, found)
+
+    def load(self, found: int) -> int:
+        """Tokens that the store of a connector has behind the `found` ones of the cache."""
+        if self._store is not None and self._reads:
+            self.loaded = self._store.find(self._prompt, found)
+        return self.loaded
+
+    def _count_loaded(self, found: int) -> None:
+        if self._store is not None:
+            self._manager.recorder.looked_up_in_store(
+                len(self._tokens) - found, self.loaded, self._store.tier
+            )
+            self._store.keep(self._prompt)
 
     def grow(self, count: int) -> None:
         """Take `count` more blocks."""

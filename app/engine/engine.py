@@ -155,7 +155,7 @@ class Engine:
         All or none are admitted. Raises any EngineError, and then nothing has begun. May pause.
         """
         if not requests:
-            return Submission("", self._active)
+            return Submission(self._active)
         replies = self._replies(requests)
         if requests[0].beams:
             return BeamSearch(self.run, self._clock, self.wheel, requests, replies, emit)
@@ -164,7 +164,7 @@ class Engine:
     def run(self, requests: Listed[EngineRequest], replies: Listed[Reply], emit: Emit) -> Submission:
         """As `submit`, with what is said to each."""
         first = requests[0]
-        submission = Submission(first.request_id, self._active)
+        submission = Submission(self._active)
         if self._needs_no_slot(requests, replies):
             self.check_accepting(1)
             emit_at_once(first, replies[0], emit, self._runtime)
@@ -260,11 +260,10 @@ class Submission:
     It lets go of its sequences when the last is over, so that no cycle is left for the garbage collector.
     """
 
-    __slots__ = ("_active", "_future", "_lengths", "_sequences", "_unfinished", "request_id")
+    __slots__ = ("_active", "_future", "_lengths", "_sequences", "_unfinished")
 
-    def __init__(self, request_id: str, active: dict[Submission, None]) -> None:
+    def __init__(self, active: dict[Submission, None]) -> None:
         """`active`: what was submitted to the engine and is not over."""
-        self.request_id = request_id
         self._active = active
         self._sequences: Listed[Choice] = ()
         self._unfinished = 0
@@ -301,11 +300,21 @@ class Submission:
         for sequence in reversed(self._sequences):
             sequence.abort()
 
-    def interrupt(self, slices: Slices, counted: bool) -> None:
-        """As `abort`, but each choice finishes with `abort`."""
-        for sequence in reversed(self._sequences):
+    def interrupt(self, request_ids: Container[str] | None, slices: Slices, counted: bool) -> int:
+        """As `abort`, but each choice with one of these ids, or any, finishes with `abort`.
+
+        Returns how many, and one more for each prompt that has several choices, as vLLM counts them.
+        """
+        found = [
+            it
+            for it in reversed(self._sequences)
+            if not it.over and (request_ids is None or it.request.request_id in request_ids)
+        ]
+        parents = {it.request.index // it.request.n for it in found if it.request.n > 1}
+        for sequence in found:
             sequence.interrupt(counted)
             slices.spend(INTERRUPT_STEPS)
+        return len(found) + len(parents)
 
     def ended(self, sequence: Choice) -> tuple[int, int]:
         """One sequence is over. The last of a prompt gets its choices and the tokens of the longest."""
@@ -326,12 +335,9 @@ class Submission:
 
 
 def interrupt(active: Iterable[Submission], request_ids: Container[str] | None, counted: bool) -> int:
-    """Interrupt those of `active` that have these ids, or all; how many. Pauses where there are many."""
-    found = [it for it in active if request_ids is None or it.request_id in request_ids]
+    """Interrupt what of `active` has these ids, or all; how many. Pauses where there are many."""
     slices = Slices()
-    for submission in found:
-        submission.interrupt(slices, counted)
-    return len(found)
+    return sum([submission.interrupt(request_ids, slices, counted) for submission in list(active)])
 
 
 def _observe(sequences: Listed[Sequence]) -> None:

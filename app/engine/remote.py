@@ -133,7 +133,7 @@ class RemoteEngine:
 
     def submit(self, requests: Sequence[EngineRequest], emit: Emit) -> Submission:
         """See `EngineClient`; also EngineDead. Pauses where there are many."""
-        submission = Submission(requests[0].request_id if requests else "", self._active)
+        submission = Submission(self._active)
         if not requests:
             return submission
         self.check_admission(len(requests))

@@ -294,7 +294,7 @@ class Scheduler(Generic[S]):
                 if sequence.remote:
                     self._fetch(sequence, found)
                     continue
-                sequence.computed = found * size
+                sequence.computed = found * size + sequence.loaded
             tokens = min(known - sequence.computed, self._limit)
             if tokens > budget and not limits.enable_chunked_prefill:
                 return

@@ -172,7 +172,7 @@ class Sequence:
             Started(
                 self.request.index,
                 at_s,
-                self._cached_tokens,
+                self._cached_tokens + self._fetched_tokens,
                 reply.prompt_logprobs,
                 began_s - self._queued_s,
                 at_s - began_s,
@@ -247,8 +247,10 @@ class Sequence:
         recorder, request = self._runtime.recorder, self.request
         ttft_s, prompt_tokens = at_s - request.arrival_s, len(request.prompt_ids)
         cached_tokens = self._cached_tokens + self._fetched_tokens
-        if self._fetched_tokens:
+        if self._fetched_tokens and request.remote_prefill:
             recorder.fetched(self._fetched_tokens, at_s - (self._scheduled_s or at_s))
+        elif self._fetched_tokens:
+            recorder.loaded(self._fetched_tokens)
         recorder.prefilled(ttft_s, prompt_tokens, cached_tokens, at_s, min(tokens, 1))
         if tokens > 1:
             recorder.decoded(tokens - 1, 0.0, at_s)

@@ -191,6 +191,7 @@ class SteppedSequence(Sequence):
             self._fetched_tokens -= tokens
         elif self.state.blocks is not None:
             self._created_tokens = self.state.blocks.created(tokens)
+            self._fetched_tokens = self.state.blocks.loaded
 
     @property
     def cached_tokens(self) -> int:
@@ -368,7 +369,9 @@ class HashedBlocks:
         if owner is None or blocks is None:
             return 0
         sequence.stored = sequence.handed = written = tokens - sequence.prompt_tokens
-        return blocks.find(owner.written(written) if written else ())
+        found = blocks.find(owner.written(written) if written else ())
+        sequence.loaded = 0 if sequence.preemptions else blocks.load(found * self.block_size)
+        return found
 
     def fits(self, sequence: StepState, tokens: int, found: int) -> bool:
         return sequence.blocks is None or sequence.blocks.fits_found()

@@ -86,8 +86,9 @@ class TimedSequence(Sequence):
             self._fetched_tokens = prompt_tokens - self._cached_tokens
         elif self._blocks is not None:
             self._created_tokens = self._blocks.created(self._cached_tokens)
+            self._fetched_tokens = self._blocks.loaded
         self._due_s = at_s + self._runtime.timing.time_to_first_token(
-            prompt_tokens, self._cached_tokens, request.remote_prefill
+            prompt_tokens, self._cached_tokens + self._fetched_tokens, request.remote_prefill
         )
         if self._delays is not None:
             self._due_s += self._delays.get(0, 0.0)

@@ -93,6 +93,8 @@ class Recorder:
         self._completed: list[tuple[int, int]] = []
         self._fetched = 0
         """Prompt tokens whose cache came from elsewhere, since they were counted last."""
+        self._loaded = 0
+        """The same for what came from the store of a connector."""
         self._bind_gauges()
         self._bind_tokens()
 
@@ -183,6 +185,17 @@ class Recorder:
         if self._transfers is None:
             self._transfers = self._new_transfers()
         self._transfers.fetched(tokens, seconds)
+
+    def looked_up_in_store(self, tokens: int, found: int, tier: str) -> None:
+        """`tokens` that the prefix cache lacked were looked up in a connector's store, which had `found`."""
+        self._external_queries.value += tokens
+        self._external_hits.value += found
+        if found:
+            self._families.one(Counter, "prompt_tokens_cached_by_source_total", source=tier).inc(found)
+
+    def loaded(self, tokens: int) -> None:
+        """So many tokens came from there; the `prefilled` that follows counts them as cached."""
+        self._loaded += tokens
 
     def block_lifetime(self, seconds: float) -> None:
         """From a block's filling to its eviction."""
@@ -350,14 +363,15 @@ class Recorder:
         ttfts_s, prompts, cached = zip(*rows, strict=True)
         prompt_tokens, cached_tokens = sum(prompts), sum(cached)
         fetched, self._fetched = self._fetched, 0
+        loaded, self._loaded = self._loaded, 0
         self._ttft.observe_all(ttfts_s)
         self._prompt.value += prompt_tokens
         self._cached.value += cached_tokens
         self._computed.value += prompt_tokens - cached_tokens
-        self._external.value += fetched
+        self._external.value += fetched + loaded
         self._peer_hit.value += fetched
-        self._local_hit.value += cached_tokens - fetched
-        self._device_hit.value += cached_tokens - fetched
+        self._local_hit.value += cached_tokens - fetched - loaded
+        self._device_hit.value += cached_tokens - fetched - loaded
 
 
 class EngineSteps:

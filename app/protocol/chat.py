@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit
-from app.protocol.decoding import RawRequest, Request
+from app.protocol.decoding import RawRequest
 from app.protocol.messages import Message, are_plain, check_tool_calls, convert_messages, normalize_messages
 from app.protocol.options import (
     CacheSalt,
@@ -28,13 +28,14 @@ from app.protocol.options import (
     ToolChoice,
     Truncation,
 )
+from app.protocol.transfer import FlatTransfer
 from app.protocol.validation import rules
 from app.protocol.validation.rules import part
 
 Conversations = list[list[Message]]
 
 
-class ChatCompletionRequest(Request, kw_only=True):
+class ChatCompletionRequest(FlatTransfer, kw_only=True):
     """Every field that vLLM knows.
 
     None means "the server's default" wherever a default is not given here; null `top_logprobs` are 0.
@@ -123,6 +124,7 @@ class ChatCompletionRequest(Request, kw_only=True):
             self.tool_choice = "auto" if self.tools else "none"
         if self.top_logprobs is None:
             self.top_logprobs = 0
+        self.kv_transfer_params = self.transfer(self.kv_transfer_params)
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
 

@@ -128,6 +128,14 @@ def _boolean(value: object, _: Slices) -> bool:
     raise Misfit("a boolean")
 
 
+def non_negative(value: object, within: Slices) -> object:
+    """The conversion of token ids; a negative one is told of the whole list."""
+    ids = _converter(list[int] | None)(value, within)
+    if isinstance(ids, list) and any(min(part) < 0 for part in parts(ids, within)):
+        raise Misfit("no negative numbers")
+    return ids
+
+
 def as_it_is(value: object, _: Slices) -> object:
     """The conversion of a field that takes anything, or whose form depends on others."""
     return value
@@ -309,6 +317,8 @@ def _struct(kind: type[Struct]) -> Convert:
         converter = annotation if isinstance(annotation, types.FunctionType) else _converter(annotation)
         fields.append((field.name, field.encode_name, required, converter))
 
+    forbids, known = kind.__struct_config__.forbid_unknown_fields, {key for _, key, *_ in fields}
+
     def convert_struct(value: object, within: Slices) -> Struct:
         if not isinstance(value, dict):
             raise Misfit("an object")
@@ -323,6 +333,8 @@ def _struct(kind: type[Struct]) -> Convert:
                 arguments[name] = converter(value[key], within)
             except Misfit as misfit:
                 first = first or misfit.under(key)
+        if forbids and (unknown := value.keys() - known):
+            first = first or Misfit("no such field", min(unknown))
         within.spend(len(fields))
         try:
             if first is not None:

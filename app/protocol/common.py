@@ -43,11 +43,18 @@ class KVTransferParams(Struct, kw_only=True):
 
     do_remote_prefill: bool = True
     do_remote_decode: bool = False
+    remote_block_ids: Sequence[Sequence[int]]
+    """By group of layers, of which there is one."""
     remote_engine_id: str
-    remote_block_ids: Sequence[int]
+    remote_request_id: str
     remote_host: str
     remote_port: int
     tp_size: int = 1
+    dcp_size: int = 1
+    pp_size: int = 1
+    remote_num_tokens: int
+    remote_blocks_expiry_time: None = None
+    transfer_mode: str = "pull"
 
 
 class EncodedItem(Struct):

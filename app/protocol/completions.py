@@ -15,7 +15,7 @@ from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.common import KVTransferParams, PerRequestMetrics, Usage
-from app.protocol.decoding import RawRequest, Request
+from app.protocol.decoding import RawRequest
 from app.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from app.protocol.options import (
     CacheSalt,
@@ -31,6 +31,7 @@ from app.protocol.options import (
     Truncation,
 )
 from app.protocol.slicing import kinds_of
+from app.protocol.transfer import FlatTransfer
 from app.protocol.validation import rules
 
 DEFAULT_MAX_TOKENS = 16
@@ -40,7 +41,7 @@ TokenIds = list[int]
 Prompts = str | list[str] | TokenIds | list[TokenIds]
 
 
-class CompletionRequest(Request, kw_only=True):
+class CompletionRequest(FlatTransfer, kw_only=True):
     """Every field that vLLM knows."""
 
     model: str | None = None
@@ -116,6 +117,7 @@ class CompletionRequest(Request, kw_only=True):
             self.max_tokens = DEFAULT_MAX_TOKENS
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
+        self.kv_transfer_params = self.transfer(self.kv_transfer_params)
 
     def prompts(self) -> list[str] | list[TokenIds]:
         """The prompts one by one, whichever of the four forms they came in."""

@@ -45,6 +45,8 @@ class Request(Struct, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {}
     absent: ClassVar[Mapping[str, object]] = {}
+    branch: ClassVar[tuple[str, ...]] = ()
+    """What stands before the paths of errors where vLLM tries several kinds of body."""
 
     def check(self, within: Slices) -> None:
         """All rules, for a request from the strict decoder.
@@ -277,7 +279,7 @@ def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], within: S
         try:
             request = convert(kind, values, within)
         except Misfit as misfit:
-            path, expected = misfit.path, misfit.expected
+            path, expected = (*kind.branch, *misfit.path), misfit.expected
         else:
             check_unicode(values, within)
             request.check_converted(within)

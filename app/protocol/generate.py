@@ -6,37 +6,40 @@ instance in slices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.clock.pause import Slices
-from app.http.errors import bad_request
-from app.protocol.coercion import JsonObject
+from app.http.errors import bad_request, malformed
+from app.protocol.coercion import JsonObject, Misfit, convert, non_negative
 from app.protocol.common import ECTransferParams, KVTransferParams, Usage
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.logprobs import LogprobContent, PromptLogprobs
-from app.protocol.options import CacheSalt, Int64, StopStrings, StreamOptions, StructuredOutputs
+from app.protocol.options import CacheSalt, Int64, RepetitionDetection, StreamOptions, StructuredOutputs
 from app.protocol.validation import rules
 
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+Offsets = Annotated[list[int], Meta(min_length=2, max_length=2)]
+"""Where a token begins and ends in the text, in characters."""
 
 
 class SamplingParams(Struct, kw_only=True):
-    """The sampling parameters that matter to a simulation; others are accepted."""
+    """Every sampling parameter that vLLM knows, in its order."""
 
     n: int = 1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     temperature: float = 1.0
+    watermarking: bool | None = None
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    stop: StopStrings = None
+    stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     max_tokens: int | None | UnsetType = UNSET
@@ -44,12 +47,50 @@ class SamplingParams(Struct, kw_only=True):
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    prompt_logprob_start: int | None = None
+    logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    output_kind: int = 0
+    stream_interval: int | None = None
+    skip_clone: bool = False
+    output_text_buffer_length: int = 0
+    structured_outputs: StructuredOutputs | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    structured_outputs: StructuredOutputs | None = None
     extra_args: JsonObject | None = None
+    bad_words: list[str] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetection | None = None
+    routed_experts_prompt_start: int = 0
+    trace_decode_token_ids: list[int] | None = None
+
+
+def convert_sampling_params(value: object, within: Slices) -> SamplingParams:
+    """The parameters in `value`; vLLM tries two forms, so any misfit is reported at their own name."""
+    try:
+        return convert(SamplingParams, value, within)
+    except Misfit as misfit:
+        raise Misfit(misfit.expected) from None
+
+
+def convert_token_ids(value: object, within: Slices) -> object:
+    """The prompt in `value`; it is not empty."""
+    ids = non_negative(value, within)
+    if not ids:
+        raise Misfit("a list that is not empty")
+    return ids
+
+
+class ReasoningParserKwargs(Struct, forbid_unknown_fields=True):
+    """What the reasoning parser beside the engine is made with."""
+
+    chat_template_kwargs: JsonObject = {}
 
 
 class GenerateRequest(Request, kw_only=True):
@@ -57,10 +98,16 @@ class GenerateRequest(Request, kw_only=True):
 
     request_id: str = ""
     token_ids: Ids
+    token_offsets: list[Offsets] | None = None
+    """Of a render; nothing here depends on them."""
     features: JsonObject | None = None
     """What a render has told of images and the like."""
+    content_parts: list[JsonObject] | None = None
+    """Images and the like that are not processed yet."""
     sampling_params: SamplingParams
     model: str | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: ReasoningParserKwargs | None = None
     return_token_ids: bool | None = None
     output_mode: Literal["tokens", "text"] = "tokens"
     stream: bool | None = False
@@ -68,12 +115,38 @@ class GenerateRequest(Request, kw_only=True):
     cache_salt: CacheSalt | None = None
     priority: Int64 = 0
     ignore_eos: bool = False
+    """Not vLLM's: as the sampling parameter."""
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None
 
+    lax: ClassVar[Mapping[str, Hashable]] = {
+        "token_ids": convert_token_ids,
+        "sampling_params": convert_sampling_params,
+    }
+
+    def check(self, within: Slices) -> None:
+        self.check_rules(within)
+        self.check_converted(within)
+
     def check_rules(self: GenerateRequest | RawRequest, within: Slices) -> None:
-        rules.check_stream_options(self.stream_options, self.stream)
         rules.check_cache_salt(self.cache_salt)
+
+    def check_converted(self, within: Slices) -> None:
+        if self.content_parts and self.features:
+            raise malformed("body: content_parts and features exclude each other", "body")
+        if self.output_mode == "text" and not self.sampling_params.detokenize:
+            raise malformed("body: output_mode text needs sampling_params.detokenize", "body")
+        if self.stream and self.sampling_params.prompt_logprob_token_ids is not None:
+            raise bad_request("prompt_logprob_token_ids do not go with stream=true")
+        at = self.sampling_params
+        if at.stop and not at.detokenize:
+            raise bad_request("stop needs detokenize")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(at, name) or 0) < -1:
+                raise bad_request(f"{name} must be 0 or more, or -1", name)
+        if at.stream_interval is not None and at.stream_interval < 1:
+            raise bad_request("stream_interval must be at least 1", "stream_interval")
+        rules.check_thinking_budget(at.thinking_token_budget)
 
     @property
     def mm_hashes(self) -> dict[str, list[str]] | None:
@@ -82,36 +155,18 @@ class GenerateRequest(Request, kw_only=True):
         return hashes if isinstance(hashes, dict) else None
 
     def as_completion(self, max_model_len: int) -> CompletionRequest:
-        """The same, as a text completion of the same tokens."""
-        at = self.sampling_params
-        most = at.max_tokens if isinstance(at.max_tokens, int) else max_model_len - len(self.token_ids)
+        """The same, as a text completion of the same tokens; what exceeds the context is cut off."""
+        at, room = self.sampling_params, max_model_len - len(self.token_ids)
+        most = min(at.max_tokens, room) if isinstance(at.max_tokens, int) else room
         transfer = self.kv_transfer_params or (at.extra_args or {}).get("kv_transfer_params")
-        if most < 1:
-            raise bad_request(f"max_tokens must be at least 1, got {most}", "max_tokens")
+        same = {name: getattr(at, name) for name in SAME}
         return CompletionRequest(
+            **same,
             model=self.model,
             prompt=list(self.token_ids),
             max_tokens=most,
-            n=at.n,
-            presence_penalty=at.presence_penalty,
-            frequency_penalty=at.frequency_penalty,
-            repetition_penalty=at.repetition_penalty,
-            temperature=at.temperature,
-            top_p=at.top_p,
-            top_k=at.top_k,
-            min_p=at.min_p,
-            seed=at.seed,
-            stop=at.stop,
-            stop_token_ids=at.stop_token_ids,
-            include_stop_str_in_output=at.include_stop_str_in_output,
             ignore_eos=at.ignore_eos or self.ignore_eos,
-            min_tokens=at.min_tokens,
-            logprobs=at.logprobs,
-            prompt_logprobs=at.prompt_logprobs,
-            logit_bias=at.logit_bias,
-            allowed_token_ids=at.allowed_token_ids,
             bad_words=at.bad_words or [],
-            structured_outputs=at.structured_outputs,
             stream=self.stream,
             stream_options=self.stream_options,
             return_token_ids=self.return_token_ids,
@@ -123,8 +178,16 @@ class GenerateRequest(Request, kw_only=True):
         )
 
 
+SAME = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in CompletionRequest.__struct_fields__ and name not in ("max_tokens", "ignore_eos", "bad_words")
+)
+"""Sampling parameters that are fields of a completion, too."""
+
+
 class AbortRequest(Request, kw_only=True):
-    """The body of ``POST /abort_requests``; without ids it means all."""
+    """The body of ``POST /abort_requests``; there, not below `/inference`, no ids mean all."""
 
     request_ids: list[str] | None = None
 
@@ -174,8 +237,6 @@ class GenerateChunk(Struct, kw_only=True):
 
     request_id: str
     usage: Usage | None
-    prompt_token_ids: Sequence[int] | None | UnsetType = UNSET
-    mm_placeholders: None | UnsetType = UNSET
-    metrics: None | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
     output_mode: str
     choices: Sequence[GenerateChoice]

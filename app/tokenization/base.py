@@ -113,6 +113,12 @@ class Tokenizer(Protocol):
         Text is held back while it ends inside a character, and comes with the token that completes it.
         """
 
+    def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
+        """Return where each token of `text` begins and ends, in characters; None where that is not known."""
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Return the text of tokens in the vocabulary's own spelling."""
+
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """Return the vocabulary's own spelling of each token, as `/tokenize` lists them (`Ġworld`)."""
 

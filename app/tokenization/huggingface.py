@@ -211,6 +211,21 @@ class LocalTokenizer:
         pieces = self._pieces if skip_special_tokens else self._all_pieces
         return call_off_hub(pieces, ids) if len(ids) > LONG_LIST else pieces(ids)
 
+    def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
+        """See `Tokenizer.offsets`."""
+        encode = self._backend.encode
+        found = (
+            call_off_hub(encode, text, None, False, add_special_tokens)
+            if len(text) > LONG_TEXT
+            else encode(text, add_special_tokens=add_special_tokens)
+        )
+        return found.offsets
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """See `Tokenizer.join`."""
+        decoder = self._backend.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
+
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.token_strings`; an id without a token gives an empty string."""
         return call_off_hub(self._strings_of, ids) if len(ids) > LONG_LIST else self._strings_of(ids)

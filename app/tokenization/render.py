@@ -114,6 +114,14 @@ class RenderTokenizer:
         """See `Tokenizer.render_chat`."""
         return self.decode(self.encode_chat(messages, options))
 
+    def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
+        """See `Tokenizer.offsets`: the service tells ids only."""
+        return None
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """See `Tokenizer.join`: words are spelled as they are."""
+        return "".join(tokens)
+
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """See `Tokenizer.encode_chat`. Only what differs from the service's defaults is sent."""
         fields: dict[str, object] = {"messages": list(messages)}

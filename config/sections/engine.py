@@ -282,10 +282,11 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     kv_connector: Annotated[
-        Literal["", "nixl"],
+        Literal["", "none", "nixl", "example", "offloading"],
         About(
-            "The connector that vLLM would fetch KV caches with: its metric families are there from the "
-            "start. Without one they come with the first cache that is fetched."
+            "The KV connector of vLLM that is played. Empty or nixl: prefill and decode apart; with nixl its "
+            "metric families are there from the start. none, example and offloading ignore "
+            "kv_transfer_params; the latter two bring blocks back that the cache has forgotten."
         ),
     ] = ""
     kv_side_channel_port: Annotated[
@@ -340,3 +341,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         """`kv-events-format`, as the simulator's switch leaves it."""
         arrays = self.use_vllm_map_event_format is False and self.kv_events_format == "map"
         return "llm-d-inference-sim" if arrays else self.kv_events_format
+
+    @property
+    def transfers(self) -> bool:
+        """Caches go from prefill to decode where a request asks for it."""
+        return self.kv_connector in ("", "nixl")

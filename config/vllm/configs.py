@@ -39,7 +39,7 @@ class KVTransferConfig(Struct, kw_only=True):
     kv_connector_extra_config: dict[str, Any] = {}
 
     @property
-    def connectors(self) -> list[object]:
+    def connectors(self) -> list[str | None]:
         """Its name, or those that a MultiConnector has."""
         inner = self.kv_connector_extra_config.get("connectors")
         several = inner if self.kv_connector == "MultiConnector" and isinstance(inner, list) else []

@@ -38,6 +38,7 @@ DEFAULTS = {
     "zmq-endpoint": "",
     "event-flush-interval": "0",
     "enable-sleep-mode": "false",
+    "kv-connector": "none",
     "enable-auto-tool-choice": "false",
     "max-waiting-queue-length": "16384",
     "max-request-body-size-mb": "32",
@@ -194,12 +195,21 @@ def _events(given: Given) -> Values:
     }
 
 
-NIXL = "NixlConnector"
+CONNECTORS = {
+    "NixlConnector": "nixl",
+    "NixlPullConnector": "nixl",
+    "NixlPushConnector": "nixl",
+    "ExampleConnector": "example",
+    "OffloadingConnector": "offloading",
+    "SimpleCPUOffloadConnector": "offloading",
+}
+"""vLLM's connectors that are played, by their names."""
 
 
 def _transfer(given: Given) -> Values:
     config = read_config("kv-transfer-config", str(given["kv-transfer-config"]), KVTransferConfig)
-    return {"kv-connector": "nixl"} if NIXL in config.connectors else {}
+    played = [CONNECTORS[name] for name in config.connectors if name in CONNECTORS]
+    return {"kv-connector": played[0] if played else ""}
 
 
 def _profiler(given: Given) -> Values:
@@ -262,8 +272,13 @@ _OTHERS = {
         _events,
     ),
     "kv-transfer-config": Meaning(
-        "Setting `kv-connector`, for NixlConnector. Prefill and decode apart are played for whoever asks.",
+        f"Setting `kv-connector`, for {', '.join(CONNECTORS)}; of a MultiConnector the first of them. With "
+        "another one prefill and decode apart are played for whoever asks.",
         _transfer,
+    ),
+    "kv-offloading-size": Meaning(
+        "Setting `kv-connector`: `offloading`, whatever the size.",
+        lambda given: {"kv-connector": "offloading"},
     ),
     "profiler-config": Meaning("Setting `profiling`: on with a `profiler`.", _profiler),
     "weight-transfer-config": Meaning(

@@ -53,7 +53,7 @@ def test_a_prefill_tells_where_its_blocks_are(tokens: int, blocks: list[int]) ->
     wanted = {"do_remote_decode": True}
     body = {"prompt": [5] * tokens, "max_tokens": 1, "kv_transfer_params": wanted}
     told = post(body, "--tensor-parallel-size", "2").json["kv_transfer_params"]
-    assert (told["remote_block_ids"], told["tp_size"]) == (blocks, 2)
+    assert (told["remote_block_ids"], told["tp_size"]) == ([blocks], 2)
 
 
 @pytest.mark.parametrize("wanted", [None, {}, {"do_remote_decode": False}])

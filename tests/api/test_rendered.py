@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
+
+import pytest
 
 from app.factory import create_app
 from app.web.application import Understudy
@@ -47,12 +50,96 @@ def test_what_a_request_leaves_out_has_a_default_or_is_left_out() -> None:
 def test_what_a_request_says_is_told_zeros_too() -> None:
     said = {
         "seed": 0, "top_k": 3, "logprobs": 0, "ignore_eos": True, "min_tokens": 2, "presence_penalty": -1.0,
-        "frequency_penalty": 0.5, "repetition_penalty": 1.2, "temperature": 0.0, "top_p": 0.5, "min_p": 0.1,
-        "stop": ["a", "b"], "stop_token_ids": [7], "bad_words": ["x"],
+        "frequency_penalty": 0.5, "repetition_penalty": 1.2, "temperature": 0.5, "top_p": 0.5, "min_p": 0.1,
+        "stop": ["a", "b"], "stop_token_ids": [7], "bad_words": ["x"], "logit_bias": {"5": 3.0},
+        "allowed_token_ids": [5, 6], "include_stop_str_in_output": True, "skip_special_tokens": False,
+        "stream_interval": 2, "thinking_token_budget": 4, "n": 2, "prompt_logprobs": 1,
+        "structured_outputs": {"regex": "a+"}, "vllm_xargs": {"a": 1}, "watermarking": False,
+        "repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 2},
     }  # fmt: skip
-    assert sampling(**said) == DEFAULTS | said
-    assert sampling(stop="a")["stop"] == ["a"]
+    told = sampling(**said, kv_transfer_params={"do_remote_decode": True})
+    assert told.pop("extra_args") == {"a": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    assert told.pop("structured_outputs")["regex"] == "a+"
+    assert told.pop("skip_reading_prefix_cache") is True
+    wanted = {name: said[name] for name in said if name not in ("structured_outputs", "vllm_xargs")}
+    assert told == {name: DEFAULTS[name] for name in DEFAULTS if name in told} | wanted
 
 
-def test_a_completion_without_a_limit_has_vllms() -> None:
-    assert sampling(max_tokens=None)["max_tokens"] == 16
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"stop": "abc"}, {"stop": ["abc"], "output_text_buffer_length": 2}),
+        ({"temperature": 0, "top_p": 0.5, "top_k": 3}, {"temperature": 0.0}),
+        ({"temperature": 0.001}, {"temperature": 0.01}),
+        ({"logit_bias": {"5": 300}}, {"logit_bias": {"5": 100.0}}),
+        ({"stream": True}, {"output_kind": 1}),
+    ],
+)
+def test_what_vllm_makes_of_a_value(said: dict[str, Any], told: dict[str, Any]) -> None:
+    assert sampling(**said) == DEFAULTS | told
+
+
+def test_a_limit_that_is_vllms_default_is_left_out() -> None:
+    """So it is in vLLM's dump, where 16 is the default of the sampling parameters."""
+    assert "max_tokens" not in sampling(max_tokens=None) | sampling(max_tokens=16)
+
+
+def rendered(path: str, body: dict[str, Any]) -> Any:
+    return application().test_client().post(path, json=body).get_json()
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_each_family_is_rendered_as_the_chat_that_it_is() -> None:
+    chat = rendered("/v1/chat/completions/render", {"messages": MESSAGES, "max_tokens": 5})
+    message = rendered(
+        "/v1/messages/render",
+        {"model": "understudy-tiny", "messages": MESSAGES, "max_tokens": 5, "stream": True},
+    )
+    response = rendered("/v1/responses/render", {"input": "hi", "max_output_tokens": 5})
+    for told, prefix in ((chat, "chatcmpl-"), (message, "chatcmpl-"), (response, "resp_")):
+        assert told["token_ids"] == chat["token_ids"] and told["request_id"].startswith(prefix)
+        assert told["sampling_params"]["max_tokens"] == 5
+    assert message["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert response["sampling_params"]["extra_args"] == {} and "extra_args" not in chat["sampling_params"]
+    follows = rendered("/v1/responses/render", {"input": "hi", "previous_response_id": "resp_1"})["error"]
+    assert (follows["type"], follows["param"]) == ("invalid_request_error", "previous_response_id")
+    beam = {"prompt": "hi", "use_beam_search": True}
+    assert rendered("/v1/completions/render", beam)["error"]["type"] == "BadRequestError"
+
+
+def test_prompts_have_numbers_and_tokens_their_places() -> None:
+    told = rendered("/v1/completions/render", {"prompt": ["Hello there", "Hi"], "return_token_offsets": True})
+    assert [it["request_id"][-2:] for it in told] == ["-0", "-1"]
+    for it, text in zip(told, ("Hello there", "Hi"), strict=True):
+        places = it["token_offsets"]
+        assert len(places) == len(it["token_ids"]) and places[0][0] == 0 and places[-1][1] == len(text)
+    assert (
+        rendered("/v1/completions/render", {"prompt": [3], "return_token_offsets": True})[0]["token_offsets"]
+        is None
+    )
+
+
+TOOL = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "form"),
+    [
+        ("required", {"type": "tags_with_separator", "stop_after_first": False}),
+        ({"type": "function", "function": {"name": "ping"}}, {"stop_after_first": True}),
+        ("auto", None),
+    ],
+)
+def test_tools_that_must_be_called_are_a_structural_tag(choice: Any, form: dict[str, Any] | None) -> None:
+    body = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice}
+    told = rendered("/v1/chat/completions/render", body)["sampling_params"]
+    assert told["skip_special_tokens"] is False
+    if form is None:
+        assert "structured_outputs" not in told
+        return
+    tag = json.loads(told["structured_outputs"]["structural_tag"])["format"]
+    assert form.items() <= tag.items() and '"ping"' in tag["tags"][0]["begin"]
+    sent = {"token_ids": [5], "sampling_params": told, "output_mode": "text"}
+    assert rendered("/inference/v1/generate", sent)["choices"][0]["text"].startswith("<tool_call>")

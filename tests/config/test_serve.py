@@ -67,7 +67,9 @@ def test_the_line_of_a_real_deployment_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("config", "connector"),
     [
-        ('{"kv_connector": "OffloadingConnector"}', ""),
+        ('{"kv_connector": "OffloadingConnector"}', "offloading"),
+        ('{"kv_connector": "ExampleConnector"}', "example"),
+        ('{"kv_connector": "MooncakeConnector"}', ""),
         (
             """{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [
             {"kv_connector": "NixlConnector"}, {"kv_connector": "OffloadingConnector"}]}}""",

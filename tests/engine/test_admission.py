@@ -66,12 +66,12 @@ def test_an_operator_ends_requests_by_name_or_all() -> None:
     harness = Harness(slots=2, **SLOW)
     for name in "abc":
         harness.ask(name, 2)
-    assert harness.engine.interrupt({"b", "x"}) == 1
+    assert harness.engine.interrupt({"b", "x"}) == 3
     assert [harness.finish("b", index) for index in range(2)] == ["abort", "abort"]
     assert harness.gauges() == (2, 2) and not harness.of("c")
     assert [type(it) for it in harness.of("b")] == [Started, Tokens]
     harness.clock.advance(0.55)
-    assert harness.engine.interrupt() == 2
+    assert harness.engine.interrupt() == 6, "each choice, and each request with several of them"
     assert [type(it) for it in harness.of("a")] == [Started, Tokens, Tokens]
     assert harness.finish("a") == harness.finish("c") == "abort" and harness.is_idle()
     assert harness.engine.interrupt() == 0

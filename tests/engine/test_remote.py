@@ -128,7 +128,7 @@ def test_who_leaves_while_the_rest_of_its_choices_is_ordered_has_no_more_of_them
     with worker(tmp_path) as play:
         asking = gevent.spawn(play.ask, choices=5, prompt_ids=[1] * 60_000)
         gevent.sleep(0)
-        assert play.engine.interrupt(["a"]) == 1
+        assert play.engine.interrupt(["a"]) == 6
         asking.get(timeout=DEADLINE_S)
         until(lambda: len(play.aborted) == 5)
         assert play.ends() == ["abort"] * 5 and len(play.ordered) == 2

@@ -129,7 +129,7 @@ def test_whoever_prefills_tells_where_the_cache_is(engine: Engine) -> None:
     request.kv_transfer_params_json = '{"do_remote_decode": true}'
     [end] = ends_of(engine.said(request))
     told = json.loads(end.kv_transfer_params_json)
-    assert (told["remote_block_ids"], told["do_remote_prefill"]) == ([1, 2], True)
+    assert (told["remote_block_ids"], told["do_remote_prefill"]) == ([[1, 2]], True)
     assert (end.kv_transfer_params.remote_host, end.kv_transfer_params.remote_port) == (
         told["remote_host"],
         told["remote_port"],

@@ -68,6 +68,9 @@ DEFAULTS: dict[type[Struct], dict[str, Any]] = {
         "top_k": 0,
         "min_p": 0.0,
         "min_tokens": 0,
+        "detokenize": True,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
     },
     generate.GenerateRequest: {"output_mode": "tokens", "priority": 0},
     generate.AbortRequest: {},
@@ -87,7 +90,13 @@ DEFAULTS: dict[type[Struct], dict[str, Any]] = {
     tokenize.ScoreTextRequest: {"add_special_tokens": True},
     tokenize.ScoreChatRequest: {"add_generation_prompt": True},
     tokenize.DetokenizeRequest: {},
-    common.KVTransferParams: {"do_remote_prefill": True, "tp_size": 1},
+    common.KVTransferParams: {
+        "do_remote_prefill": True,
+        "tp_size": 1,
+        "dcp_size": 1,
+        "pp_size": 1,
+        "transfer_mode": "pull",
+    },
 }
 
 

@@ -27,10 +27,8 @@ def test_without_a_limit_a_reply_may_fill_the_context(given: dict[str, object], 
     assert asked(**given).as_completion(CONTEXT).max_tokens == most
 
 
-@pytest.mark.parametrize("context", [3, 2])
-def test_a_prompt_that_leaves_no_room_is_refused(context: int) -> None:
-    with pytest.raises(ApiError, match="max_tokens must be at least 1"):
-        asked().as_completion(context)
+def test_a_limit_beyond_the_context_is_cut() -> None:
+    assert asked(max_tokens=9999).as_completion(CONTEXT).max_tokens == CONTEXT - 3
 
 
 @pytest.mark.parametrize("tag", [None, "{}", '{"type": "structural_tag"}', '{"a": NaN}'])

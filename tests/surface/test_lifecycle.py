@@ -145,17 +145,31 @@ def test_words_that_mean_nothing_are_refused(client: Client, path: str) -> None:
     assert client.get("/is_paused").json() == {"is_paused": False}
 
 
-@pytest.mark.parametrize("ids", [["cmpl-mine"], None])
-def test_an_aborted_request_ends_with_abort(client: Client, ids: list[str] | None) -> None:
+@pytest.mark.parametrize("ids", [["cmpl-mine-0"], None])
+@pytest.mark.parametrize("path", ["/abort_requests", "/inference/v1/abort_requests"])
+def test_an_aborted_request_ends_with_abort(client: Client, path: str, ids: list[str] | None) -> None:
+    """The engine knows a prompt of a text completion by its number, too."""
     client.post("/admin/config", {"inter-token-latency": "1s"})
     with Wire(client.server.port) as running:
         events = running.post(ask(max_tokens=1000, stream=True, request_id="mine")).events()
         next(events)
+        assert client.post(path, {"request_ids": ["cmpl-mine"]}).status_code == 200
         body: dict[str, Any] = {} if ids is None else {"request_ids": ids}
-        assert client.post("/abort_requests", body).json() == {"status": "aborted", "aborted": 1}
+        answer, named = client.post(path, body), path.startswith("/inference")
+        if named and ids is None:
+            assert answer.status_code == 400
+            answer = client.post(path, {"request_ids": "cmpl-mine-0"})
+        assert answer.text == ("" if named else '{"status":"aborted","aborted":1}')
         assert list(events)[-1]["choices"][0]["finish_reason"] == "abort"
     client.post("/admin/config", {"inter-token-latency": "0s"})
     assert client.metric("vllm:request_success_total", finished_reason="abort") >= 1
+
+
+@pytest.mark.parametrize("path", ["/abort_requests", "/inference/v1/abort_requests"])
+@pytest.mark.parametrize("body", [[], {"request_ids": 17}, {"request_ids": {"a": 1}}, "x"])
+def test_what_names_no_requests_is_refused(client: Client, path: str, body: object) -> None:
+    answer = client.post(path, body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
 
 
 def test_the_small_routes_answer(client: Client) -> None:

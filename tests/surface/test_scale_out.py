@@ -52,11 +52,22 @@ def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client)
         ({"sampling_params": {}}, "body.token_ids"),
         ({"token_ids": [1]}, "body.sampling_params"),
         ({"token_ids": [], "sampling_params": {}}, "body.token_ids"),
-        ({"token_ids": [-1], "sampling_params": {}}, "body.token_ids.0"),
+        ({"token_ids": [-1], "sampling_params": {}}, "body.token_ids"),
+        ({"token_ids": [1], "sampling_params": {"max_tokens": "x"}}, "body.sampling_params"),
+        ({"token_ids": [1], "sampling_params": {"temperature": 3}}, "temperature"),
+        ({"token_ids": [1], "sampling_params": {"max_tokens": 0}}, "max_tokens"),
+        ({"token_ids": [1], "sampling_params": {"detokenize": False}, "output_mode": "text"}, "body"),
+        ({"token_ids": [1], "sampling_params": {}, "features": {"a": 1}, "content_parts": [{}]}, "body"),
+        (
+            {"token_ids": [1], "sampling_params": {}, "reasoning_parser_kwargs": {"x": 1}},
+            "body.reasoning_parser_kwargs.x",
+        ),
+        ({"token_ids": [1] * 5000, "sampling_params": {"max_tokens": 5}}, None),
+        ({"token_ids": [1], "sampling_params": {"n": 300}}, None),
         ({"token_ids": "x", "sampling_params": {}}, "body.token_ids"),
     ],
 )
-def test_what_is_no_generate_request(client: Client, body: Any, param: str) -> None:
+def test_what_is_no_generate_request(client: Client, body: Any, param: str | None) -> None:
     answer = client.post(GENERATE, body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
@@ -82,9 +93,10 @@ def test_each_prompt_of_a_completion_is_rendered(client: Client) -> None:
     assert ids[0]["token_ids"] == [3, 1, 4]
 
 
-def test_adapters_are_not_rendered_for(client: Client) -> None:
-    answer = client.post("/v1/chat/completions/render", {"model": "first", "messages": MESSAGES})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+@pytest.mark.parametrize(("model", "status"), [("first", 200), ("nobody's", 404)])
+def test_adapters_are_rendered_for_too(client: Client, model: str, status: int) -> None:
+    answer = client.post("/v1/chat/completions/render", {"model": model, "messages": MESSAGES})
+    assert (answer.status_code, answer.json().get("model", model)) == (status, model)
 
 
 def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
@@ -126,6 +138,21 @@ def test_a_prefill_says_where_its_cache_is_and_a_decode_takes_it_from_there(clie
         assert params["remote_engine_id"] and params["remote_block_ids"] and params["remote_host"]
         assert client.complete(kv_transfer_params=params)["kv_transfer_params"] is None
     assert client.complete()["kv_transfer_params"] is None
+
+
+@pytest.mark.parametrize("ids", [[5, 6, 7], [], "x", [-1], [10**9], [True]])
+def test_a_decode_may_be_handed_the_tokens_of_its_prompt(client: Client, ids: Any) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 1, "kv_transfer_params": {"prompt_token_ids": ids}}
+    answer = client.post("/v1/chat/completions", body)
+    if ids == [5, 6, 7]:
+        assert answer.json()["usage"]["prompt_tokens"] == 3
+        echoed = client.post("/v1/chat/completions", body | {"echo": True}).json()
+        assert echoed["usage"]["prompt_tokens"] > 3
+    else:
+        param = "kv_transfer_params.prompt_token_ids"
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    batch = client.post("/v1/chat/completions/batch", body | {"messages": [MESSAGES]})
+    assert batch.status_code == 400
 
 
 def test_a_remote_prefill_costs_the_transfer_and_nothing_else() -> None:

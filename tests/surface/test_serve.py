@@ -16,6 +16,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 LINE = [
     "--model", "org/model", "--served-model-name", "one", "two", "--gpu-memory-utilization", "0.9",
     "--max-model-len", "1k", "--tensor-parallel-size", "4", "--root-path", "/models/one", "-cc.mode", "3",
+    "--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
 ]  # fmt: skip
 
 

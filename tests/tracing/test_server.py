@@ -62,7 +62,7 @@ def test_the_spans_of_a_request_are_joined_to_the_clients(
     assert names(phases) == ["queued", "prefill", "decode"]
     assert {span.parent_id for span in phases} == {own.span_id}
     assert all(own.start_s <= span.start_s and span.end_s <= own.end_s for span in phases)
-    assert (own.told["gen_ai.request.id"], own.told["gen_ai.usage.completion_tokens"]) == ("cmpl-mine", 5)
+    assert (own.told["gen_ai.request.id"], own.told["gen_ai.usage.completion_tokens"]) == ("cmpl-mine-0", 5)
     assert (own.told["http.response.status_code"], own.told["http.route"]) == (200, COMPLETIONS)
     assert own.told["gen_ai.latency.time_to_first_token"] == pytest.approx(0.05, abs=0.001)
     assert phases[2].duration_s == pytest.approx(4 * 0.02, abs=0.001)
@@ -145,7 +145,7 @@ def test_without_a_valid_parent_a_trace_begins_here(
 ) -> None:
     headers = {"Authorization": "Bearer key", "X-Request-Id": f"own-{parent}"[:12]}
     post(traced, {**headers, **({"traceparent": parent} if parent else {})})
-    wanted = f"cmpl-{headers['X-Request-Id']}"
+    wanted = f"cmpl-{headers['X-Request-Id']}-0"
 
     def own(spans: list[Received]) -> list[Received]:
         return [span for span in spans if span.told.get("gen_ai.request.id") == wanted]

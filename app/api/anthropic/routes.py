@@ -8,7 +8,7 @@ from app.api.builder import Prompt
 from app.api.chat.prompt import chat_prompt
 from app.api.chat.tools import check_tool_choice
 from app.api.frontend import Frontend
-from app.api.identity import address_of
+from app.api.identity import ResponseMeta, address_of
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.route import Route, post
@@ -26,7 +26,7 @@ def routes(frontend: Frontend) -> list[Route]:
         check_tool_choice(asked, frontend.builder.settings.tools)
         prompt = chat_prompt(frontend, asked, asked.messages)
         head = frontend.identity.head("chatcmpl", context, asked.request_id, accepted.model)
-        answer = MessageWriter(head, _shape(frontend, asked, prompt), frontend.identity.fresh_id)
+        answer = MessageWriter(head, _shape(frontend, asked, head, prompt), frontend.identity.fresh_id)
         return frontend.generate(accepted, head, [prompt], answer, context)
 
     def count_tokens(context: RequestContext) -> Response:
@@ -44,11 +44,13 @@ def routes(frontend: Frontend) -> list[Route]:
     ]
 
 
-def _shape(frontend: Frontend, asked: ChatCompletionRequest, prompt: Prompt) -> MessageResponseOptions:
+def _shape(
+    frontend: Frontend, asked: ChatCompletionRequest, head: ResponseMeta, prompt: Prompt
+) -> MessageResponseOptions:
     media = prompt.features
     return MessageResponseOptions(
         prompt_tokens=len(prompt.ids),
         prompt_details=frontend.prompt_details,
-        transfer=address_of(asked, frontend.identity, len(prompt.ids)),
+        transfer=address_of(asked, frontend.identity, head, len(prompt.ids)),
         encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
     )

@@ -66,9 +66,31 @@ def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Se
         if frontend.keeps_turns:
             turns.append((str(message["role"]), text))
     options = chat_options(request, frontend.chat_rules)
-    ids = frontend.fit(request, frontend.tokenizer.encode_chat(messages, options))
+    ids: Sequence[int] | None = forwarded_ids(frontend, request, composed)
+    if ids is None:
+        ids = frontend.fit(request, frontend.tokenizer.encode_chat(messages, options))
     media = features(composed, ids, within) if composed else None
     return Prompt(ids, last_message_text(messages, within), tuple(turns), media)
+
+
+FORWARDED = "prompt_token_ids"
+
+
+def forwarded_ids(
+    frontend: Frontend, request: ChatCompletionRequest, composed: Sequence[Message]
+) -> list[int] | None:
+    """The prompt as the prefill side has made tokens of it; None where the messages have to be rendered.
+
+    `composed` are the messages that are more than a text. ApiError 400 for what is no prompt.
+    """
+    ids = (request.kv_transfer_params or {}).pop(FORWARDED, None)
+    if ids is None or request.echo or composed and features(composed, (0,), frontend.slices):
+        return None
+    param = f"kv_transfer_params.{FORWARDED}"
+    if not isinstance(ids, list) or not ids or any(type(each) is not int or each < 0 for each in ids):
+        raise bad_request(f"{param} must be a list of token ids that is not empty", param)
+    frontend.limits.check_vocabulary(param, ids, frontend.slices)
+    return ids
 
 
 def chat_prompts(

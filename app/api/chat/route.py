@@ -14,7 +14,7 @@ from app.api.chat.thinking import TELLS_EMPTY
 from app.api.chat.tools import check_tool_choice
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.frontend import Frontend
-from app.api.identity import address_of
+from app.api.identity import ResponseMeta, address_of
 from app.api.logprobs import ALL
 from app.http.context import RequestContext
 from app.http.response import Response
@@ -37,7 +37,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         prompt = chat_prompt(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
         image = frontend.wants_image(context)
-        options = response_options(frontend, asked, request.messages, prompt, image)
+        options = response_options(frontend, asked, head, request.messages, prompt, image)
         return frontend.generate(asked, head, [prompt], ChatWriter(head, options), context, image=image)
 
     def chat_batch(context: RequestContext) -> Response:
@@ -50,7 +50,9 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         all_ids = list(chain.from_iterable(prompt.ids for prompt in each_prompt))
         last = request.messages[-1]
         whole = Prompt(all_ids, "", features=features(last, all_ids, frontend.slices))
-        options = response_options(frontend, asked, last, whole)
+        if len(prompts) > 1:
+            head = replace(head, joint="_")
+        options = response_options(frontend, asked, head, last, whole)
         options = replace(options, n=len(prompts), prompt_details=False, metrics=False)
         return frontend.generate(asked, head, prompts, ChatWriter(head, options), context)
 
@@ -63,6 +65,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
 def response_options(
     frontend: Frontend,
     asked: ValidatedRequest[ChatCompletionRequest],
+    meta: ResponseMeta,
     messages: Sequence[Message],
     prompt: Prompt,
     image: bool = False,
@@ -90,7 +93,7 @@ def response_options(
         empty_thoughts=frontend.builder.settings.reply.reasoning_parser in TELLS_EMPTY,
         show_reasoning=request.include_reasoning,
         blocks=image,
-        transfer=address_of(request, frontend.identity, len(ids)),
+        transfer=address_of(request, frontend.identity, meta, len(ids)),
         encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
         media_tokens=_media_tokens(frontend, request, messages, media) if media else None,
     )

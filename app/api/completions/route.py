@@ -41,7 +41,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
             echo=bool(asked.echo),
             prompt_only=asked.max_tokens == 0,
             logprobs=asked.logprobs is not None,
-            transfer=address_of(asked, frontend.identity, len(prompts[0].ids)) if prompts else None,
+            transfer=address_of(asked, frontend.identity, head, len(prompts[0].ids)) if prompts else None,
         )
         return frontend.generate(accepted, head, prompts, CompletionWriter(head, shape), context)
 

@@ -1,32 +1,30 @@
-"""Token in, token out: render, generate and abort, as disaggregated deployments call them."""
+"""Token in, token out, as disaggregated deployments call it: generate and abort; render and derender."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+import msgspec
+
 from app.api.builder import Prompt
-from app.api.chat.prompt import chat_prompt
-from app.api.chat.tools import check_tool_choice
-from app.api.completions.route import completion_prompt
 from app.api.frontend import Frontend
+from app.api.generate import derender, render
 from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.api.identity import address_of
 from app.engine.weights import Weights
 from app.http.context import RequestContext
-from app.http.errors import ApiError, bad_request
+from app.http.errors import ApiError, bad_request, malformed
 from app.http.response import Response, json_response
 from app.http.route import Handler, Route, post
-from app.protocol.chat import ChatCompletionRequest
-from app.protocol.completions import CompletionRequest
-from app.protocol.decoding import decode
-from app.protocol.generate import AbortRequest, GenerateRequest
-from app.protocol.validation.generation import requested_max_tokens, resolve_max_tokens
-from app.protocol.validation.sampling import GenerationRequest as Asked
+from app.protocol.generate import GenerateRequest
+
+CLOSED = "Scale-out endpoints are disabled: this needs a server with --enable-scale-out."
 
 
 def routes(frontend: Frontend, enabled: bool, weights: Weights) -> list[Route]:
+    frontend = replace(frontend, force_usage=False)  # a stream of token ids tells it on request only
 
     def gated(handle: Handler) -> Handler:
         """403 unless scale-out is enabled."""
@@ -34,7 +32,7 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights) -> list[Route]:
         @wraps(handle)
         def guarded(context: RequestContext) -> Response:
             if not enabled:
-                raise ApiError(403, "PermissionDeniedError", "This needs a server with --enable-scale-out.")
+                raise ApiError(403, "PermissionDeniedError", CLOSED)
             return handle(context)
 
         return guarded
@@ -44,110 +42,70 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights) -> list[Route]:
         body = frontend.decode(context, GenerateRequest)
         asked = body.as_completion(frontend.limits.max_model_len)
         accepted = frontend.accept(asked, context)
-        ids = frontend.fit(asked, body.token_ids)
+        ids = body.token_ids
         head = frontend.identity.head("generate-tokens", context, body.request_id, accepted.model)
         shape = GenerateResponseOptions(
             **frontend.options(accepted),
             prompt_ids=ids,
             text=body.output_mode == "text",
             logprobs=asked.logprobs is not None,
-            transfer=address_of(asked, frontend.identity, len(ids)),
+            transfer=address_of(asked, frontend.identity, head, len(ids)),
             encoded_media=frontend.encoded_media(body.mm_hashes),
             weights=lambda: weights.version,
         )
+        writer = GenerateWriter(head, shape)
+        if accepted.n > (most := frontend.builder.settings.scheduling.max_num_seqs):
+            raise bad_request(f"n is at most max-num-seqs, {most}, got {accepted.n}")
+        try:
+            frontend.limits.check_prompt(ids, frontend.slices)
+        except ApiError as error:
+            if not body.stream:
+                raise
+            return frontend.responder.broken(error, writer)
         prompt = Prompt(ids, frontend.tokenizer.decode(ids, False))
-        return frontend.generate(accepted, head, [prompt], GenerateWriter(head, shape), context)
-
-    def render_chat(context: RequestContext) -> Response:
-        """The tokens and sampling parameters that a chat would be generated with."""
-        asked = frontend.decode(context, ChatCompletionRequest)
-        model = _base_model(frontend, asked)
-        check_tool_choice(asked, frontend.builder.settings.tools)
-        prompt = chat_prompt(frontend, asked, asked.messages)
-        return json_response(_rendered(frontend, context, asked, "chatcmpl", model, prompt))
-
-    def render_completion(context: RequestContext) -> Response:
-        """The same for a text completion: one object per prompt."""
-        asked = frontend.decode(context, CompletionRequest)
-        model = _base_model(frontend, asked)
-        prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
-        return json_response(
-            [_rendered(frontend, context, asked, "cmpl", model, prompt) for prompt in prompts]
-        )
+        return frontend.generate(accepted, head, [prompt], writer, context)
 
     def abort_requests(context: RequestContext) -> Response:
-        """End requests by their ids; their clients are told `abort`."""
-        body = frontend.body.read(context)
-        asked = decode(body or b"{}", context.content_type or "application/json", AbortRequest)
-        ids = asked.request_ids or None
-        found = frontend.responder.engine.interrupt(None if ids is None else frozenset(ids))
-        return json_response({"status": "aborted", "aborted": found if ids is None else len(ids)})
+        """End requests by their ids, or all of them; their clients are told `abort`."""
+        ids = _ids(_body(frontend, context))
+        found = frontend.responder.engine.interrupt(frozenset(ids) if ids else None)
+        return json_response({"status": "aborted", "aborted": len(ids) if ids else found})
+
+    def abort_named_requests(context: RequestContext) -> Response:
+        """End requests by their ids, and say nothing of it."""
+        body = _body(frontend, context)
+        if body.get("request_ids") is None:
+            raise malformed("request_ids is missing")
+        frontend.responder.engine.interrupt(frozenset(_ids(body)))
+        return Response()
 
     return [
         post("/inference/v1/generate", gated(generate)),
-        post("/v1/chat/completions/render", gated(render_chat)),
-        post("/v1/completions/render", gated(render_completion)),
+        *(
+            replace(it, handle=gated(it.handle))
+            for it in (*render.routes(frontend), *derender.routes(frontend))
+        ),
         post("/abort_requests", gated(abort_requests)),
-        post("/inference/v1/abort_requests", gated(abort_requests)),
+        post("/inference/v1/abort_requests", gated(abort_named_requests)),
     ]
 
 
-def _base_model(frontend: Frontend, asked: Asked) -> str:
-    model = frontend.models.resolve(asked.model)
-    if model in frontend.models.adapters:
-        raise bad_request(f"Model `{model}` is an adapter, which cannot be rendered for.", "model")
-    return model
+def _body(frontend: Frontend, context: RequestContext) -> dict[str, Any]:
+    """The JSON object in the body, whatever its content type. ApiError 400."""
+    try:
+        body = msgspec.json.decode(frontend.body.read(context))
+    except (ValueError, RecursionError):
+        raise malformed("The body must be JSON.") from None
+    if not isinstance(body, dict):
+        raise malformed("The body must be a JSON object.")
+    return body
 
 
-def _rendered(
-    frontend: Frontend, context: RequestContext, asked: Asked, prefix: str, model: str, prompt: Prompt
-) -> dict[str, Any]:
-    head = frontend.identity.head(prefix, context, asked.request_id, model)
-    return {
-        "request_id": head.id,
-        "token_ids": prompt.ids,
-        "token_offsets": None,
-        "features": prompt.features,
-        "content_parts": None,
-        "sampling_params": _sampling_params(frontend, asked, prompt.ids),
-        "model": model,
-        "reasoning_ended": None,
-        "reasoning_parser_kwargs": None,
-        "return_token_ids": asked.return_token_ids,
-        "output_mode": "tokens",
-        "stream": bool(asked.stream),
-        "stream_options": asked.stream_options,
-        "cache_salt": asked.cache_salt,
-        "priority": asked.priority,
-        "kv_transfer_params": asked.kv_transfer_params,
-        "ec_transfer_params": asked.ec_transfer_params,
-    }
-
-
-def _sampling_params(frontend: Frontend, asked: Asked, ids: Sequence[int]) -> dict[str, Any]:
-    """vLLM's keys and order; what a request leaves out has vLLM's default, or is left out, too."""
-    wanted, _ = requested_max_tokens(asked)
-    stop = asked.stop or []
-    given = {
-        "seed": asked.seed,
-        "top_k": asked.top_k or None,
-        "logprobs": asked.logprobs if isinstance(asked, CompletionRequest) else None,
-        "ignore_eos": asked.ignore_eos or None,
-        "min_tokens": asked.min_tokens or None,
-    }
-    return {
-        **{name: value for name, value in given.items() if value is not None},
-        "presence_penalty": asked.presence_penalty or 0.0,
-        "frequency_penalty": asked.frequency_penalty or 0.0,
-        "repetition_penalty": 1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
-        "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "top_p": 1.0 if asked.top_p is None else asked.top_p,
-        "min_p": asked.min_p or 0.0,
-        "stop": [stop] if isinstance(stop, str) else stop,
-        "stop_token_ids": asked.stop_token_ids or [],
-        "max_tokens": resolve_max_tokens(wanted, len(ids), frontend.limits),
-        "output_kind": 2,
-        "skip_clone": True,
-        "bad_words": asked.bad_words,
-        "skip_reading_prefix_cache": False,
-    }
+def _ids(body: dict[str, Any]) -> list[str]:
+    """The request ids in `body`: a list, or a single one. ApiError 400."""
+    ids = body.get("request_ids") or []
+    if isinstance(ids, str):
+        return [ids]
+    if not isinstance(ids, list):
+        raise malformed("request_ids must be a list.")
+    return [each for each in ids if isinstance(each, str)]

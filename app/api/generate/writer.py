@@ -61,7 +61,7 @@ class GenerateWriter(ResponseWriter):
             return DONE
         last = GenerateChunk(
             request_id=self._meta.id,
-            usage=self._usage(self.choices, self._details()),
+            usage=self._usage(self.choices, self._details(), UNSET),
             output_mode=self._mode,
             choices=(),
         )
@@ -83,10 +83,8 @@ class GenerateWriter(ResponseWriter):
             shown.logprobs = LogprobContent(self._entries((output.logprobs or ())[i : i + 1]))
         chunk = GenerateChunk(
             request_id=self._meta.id,
-            usage=self._usage((choice,), self._details()) if options.continuous_usage else None,
-            prompt_token_ids=options.prompt_ids if first and options.token_ids else None,
-            mm_placeholders=None,
-            metrics=None,
+            usage=self._usage((choice,), None) if options.continuous_usage else None,
+            prompt_token_ids=options.prompt_ids if first and options.token_ids else UNSET,
             output_mode=self._mode,
             choices=(shown,),
         )
@@ -109,27 +107,28 @@ class GenerateWriter(ResponseWriter):
         spans[-1].end = start + len(output.ids)
 
     def _details(self) -> PromptTokensDetails | UnsetType:
-        """Those of a stream."""
+        """Details of the usage that ends a stream."""
         return PromptTokensDetails(self.told_cached) if self._options.prompt_details else UNSET
 
     def _usage(
-        self, choices: Sequence[ChoiceState], details: PromptTokensDetails | None | UnsetType
+        self,
+        choices: Sequence[ChoiceState],
+        details: PromptTokensDetails | None | UnsetType,
+        more: None | UnsetType = None,
     ) -> Usage:
         prompt_tokens = len(self._options.prompt_ids)
         tokens = sum([choice.tokens for choice in choices])
         prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
-        return Usage(prompt_tokens, prompt_tokens + tokens, tokens, details)
+        return Usage(prompt_tokens, prompt_tokens + tokens, tokens, details, more)
 
     def whole(self, holes: Holes) -> GenerateResponse:
         meta, options = self._meta, self._options
         details = PromptTokensDetails(self.told_cached, None, None) if options.prompt_details else None
-        usage = self._usage(self.choices, details)
-        usage.completion_tokens_details = None
         return GenerateResponse(
             request_id=meta.id,
             model=meta.model,
             created=meta.created,
-            usage=usage,
+            usage=self._usage(self.choices, details),
             prompt_logprobs=prompt_entries(self.prompt_logprobs, holes),
             prompt_token_ids=holes.numbers(options.prompt_ids) if options.token_ids else None,
             kv_transfer_params=options.transfer,

@@ -59,7 +59,7 @@ def generate_method(frontend: Frontend) -> RpcMethod:
             asked.logprobs,
             asked.prompt_logprobs,
             ids,
-            address_of(asked, frontend.identity, len(ids)),
+            address_of(asked, frontend.identity, meta, len(ids)),
         )
         response = frontend.generate(accepted, meta, [prompt], writer, context, responder=responder)
         return cast(RpcResponse, response)

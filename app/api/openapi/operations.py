@@ -18,6 +18,7 @@ from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.chat_response import ChatCompletion
 from app.protocol.cohere import CohereEmbedRequest, CohereEmbedResponse
 from app.protocol.completions import Completion, CompletionRequest
+from app.protocol.derender import DerenderChatRequest, DerenderCompletionRequest, DerenderStreamRequest
 from app.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
 from app.protocol.label_reads import DecisionRequest, Decisions, GenerativeScoringRequest, ScoreList
 from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
@@ -168,6 +169,7 @@ RANKS: Schema = {"type": "string", "enum": ["all"]}
 _CHAT = {"messages": HELLO, "max_tokens": 8}
 _TEXT = {"prompt": "hello", "max_tokens": 8}
 _MESSAGE = {"model": "", "messages": HELLO, "max_tokens": 8}
+_SAID = {"request_id": "x", "choices": [{"index": 0, "token_ids": [5, 6]}]}
 _PAIR = {"queries": "what is a cat", "documents": ["an animal", "a tool"]}
 _DOCUMENTS = {"query": "what is a cat", "documents": ["an animal", "a tool"]}
 _EMPTY = Operation()
@@ -211,6 +213,20 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/completions/render"): Operation(
         body=CompletionRequest, example=_TEXT, answer=list[ANYTHING]
+    ),
+    ("POST", "/v1/messages/render"): Operation(body=MessagesRequest, example=_MESSAGE, answer=ANYTHING),
+    ("POST", "/v1/responses/render"): Operation(
+        body=ResponsesRequest, example={"input": "hello"}, answer=ANYTHING
+    ),
+    ("POST", "/v1/chat/completions/derender"): Operation(
+        body=DerenderChatRequest | DerenderStreamRequest,
+        example={"generate_response": _SAID},
+        answer=ANYTHING,
+    ),
+    ("POST", "/v1/completions/derender"): Operation(
+        body=DerenderCompletionRequest | DerenderStreamRequest,
+        example={"generate_responses": [_SAID]},
+        answer=ANYTHING,
     ),
     ("POST", "/inference/v1/generate"): Operation(
         body=GenerateRequest,

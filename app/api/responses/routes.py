@@ -53,7 +53,7 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
         accepted = _accept(frontend, chat, context)
         head = _head(frontend, asked, accepted.model, context)
         _follow_on(asked, chat, store)
-        prompt = _prompt(frontend, asked, chat)
+        prompt = response_prompt(frontend, asked, chat)
         shape = _shape(frontend, asked, chat, prompt, head)
         release(asked.input, frontend.slices)
         if asked.background:
@@ -109,7 +109,7 @@ def _head(frontend: Frontend, asked: ResponsesRequest, model: str, context: Requ
     """The id is the body's, or made of the header's, or a fresh one."""
     head = frontend.identity.head("resp", context, "", model)
     own_id = asked.request_id or head.id.replace("-", "_", 1)
-    return msgspec.structs.replace(head, id=own_id)
+    return msgspec.structs.replace(head, id=own_id, joint="_")
 
 
 def _follow_on(asked: ResponsesRequest, chat: ChatCompletionRequest, store: ResponseStore) -> None:
@@ -129,7 +129,7 @@ def _follow_on(asked: ResponsesRequest, chat: ChatCompletionRequest, store: Resp
     go_on(chat, before.messages, before.items())
 
 
-def _prompt(frontend: Frontend, asked: ResponsesRequest, chat: ChatCompletionRequest) -> Prompt:
+def response_prompt(frontend: Frontend, asked: ResponsesRequest, chat: ChatCompletionRequest) -> Prompt:
     """The conversation as tokens; with truncation "auto", as many of its last ones as leave room."""
     if asked.truncation == "auto":
         room = frontend.limits.max_model_len - max(asked.max_output_tokens or 1, 1)
@@ -157,7 +157,7 @@ def _shape(
         shows_reasoning=asked.include_reasoning,
         calls=called_tools(asked.tools),
         parses=frontend.limits.parses,
-        transfer=address_of(chat, frontend.identity, len(ids)),
+        transfer=address_of(chat, frontend.identity, head, len(ids)),
         encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
         prompt_text=frontend.tokenizer.decode(ids, False) if asked.enable_response_messages else None,
     )

@@ -1,0 +1,194 @@
+"""The four /render routes: what a request of each family would be generated with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from app.api.anthropic.chats import message_chats
+from app.api.builder import Prompt
+from app.api.chat.prompt import chat_options, chat_prompt
+from app.api.chat.tools import check_tool_choice
+from app.api.completions.route import completion_prompt
+from app.api.frontend import Frontend
+from app.api.generate.rendered import extra_args_of, form_of, sampling_params
+from app.api.responses.routes import response_prompt
+from app.http.context import RequestContext
+from app.http.errors import ApiError, bad_request
+from app.http.response import Response, json_response
+from app.http.route import Route, post
+from app.protocol.anthropic import MessagesRequest
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.coercion import JsonObject
+from app.protocol.completions import CompletionRequest
+from app.protocol.options import StreamOptions
+from app.protocol.responses import ResponsesRequest
+from app.protocol.responses_chat import chat_request as chat_of_response
+from app.protocol.validation.generation import ValidatedRequest, fit_prompt
+from app.protocol.validation.sampling import GenerationRequest
+
+THINKING, THOUGHT = "<think>", "</think>"
+
+
+def routes(frontend: Frontend) -> list[Route]:
+    chat_of_message = message_chats(frontend)
+
+    def render_chat(context: RequestContext) -> Response:
+        """The tokens and sampling parameters that a chat would be generated with."""
+        return _rendered_chat(frontend, context, frontend.decode(context, ChatCompletionRequest))
+
+    def render_message(context: RequestContext) -> Response:
+        """The same for a message."""
+        chat = chat_of_message(frontend.decode(context, MessagesRequest))
+        if chat.stream:
+            chat.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+        return _rendered_chat(frontend, context, chat)
+
+    def render_completion(context: RequestContext) -> Response:
+        """The same for a text completion: one object per prompt."""
+        asked = frontend.decode(context, CompletionRequest)
+        accepted = _accept(frontend, asked)
+        prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
+        accepted.check_sampling([len(prompt.ids) for prompt in prompts])
+        request_id = frontend.identity.head("cmpl", context, asked.request_id, "").id
+        texts = [text if isinstance(text, str) else None for text in asked.prompts()]
+        rendered = []
+        for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            own_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
+            more: JsonObject = {"request_id": own_id}
+            if asked.return_token_offsets and text is not None:
+                more["token_offsets"] = _offsets(frontend, asked, text, prompt.ids)
+            rendered.append(_generate_request(frontend, accepted, prompt, number, more))
+        return json_response(rendered)
+
+    def render_response(context: RequestContext) -> Response:
+        """The same for a response that does not follow on another one."""
+        asked = frontend.decode(context, ResponsesRequest)
+        chat = chat_of_response(asked)
+        accepted = _accept(frontend, chat)
+        if asked.previous_response_id is not None:
+            name = "previous_response_id"
+            raise ApiError(400, "invalid_request_error", f"{name} cannot be rendered: nothing is kept.", name)
+        prompt = response_prompt(frontend, asked, chat)
+        accepted.check_sampling([len(prompt.ids)])
+        more: JsonObject = {
+            "request_id": asked.request_id or f"resp_{frontend.identity.fresh_id()}",
+            "reasoning_parser_kwargs": _parser_kwargs(frontend, chat),
+            "stream_options": None,
+            "kv_transfer_params": asked.kv_transfer_params,
+            "ec_transfer_params": asked.ec_transfer_params,
+        }
+        return json_response(_generate_request(frontend, accepted, prompt, 0, more, {}))
+
+    return [
+        post("/v1/chat/completions/render", render_chat),
+        post("/v1/messages/render", render_message),
+        post("/v1/completions/render", render_completion),
+        post("/v1/responses/render", render_response),
+    ]
+
+
+def _accept(frontend: Frontend, asked: GenerationRequest) -> ValidatedRequest[GenerationRequest]:
+    model = frontend.models.resolve(asked.model)
+    if asked.use_beam_search:
+        raise bad_request("Beam search cannot be rendered.")
+    return ValidatedRequest(asked, model, frontend.limits, frontend.slices)
+
+
+def _rendered_chat(frontend: Frontend, context: RequestContext, chat: ChatCompletionRequest) -> Response:
+    accepted = _accept(frontend, chat)
+    check_tool_choice(chat, frontend.builder.settings.tools)
+    prompt = chat_prompt(frontend, chat, chat.messages)
+    accepted.check_sampling([len(prompt.ids)])
+    more: JsonObject = {
+        "request_id": frontend.identity.head("chatcmpl", context, chat.request_id, "").id,
+        "reasoning_ended": _reasoning_ended(frontend, chat, prompt.ids),
+        "reasoning_parser_kwargs": _parser_kwargs(frontend, chat),
+    }
+    if chat.return_token_offsets and prompt.features is None:
+        options = chat_options(chat, frontend.chat_rules)
+        text = frontend.tokenizer.render_chat(chat.messages, options)
+        more["token_offsets"] = _offsets(frontend, chat, text, prompt.ids)
+    return json_response(_generate_request(frontend, accepted, prompt, 0, more))
+
+
+def _generate_request(
+    frontend: Frontend,
+    accepted: ValidatedRequest[GenerationRequest],
+    prompt: Prompt,
+    number: int,
+    more: JsonObject,
+    no_extra_args: JsonObject | None = None,
+) -> JsonObject:
+    """The body for ``/inference/v1/generate``, with `more`; `no_extra_args` stands where there are none."""
+    asked, builder = accepted.request, frontend.builder
+    if not prompt.ids:
+        raise bad_request("The prompt has no tokens.")
+    form = form_of(accepted, builder.settings.tools, builder.schemas)
+    params = sampling_params(
+        accepted, accepted.max_tokens[number], form, extra_args_of(asked) or no_extra_args
+    )
+    whole: dict[str, Any] = {
+        "request_id": "",
+        "token_ids": prompt.ids,
+        "token_offsets": None,
+        "features": _features(asked, prompt),
+        "content_parts": None,
+        "sampling_params": params,
+        "model": asked.model,
+        "reasoning_ended": None,
+        "reasoning_parser_kwargs": None,
+        "return_token_ids": None,
+        "output_mode": "tokens",
+        "stream": bool(asked.stream),
+        "stream_options": asked.stream_options if asked.stream else None,
+        "cache_salt": asked.cache_salt,
+        "priority": asked.priority,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+    }
+    return whole | more
+
+
+def _features(asked: GenerationRequest, prompt: Prompt) -> JsonObject | None:
+    """Where media stand, and, unless the request has no use for them, their data."""
+    if prompt.features is None:
+        return None
+    kept: JsonObject = {**prompt.features}
+    return kept | {"kwargs_data": None} if asked.mm_payload == "none" else kept
+
+
+def _offsets(
+    frontend: Frontend, asked: GenerationRequest, text: str, ids: Sequence[int]
+) -> Sequence[object] | None:
+    """Where each token of the prompt stands in `text`; None where the tokenizer does not tell."""
+    places = frontend.tokenizer.offsets(text, asked.add_special_tokens)
+    if places is None:
+        return None
+    kept: Sequence[Any] = fit_prompt(asked, places, max(len(places), frontend.limits.max_model_len))  # type: ignore[arg-type]
+    return kept if len(kept) == len(ids) else None
+
+
+def _reasoning_ended(frontend: Frontend, chat: ChatCompletionRequest, ids: Sequence[int]) -> bool | None:
+    """Whether the first token is part of the reply, as far as the prompt tells."""
+    if not chat.include_reasoning:
+        return True
+    if not frontend.limits.reasons:
+        return None
+    text = frontend.tokenizer.decode(ids, False)
+    return text.rfind(THOUGHT) > text.rfind(THINKING)
+
+
+def _parser_kwargs(frontend: Frontend, chat: ChatCompletionRequest) -> JsonObject | None:
+    """What the reasoning parser beside the engine is to be made with."""
+    if not frontend.limits.reasons:
+        return None
+    given: JsonObject = {
+        "add_generation_prompt": chat.add_generation_prompt,
+        "continue_final_message": chat.continue_final_message,
+        "documents": chat.documents,
+        "reasoning_effort": chat.reasoning_effort,
+    }
+    used = {name: value for name, value in given.items() if value is not None}
+    defaults = frontend.chat_rules.template_kwargs or {}
+    return {"chat_template_kwargs": {**defaults, **(chat.chat_template_kwargs or {}), **used}}

@@ -1,0 +1,99 @@
+"""Where a KV connector keeps blocks besides the cache: they come back when the cache has forgotten them.
+
+No bytes are kept, only what the blocks are known by.
+"""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import blake2b
+from typing import Protocol
+
+from app.kvcache.memo import Memo
+from app.kvcache.prompt import Prompt
+
+LIMIT_BYTES = 32 << 20
+DIGEST_BYTES = 16
+
+
+class Store(Protocol):
+    """One connector's store."""
+
+    tier: str
+    """What metrics call it."""
+    memo: Memo[bytes, bool]
+    """What it holds."""
+
+    def find(self, prompt: Prompt, cached: int) -> int:
+        """Tokens of a prompt that are there, behind the first `cached` ones."""
+
+    def keep(self, prompt: Prompt) -> None:
+        """Keep the blocks of a prompt that was computed."""
+
+
+class PromptStore:
+    """vLLM's ExampleConnector: a prompt is found only if the whole blocks of it are those of a prompt before.
+
+    Neither a salt nor an adapter makes a difference.
+    """
+
+    tier = "external_unspecified"
+
+    def __init__(self, block_size: int, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._block_size = block_size
+        self.memo: Memo[bytes, bool] = Memo(limit_bytes)
+
+    def _aligned(self, tokens: int) -> int:
+        return max(0, (tokens - 1) // self._block_size * self._block_size)
+
+    def _key(self, prompt: Prompt, tokens: int) -> bytes:
+        return blake2b(array("q", prompt.token_ids[:tokens]).tobytes(), digest_size=DIGEST_BYTES).digest()
+
+    def find(self, prompt: Prompt, cached: int) -> int:
+        """See `Store`. The block of the last two tokens is never looked for, as in vLLM."""
+        tokens = self._aligned(len(prompt.token_ids) - 1)
+        if tokens <= cached or self.memo.get(self._key(prompt, tokens)) is None:
+            return 0
+        return tokens - cached
+
+    def keep(self, prompt: Prompt) -> None:
+        """See `Store`."""
+        key = self._key(prompt, self._aligned(len(prompt.token_ids)))
+        if self.memo.get(key) is None:
+            self.memo.put(key, True, DIGEST_BYTES)
+
+
+class BlockStore:
+    """vLLM's OffloadingConnector: blocks of prompts go to the memory of the host, each by its hash."""
+
+    tier = "host"
+
+    def __init__(self, block_size: int, limit_bytes: int = LIMIT_BYTES) -> None:
+        """With 0 bytes it keeps nothing: a connector that looks up every prompt, and finds none."""
+        self._block_size = block_size
+        self.memo: Memo[bytes, bool] = Memo(limit_bytes)
+
+    def find(self, prompt: Prompt, cached: int) -> int:
+        """See `Store`. The last token has to be computed."""
+        first, last = cached // self._block_size, (len(prompt.token_ids) - 1) // self._block_size
+        found = 0
+        for key in prompt.hashes[first:last] if prompt.cached else ():
+            if self.memo.get(key) is None:
+                break
+            found += self._block_size
+        return found
+
+    def keep(self, prompt: Prompt) -> None:
+        """See `Store`."""
+        for key in prompt.hashes if prompt.cached else ():
+            if self.memo.get(key) is None:
+                self.memo.put(key, True, len(key))
+
+
+def store_of(connector: str, block_size: int) -> Store | None:
+    """The store behind the connector of this name; None where nothing is asked for blocks."""
+    if connector == "example":
+        return PromptStore(block_size)
+    if connector in ("nixl", "offloading"):
+        return BlockStore(block_size, LIMIT_BYTES if connector == "offloading" else 0)
+    return None

@@ -1,0 +1,203 @@
+"""The bodies of both ``/derender`` routes: token ids of a generate answer that are to become text again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, Struct
+
+from app.clock.pause import Slices
+from app.http.errors import malformed
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.coercion import JsonObject, Misfit, non_negative
+from app.protocol.completions import CompletionRequest
+from app.protocol.decoding import Request
+from app.protocol.options import Natural
+
+MOST_WINDOW_TOKENS = 1024
+"""Tokens of a decode window that a client may send."""
+
+
+class Candidate(Struct, kw_only=True):
+    """One token and its log probability."""
+
+    token_id: int
+    logprob: float
+    rank: int | None = None
+
+
+class TokenLogprobs(Candidate, kw_only=True):
+    """The sampled token at one place, with its candidates."""
+
+    top_logprobs: list[Candidate] = []
+
+
+class Logprobs(Struct, kw_only=True):
+    """`logprobs` of a choice: one entry a token."""
+
+    content: list[TokenLogprobs] | None = None
+
+
+class Choice(Struct, kw_only=True):
+    """One choice of a generate answer."""
+
+    index: int
+    finish_reason: str | None = "stop"
+    stop_reason: int | str | None = None
+    token_ids: list[Natural] | None = None
+    logprobs: Logprobs | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"token_ids": non_negative}
+
+
+class StreamChoice(Choice, kw_only=True):
+    """What one event of a generate stream adds to a choice."""
+
+    finish_reason: str | None = None
+
+
+class CountedTokens(Struct, kw_only=True):
+    """`usage` of a generate answer, as far as anything depends on it."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+
+
+class GenerateAnswer(Struct, kw_only=True):
+    """A whole answer of ``/inference/v1/generate`` with `output_mode` tokens."""
+
+    request_id: str = ""
+    choices: list[Choice]
+    prompt_logprobs: list[JsonObject | None] | None = None
+    prompt_token_ids: list[Natural] | None = None
+    metrics: JsonObject | None = None
+    kv_transfer_params: JsonObject | None = None
+    output_mode: Literal["tokens"] = "tokens"
+
+
+class GenerateEvent(Struct, kw_only=True):
+    """One event of such a stream."""
+
+    request_id: str = ""
+    choices: list[StreamChoice]
+    usage: CountedTokens | None = None
+    prompt_token_ids: list[Natural] | None = None
+    metrics: JsonObject | None = None
+    output_mode: Literal["tokens"] = "tokens"
+
+
+class StreamState(Struct, kw_only=True):
+    """What a client carries from one event of a stream to the next: the server keeps nothing."""
+
+    prev_tokens: list[str] = []
+    """Tokens at the end of the text, as the vocabulary spells them; without a parser."""
+    prefix_offset: Natural = 0
+    read_offset: Natural = 0
+    role_sent: bool = False
+    logprob_context_token_ids: Annotated[list[int], Meta(max_length=4)] = []
+    logprob_text_offset: Natural = 0
+    output_token_ids: list[int] = []
+    """All tokens so far; with a parser, which reads them once more."""
+    output_chunk_lens: list[Annotated[int, Meta(ge=1)]] = []
+    """How many of them each event had."""
+    tools_streamed: bool = False
+    last_tool_call_ids: list[str] = []
+
+
+def check_state(state: StreamState | None) -> None:
+    """A state that no earlier answer can have told is refused. ApiError 400."""
+    if state is None:
+        return
+    if len(state.prev_tokens) > MOST_WINDOW_TOKENS:
+        where = "body.stream_state.prev_tokens"
+        raise malformed(f"{where}: at most {MOST_WINDOW_TOKENS} tokens", where)
+    if sum(state.output_chunk_lens) != len(state.output_token_ids):
+        where = "body.stream_state"
+        raise malformed(f"{where}: output_chunk_lens do not sum up to the output_token_ids", where)
+
+
+def _whole(value: object, _: Slices) -> bool:
+    """The `stream` of a body about a whole answer."""
+    if value is False:
+        return False
+    raise Misfit("false")
+
+
+def _event(value: object, _: Slices) -> bool:
+    """The `stream` of a body about an event."""
+    if value is True:
+        return True
+    raise Misfit("true")
+
+
+class DerenderRequest(Request, kw_only=True):
+    """What bodies about whole answers have in common."""
+
+    stream: bool = False
+    model: str | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"stream": _whole}
+
+    def check(self, within: Slices) -> None:
+        if self.stream:
+            raise Misfit("false", "stream")
+        self.check_converted(within)
+
+
+class DerenderChatRequest(DerenderRequest, kw_only=True):
+    """``POST /v1/chat/completions/derender`` of a whole answer."""
+
+    generate_response: GenerateAnswer
+    prompt_tokens: int | None = None
+    prompt_token_ids: list[Natural] | None = None
+    chat_request: ChatCompletionRequest | None = None
+
+    branch: ClassVar[tuple[str, ...]] = ("DerenderChatRequest",)
+
+    def check_converted(self, within: Slices) -> None:
+        if self.chat_request is not None:
+            self.chat_request.check_rules(within)
+
+
+class DerenderCompletionRequest(DerenderRequest, kw_only=True):
+    """``POST /v1/completions/derender`` of one whole answer a prompt."""
+
+    generate_responses: list[GenerateAnswer]
+    prompt_tokens: list[int] | None = None
+    prompt_token_ids: list[list[Natural] | None] | None = None
+    completion_request: CompletionRequest | None = None
+
+    def check_converted(self, within: Slices) -> None:
+        for name in ("prompt_tokens", "prompt_token_ids"):
+            given = getattr(self, name)
+            if given is not None and len(given) != len(self.generate_responses):
+                raise malformed(f"body: {name} must be as many as generate_responses", "body")
+        if self.completion_request is not None:
+            self.completion_request.check_rules(within)
+
+
+class DerenderStreamRequest(Request, kw_only=True):
+    """What bodies about one event of a stream have in common."""
+
+    stream: bool
+    model: str | None = None
+    generate_chunk: GenerateEvent
+    stream_state: StreamState | None = None
+    prompt_tokens: int | None = None
+    prompt_token_ids: list[Natural] | None = None
+    chat_request: ChatCompletionRequest | None = None
+    completion_request: CompletionRequest | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"stream": _event}
+
+    def check(self, within: Slices) -> None:
+        if not self.stream:
+            raise Misfit("true", "stream")
+        self.check_converted(within)
+
+    def check_converted(self, within: Slices) -> None:
+        check_state(self.stream_state)
+        for nested in (self.chat_request, self.completion_request):
+            if nested is not None:
+                nested.check_rules(within)

@@ -1,0 +1,134 @@
+"""What comes back from the store of a connector after the cache has forgotten it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.factory import create_app
+from app.web.application import Understudy
+from config.loader import load
+
+LONG = list(range(100, 220))
+"""120 tokens: three whole blocks of 32."""
+STEPS = ("--timing", "steps")
+
+
+def served(connector: str, *flags: str) -> Understudy:
+    line = (
+        "--kv-connector",
+        connector,
+        "--enable-kvcache",
+        "--block-size",
+        "32",
+        "--zmq-endpoint",
+        "",
+        *flags,
+    )
+    shown = ("--enable-prompt-tokens-details", "--server-dev-mode", "--force-dummy-tokenizer")
+    return create_app(load([*line, *shown], {}))
+
+
+def cached(app: Understudy, prompt: list[int], reset: bool = True, **more: Any) -> int:
+    client = app.test_client()
+    if reset:
+        assert client.post("/reset_prefix_cache").get_json() == {"success": True}
+    told = client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, **more}).get_json()
+    if "do_remote_decode" not in more.get("kv_transfer_params", ()):
+        assert told["kv_transfer_params"] is None
+    return told["usage"]["prompt_tokens_details"]["cached_tokens"]  # type: ignore[no-any-return]
+
+
+def metric(app: Understudy, name: str) -> float:
+    text = app.test_client().get("/metrics").text
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+
+CASES = [
+    ("example", LONG, 96),
+    ("example", LONG[:97], 0),  # its block of the last two tokens is not looked for
+    ("example", LONG[:97] + [5] * 20, 96),
+    ("example", [5] * 120, 0),
+    ("offloading", LONG, 96),
+    ("offloading", LONG[:97], 96),
+    ("offloading", LONG[:64] + [5] * 20, 64),
+    ("nixl", LONG, 0),
+    ("none", LONG, 0),
+]
+
+
+@pytest.mark.parametrize("flags", [(), STEPS], ids=["alone", "steps"])
+@pytest.mark.parametrize(("connector", "prompt", "found"), CASES)
+def test_a_store_outlives_a_reset(
+    connector: str, prompt: list[int], found: int, flags: tuple[str, ...]
+) -> None:
+    app = served(connector, *flags)
+    assert cached(app, LONG, reset=False) == 0
+    assert cached(app, prompt) == found
+    queried = len(LONG) + len(prompt) if connector != "none" else 0
+    assert metric(app, "vllm:external_prefix_cache_queries_total") == queried
+    assert metric(app, "vllm:external_prefix_cache_hits_total") == found
+    tier = "host" if connector == "offloading" else "external_unspecified"
+    label = (
+        f'vllm:prompt_tokens_cached_by_source_total{{engine="0",model_name="understudy-tiny",source="{tier}"'
+    )
+    assert metric(app, label) == found
+    assert metric(app, "vllm:prompt_tokens_cached_total") == found
+    assert metric(app, "vllm:nixl_xfer_time_seconds_count") == 0
+
+
+def test_the_store_brings_only_what_the_cache_has_not() -> None:
+    app = served("offloading")
+    cached(app, LONG, reset=False)
+    cached(app, LONG[:40], reset=True)
+    assert cached(app, LONG, reset=False) == 96
+    assert metric(app, "vllm:prefix_cache_hits_total") == 32
+    assert metric(app, "vllm:external_prefix_cache_hits_total") == 32 + 64
+
+
+def test_log_probabilities_of_a_prompt_take_all_of_it() -> None:
+    app = served("example")
+    cached(app, LONG, reset=False)
+    assert cached(app, LONG, prompt_logprobs=1) == 0
+    assert metric(app, "vllm:external_prefix_cache_queries_total") == 2 * len(LONG)
+
+
+@pytest.mark.parametrize("connector", ["none", "example", "offloading"])
+@pytest.mark.parametrize("wanted", ["do_remote_decode", "do_remote_prefill"])
+def test_without_a_connector_for_it_nothing_is_transferred(connector: str, wanted: str) -> None:
+    app = served(connector)
+    answer = app.test_client().post(
+        "/v1/completions", json={"prompt": LONG, "max_tokens": 1, "kv_transfer_params": {wanted: True}}
+    )
+    told = answer.get_json()
+    assert told["kv_transfer_params"] is None and told["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize(("more", "told"), [({}, 120), ({"remote_prefill_cached_tokens": 7}, 7)])
+def test_a_decode_tells_what_was_fetched_or_what_the_prefill_had_cached(
+    more: dict[str, int], told: int
+) -> None:
+    app = served("nixl")
+    assert cached(app, LONG, False, kv_transfer_params={"do_remote_prefill": True, **more}) == told
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": LONG}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+def test_transfer_parameters_may_stand_at_the_top(path: str, body: dict[str, Any]) -> None:
+    client = served("").test_client()
+    body = {**body, "max_tokens": 1}
+    inside = client.post(path, json={**body, "kv_transfer_params": {"do_remote_decode": True}}).get_json()
+    flat = client.post(path, json={**body, "do_remote_decode": True, "remote_host": None}).get_json()
+    own = {name: flat["kv_transfer_params"].pop(name) for name in ("remote_request_id",)}
+    inside["kv_transfer_params"].pop("remote_request_id")
+    assert flat["kv_transfer_params"] == inside["kv_transfer_params"]
+    assert own["remote_request_id"].startswith(flat["id"])
+    assert flat["choices"][0]["finish_reason"] == "length"
+    off = client.post(path, json={**body, "do_remote_decode": False, "remote_port": "x"}).get_json()
+    assert off["kv_transfer_params"] is None
