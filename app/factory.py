@@ -132,6 +132,7 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
         hf_token=at.hf_token,
         cache_dir=at.tokenizers_cache_dir,
         chat_template=at.chat_template,
+        takes_media=False if settings.engine.is_real else settings.model.multimodal,
     )
 
 

@@ -59,7 +59,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, AdapterError):
         return ApiError(400, "InvalidUserInput", str(error))
     if isinstance(error, TokenizerInputError):
-        return bad_request(str(error))
+        return bad_request(str(error), error.param)
     if isinstance(error, TokenizerServiceError):
         log.error("the tokenizer service failed: %s", error)
         return internal(str(error))

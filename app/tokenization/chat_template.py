@@ -53,6 +53,7 @@ class CompiledTemplate:
     """What every rendering of it knows."""
     content_format: ContentFormat
     knows_developer: bool
+    takes_media: bool
     size_bytes: int
 
     def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
@@ -63,7 +64,7 @@ class CompiledTemplate:
         """
         if options.continue_final_message and options.add_generation_prompt:
             raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other.")
-        conversation = parse_messages(messages, self.content_format)
+        conversation = parse_messages(messages, self.content_format, self.takes_media)
         if not self.knows_developer:
             conversation = developer_as_system(conversation)
         variables = {**self.variables, **_variables(options)}
@@ -97,6 +98,7 @@ class ChatTemplates:
         sources: template name -> Jinja source; `default` and perhaps `tool_use` and others.
         special_tokens: names that every template can use, such as `bos_token`.
         now: local time for `strftime_now`.
+        takes_media: the model reads more than text.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class ChatTemplates:
         sources: Mapping[str, str],
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
+        takes_media: bool = True,
     ) -> None:
         self._sources = sources
+        self._takes_media = takes_media
         self.tells_time = any("strftime_now" in source for source in sources.values())
         """Some template's text depends on the clock, so equal conversations may differ as prompts."""
         self._special_tokens = special_tokens
@@ -162,7 +166,9 @@ class ChatTemplates:
         variables = {**template.globals, "tools": None, "documents": None, **self._special_tokens}
         knows_developer = re.search("""["']developer["']""", source) is not None
         size_bytes = COMPILED_BYTES + CHARACTER_BYTES * len(source)
-        return CompiledTemplate(template, variables, content_format, knows_developer, size_bytes)
+        return CompiledTemplate(
+            template, variables, content_format, knows_developer, self._takes_media, size_bytes
+        )
 
 
 def _variables(options: ChatOptions) -> dict[str, object]:
