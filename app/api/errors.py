@@ -41,8 +41,6 @@ ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingPr
         engine.CallerLeft: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
         engine.PauseNotComplete: internal,
         engine.MemoryNotResident: internal,
-        engine.InvalidSleepLevel: partial(bad_request, param="level"),
-        engine.UnknownWakeTags: partial(bad_request, param="tags"),
     }
 )
 """What each error of the engine is for a client."""

@@ -65,9 +65,11 @@ class KVCacheManager:
         if events and self._publish is not None:
             self._publish(events)
 
-    def reset(self) -> bool:
-        """Forget all that is cached; False, and nothing is forgotten, while requests run."""
-        done = self.cache.reset()
+    def reset(self, under_requests: bool = False) -> bool:
+        """Forget all that is cached; False, and nothing is forgotten, while requests run, if that matters."""
+        done = under_requests or self.cache.reset()
+        if under_requests:
+            self.cache.discard()
         self.end_step()
         return done
 

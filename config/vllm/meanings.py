@@ -37,7 +37,6 @@ DEFAULTS = {
     "prefix-caching-hash-algo": "sha256",
     "zmq-endpoint": "",
     "event-flush-interval": "0",
-    "enable-sleep-mode": "false",
     "enable-auto-tool-choice": "false",
     "max-waiting-queue-length": "16384",
     "max-request-body-size-mb": "32",

@@ -307,12 +307,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         answer=ANYTHING, query={"tags": {"type": "array", "items": {"type": "string"}}}
     ),
     ("GET", "/is_sleeping"): Operation(answer=dict[str, bool]),
-    ("POST", "/pause"): Operation(
-        answer=dict[str, str], query={"mode": MODE, "wait_for_inflight_requests": TRUTH}
-    ),
+    ("POST", "/pause"): Operation(answer=dict[str, str], query={"mode": MODE, "clear_cache": TRUTH}),
     ("POST", "/resume"): Operation(answer=dict[str, str]),
     ("GET", "/is_paused"): Operation(answer=dict[str, bool]),
-    ("POST", "/reset_prefix_cache"): Operation(answer=dict[str, bool]),
+    ("POST", "/reset_prefix_cache"): Operation(
+        answer=dict[str, bool], query={"reset_running_requests": TRUTH, "reset_external": TRUTH}
+    ),
     ("POST", "/reset_mm_cache"): _EMPTY,
     ("POST", "/reset_encoder_cache"): _EMPTY,
     ("GET", "/server_info"): Operation(
