@@ -61,6 +61,7 @@ from app.middleware.cors import Cors
 from app.middleware.faults import FaultAudit
 from app.middleware.http_log import HttpLog
 from app.middleware.http_metrics import HttpMetrics
+from app.middleware.load_report import LoadReports
 from app.middleware.rate_limits import RateLimits
 from app.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.server import ranks
@@ -189,6 +190,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
 
         console = Console(live, server, engine, lifecycle, clock, cache, publisher)
     innermost: list[Middleware] = [] if plugins is None else plugins.middleware()
+    innermost += [LoadReports(components.recorder.figures)]
     innermost += [audit, *([] if replay is None else [replay]), *([] if console is None else [console.watch])]
     middleware = middleware_of(settings, live, clock, http_metrics, limits, innermost)
     app = Understudy(engine, middleware, components.streams("request ids"))
