@@ -233,7 +233,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("completions", completions.routes(frontend, plain_completions))
         app.add_routes("anthropic", anthropic.routes(frontend))
         app.add_routes("responses", responses.routes(frontend, store))
-        app.add_routes("generate", generate.routes(frontend, settings.api.enable_scale_out, weights))
+        scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
+        app.add_routes("generate", generate.routes(frontend, scale_out, weights, aborts))
         app.add_routes("generative_scoring", label_reads.routes(frontend))
         app.add_routes("elastic", elastic.routes(frontend.body, server.data_parallel_size))
     if pooling_routes := pooling.routes(frontend, settings.model):

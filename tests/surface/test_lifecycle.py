@@ -186,9 +186,11 @@ def test_the_small_routes_answer(client: Client) -> None:
 
 def test_without_development_mode_they_are_not_there() -> None:
     with served() as client:
-        for path in ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache", "/start_profile"):
+        paths = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache", "/start_profile")
+        for path in (*paths, "/abort_requests"):
             assert client.post(path).json() == {"detail": "Not Found"}
-        assert client.post("/abort_requests").json()["error"]["type"] == "PermissionDeniedError"
+        closed = client.post("/inference/v1/abort_requests")
+        assert closed.json()["error"]["type"] == "PermissionDeniedError"
 
 
 def test_a_draining_server_finishes_what_it_has_and_takes_no_more() -> None:

@@ -176,7 +176,8 @@ def test_a_remote_prefill_is_counted_as_fetched() -> None:
 
 def test_without_scale_out_all_of_it_is_forbidden() -> None:
     with served() as client:
-        for path in (GENERATE, "/v1/chat/completions/render", "/v1/completions/render", "/abort_requests"):
+        aborting = "/inference/v1/abort_requests"
+        for path in (GENERATE, "/v1/chat/completions/render", "/v1/completions/render", aborting):
             answer = client.post(path, {})
             assert (answer.status_code, answer.json()["error"]["type"]) == (403, "PermissionDeniedError")
 

@@ -25,7 +25,8 @@ from app.protocol.validation.generation import requested_max_tokens, resolve_max
 from app.protocol.validation.sampling import GenerationRequest as Asked
 
 
-def routes(frontend: Frontend, enabled: bool, weights: Weights) -> list[Route]:
+def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = False) -> list[Route]:
+    """`enabled` is `enable-scale-out`; `aborts` serves POST /abort_requests without it, too."""
 
     def gated(handle: Handler) -> Handler:
         """403 unless scale-out is enabled."""
@@ -85,7 +86,7 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights) -> list[Route]:
         post("/inference/v1/generate", gated(generate)),
         post("/v1/chat/completions/render", gated(render_chat)),
         post("/v1/completions/render", gated(render_completion)),
-        post("/abort_requests", gated(abort_requests)),
+        *([post("/abort_requests", abort_requests)] if enabled or aborts else []),
         post("/inference/v1/abort_requests", gated(abort_requests)),
     ]
 

@@ -273,6 +273,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **{(method, "/metrics"): Operation(media=(TEXT,)) for method in ANY_METHOD if method != "HEAD"},
     ("GET", "/"): Operation(answer=ANYTHING),
     ("GET", "/openapi.json"): Operation(answer=ANYTHING),
+    ("GET", "/docs"): Operation(media=("text/html",)),
+    ("GET", "/redoc"): Operation(media=("text/html",)),
     ("GET", "/query"): Operation(answer=dict[str, dict[str, str]]),
     ("GET", "/kv_event_sources"): Operation(answer=ANYTHING),
     ("GET", "/kv/index"): Operation(answer=ANYTHING),
