@@ -26,14 +26,14 @@ class ServedModels:
         self.max_model_len = max_model_len
         self.adapters = adapters
 
-    def resolve(self, asked: str | None) -> str:
-        """The name to answer with; a request may leave the model out. ApiError 404 for another one."""
+    def resolve(self, asked: str | None, param: str | None = "model") -> str:
+        """The name to answer with; a request may name none. ApiError 404, with `param`, for another one."""
         if not asked or asked in self.names:
             return self.names[0]
         if asked in self.adapters:
             return asked
         known = ", ".join([*self.names, *(adapter.name for adapter in self.adapters)])
-        raise not_found(f"No model `{asked}` is served here; served: {known}.", "model")
+        raise not_found(f"No model `{asked}` is served here; served: {known}.", param)
 
     def rows(self) -> Iterator[tuple[str, str, str | None, int | None]]:
         """Name, root, parent and context length of every model that is listed."""

@@ -62,7 +62,7 @@ def read_folder(path: Path) -> TokenizerFolder:
         chat_templates=_chat_templates(folder, config),
         eos_token_ids=_eos_token_ids(_read_json(folder / "generation_config.json"), model),
         model_vocab_size=_vocab_size(model),
-        takes_media=_takes_media(model) is not False,
+        takes_media=takes_media(model) is not False,
     )
 
 
@@ -135,14 +135,15 @@ def _vocab_size(model: Mapping[str, object]) -> int:
     return size if isinstance(size, int) else 0
 
 
-def takes_media(folder: Path) -> bool | None:
-    """Tell whether the model in a folder is multimodal; None where no readable `config.json` says it."""
+def model_config(name: str) -> dict[str, object]:
+    """Return the `config.json` of a model that is a local folder; empty where none can be read."""
     with suppress(TokenizerLoadError):
-        return _takes_media(_read_json(folder / "config.json"))
-    return None
+        return _read_json(Path(name).expanduser() / "config.json")
+    return {}
 
 
-def _takes_media(model: Mapping[str, object]) -> bool | None:
+def takes_media(model: Mapping[str, object]) -> bool | None:
+    """Tell by its `config.json` whether a model is multimodal; None where that is empty."""
     if not model:
         return None
     architectures = model.get("architectures")
@@ -150,6 +151,11 @@ def _takes_media(model: Mapping[str, object]) -> bool | None:
     return any(MEDIA_ARCHITECTURE.search(str(name)) for name in names) or any(
         MEDIA_KEY.search(key) for key, value in model.items() if value is not None
     )
+
+
+def is_matryoshka(model: Mapping[str, object]) -> bool:
+    """Tell by its `config.json` whether a model has vectors of any length; True where that is empty."""
+    return not model or bool(model.get("matryoshka_dimensions") or model.get("is_matryoshka"))
 
 
 def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Path:

@@ -50,7 +50,7 @@ def load_tokenizer(
     """
     chat_template = template_source(chat_template)
     if takes_media is None:
-        takes_media = files.takes_media(Path(model).expanduser())
+        takes_media = files.takes_media(files.model_config(model))
     if force_dummy:
         return default_tokenizer(chat_template, takes_media)
     if render_url:
