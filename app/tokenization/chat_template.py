@@ -37,8 +37,10 @@ JSON_PIECES = 10_000
 """so many of which are put together in one go."""
 FEW_MESSAGES = 100
 """A list of their pieces may be kept while they are joined, which is faster."""
-RESERVED = frozenset({"chat_template", "tokenize", "conversation", "messages"})
-"""Names that a request's chat_template_kwargs may not set."""
+RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
+"""Names that a request's chat_template_kwargs may not set,"""
+IGNORED = ("chat_template", "tokenize")
+"""and those that it sets in vain."""
 DICT_ATTRIBUTES = frozenset(dir(dict))
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
 """Follows the final message through the template, so that what the template adds after it can be cut off."""
@@ -176,6 +178,8 @@ def _variables(options: ChatOptions) -> dict[str, object]:
     variables = dict(options.chat_template_kwargs or ())
     if refused := variables and sorted(RESERVED & variables.keys()):
         raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(refused)}.")
+    for name in IGNORED if variables else ():
+        variables.pop(name, None)
     if options.tools is not None:
         variables["tools"] = options.tools
     if options.documents is not None:
