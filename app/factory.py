@@ -61,6 +61,7 @@ from app.middleware.cors import Cors
 from app.middleware.faults import FaultAudit
 from app.middleware.http_log import HttpLog
 from app.middleware.http_metrics import HttpMetrics
+from app.middleware.load_report import LoadReports
 from app.middleware.rate_limits import RateLimits
 from app.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.server import ranks
@@ -132,6 +133,7 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
         hf_token=at.hf_token,
         cache_dir=at.tokenizers_cache_dir,
         chat_template=at.chat_template,
+        takes_media=False if settings.engine.is_real else settings.model.multimodal,
     )
 
 
@@ -195,6 +197,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
 
         console = Console(live, server, engine, lifecycle, clock, cache, publisher)
     innermost: list[Middleware] = [] if plugins is None else plugins.middleware()
+    innermost += [LoadReports(components.recorder.figures)]
     innermost += [audit, *([] if replay is None else [replay]), *([] if console is None else [console.watch])]
     middleware = middleware_of(settings, live, clock, http_metrics, limits, innermost)
     app = Understudy(engine, middleware, components.streams("request ids"))
@@ -237,7 +240,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("completions", completions.routes(frontend, plain_completions))
         app.add_routes("anthropic", anthropic.routes(frontend))
         app.add_routes("responses", responses.routes(frontend, store))
-        app.add_routes("generate", generate.routes(frontend, settings.api.enable_scale_out, weights))
+        scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
+        app.add_routes("generate", generate.routes(frontend, scale_out, weights, aborts))
         app.add_routes("generative_scoring", label_reads.routes(frontend))
         app.add_routes("elastic", elastic.routes(frontend.body, server.data_parallel_size))
     if pooling_routes := pooling.routes(frontend, settings.model):

@@ -41,8 +41,6 @@ ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingPr
         engine.CallerLeft: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
         engine.PauseNotComplete: internal,
         engine.MemoryNotResident: internal,
-        engine.InvalidSleepLevel: partial(bad_request, param="level"),
-        engine.UnknownWakeTags: partial(bad_request, param="tags"),
     }
 )
 """What each error of the engine is for a client."""
@@ -59,7 +57,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, AdapterError):
         return ApiError(400, "InvalidUserInput", str(error))
     if isinstance(error, TokenizerInputError):
-        return bad_request(str(error))
+        return bad_request(str(error), error.param)
     if isinstance(error, TokenizerServiceError):
         log.error("the tokenizer service failed: %s", error)
         return internal(str(error))

@@ -10,7 +10,7 @@ from app.api.identity import Identity
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
 from app.http.errors import ApiError, not_found
-from app.http.response import TEXT, Response, json_response
+from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.lora.adapters import LoRARegistry
 from app.protocol.decoding import decode
@@ -26,14 +26,14 @@ class ServedModels:
         self.max_model_len = max_model_len
         self.adapters = adapters
 
-    def resolve(self, asked: str | None) -> str:
-        """The name to answer with; a request may leave the model out. ApiError 404 for another one."""
+    def resolve(self, asked: str | None, param: str | None = "model") -> str:
+        """The name to answer with; a request may name none. ApiError 404, with `param`, for another one."""
         if not asked or asked in self.names:
             return self.names[0]
         if asked in self.adapters:
             return asked
         known = ", ".join([*self.names, *(adapter.name for adapter in self.adapters)])
-        raise not_found(f"No model `{asked}` is served here; served: {known}.", "model")
+        raise not_found(f"No model `{asked}` is served here; served: {known}.", param)
 
     def rows(self) -> Iterator[tuple[str, str, str | None, int | None]]:
         """Name, root, parent and context length of every model that is listed."""
@@ -115,14 +115,14 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
             message = f"The name {asked.lora_name!r} is the base model's."
             raise ApiError(400, "InvalidUserInput", message)
         models.adapters.load(asked.lora_name, asked.lora_path, asked.load_inplace)
-        return Response(f"Success: adapter {asked.lora_name!r} is loaded.".encode(), 200, content_type=TEXT)
+        return Response(f"Success: adapter {asked.lora_name!r} is loaded.".encode())
 
     def unload(context: RequestContext) -> Response:
         """Serve an adapter no more; requests that run with it go on."""
         asked = decode(body.read(context), context.content_type, UnloadAdapterRequest)
         asked.check_values()
         models.adapters.unload(asked.lora_name)
-        return Response(f"Success: adapter {asked.lora_name!r} is unloaded.".encode(), 200, content_type=TEXT)
+        return Response(f"Success: adapter {asked.lora_name!r} is unloaded.".encode())
 
     return [
         post("/v1/load_lora_adapter", load),

@@ -82,11 +82,14 @@ class KVCacheManager:
             for events in steps:
                 self._publish(events)
 
-    def reset(self) -> bool:
-        """Forget all that is cached; False, and nothing is forgotten, while requests run.
+    def reset(self, under_requests: bool = False) -> bool:
+        """Forget all that is cached; False, and nothing is forgotten, while requests run, if that matters.
 
         The event waits for the next step, as in vLLM.
         """
+        if under_requests:
+            self.cache.discard()
+            return True
         return self.cache.reset()
 
     def sleep(self) -> None:

@@ -5,8 +5,6 @@ HTTP is not known here: `app.api.errors` says which status each of them has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 class EngineError(Exception):
     """A request, or an operator's command, that the engine does not carry out."""
@@ -80,13 +78,6 @@ class SchemaUnsatisfiable(EngineError):
         super().__init__(f"No reply can have the form that is asked for: {reason}.")
 
 
-class InvalidSleepLevel(EngineError):
-    """There is no such level of sleep."""
-
-    def __init__(self, level: int) -> None:
-        super().__init__(f"level must be 0, 1 or 2, got {level}")
-
-
 class CallerLeft(EngineError):
     """Who asked has gone, and nobody is to be told."""
 
@@ -106,10 +97,3 @@ class MemoryNotResident(EngineError):
 
     def __init__(self) -> None:
         super().__init__("To release the KV cache requires all memory to be resident.")
-
-
-class UnknownWakeTags(EngineError):
-    """Nothing that can be woken is called so."""
-
-    def __init__(self, known: Iterable[str]) -> None:
-        super().__init__(f"tags are {', '.join(sorted(known))}")

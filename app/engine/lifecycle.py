@@ -9,14 +9,8 @@ from gevent.event import Event
 
 from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
-from app.engine.errors import (
-    CallerLeft,
-    InvalidSleepLevel,
-    MemoryNotResident,
-    PauseNotComplete,
-    UnknownWakeTags,
-)
-from app.engine.wire import DEEPEST_SLEEP, WAKE_TAGS, PauseMode
+from app.engine.errors import CallerLeft, MemoryNotResident, PauseNotComplete
+from app.engine.wire import MEMORY, PauseMode, woken_by
 from app.metrics.recorder import Recorder
 
 LOOK_AGAIN_S = 0.01
@@ -28,32 +22,36 @@ class Operations(Protocol):
 
     @property
     def is_sleeping(self) -> bool:
-        """True until everything that sleep put away is back."""
+        """True until all memory that sleep put away is back."""
 
     @property
     def paused(self) -> bool:
-        """True while no request begins to run."""
+        """True from a pause or sleep until requests are resumed, or all memory is back."""
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
-        """Fall asleep; running requests are treated as by `pause`."""
+        """Fall asleep at level 0, 1 or 2; running requests are treated as by `pause`."""
 
     def release_cache(self) -> None:
         """Free the memory of the KV cache of a paused engine."""
 
-    def wake_up(self, tags: Collection[str] | None) -> None:
-        """Wake up, or bring back only what `tags` name."""
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """Bring back all memory, or what `tags` name: nothing where one of them does not sleep.
 
-    def pause(self, mode: PauseMode, caller_left: Event) -> None:
+        Returns True, and requests begin again, when all memory is back.
+        """
+
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
         """Begin no more requests. Running ones are aborted, or (`wait`) awaited, or (`keep`) go on.
 
-        CallerLeft when `caller_left` is set before they are over.
+        The prefix cache is emptied then, if it is to be. CallerLeft when `caller_left` is set before they are
+        over.
         """
 
     def resume(self) -> None:
         """Begin requests again."""
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all that is cached; False while requests run."""
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
+        """Forget all that is cached; False while requests run, unless it is done `under_requests`."""
 
     def drain(self) -> None:
         """Admit nothing more."""
@@ -68,6 +66,9 @@ class Lifecycle:
 
     def __init__(self, engine: Engine, recorder: Recorder, cache: KVCacheManager | None = None) -> None:
         self._is_paused = False
+        """By `pause`, or by sleep at level 0: nothing begins."""
+        self._slept = False
+        """By sleep at level 1 or 2, which is a pause to those who ask."""
         self._sleepers = 0
         """Calls of `sleep` under way: nothing begins meanwhile, or they might wait for ever."""
         self._cache = cache
@@ -77,22 +78,24 @@ class Lifecycle:
 
     @property
     def is_sleeping(self) -> bool:
-        """True until everything that sleep put away is back."""
+        """See `Operations`."""
         return bool(self._asleep)
 
     @property
     def paused(self) -> bool:
+        """See `Operations`."""
+        return self._holds or self._slept
+
+    @property
+    def _holds(self) -> bool:
         """True while no request begins to run."""
         return self._is_paused or self._sleepers > 0
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
-        """Fall asleep; running requests are treated as by `pause`. InvalidSleepLevel for another level.
+        """See `Operations`. A sleep that awaits requests holds up all that come meanwhile.
 
-        Who awaits them holds up all that come meanwhile. CallerLeft, and awake, when `caller_left` is set
-        first.
+        CallerLeft, and awake, when `caller_left` is set first.
         """
-        if not 0 <= level <= DEEPEST_SLEEP:
-            raise InvalidSleepLevel(level)
         self._sleepers += 1
         self._engine.pause()
         try:
@@ -109,7 +112,7 @@ class Lifecycle:
         """
         if not self.paused or self._engine.running:
             raise PauseNotComplete
-        if not self._asleep <= {"scheduling"}:
+        if self._asleep:
             raise MemoryNotResident
         if self._cache is not None:
             self._cache.sleep()
@@ -117,41 +120,33 @@ class Lifecycle:
         self._recorder.sleeping(0)
         self._recorder.slept("release_kv_cache_memory", 0.0)
 
-    def wake_up(self, tags: Collection[str] | None) -> None:
-        """Wake up, or bring back only what `tags` name; requests begin again when all is back.
-
-        UnknownWakeTags for an unknown one.
-        """
-        if tags is not None and not WAKE_TAGS.issuperset(tags):
-            raise UnknownWakeTags(WAKE_TAGS)
-        if self._cache is not None and (tags is None or "kv_cache" in tags):
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """See `Operations`."""
+        self._asleep -= woken_by(tags, self._asleep)
+        if self._cache is not None and "kv_cache" not in self._asleep:
             self._cache.wake()
-        was_paused_by_sleep = self._asleep == {"scheduling"}
-        self._asleep -= WAKE_TAGS if tags is None else set(tags)
-        if self._asleep == {"scheduling"} and not was_paused_by_sleep:
-            self._asleep.clear()
         if not self._asleep:
             self._recorder.sleeping(None)
             self.resume()
         self._recorder.slept("wake", 0.0)
+        return not self._asleep
 
-    def pause(self, mode: PauseMode, caller_left: Event) -> None:
-        """Begin no more requests. Running ones are aborted, or (`wait`) awaited, or (`keep`) go on.
-
-        CallerLeft when `caller_left` is set before they are over; nothing begins all the same.
-        """
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+        """See `Operations`. Nothing begins even when the caller left."""
         self._is_paused = True
         self._engine.pause()
         self._settle(mode, caller_left)
+        if clear_cache:
+            self.reset_prefix_cache(under_requests=True)
 
     def resume(self) -> None:
         """Begin requests again, those that waited first."""
-        self._is_paused = False
+        self._is_paused = self._slept = False
         self._go_on()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all that is cached; False while requests run."""
-        return self._cache is None or self._cache.reset()
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
+        """See `Operations`. Requests that run keep their blocks, which are cached no more."""
+        return self._cache is None or self._cache.reset(under_requests)
 
     def drain(self) -> None:
         """Admit nothing more; what was admitted goes on to its end."""
@@ -161,19 +156,20 @@ class Lifecycle:
         if mode == "abort":
             self._engine.interrupt(counted=True)
         elif mode == "wait":
-            while self.paused and self._engine.running:
+            while self._holds and self._engine.running:
                 if caller_left.wait(LOOK_AGAIN_S):
                     raise CallerLeft
 
     def _fall_asleep(self, level: int) -> None:
         if level == 0:
             self._is_paused = True
-        elif self._cache is not None:
-            self._cache.sleep()
-        self._asleep = set(WAKE_TAGS) if level else {"scheduling"}
+        else:
+            self._slept, self._asleep = True, set(MEMORY)
+            if self._cache is not None:
+                self._cache.sleep()
         self._recorder.sleeping(level)
         self._recorder.slept("sleep", 0.0)
 
     def _go_on(self) -> None:
-        if not self.paused:
+        if not self._holds:
             self._engine.resume()

@@ -7,9 +7,9 @@ from collections.abc import Collection
 import gevent
 from gevent.event import AsyncResult, Event
 
-from app.engine.errors import CallerLeft, CommandFailed, InvalidSleepLevel, UnknownWakeTags
+from app.engine.errors import CallerLeft, CommandFailed
 from app.engine.remote import RemoteEngine
-from app.engine.wire import DEEPEST_SLEEP, WAKE_TAGS, Answer, Command, PauseMode
+from app.engine.wire import Answer, Command, PauseMode
 
 
 class RemoteLifecycle:
@@ -32,9 +32,7 @@ class RemoteLifecycle:
         return self._engine.load.paused
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
-        """See `Operations`. InvalidSleepLevel; weights and cache are freed at levels 1 and 2."""
-        if not 0 <= level <= DEEPEST_SLEEP:
-            raise InvalidSleepLevel(level)
+        """See `Operations`. Weights and cache are freed at levels 1 and 2."""
         self._do(Command(name="sleep", level=level, mode=mode), caller_left)
         self._engine.load.paused, self._engine.load.sleep_level = True, level
         self._engine.recorder.sleeping(level)
@@ -44,21 +42,19 @@ class RemoteLifecycle:
         """See `Operations`. CommandFailed: memory is freed by `sleep`."""
         raise CommandFailed("This engine frees the memory of its KV cache when it sleeps at level 1 or 2.")
 
-    def wake_up(self, tags: Collection[str] | None) -> None:
-        """See `Operations`. UnknownWakeTags."""
-        if tags is not None and not WAKE_TAGS.issuperset(tags):
-            raise UnknownWakeTags(WAKE_TAGS)
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """See `Operations`."""
         named = None if tags is None else tuple(tags)
-        self._do(Command(name="wake_up", tags=named))
-        if tags is None or set(tags) >= WAKE_TAGS:
+        awake = bool(self._do(Command(name="wake_up", tags=named)).value)
+        if awake:
             self._engine.load.paused, self._engine.load.sleep_level = False, None
-        if not self.is_sleeping:
             self._engine.recorder.sleeping(None)
         self._engine.recorder.slept("wake", 0.0)
+        return awake
 
-    def pause(self, mode: PauseMode, caller_left: Event) -> None:
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
         """See `Operations`."""
-        self._do(Command(name="pause", mode=mode), caller_left)
+        self._do(Command(name="pause", mode=mode, clear=clear_cache), caller_left)
         self._engine.load.paused = True
 
     def resume(self) -> None:
@@ -66,9 +62,9 @@ class RemoteLifecycle:
         self._do(Command(name="resume"))
         self._engine.load.paused = False
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
         """See `Operations`."""
-        return bool(self._do(Command(name="reset_prefix_cache")).value)
+        return bool(self._do(Command(name="reset_prefix_cache", clear=under_requests)).value)
 
     def drain(self) -> None:
         """See `Operations`: of this worker."""

@@ -7,7 +7,7 @@ Moments are seconds of the monotonic clock, which all processes of a machine sha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -16,7 +16,7 @@ from app.kvcache.endpoints import PublisherSettings
 from app.kvcache.hashing import Algorithm
 
 DEEPEST_SLEEP: Final = 2
-WAKE_TAGS: Final = frozenset(("weights", "kv_cache", "scheduling"))
+MEMORY: Final = frozenset(("weights", "kv_cache"))
 
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 EndReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
@@ -131,10 +131,12 @@ class Command(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="comman
     level: int = 0
     """Of sleep."""
     tags: tuple[str, ...] | None = None
-    """Of wake_up: weights, kv_cache, scheduling; None: all."""
+    """Of wake_up: weights, kv_cache; others change nothing; None: all."""
     mode: PauseMode = "keep"
     """Of pause and sleep: what runs and waits, of all workers, ends with "abort"; or the answer comes when
     nothing runs; or what runs goes on, which asleep it does after wake_up, computed anew."""
+    clear: bool = False
+    """Of pause and reset_prefix_cache: empty the cache even where requests run, which are computed anew."""
 
 
 class Hello(Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -231,3 +233,9 @@ class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"
 
 
 Notice: TypeAlias = Ready | Said | Load | Blocks | Answer
+
+
+def woken_by(tags: Collection[str] | None, asleep: Collection[str]) -> set[str]:
+    """Returns the memory that a call of `wake_up` brings back: all that `tags` name, or nothing."""
+    named = set(asleep) if tags is None else set(tags) - {"scheduling"}
+    return named if named <= set(asleep) else set()

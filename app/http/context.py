@@ -146,8 +146,8 @@ class RequestContext:
         return self._query.get(name, ())
 
     def query(self) -> dict[str, str]:
-        """The query as a dictionary of first values."""
-        return {name: values[0] for name, values in self._query.items()}
+        """The query as a dictionary of last values, which are those that count."""
+        return {name: values[-1] for name, values in self._query.items()}
 
 
 current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)

@@ -166,12 +166,6 @@ class Response:
         """As a HEAD request has it: the length is that of what is not sent."""
         self.body = b""
 
-    def vary(self, *names: str) -> None:
-        """Add request headers that the answer depends on."""
-        present = [name.strip() for name in self.headers.get("Vary", "").split(",") if name.strip()]
-        known = {name.lower() for name in present}
-        self.headers["Vary"] = ", ".join([*present, *(name for name in names if name.lower() not in known)])
-
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response(self.status_line, self.header_items())
         if isinstance(self.body, bytes):

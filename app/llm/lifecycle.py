@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from app.engine.errors import InvalidSleepLevel, UnknownWakeTags
-from app.engine.wire import DEEPEST_SLEEP, WAKE_TAGS
+from app.engine.wire import MEMORY, woken_by
 from app.llm.config import Checkpoint
 from app.llm.engine import LLMEngine
 
@@ -36,17 +35,16 @@ class Lifecycle:
         self._engine.scheduler.paused = True
 
     def resume(self) -> None:
-        """Does nothing while it sleeps."""
+        """Does nothing while memory is put away."""
         self._engine.scheduler.paused = bool(self._asleep)
+        if not self._asleep:
+            self._level = None
 
     def sleep(self, level: int) -> None:
-        """InvalidSleepLevel for another level; asleep already, it falls no deeper than that."""
-        if not 0 <= level <= DEEPEST_SLEEP:
-            raise InvalidSleepLevel(level)
+        """Level 0, 1 or 2; asleep already, it falls no deeper than that."""
         self.pause()
         self._level = max(level, self._level or 0)
         if not level:
-            self._asleep.add("scheduling")
             return
         self._engine.halted = True
         self._engine.preempt_all()
@@ -55,27 +53,21 @@ class Lifecycle:
             self._engine.runner.free_weights()
         if "kv_cache" not in self._asleep:
             self._engine.runner.free_cache()
-        self._asleep = set(WAKE_TAGS)
+        self._asleep = set(MEMORY)
 
-    def wake_up(self, tags: Collection[str] | None) -> None:
-        """Bring everything back, or what `tags` name; requests begin again when all is back.
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """Bring everything back, or what `tags` name; requests begin again, and it is True, when all is back.
 
-        UnknownWakeTags for an unknown one, ModelLoadError when weights or memory are no longer there.
+        ModelLoadError when weights or memory are no longer there.
         """
-        if tags is not None and not WAKE_TAGS.issuperset(tags):
-            raise UnknownWakeTags(WAKE_TAGS)
-        wanted = self._asleep & (WAKE_TAGS if tags is None else set(tags))
-        was_put_away = self._asleep & {"weights", "kv_cache"}
+        wanted = woken_by(tags, self._asleep)
         if "weights" in wanted:
             self._engine.runner.load_weights(self._reload())
             self._asleep.remove("weights")
         if "kv_cache" in wanted:
             self._engine.runner.make_cache()
             self._asleep.remove("kv_cache")
-        self._engine.halted = bool(self._asleep & {"weights", "kv_cache"})
-        # The last of what was put away wakes up the scheduling, too, as vLLM has it.
-        if "scheduling" in wanted or (was_put_away and not self._engine.halted):
-            self._asleep.discard("scheduling")
+        self._engine.halted = bool(self._asleep)
         if not self._asleep:
-            self._level = None
             self.resume()
+        return not self._asleep

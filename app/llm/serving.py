@@ -215,16 +215,23 @@ class EngineService:
         match command.name:
             case "pause":
                 self._lifecycle.pause()
+                if command.clear:
+                    self._clear_cache()
             case "resume":
                 self._lifecycle.resume()
             case "sleep":
                 self._lifecycle.sleep(command.level)
             case "wake_up":
                 with self._heartbeat.resting():
-                    self._lifecycle.wake_up(command.tags)
+                    return self._lifecycle.wake_up(command.tags)
             case "reset_prefix_cache":
-                return self._engine.reset_prefix_cache()
+                return self._clear_cache() if command.clear else self._engine.reset_prefix_cache()
         return None
+
+    def _clear_cache(self) -> bool:
+        """Empty the cache; what runs is computed anew."""
+        self._engine.preempt_all()
+        return self._engine.reset_prefix_cache()
 
     def _settle(self) -> None:
         """Go on with commands that wait, as soon as nothing runs, or somebody has resumed."""

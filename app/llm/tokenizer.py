@@ -36,7 +36,7 @@ def load_tokenizer(
     if not (path / "tokenizer.json").is_file():
         return None
     try:
-        return LocalTokenizer.from_path(path, chat_template=chat_template)
+        return LocalTokenizer.from_path(path, chat_template=chat_template, takes_media=False)
     except TokenizerLoadError as error:
         raise ModelLoadError(str(error)) from error
 
@@ -98,4 +98,6 @@ def _folder(file: GGUFFile, tokens: object, chat_template: str | None) -> Tokeni
             special[f"{role}_token"] = tokens[number]
     template = chat_template or file.field("tokenizer.chat_template")
     templates = {DEFAULT_TEMPLATE: template} if isinstance(template, str) else {}
-    return TokenizerFolder(tokenizer_file=file.path, special_tokens=special, chat_templates=templates)
+    return TokenizerFolder(
+        tokenizer_file=file.path, special_tokens=special, chat_templates=templates, takes_media=False
+    )

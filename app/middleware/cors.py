@@ -1,13 +1,6 @@
-"""Requests of web pages from other origins (CORS), answered as vLLM's framework answers them.
-
-flask-cors writes the headers. Ours are the preflight, which no route of this application would take, and the
-`Vary` that tells caches of the origin even where no header depends on it.
-"""
+"""Requests of web pages from other origins (CORS), answered as Starlette 1.10, below vLLM, answers them."""
 
 from __future__ import annotations
-
-import re
-from collections.abc import Callable, Mapping
 
 from app.http.context import RequestContext
 from app.http.response import TEXT, Response
@@ -15,82 +8,73 @@ from app.middleware.stack import Middleware
 from config.settings import AccessSettings
 
 ANY = "*"
-METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY")
 """What `*` stands for."""
-SAFE_HEADERS = ("accept", "accept-language", "content-language", "content-type")
+SAFE_HEADERS = ("Accept", "Accept-Language", "Content-Language", "Content-Type")
 """Headers that may always be sent."""
 MAX_AGE_S = 600
 """How long a browser may remember a preflight."""
-PREFLIGHT_VARY = ("Access-Control-Request-Method", "Access-Control-Request-Headers")
-REQUEST_METHOD, REQUEST_HEADERS = (name.lower() for name in PREFLIGHT_VARY)
-
-
-HeadersOf = Callable[[Mapping[str, str], str], Mapping[str, object]]
-
-
-def no_headers(headers: Mapping[str, str], method: str) -> Mapping[str, object]:
-    """Those of a server that web pages of other origins may not use."""
-    return {}
+ASKED = "Access-Control-Request-"
+PREFLIGHT_VARY = f"Origin, {ASKED}Method, {ASKED}Headers, {ASKED}Private-Network"
+METHOD, HEADERS, NETWORK = (f"{ASKED}{what}".lower() for what in ("Method", "Headers", "Private-Network"))
+ORIGIN, CREDENTIALS = "Access-Control-Allow-Origin", "Access-Control-Allow-Credentials"
 
 
 class Cors(Middleware):
-    """Lets web pages of `allowed_origins` use the server. Without any, no header of CORS is ever sent."""
+    """Lets web pages of `allowed_origins` use the server. Without any, every preflight is refused."""
 
     def __init__(self, access: AccessSettings) -> None:
-        self.active = bool(access.allowed_origins)
         self._any_origin = ANY in access.allowed_origins
+        self._origins = frozenset(access.allowed_origins)
         self._any_header = ANY in access.allowed_headers
         self._methods = METHODS if ANY in access.allowed_methods else access.allowed_methods
-        self._headers = {*SAFE_HEADERS, *(name.lower() for name in access.allowed_headers)}
-        self._origins = frozenset(access.allowed_origins)
-        self._credentials = access.allow_credentials
-        self._headers_of = self._header_writer() if self.active else no_headers
-        """The headers of CORS for a request with these headers and this method."""
-
-    def _header_writer(self) -> HeadersOf:
-        # Which most servers never need. Now, not at the first request: the event loop itself may answer that,
-        # and must not wait for what another thread is importing.
-        from flask_cors.core import get_cors_headers, serialize_options
-        from werkzeug.datastructures import Headers
-
-        options = {
-            "origins": ANY if self._any_origin else [_exactly(origin) for origin in self._origins],
-            "methods": self._methods,
-            "allow_headers": ANY if self._any_header else [_exactly(name, re.I) for name in self._headers],
-            "supports_credentials": self._credentials,
-            "send_wildcard": self._any_origin and not self._credentials,
-            "always_send": True,
-            "max_age": MAX_AGE_S,
+        headers = sorted({*SAFE_HEADERS, *access.allowed_headers})
+        self._headers = frozenset(name.lower() for name in headers)
+        self._names_origin = not self._any_origin or access.allow_credentials
+        self._simple = {CREDENTIALS: "true"} if access.allow_credentials else {}
+        self._preflight = {
+            "Vary": PREFLIGHT_VARY,
+            **({} if self._names_origin else {ORIGIN: ANY}),
+            "Access-Control-Allow-Methods": ", ".join(self._methods),
+            "Access-Control-Max-Age": str(MAX_AGE_S),
+            **({} if self._any_header else {"Access-Control-Allow-Headers": ", ".join(headers)}),
+            **self._simple,
         }
-        served = serialize_options(options)
-        return lambda headers, method: get_cors_headers(served, Headers([*headers.items()]), method)
 
     def begin(self, context: RequestContext) -> Response | None:
         """The answer to a browser that asks whether it may ask: 200, or 400 and what is not allowed."""
-        headers = context.headers
-        if context.method != "OPTIONS" or "origin" not in headers or REQUEST_METHOD not in headers:
+        if context.method != "OPTIONS" or "origin" not in context.headers or METHOD not in context.headers:
             return None
-        refused = self._refused(headers)
-        text = f"Not allowed by CORS: {', '.join(refused)}" if refused else "OK"
-        response = Response(text.encode(), 400 if refused else 200, content_type=TEXT)
-        response.vary("Origin", *PREFLIGHT_VARY)
-        return response
+        asked, headers = context.headers, dict(self._preflight)
+        if self._names_origin and self._allows(asked["origin"]):
+            headers[ORIGIN] = asked["origin"]
+        if self._any_header and HEADERS in asked:
+            headers["Access-Control-Allow-Headers"] = asked[HEADERS]
+        wanted = asked[HEADERS].lower().split(",") if HEADERS in asked else ()
+        allowed = {
+            "origin": self._allows(asked["origin"]),
+            "method": asked[METHOD] in self._methods,
+            "headers": self._any_header or self._headers.issuperset(map(str.strip, wanted)),
+            "private-network": NETWORK not in asked,
+        }
+        refused = [what for what, is_allowed in allowed.items() if not is_allowed]
+        text = f"Disallowed CORS {', '.join(refused)}" if refused else "OK"
+        return Response(text.encode(), 400 if refused else 200, headers, TEXT)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        response.vary("Origin")
-        for name, value in self._headers_of(context.headers, context.method).items():
-            response.headers[name] = str(value)
+        """Say which origin may read the answer. A 401 comes from around CORS, a preflight has said all."""
+        headers = response.headers
+        vary = headers.get("Vary")
+        if response.status == 401 or vary == PREFLIGHT_VARY:
+            return
+        if vary is None:
+            headers["Vary"] = "Origin"
+        elif "origin" not in vary.lower():
+            headers["Vary"] = f"{vary}, Origin"
+        if (origin := context.headers.get("origin")) is not None:
+            headers.update(self._simple)
+            if self._allows(origin):
+                headers[ORIGIN] = origin if self._names_origin else ANY
 
-    def _refused(self, headers: Mapping[str, str]) -> list[str]:
-        wanted = {name.strip().lower() for name in headers.get(REQUEST_HEADERS, "").split(",")} - {""}
-        allowed = {
-            "origin": self._any_origin or headers["origin"] in self._origins,
-            "method": headers[REQUEST_METHOD] in self._methods,
-            "headers": self._any_header or wanted <= self._headers,
-        }
-        return [what for what, is_allowed in allowed.items() if not is_allowed]
-
-
-def _exactly(text: str, flags: int = 0) -> re.Pattern[str]:
-    """A pattern of nothing but `text`: flask-cors takes strings with special characters for patterns."""
-    return re.compile(re.escape(text) + r"\Z", flags)
+    def _allows(self, origin: str) -> bool:
+        return self._any_origin or origin in self._origins

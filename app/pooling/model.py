@@ -31,6 +31,8 @@ class PoolingModel:
     dimensions: int
     classes: int
     tokenizer: Tokenizer
+    matryoshka: bool = True
+    """Its vectors may be cut to any length."""
 
     def embed(
         self, text: str, activation: bool | None, turns: Turns, dimensions: int | None = None

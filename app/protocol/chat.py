@@ -238,7 +238,8 @@ def convert_conversations(value: object, within: Slices) -> Conversations:
         raise Misfit("a list of conversations")
     for index, conversation in enumerate(value):
         try:
-            convert_messages(conversation, within)
+            if not convert_messages(conversation, within):
+                raise Misfit("a message at least")
         except Misfit as misfit:
             raise misfit.under(index) from None
     return value
@@ -247,7 +248,7 @@ def convert_conversations(value: object, within: Slices) -> Conversations:
 class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     """The body of ``POST /v1/chat/completions/batch``: `messages` is a list of conversations.
 
-    Each is answered by one choice. Tools are accepted, and never called.
+    Each is answered by one choice. Tools and `stream` are accepted, and change nothing.
     """
 
     messages: Conversations  # type: ignore[assignment]
@@ -260,7 +261,7 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.tools = None
+        self.tools, self.stream = None, False
 
     def check(self, within: Slices) -> None:
         for conversation in self.messages:
@@ -270,18 +271,16 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
         self.check_converted(within)
 
     def check_rules(self: BatchChatRequest | RawRequest, within: Slices) -> None:
-        for name in ("stream", "use_beam_search"):
-            if getattr(self, name):
-                raise bad_request(f"A batch does not go with {name}.", name)
+        if self.use_beam_search:
+            raise bad_request("A batch does not go with beam search.", "use_beam_search")
         _check_logprobs(self)
         if part(self.kv_transfer_params, "prompt_token_ids") is not None:
             param = "kv_transfer_params.prompt_token_ids"
             raise bad_request("One prompt of token ids cannot serve several conversations.", param)
         if self.n not in (None, 1):
             raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
-        if not isinstance(self.messages, list) or not self.messages:
-            raise bad_request("messages must be a list of conversations", "messages")
-        for conversation in self.messages if isinstance(self, RawRequest) else ():
+        raw = isinstance(self, RawRequest) and isinstance(self.messages, list)
+        for conversation in self.messages if raw else ():
             normalize_messages(conversation, within)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
         rules.check_response_format(self.response_format)

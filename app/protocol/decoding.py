@@ -34,6 +34,7 @@ MOST_COMMAS = 1 << 18
 
 T = TypeVar("T", bound="Request")
 U = TypeVar("U", bound="Request")
+S = TypeVar("S", bound=Struct)
 
 
 class Request(Struct, kw_only=True):
@@ -102,6 +103,15 @@ def decode(body: bytes, content_type: str | None, kind: type[T], within: Slices 
     converted = _convert_first(_parse(body, content_type, within), (kind,), within)
     assert isinstance(converted, kind)
     return converted
+
+
+def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
+    """The struct in a query. ApiError 400 names what does not fit."""
+    try:
+        return convert(kind, query, slices())
+    except Misfit as misfit:
+        where = f"query.{misfit.path[0]}"
+        raise malformed(f"{where}: expected {misfit.expected}", where) from None
 
 
 def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], type[U]]) -> T | U:

@@ -21,7 +21,11 @@ class TokenizerServiceError(TokenizerError):
 
 
 class TokenizerInputError(TokenizerError, ValueError):
-    """The request's text, ids or template cannot be used: status 400 (vllm-api.md section 4)."""
+    """The request's text, ids or template cannot be used: status 400 with this `param`."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class TokenIdError(TokenizerInputError):

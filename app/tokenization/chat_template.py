@@ -37,8 +37,10 @@ JSON_PIECES = 10_000
 """so many of which are put together in one go."""
 FEW_MESSAGES = 100
 """A list of their pieces may be kept while they are joined, which is faster."""
-RESERVED = frozenset({"chat_template", "tokenize", "conversation", "messages"})
-"""Names that a request's chat_template_kwargs may not set."""
+RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
+"""Names that a request's chat_template_kwargs may not set,"""
+IGNORED = ("chat_template", "tokenize")
+"""and those that it sets in vain."""
 DICT_ATTRIBUTES = frozenset(dir(dict))
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
 """Follows the final message through the template, so that what the template adds after it can be cut off."""
@@ -53,6 +55,7 @@ class CompiledTemplate:
     """What every rendering of it knows."""
     content_format: ContentFormat
     knows_developer: bool
+    takes_media: bool
     size_bytes: int
 
     def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
@@ -63,7 +66,7 @@ class CompiledTemplate:
         """
         if options.continue_final_message and options.add_generation_prompt:
             raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other.")
-        conversation = parse_messages(messages, self.content_format)
+        conversation = parse_messages(messages, self.content_format, self.takes_media)
         if not self.knows_developer:
             conversation = developer_as_system(conversation)
         variables = {**self.variables, **_variables(options)}
@@ -97,6 +100,7 @@ class ChatTemplates:
         sources: template name -> Jinja source; `default` and perhaps `tool_use` and others.
         special_tokens: names that every template can use, such as `bos_token`.
         now: local time for `strftime_now`.
+        takes_media: the model reads more than text.
     """
 
     def __init__(
@@ -104,8 +108,10 @@ class ChatTemplates:
         sources: Mapping[str, str],
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
+        takes_media: bool = True,
     ) -> None:
         self._sources = sources
+        self._takes_media = takes_media
         self.tells_time = any("strftime_now" in source for source in sources.values())
         """Some template's text depends on the clock, so equal conversations may differ as prompts."""
         self._special_tokens = special_tokens
@@ -162,7 +168,9 @@ class ChatTemplates:
         variables = {**template.globals, "tools": None, "documents": None, **self._special_tokens}
         knows_developer = re.search("""["']developer["']""", source) is not None
         size_bytes = COMPILED_BYTES + CHARACTER_BYTES * len(source)
-        return CompiledTemplate(template, variables, content_format, knows_developer, size_bytes)
+        return CompiledTemplate(
+            template, variables, content_format, knows_developer, self._takes_media, size_bytes
+        )
 
 
 def _variables(options: ChatOptions) -> dict[str, object]:
@@ -170,6 +178,8 @@ def _variables(options: ChatOptions) -> dict[str, object]:
     variables = dict(options.chat_template_kwargs or ())
     if refused := variables and sorted(RESERVED & variables.keys()):
         raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(refused)}.")
+    for name in IGNORED if variables else ():
+        variables.pop(name, None)
     if options.tools is not None:
         variables["tools"] = options.tools
     if options.documents is not None:

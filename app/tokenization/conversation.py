@@ -6,6 +6,7 @@ string; tool call arguments become objects; a developer is a system voice to tem
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from jinja2 import nodes
@@ -36,28 +37,42 @@ MODALITIES: Mapping[str, str] = {
     "video_url": "video",
     "video_embeds": "video",
 }
-"""Type of a part that is not text -> its modality. Without `type`, a field of that name tells it."""
+"""Type of a part that is not text -> its modality."""
+FIELDS = (
+    *("image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"),
+    *("audio_url", "input_audio", "video_url", "tool_reference"),
+)
+"""Fields that tell the type of a part without `type`, or with a `uuid`, the first one that is there."""
+SIMPLE_FIELDS = ("uuid", "image_url", "audio_url", "video_url")
+"""Fields that may hold a text or null, whatever the type of the part."""
+EMBEDDINGS = ("image_embeds", "audio_embeds", "video_embeds")
+SOUND_FORMATS = ("wav", "mp3")
+STRICT_TEXT = ("text", "refusal", "thinking")
 
 ADDRESSED = ("image_url", "audio_url", "video_url")
 """Types of parts that must have a URL, unless the part has a `uuid` by which the medium is known."""
-MAY_LACK_TEXT = ("text", "refusal")
-"""Types of text parts that are left out where their text is null."""
 KEPT_FIELDS = ("name", "task")
 PLAIN_ROLES = ("system", "user", "assistant")
 """Whose messages of role and text become themselves."""
+OPENAI_ROLES = (*PLAIN_ROLES, "developer", "tool")
+OWN_FIELDS = ("reasoning", "task", "tools", "tool_calls")
+"""Fields of a message that vLLM has and OpenAI has not, or only with calls inside."""
 
 
-def parse_messages(messages: Sequence[Message], content_format: ContentFormat) -> Conversation:
+def parse_messages(
+    messages: Sequence[Message], content_format: ContentFormat, takes_media: bool = True
+) -> Conversation:
     """Return dicts in the shape that templates expect; the request's own objects stay as they are.
 
     No template can change what it is given, so a message that has this shape stands for itself.
 
     Raises:
-        ChatTemplateError: no message at all, a part of an unknown type, a tool call that is no function call.
+        ChatTemplateError: no message at all, a part of an unknown type, a medium for a model that takes none,
+            a tool call that is no function call.
     """
     if not messages:
         raise ChatTemplateError("A chat needs at least one message: there is nothing to render.")
-    return [_parse_message(message, content_format) for message in messages]
+    return [_parse_message(message, content_format, takes_media) for message in messages]
 
 
 def developer_as_system(conversation: Conversation) -> Conversation:
@@ -83,7 +98,7 @@ def _joined_text(content: str | list[Part]) -> str:
     return "\n".join(part["text"] for part in content if "text" in part)
 
 
-def _parse_message(message: Message, content_format: ContentFormat) -> dict[str, object]:
+def _parse_message(message: Message, content_format: ContentFormat, takes_media: bool) -> dict[str, object]:
     role = message["role"]
     content = message.get("content")
     if type(content) is str and len(message) == 2 and role in PLAIN_ROLES:
@@ -93,7 +108,12 @@ def _parse_message(message: Message, content_format: ContentFormat) -> dict[str,
     parts = [content] if isinstance(content, str) else content or []
     if not isinstance(parts, list):
         raise ChatTemplateError("The content of a message must be a string, a list of parts or null.")
-    parsed: dict[str, object] = {"role": role, "content": _parse_content(parts, content_format)}
+    if parts and not isinstance(content, str) and _is_openai(message) and not any(map(_is_known, parts)):
+        raise ChatTemplateError("None of the parts of a message's content has a form that is known.")
+    parsed: dict[str, object] = {
+        "role": role,
+        "content": _parse_content(parts, content_format, takes_media),
+    }
     if role == "assistant":
         parsed |= _assistant_fields(message)
     elif role == "tool":
@@ -106,8 +126,40 @@ def _parse_message(message: Message, content_format: ContentFormat) -> dict[str,
     return parsed | {key: message[key] for key in KEPT_FIELDS if isinstance(message.get(key), str)}
 
 
-def _parse_content(parts: Iterable[object], content_format: ContentFormat) -> str | list[Part]:
-    parsed = [part for part in map(_parse_part, parts) if part is not None]
+def _is_openai(message: Message) -> bool:
+    """True for a message of OpenAI's kinds, whose parts vLLM reads strictly unless it knows one of them."""
+    role = message["role"]
+    if role not in OPENAI_ROLES or any(field in message for field in OWN_FIELDS):
+        return False
+    return (role == "tool") == ("tool_call_id" in message)
+
+
+def _is_known(part: object) -> bool:
+    """True for a part with a field that vLLM's types know, in its right form."""
+    if not isinstance(part, dict):
+        return False
+    kind = part.get("type")
+    value = part.get(kind) if isinstance(kind, str) else None
+    if any(isinstance(part.get(field, 0), str | None) for field in SIMPLE_FIELDS):
+        return True
+    if kind in ADDRESSED:
+        return isinstance(value, dict) and isinstance(value.get("url"), str)
+    if kind == "input_audio":
+        return isinstance(value, dict) and value.get("format") in SOUND_FORMATS
+    if kind in EMBEDDINGS:
+        return isinstance(value, str | dict | None)
+    if kind is None and "type" not in part or kind == "tool_reference":
+        return isinstance(part.get("name", kind), str)
+    if kind == "prompt_embeds":
+        return isinstance(part.get("data"), str)
+    return kind == "file" and isinstance(value, dict) or kind in STRICT_TEXT and isinstance(value, str)
+
+
+def _parse_content(
+    parts: Iterable[object], content_format: ContentFormat, takes_media: bool
+) -> str | list[Part]:
+    parse = partial(_parse_part, takes_media=takes_media)
+    parsed = [part for part in map(parse, parts) if part is not None]
     if content_format == "openai":
         return parsed
     # Media have no text of their own: a placeholder each, before the text, as vLLM does without interleaving.
@@ -116,31 +168,37 @@ def _parse_content(parts: Iterable[object], content_format: ContentFormat) -> st
     return "\n".join([*media, *(text for text in texts if text)])
 
 
-def _parse_part(part: object) -> Part | None:
+def _parse_part(part: object, takes_media: bool) -> Part | None:
     """Return a part as templates know it, or None for a text part without text."""
     if isinstance(part, str):
         return _text_part(part)
     if not isinstance(part, dict):
         raise ChatTemplateError("A part of a message's content must be a string or an object.")
-    named = part.get("type")
-    kind = next((field for field in MODALITIES if field in part), None) if named is None else named
+    kind = part.get("type")
+    by_field = kind is None or part.get("uuid") is not None
+    if by_field:
+        kind = next((field for field in FIELDS if field in part), None)
     if not isinstance(kind, str):
-        raise ChatTemplateError("A part of a message's content needs its type, a string.")
+        raise ChatTemplateError("A part of a message's content needs its type, a string.", "type")
     if kind in TEXT_FIELDS:
         return _text_of(part, kind)
     if kind == "tool_reference":
         return {"type": kind, "name": part.get("name")}
-    if kind in MODALITIES:
-        if named and kind in ADDRESSED and part.get("uuid") is None:
-            _check_address(part.get(kind), kind)
-        return {"type": MODALITIES[kind]}
-    known = ", ".join(sorted([*TEXT_FIELDS, *MODALITIES, "tool_reference"]))
-    raise ChatTemplateError(f"Content part type {kind!r} is not one of: {known}.")
+    if kind == "prompt_embeds":
+        raise ChatTemplateError("Prompts as embeddings are not enabled.", kind)
+    if kind not in MODALITIES:
+        known = ", ".join(sorted([*TEXT_FIELDS, *MODALITIES, "prompt_embeds", "tool_reference"]))
+        raise ChatTemplateError(f"Unsupported chat content part type: {kind!r}, not one of {known}.", "type")
+    if kind in ADDRESSED and not by_field:
+        _check_address(part.get(kind), kind)
+    if not takes_media:
+        raise ChatTemplateError("The served model is not a multimodal model: it reads text alone.")
+    return {"type": MODALITIES[kind]}
 
 
 def _text_of(part: Mapping[str, object], kind: str) -> Part | None:
     text = part.get(TEXT_FIELDS[kind])
-    if text is None and kind in MAY_LACK_TEXT:
+    if text is None:
         return None
     if not isinstance(text, str):
         raise ChatTemplateError(f"A part of type {kind!r} needs its {TEXT_FIELDS[kind]}, a string.")

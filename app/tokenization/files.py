@@ -1,7 +1,9 @@
 """The files of a tokenizer, as the Hugging Face hub lays them out: in a folder, or fetched from there."""
 
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +20,9 @@ FILES = (
     "config.json",
     "generation_config.json",
 )
+MEDIA_KEY = re.compile(r"vision|visual|image|audio|video|^img_")
+MEDIA_ARCHITECTURE = re.compile(r"ForConditionalGeneration$|Omni|Molmo")
+"""How the `config.json` of a multimodal model names its parts, or else its architecture."""
 TIMEOUT_S = 3.0
 """For each question to the hub; a download has the library's own limit (`HF_HUB_DOWNLOAD_TIMEOUT`)."""
 
@@ -35,6 +40,8 @@ class TokenizerFolder:
     """Ends of a generation by `generation_config.json`, else by `config.json`."""
     model_vocab_size: int = 0
     """Rows of the model's embedding by `config.json`: may exceed the tokenizer's vocabulary."""
+    takes_media: bool = True
+    """The model reads images, sound or video beside text by `config.json`; True where there is none."""
 
 
 def read_folder(path: Path) -> TokenizerFolder:
@@ -55,6 +62,7 @@ def read_folder(path: Path) -> TokenizerFolder:
         chat_templates=_chat_templates(folder, config),
         eos_token_ids=_eos_token_ids(_read_json(folder / "generation_config.json"), model),
         model_vocab_size=_vocab_size(model),
+        takes_media=takes_media(model) is not False,
     )
 
 
@@ -125,6 +133,29 @@ def _vocab_size(model: Mapping[str, object]) -> int:
     nested = model.get("text_config")
     size = model.get("vocab_size") or (nested.get("vocab_size") if isinstance(nested, dict) else None)
     return size if isinstance(size, int) else 0
+
+
+def model_config(name: str) -> dict[str, object]:
+    """Return the `config.json` of a model that is a local folder; empty where none can be read."""
+    with suppress(TokenizerLoadError):
+        return _read_json(Path(name).expanduser() / "config.json")
+    return {}
+
+
+def takes_media(model: Mapping[str, object]) -> bool | None:
+    """Tell by its `config.json` whether a model is multimodal; None where that is empty."""
+    if not model:
+        return None
+    architectures = model.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    return any(MEDIA_ARCHITECTURE.search(str(name)) for name in names) or any(
+        MEDIA_KEY.search(key) for key, value in model.items() if value is not None
+    )
+
+
+def is_matryoshka(model: Mapping[str, object]) -> bool:
+    """Tell by its `config.json` whether a model has vectors of any length; True where that is empty."""
+    return not model or bool(model.get("matryoshka_dimensions") or model.get("is_matryoshka"))
 
 
 def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Path:

@@ -68,7 +68,7 @@ class LocalTokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._templates = ChatTemplates(folder.chat_templates, folder.special_tokens, now)
+        self._templates = ChatTemplates(folder.chat_templates, folder.special_tokens, now, folder.takes_media)
         added = backend.get_added_tokens_decoder()
         self.added_ids: frozenset[int] | None = frozenset(added)
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -90,9 +90,15 @@ class LocalTokenizer:
 
     @classmethod
     def from_path(
-        cls, path: Path, name: str | None = None, chat_template: str | None = None
+        cls,
+        path: Path,
+        name: str | None = None,
+        chat_template: str | None = None,
+        takes_media: bool | None = None,
     ) -> "LocalTokenizer":
-        """Load a folder that holds `tokenizer.json`, or such a file; `chat_template` replaces its own ones.
+        """Load a folder that holds `tokenizer.json`, or such a file.
+
+        `chat_template` replaces its own ones, `takes_media` what its `config.json` says.
 
         Raises:
             TokenizerLoadError: nothing there, or nothing that the library understands.
@@ -102,6 +108,8 @@ class LocalTokenizer:
         folder = read_folder(path)
         if chat_template is not None:
             folder = replace(folder, chat_templates={DEFAULT_TEMPLATE: chat_template})
+        if takes_media is not None:
+            folder = replace(folder, takes_media=takes_media)
         try:
             backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_file.read_bytes())
         except Exception as error:  # the library raises bare Exception

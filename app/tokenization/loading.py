@@ -3,8 +3,8 @@
 import logging
 from pathlib import Path
 
+from app.tokenization import files
 from app.tokenization.base import Tokenizer, TokenizerLoadError
-from app.tokenization.files import fetch
 from app.tokenization.huggingface import LocalTokenizer
 
 EMBEDDED = Path(__file__).parent / "data"
@@ -12,9 +12,9 @@ EMBEDDED = Path(__file__).parent / "data"
 logger = logging.getLogger(__name__)
 
 
-def default_tokenizer(chat_template: str | None = None) -> LocalTokenizer:
+def default_tokenizer(chat_template: str | None = None, takes_media: bool | None = None) -> LocalTokenizer:
     """Return the embedded tokenizer: byte-level BPE of our own, lossless for any Unicode text."""
-    return LocalTokenizer.from_path(EMBEDDED, "embedded", chat_template)
+    return LocalTokenizer.from_path(EMBEDDED, "embedded", chat_template, takes_media)
 
 
 def load_tokenizer(
@@ -29,6 +29,7 @@ def load_tokenizer(
     hf_token: str | None = None,
     cache_dir: str | None = None,
     chat_template: str | None = None,
+    takes_media: bool | None = None,
 ) -> Tokenizer:
     """Return the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
 
@@ -42,13 +43,16 @@ def load_tokenizer(
         hf_token: access token for the hub.
         cache_dir: folder for what is fetched from the hub; the library's own when None.
         chat_template: Jinja source, or a file of it, that replaces the tokenizer's own; not for a service.
+        takes_media: the model is multimodal; None leaves that to its `config.json`. A service decides itself.
 
     Raises:
         TokenizerLoadError: `explicit`, and it cannot be loaded.
     """
     chat_template = template_source(chat_template)
+    if takes_media is None:
+        takes_media = files.takes_media(files.model_config(model))
     if force_dummy:
-        return default_tokenizer(chat_template)
+        return default_tokenizer(chat_template, takes_media)
     if render_url:
         from app.tokenization.render import RenderTokenizer
 
@@ -57,12 +61,12 @@ def load_tokenizer(
         )
     source = tokenizer or model
     try:
-        return _load(source, explicit, hf_token, cache_dir, chat_template)
+        return _load(source, explicit, hf_token, cache_dir, chat_template, takes_media)
     except TokenizerLoadError as error:
         if explicit:
             raise
         logger.warning("no tokenizer for %s, using the embedded one: %s", source, error)
-        return default_tokenizer(chat_template)
+        return default_tokenizer(chat_template, takes_media)
 
 
 def template_source(given: str | None) -> str | None:
@@ -76,14 +80,20 @@ def template_source(given: str | None) -> str | None:
 
 
 def _load(
-    source: str, explicit: bool, hf_token: str | None, cache_dir: str | None, chat_template: str | None
+    source: str,
+    explicit: bool,
+    hf_token: str | None,
+    cache_dir: str | None,
+    chat_template: str | None,
+    takes_media: bool | None,
 ) -> LocalTokenizer:
     path = Path(source).expanduser()
     if path.exists():
-        return LocalTokenizer.from_path(path, source, chat_template)
+        return LocalTokenizer.from_path(path, source, chat_template, takes_media)
     if source.startswith((".", "/", "~")):
         raise TokenizerLoadError(f"There is nothing at {source}.")
     if not explicit and "/" not in source:
-        return default_tokenizer(chat_template)  # a model name such as `tiny` is no repository
+        return default_tokenizer(chat_template, takes_media)  # a model name such as `tiny` is no repository
     cache = None if cache_dir is None else Path(cache_dir).expanduser()
-    return LocalTokenizer.from_path(fetch(source, hf_token, cache), source, chat_template)
+    folder = files.fetch(source, hf_token, cache)
+    return LocalTokenizer.from_path(folder, source, chat_template, takes_media)

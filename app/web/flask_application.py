@@ -130,6 +130,8 @@ class FlaskApplication(Flask):
         forget_frames(error)
         if isinstance(error, NotFound) and (moved := _without_slash()):
             return Response(b"", 307, {"Location": moved})
+        if isinstance(error, MethodNotAllowed) and current_context().path == "/":
+            error = NotFound()  # as in vLLM, which has no such path: GET / is ours
         response = json_response({"detail": error.name}, error.code or 500)
         if isinstance(error, MethodNotAllowed) and error.valid_methods:
             response.headers["Allow"] = ", ".join(sorted(error.valid_methods))

@@ -69,7 +69,7 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     max_logprobs: Annotated[
         int, Meta(ge=-1), About("Most log probabilities that a request may ask for; -1 is no limit.")
     ] = 20
-    disable_fastapi_docs: Annotated[bool, About("Serve no /openapi.json; there are no other pages.")] = False
+    disable_fastapi_docs: Annotated[bool, About("Serve no /openapi.json, /docs and /redoc.")] = False
     console: Annotated[
         bool,
         About(

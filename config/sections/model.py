@@ -49,6 +49,13 @@ class ModelSettings(Section, frozen=True, kw_only=True):
             "Serve /v1/embeddings beside chat and completions, as llm-d-inference-sim does (task generate)."
         ),
     ] = False
+    multimodal: Annotated[
+        bool | None,
+        About(
+            "Take images, sound and video in messages; without it they get 400. When it is not given, the "
+            "config.json of the model tells, where there is one, and else they are taken."
+        ),
+    ] = None
     default_embedding_dimensions: Annotated[
         int, Meta(ge=1, le=65536), About("Length of a vector whose request does not say.")
     ] = 384

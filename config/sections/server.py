@@ -175,7 +175,7 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     ] = None
     allowed_origins: Annotated[
         tuple[str, ...],
-        About("Origins that browsers may ask from (CORS); * is every one. Empty switches CORS off."),
+        About("Origins that browsers may ask from (CORS); * is every one. Empty refuses every preflight."),
     ] = ()
     allowed_methods: Annotated[tuple[str, ...], About("Methods that CORS allows.")] = ("*",)
     allowed_headers: Annotated[tuple[str, ...], About("Headers that CORS allows.")] = ("*",)

@@ -66,7 +66,7 @@ WHY = {
     "parallel": "One process a data parallel rank plays all devices.",
     "cache": "Others are about memory that is not there.",
     "offload": "Nothing is offloaded.",
-    "multimodal": "Media are looked at as in docs/api.md, whatever these say.",
+    "multimodal": "Whether media are taken: see docs/api.md. The limits are not looked at.",
     "lora": "Adapters are names here: their weights are not read.",
     "observability": "Others ask for measurements of what is not there.",
     "scheduler": "Others cut prompts into the steps of a device; here a prompt takes its time as one.",

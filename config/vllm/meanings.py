@@ -37,7 +37,6 @@ DEFAULTS = {
     "prefix-caching-hash-algo": "sha256",
     "zmq-endpoint": "",
     "event-flush-interval": "0",
-    "enable-sleep-mode": "false",
     "kv-connector": "none",
     "enable-auto-tool-choice": "false",
     "max-waiting-queue-length": "16384",
@@ -254,6 +253,7 @@ _SPECIAL = {
 }  # fmt: skip
 _OTHERS = {
     "config": Meaning("YAML file with options, and with settings of Understudy's.", lambda given: {}),
+    "language-model-only": _as("language-model-only", "multimodal", "off.", _INVERSE),
     "tokens-only": _as("tokens-only", "enable-scale-out", "opens the same routes."),
     "uvicorn-log-level": Meaning("Setting `log-level`, where `log-level` is not given.", _server_log),
     "disable-uvicorn-access-log": _as(

@@ -53,11 +53,10 @@ def request(**fields: Any) -> ChatCompletionRequest:
 
 
 def test_options_are_the_request_s() -> None:
-    options = chat_options(
-        request(add_generation_prompt=False, chat_template_kwargs={"deep": True}), ChatRules()
-    )
+    given = {"deep": True, "chat_template": None}
+    options = chat_options(request(add_generation_prompt=False, chat_template_kwargs=given), ChatRules())
     assert options.add_generation_prompt is False
-    assert options.chat_template_kwargs == {"deep": True}
+    assert options.chat_template_kwargs == given
     assert options.tools is None and options.chat_template is None
 
 

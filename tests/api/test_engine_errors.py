@@ -86,8 +86,6 @@ TABLE: list[tuple[EngineError, int, str, str | None, str]] = [
     (errors.EngineFailed("No numbers."), 500, "InternalServerError", None, "No numbers."),
     (errors.CommandFailed("No memory."), 500, "InternalServerError", None, "No memory."),
     (errors.RequestRefused("No such form."), 400, "BadRequestError", None, "No such form."),
-    (errors.InvalidSleepLevel(5), 400, "BadRequestError", "level", "level must be 0, 1 or 2, got 5"),
-    (errors.UnknownWakeTags({"b", "a"}), 400, "BadRequestError", "tags", "tags are a, b"),
 ]
 
 

@@ -12,6 +12,6 @@ from tests.running_server import RunningServer, running_server
 
 @pytest.fixture(scope="session")
 def vllm() -> Iterator[RunningServer]:
-    """Serves model `tiny` with a context of 2048 tokens, and tells request ids and cached tokens."""
-    with running_server(*FLAGS, "--enable-request-id-headers", env=ENVIRONMENT) as server:
+    """Serves `tiny` with a context of 2048 tokens, takes images, and tells request ids and cached tokens."""
+    with running_server(*FLAGS, "--enable-request-id-headers", "--multimodal", env=ENVIRONMENT) as server:
         yield server

@@ -40,7 +40,7 @@ def thinking() -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def echoing() -> Iterator[RunningServer]:
     """As the recorded server, but it repeats."""
-    with running_server(*FLAGS, "--mode", "echo", env=ENVIRONMENT) as server:
+    with running_server(*FLAGS, "--mode", "echo", "--multimodal", env=ENVIRONMENT) as server:
         yield server
 
 

@@ -11,13 +11,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from app.engine.errors import (
-    CallerLeft,
-    InvalidSleepLevel,
-    MemoryNotResident,
-    PauseNotComplete,
-    UnknownWakeTags,
-)
+from app.engine.errors import CallerLeft, MemoryNotResident, PauseNotComplete
 from app.engine.lifecycle import Lifecycle, PauseMode
 from tests.engine.harness import Harness
 
@@ -116,7 +110,7 @@ def test_levels_of_sleep_are_told_and_end(level: int) -> None:
     harness = Operated(blocks=40)
     assert harness.cache is not None
     harness.life.sleep(level, "abort", harness.left)
-    assert harness.life.is_sleeping and harness.life.paused is (level == 0)
+    assert harness.life.is_sleeping is (level > 0) and harness.life.paused
     assert harness.cache.cache.caching is (level == 0)
     assert harness.state == tuple(float(it == level) for it in range(3))
     harness.life.wake_up(None)
@@ -128,24 +122,15 @@ def test_levels_of_sleep_are_told_and_end(level: int) -> None:
         assert harness.metric(f"{duration}_sum", operation=operation) == 0
 
 
-@pytest.mark.parametrize("level", [-1, 3])
-def test_there_are_no_other_levels(level: int) -> None:
-    harness = Operated()
-    with pytest.raises(InvalidSleepLevel):
-        harness.life.sleep(level, "abort", harness.left)
-    assert (harness.life.is_sleeping, harness.life.paused) == (False, False)
-
-
 def test_parts_wake_one_by_one_and_requests_begin_with_the_last() -> None:
     harness = Operated(blocks=40)
     assert harness.cache is not None
     harness.life.sleep(1, "abort", harness.left)
     harness.life.pause("abort", harness.left)
-    harness.life.wake_up(["weights"])
-    assert harness.life.is_sleeping and not harness.cache.cache.caching
-    with pytest.raises(UnknownWakeTags):
-        harness.life.wake_up(["kv_cache", "everything"])
-    harness.life.wake_up(["kv_cache"])
+    for tags in (["weights"], ["scheduling"], ["weights"], ["kv_cache", "everything"], [""]):
+        assert not harness.life.wake_up(tags)
+        assert harness.life.is_sleeping and harness.life.paused and not harness.cache.cache.caching
+    assert harness.life.wake_up(["kv_cache", "scheduling"])
     assert (harness.life.is_sleeping, harness.life.paused, harness.cache.cache.caching) == (
         False,
         False,
@@ -153,13 +138,18 @@ def test_parts_wake_one_by_one_and_requests_begin_with_the_last() -> None:
     )
 
 
-def test_asleep_at_level_0_only_its_own_tag_wakes_it() -> None:
+@pytest.mark.parametrize("tags", [None, ["scheduling"], ["weights"], ["everything"]])
+def test_asleep_at_level_0_whatever_is_woken_ends_the_pause(tags: list[str] | None) -> None:
     harness = Operated()
     harness.life.sleep(0, "abort", harness.left)
-    harness.life.wake_up(["weights", "kv_cache"])
-    assert harness.life.is_sleeping and harness.life.paused
-    harness.life.wake_up(["scheduling"])
-    assert not harness.life.is_sleeping and not harness.life.paused
+    assert harness.life.wake_up(tags) and not harness.life.paused
+
+
+def test_a_resume_ends_the_pause_of_a_sleep_and_brings_no_memory_back() -> None:
+    harness = Operated()
+    harness.life.sleep(1, "abort", harness.left)
+    harness.life.resume()
+    assert (harness.life.paused, harness.life.is_sleeping) == (False, True)
 
 
 def test_the_memory_of_the_cache_is_released_once_and_only_in_a_pause_that_is_complete() -> None:
@@ -189,5 +179,18 @@ def test_the_prefix_cache_is_not_reset_under_those_who_run() -> None:
     assert Operated().life.reset_prefix_cache()
     harness.ask("a")
     assert not harness.life.reset_prefix_cache()
+    assert harness.life.reset_prefix_cache(under_requests=True)
     harness.clock.advance(5)
     assert harness.life.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_a_pause_empties_the_cache_unless_it_is_not_to(clears: bool) -> None:
+    harness = Operated(blocks=40)
+    assert harness.cache is not None
+    ids = list(range(40))
+    harness.ask("a", prompt_ids=ids)
+    harness.clock.advance(5)
+    harness.life.pause("keep", harness.left, clears)
+    prompt = harness.cache.cache.prompt(ids)
+    assert (not harness.cache.cache.hits(prompt)) is clears

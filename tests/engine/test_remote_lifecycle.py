@@ -10,7 +10,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from app.engine.errors import CallerLeft, CommandFailed, InvalidSleepLevel, UnknownWakeTags
+from app.engine.errors import CallerLeft, CommandFailed
 from app.engine.remote_lifecycle import RemoteLifecycle
 from app.engine.wire import Answer
 from tests.engine.played_engine import DEADLINE_S, Worker, until, worker
@@ -84,35 +84,21 @@ def test_levels_of_sleep_are_told_and_end(operated: Operated, level: int) -> Non
     assert operated.times("sleep") == operated.times("wake") == (1, 0)
 
 
-@pytest.mark.parametrize("level", [-1, 3])
-def test_there_are_no_other_levels(operated: Operated, level: int) -> None:
-    with pytest.raises(InvalidSleepLevel):
-        operated.life.sleep(level, "abort", operated.left)
-    assert not operated.play.commands
-
-
 def test_parts_wake_one_by_one_and_the_engine_says_when_all_is_back(operated: Operated) -> None:
     operated.falls_asleep(1)
-    with pytest.raises(UnknownWakeTags):
-        operated.life.wake_up(["weights", "everything"])
-    operated.does(lambda: operated.life.wake_up(["weights"]))
+    assert not operated.does(lambda: operated.life.wake_up(["weights"]), value=False)
     assert operated.told[:3] == ("wake_up", 0, ("weights",)) and operated.stands == (True, True)
     assert operated.state == (0, 1, 0)
-    operated.play.loads(paused=False)
-    operated.does(lambda: operated.life.wake_up(["kv_cache"]))
-    assert operated.stands == (False, False) and operated.state == (1, 0, 0)
-
-
-def test_all_parts_by_name_are_all(operated: Operated) -> None:
-    operated.falls_asleep(2)
-    operated.does(lambda: operated.life.wake_up(["weights", "kv_cache", "scheduling"]))
+    assert operated.does(lambda: operated.life.wake_up(["kv_cache"]))
     assert operated.stands == (False, False) and operated.state == (1, 0, 0)
 
 
 @pytest.mark.parametrize("done", [True, False])
 def test_the_engine_says_whether_its_cache_was_reset(operated: Operated, done: bool) -> None:
     assert operated.does(operated.life.reset_prefix_cache, value=done) is done
-    assert operated.told[0] == "reset_prefix_cache"
+    assert operated.told[0] == "reset_prefix_cache" and not operated.play.commands[-1].clear
+    operated.does(lambda: operated.life.reset_prefix_cache(under_requests=True))
+    assert operated.play.commands[-1].clear
 
 
 def test_what_the_engine_will_not_do_is_told_and_changes_nothing(operated: Operated) -> None:

@@ -46,13 +46,13 @@ def test_requests_keep_nothing_of_each_other() -> None:
     assert request().kept(Kept) is None
 
 
-def test_an_argument_is_the_first_of_its_name() -> None:
+def test_an_argument_is_the_first_of_its_name_and_a_query_has_the_last() -> None:
     context = request("/wake_up?tags=a&level=2&tags=b%20c&empty=&%C3%BC=%ff")
     assert (context.argument("tags"), context.arguments("tags")) == ("a", ["a", "b c"])
     assert (context.argument("level"), context.argument("empty", "x")) == ("2", "")
     assert (context.argument("ü"), context.argument("none"), context.argument("none", "x")) == ("�", "", "x")
     assert list(context.arguments("none")) == []
-    assert context.query() == {"tags": "a", "level": "2", "empty": "", "ü": "�"}
+    assert context.query() == {"tags": "b c", "level": "2", "empty": "", "ü": "�"}
 
 
 @pytest.mark.parametrize("target", ["/a", "/a?", "/a#b=1", "/a?#b=1"])

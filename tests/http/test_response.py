@@ -120,22 +120,6 @@ def test_another_body_has_another_length_in_the_same_place() -> None:
     assert content(served(response)[2]) == b"x"
 
 
-@pytest.mark.parametrize(
-    ("present", "added", "vary"),
-    [
-        ("", ("Origin",), "Origin"),
-        ("Accept", ("Origin", "Cookie"), "Accept, Origin, Cookie"),
-        ("origin ,Accept", ("Origin",), "origin, Accept"),
-        ("Origin", (), "Origin"),
-        (" , ", ("Origin",), "Origin"),
-    ],
-)
-def test_what_an_answer_depends_on_is_named_once(present: str, added: tuple[str, ...], vary: str) -> None:
-    response = Response(headers={"Vary": present} if present else None)
-    response.vary(*added)
-    assert response.headers["Vary"] == vary
-
-
 # The end
 
 

@@ -106,16 +106,15 @@ def test_sleep_of_level_0_pauses(worker: Worker) -> None:
     assert (worker.loads[-1].sleep_level, worker.loads[-1].paused) == (0, True)
     worker.generate(1, WANTED[0])
     worker.command("resume")
-    assert worker.loads[-1].paused
-    worker.command("wake_up")
+    assert (worker.loads[-1].sleep_level, worker.loads[-1].paused) == (None, False)
     assert len(worker.whole(1)[0]) == 16
 
 
-def test_what_is_no_command_is_told(worker: Worker) -> None:
-    assert "level" in str(worker.command("sleep", level=3).error)
-    worker.command("resume")
-    assert "tags" in str(worker.command("wake_up", tags=("brain",)).error)
-    assert worker.command("stats").error is None
+def test_a_part_that_does_not_sleep_wakes_nothing(worker: Worker) -> None:
+    worker.command("sleep", level=1)
+    assert worker.command("wake_up", tags=("weights", "brain")).value is False
+    assert worker.command("wake_up", tags=("weights",)).value is False
+    assert worker.command("wake_up", tags=("kv_cache",)).value is True
 
 
 def test_sleep_gives_memory_back(folder: Path) -> None:

@@ -11,7 +11,7 @@ from werkzeug.test import TestResponse
 
 from app.http.response import json_response
 from app.http.route import post as route
-from app.middleware.cors import Cors
+from app.middleware.cors import METHODS, PREFLIGHT_VARY, Cors
 from config.settings import AccessSettings
 from tests.application import application
 from tests.hostile.wire import ask
@@ -43,13 +43,14 @@ def post(server: RunningServer, key: str = "key", **asked: object) -> requests.R
         (401, "wrong", {}),
     ],
 )
-def test_answers_streams_and_errors_are_for_the_page(
+def test_answers_streams_and_errors_are_for_the_page_but_not_the_want_of_a_key(
     open_server: RunningServer, status: int, key: str, asked: dict[str, object]
 ) -> None:
     got = post(open_server, key, **asked)
     assert got.status_code == status
-    assert got.headers["Access-Control-Allow-Origin"] == PAGE
-    assert got.headers["Vary"] == "Origin"
+    known = status != 401
+    assert got.headers.get("Access-Control-Allow-Origin") == (PAGE if known else None)
+    assert got.headers.get("Vary") == ("Origin" if known else None)
 
 
 def test_unknown_routes_and_probes_are_for_the_page_too(open_server: RunningServer) -> None:
@@ -71,12 +72,14 @@ def test_a_preflight_needs_no_key(open_server: RunningServer) -> None:
     assert got.headers["Access-Control-Max-Age"] == "600"
 
 
-def test_by_default_there_is_no_cors(server: RunningServer) -> None:
+def test_by_default_no_page_is_let_in(server: RunningServer) -> None:
     asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
     preflight = requests.options(server.url + COMPLETIONS, headers=asked, timeout=20)
-    assert (preflight.status_code, preflight.headers["Allow"]) == (405, "POST")
+    assert (preflight.status_code, preflight.text) == (400, "Disallowed CORS origin")
+    assert preflight.headers["Access-Control-Allow-Methods"] == ", ".join(METHODS)
+    assert preflight.headers["Vary"] == PREFLIGHT_VARY
     for got in (preflight, post(server), post(server, stream=True)):
-        assert not [name for name in got.headers if name.lower().startswith(("access-control", "vary"))]
+        assert allowed_origin(got) is None and "Origin" in got.headers["Vary"]
 
 
 def client(**access: object) -> FlaskClient:
@@ -85,15 +88,21 @@ def client(**access: object) -> FlaskClient:
 
 
 def preflight(
-    client: FlaskClient, origin: str = PAGE, method: str = "POST", headers: str | None = None
+    client: FlaskClient,
+    origin: str = PAGE,
+    method: str = "POST",
+    headers: str | None = None,
+    network: str | None = None,
 ) -> TestResponse:
     asked = {"Origin": origin, "Access-Control-Request-Method": method}
+    if network is not None:
+        asked["Access-Control-Request-Private-Network"] = network
     if headers is not None:
         asked["Access-Control-Request-Headers"] = headers
     return client.options("/thing", headers=asked)
 
 
-def allowed_origin(answer: TestResponse) -> str | None:
+def allowed_origin(answer: TestResponse | requests.Response) -> str | None:
     return answer.headers.get("Access-Control-Allow-Origin")
 
 
@@ -130,7 +139,8 @@ def test_another_origin_is_answered_without_permission() -> None:
         ({"method": "OS"}, "method"),
         ({"headers": "Authorization, content-type"}, ""),
         ({"headers": "authorization, x-other"}, "headers"),
-        ({"headers": ""}, ""),
+        ({"headers": ""}, "headers"),
+        ({"network": "true"}, "private-network"),
         ({"origin": OTHER, "method": "PUT", "headers": "x-other"}, "origin, method, headers"),
     ],
 )
@@ -140,7 +150,10 @@ def test_a_preflight_says_what_is_not_allowed(asked: dict[str, str], refused: st
     )
     answer = preflight(page, **asked)
     assert answer.status_code == (400 if refused else 200)
-    assert answer.text == (f"Not allowed by CORS: {refused}" if refused else "OK")
+    assert answer.text == (f"Disallowed CORS {refused}" if refused else "OK")
+    assert answer.headers["Access-Control-Allow-Headers"].startswith("Accept, ")
+    assert answer.headers["Access-Control-Allow-Methods"] == "POST, GET"
+    assert answer.headers["Vary"] == PREFLIGHT_VARY
 
 
 @pytest.mark.parametrize("origin", ["http://[::1]:3000", "https://*.example", "https://a.b"])

@@ -125,7 +125,7 @@ def test_settings_decide_what_is_active_before_the_list_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "status"), [("/", 200), ("/none", 404), ("/", 405), ("/fails", 500), ("/refuses", 429)]
+    ("path", "status"), [("/", 200), ("/none", 404), ("/fails", 405), ("/fails", 500), ("/refuses", 429)]
 )
 def test_every_answer_of_an_application_passes_once(path: str, status: int) -> None:
     ran: Ran = []

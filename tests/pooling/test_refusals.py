@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
+from app.factory import create_app
+from config.settings import ModelSettings, Settings, TokenizerSettings
 from tests.conformance.wire import MESSAGES, error_of, post
 from tests.pooling.wire import BASE, CLASSIFY, EMBED, POOL, RERANK, SCORE
 from tests.running_server import RunningServer
@@ -47,7 +50,9 @@ RULES: list[tuple[str, dict[str, Any], str | None]] = [
     (SCORE, {"text_2": []}, None),
     (SCORE, {"text_1": ["a", "b"]}, None),
     (SCORE, {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, None),
-    (SCORE, {"text_1": "", "text_2": ""}, None),
+    *((SCORE, {name: ""}, None) for name in ("text_1", "text_2")),
+    (RERANK, {"documents": ["a", ""]}, None),
+    (RERANK, {"query": ""}, None),
     (SCORE, {"text_2": {"content": [{"type": "text", "text": "a"}]}}, None),
     (SCORE, {"text_2": LONG}, "input_tokens"),
     (SCORE, {"max_tokens_per_doc": -1}, None),
@@ -78,7 +83,7 @@ def test_a_cross_encoder_needs_room_for_both_texts(every: RunningServer, cross: 
 
 @pytest.mark.parametrize("path", BASE)
 def test_an_unknown_model_is_not_found(every: RunningServer, path: str) -> None:
-    assert error_of(post(every, path, {**BASE[path], "model": "nope"})) == (404, "NotFoundError", "model")
+    assert error_of(post(every, path, {**BASE[path], "model": "nope"})) == (404, "NotFoundError", None)
 
 
 @pytest.mark.parametrize("path", BASE)
@@ -102,3 +107,25 @@ def test_what_cannot_be_parsed_at_all_has_the_frameworks_body(
 ) -> None:
     got = requests.post(every.url + path, data=body, headers={"Content-Type": "application/json"}, timeout=20)
     assert (got.status_code, list(got.json())) == (400, ["detail"])
+
+
+@pytest.mark.parametrize(
+    ("config", "status"),
+    [
+        ("{}", 200),
+        ('{"hidden_size": 8}', 400),
+        ('{"is_matryoshka": true}', 200),
+        ('{"matryoshka_dimensions": [4]}', 200),
+    ],
+)
+def test_a_plain_model_has_vectors_of_one_length(tmp_path: Path, config: str, status: int) -> None:
+    (tmp_path / "config.json").write_text(config)
+    settings = Settings(
+        model=ModelSettings(task="embed", model=str(tmp_path)),
+        tokenizer=TokenizerSettings(force_dummy_tokenizer=True),
+    )
+    client = create_app(settings).test_client()
+    for asked, expected in (({"dimensions": 4}, status), ({}, 200)):
+        told = client.post(EMBED, json={**BASE[EMBED], **asked})
+        assert told.status_code == expected
+        assert told.status_code == 200 or told.json["error"]["param"] is None  # type: ignore[index]

@@ -400,32 +400,33 @@ def test_each_conversation_of_a_batch_is_read() -> None:
     assert asked.messages == [HELLO, HELLO]
 
 
-@pytest.mark.parametrize("messages", [[], {}, "hi", 5, None])
-def test_a_batch_is_a_list_of_conversations(messages: object) -> None:
-    with pytest.raises(ApiError) as caught:
-        decode(json.dumps({"messages": messages}).encode(), JSON, BatchChatRequest)
-    assert (caught.value.status, caught.value.param) == (400, "messages")
-    assert caught.value.message == "messages must be a list of conversations"
-
-
 @pytest.mark.parametrize(
-    ("field", "value", "param"),
+    ("fields", "kind", "param"),
     [
-        ("use_beam_search", True, "use_beam_search"),
-        ("n", 2, "n"),
-        ("logprob_token_ids", [1], "logprob_token_ids"),
-        ("kv_transfer_params", {"prompt_token_ids": [1]}, "kv_transfer_params.prompt_token_ids"),
-        ("tool_choice", "auto", "body.tool_choice"),
-        ("best_of", "x", "body.best_of"),
+        *(({"messages": messages}, "Bad Request", "body.messages") for messages in ([], {}, "hi", 5, None)),
+        *(({"messages": [HELLO, one]}, "Bad Request", "body.messages.1") for one in ([], HELLO[0])),
+        ({"tool_choice": "auto"}, "Bad Request", "body.tool_choice"),
+        ({"use_beam_search": True}, "BadRequestError", "use_beam_search"),
+        ({"logprob_token_ids": [1]}, "BadRequestError", "logprob_token_ids"),
+        ({"n": 2}, "BadRequestError", "n"),
+        ({"best_of": "x"}, "Bad Request", "body.best_of"),
+        (
+            {"kv_transfer_params": {"prompt_token_ids": [1]}},
+            "BadRequestError",
+            "kv_transfer_params.prompt_token_ids",
+        ),
     ],
 )
-def test_a_batch_refuses_what_it_cannot_do(field: str, value: object, param: str) -> None:
+def test_a_batch_is_a_list_of_conversations_with_one_answer_each(
+    fields: dict[str, object], kind: str, param: str
+) -> None:
     with pytest.raises(ApiError) as caught:
-        decode(json.dumps({"messages": [HELLO], field: value}).encode(), JSON, BatchChatRequest)
-    assert (caught.value.status, caught.value.param) == (400, param)
+        decode(json.dumps({"messages": [HELLO], **fields}).encode(), JSON, BatchChatRequest)
+    assert answer(caught.value) == (400, kind, param)
 
 
-def test_a_batch_calls_no_tools() -> None:
+def test_a_batch_neither_streams_nor_calls_whatever_it_asks_for() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    asked = decode(json.dumps({"messages": [HELLO], "tools": tools}).encode(), JSON, BatchChatRequest)
-    assert (asked.tools, asked.tool_choice) == (None, "none")
+    fields = {"messages": [HELLO], "stream": True, "tools": tools}
+    asked = decode(json.dumps(fields).encode(), JSON, BatchChatRequest)
+    assert (asked.stream, asked.tools, asked.tool_choice) == (False, None, "none")

@@ -28,10 +28,14 @@ def test_a_server_sleeps_until_it_is_woken(client: Client) -> None:
 
 def test_parts_wake_one_by_one(client: Client) -> None:
     client.post("/sleep")
-    assert client.post("/wake_up?tags=weights").json() == {"status": "awake", "tags": ["weights"]}
-    assert client.get("/is_sleeping").json() == {"is_sleeping": True}
-    client.post("/wake_up?tags=kv_cache")
+    for tags in (["weights"], ["everything"], ["weights", "kv_cache"]):
+        told = client.post("/wake_up", params={"tags": tags}).json()
+        assert told == {"status": "sleeping", "tags": tags}
+        assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+        assert client.get("/is_paused").json() == {"is_paused": True}
+    assert client.post("/wake_up?tags=kv_cache").json() == {"status": "awake", "tags": ["kv_cache"]}
     assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert client.get("/is_paused").json() == {"is_paused": False}
 
 
 def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None:
@@ -71,6 +75,7 @@ def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None
 def test_at_level_0_requests_wait(client: Client) -> None:
     client.post("/sleep?level=0")
     assert client.get("/is_paused").json() == {"is_paused": True}
+    assert client.get("/is_sleeping").json() == {"is_sleeping": True}
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.complete)
         wait_until(lambda: client.metric(WAITING) == 1)
@@ -137,10 +142,19 @@ def test_nobody_falls_asleep_for_a_caller_who_has_left(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/sleep?level=7", "/sleep?level=x", "/pause?mode=perhaps", "/wake_up?tags=all"]
+    "path",
+    [
+        *("/sleep?level=7", "/sleep?level=-1", "/sleep?level=x", "/sleep?level=", "/sleep?mode=perhaps"),
+        *("/pause?mode=perhaps", "/pause?mode=", "/pause?mode=wait&mode=x", "/pause?clear_cache=perhaps"),
+        *("/reset_prefix_cache?reset_running_requests=2", "/reset_prefix_cache?reset_external=x"),
+        "/server_info?config_format=yaml",
+    ],
 )
 def test_words_that_mean_nothing_are_refused(client: Client, path: str) -> None:
-    assert client.post(path).status_code == 400
+    answer = client.get(path) if path.startswith("/server") else client.post(path)
+    name = path.partition("=")[0].rpartition("?")[2]
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "Bad Request", f"query.{name}")
     assert client.get("/is_sleeping").json() == {"is_sleeping": False}
     assert client.get("/is_paused").json() == {"is_paused": False}
 
@@ -174,6 +188,8 @@ def test_what_names_no_requests_is_refused(client: Client, path: str, body: obje
 
 def test_the_small_routes_answer(client: Client) -> None:
     assert client.post("/reset_prefix_cache").json() == {"success": True}
+    reset = "/reset_prefix_cache?reset_running_requests=yes&reset_external=1"
+    assert client.post(reset).json() == {"success": True}
     assert client.post("/reset_mm_cache").status_code == 200
     assert client.post("/start_profile").status_code == client.post("/stop_profile").status_code == 200
     told = client.get("/server_info?config_format=json").json()["vllm_config"]
@@ -184,9 +200,11 @@ def test_the_small_routes_answer(client: Client) -> None:
 
 def test_without_development_mode_they_are_not_there() -> None:
     with served() as client:
-        for path in ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache", "/start_profile"):
+        paths = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache", "/start_profile")
+        for path in (*paths, "/abort_requests"):
             assert client.post(path).json() == {"detail": "Not Found"}
-        assert client.post("/abort_requests").json()["error"]["type"] == "PermissionDeniedError"
+        closed = client.post("/inference/v1/abort_requests")
+        assert closed.json()["error"]["type"] == "PermissionDeniedError"
 
 
 def test_a_draining_server_finishes_what_it_has_and_takes_no_more() -> None:

@@ -29,7 +29,7 @@ def test_an_adapter_of_the_start_is_listed_behind_the_base_model(client: Client)
 def test_an_adapter_serves_as_a_model_from_its_loading_to_its_unloading(client: Client) -> None:
     body = {"lora_name": "second", "lora_path": "/adapters/second"}
     loaded = client.post("/v1/load_lora_adapter", body)
-    assert (loaded.status_code, loaded.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert (loaded.status_code, loaded.headers.get("content-type")) == (200, None)
     assert names(client) == [MODEL, "first", "second"]
     assert client.chat(model="second", max_tokens=2)["model"] == "second"
     assert client.complete(model="second")["model"] == "second"

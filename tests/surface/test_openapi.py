@@ -156,7 +156,7 @@ def test_every_example_is_taken_and_answered_as_it_is_described(method: str, pat
     assert told.status_code < 300, told.text
     described = operation["responses"][str(told.status_code)].get("content", {})
     if told.data:
-        kind_of = told.headers["Content-Type"].partition(";")[0]
+        kind_of = told.headers.get("Content-Type", "text/plain").partition(";")[0]
         assert kind_of in described
         if kind_of == "application/json":
             is_valid(told.get_json(), described[kind_of]["schema"], whole)
@@ -200,7 +200,7 @@ def test_errors_are_as_they_are_described(path: str, body: object) -> None:
 
 def test_nothing_is_described_where_documents_are_switched_off() -> None:
     client = create_app(load(["--disable-fastapi-docs"], {})).test_client()
-    assert client.get("/openapi.json").status_code == 404
+    assert {client.get(path).status_code for path in ("/openapi.json", "/docs", "/redoc")} == {404}
     assert "openapi" not in client.get("/").get_json()
 
 
@@ -214,6 +214,22 @@ def test_the_head_alone_can_be_asked_for() -> None:
     told = application("generate").test_client().head("/openapi.json")
     assert (told.status_code, told.data) == (200, b"")
     assert told.headers["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_people_may_read_it(path: str) -> None:
+    client = create_app(load(["--root-path", "/one"], {})).test_client()
+    told, head = client.get(path), client.head(path)
+    assert told.text.count("/one/openapi.json") == 3
+    assert told.headers["Content-Type"] == head.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert (head.data, head.headers["Content-Length"]) == (b"", str(len(told.data)))
+    assert client.post(path).headers["Allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "OPTIONS", "HEAD"])
+def test_the_root_is_there_for_a_look_alone(method: str) -> None:
+    told = application("generate").test_client().open("/", method=method)
+    assert told.status_code == 404 and told.data in (b'{"detail":"Not Found"}', b"")
 
 
 def test_the_root_says_what_this_is_and_where_to_look() -> None:

@@ -125,6 +125,27 @@ def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
     assert sum(told.values()) == chat["usage"]["prompt_tokens"] - texts.json()["usage"]["prompt_tokens"] > 0
 
 
+def test_a_model_of_text_takes_no_media_by_any_route() -> None:
+    address = "https://example.com/a.png"
+    block = {"type": "image", "source": {"type": "url", "url": address}}
+    said = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}}]}]
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": address}]}
+    with served("--multimodal", "false", "--enable-scale-out") as client:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": said}),
+            ("/v1/chat/completions/batch", {"messages": [said]}),
+            ("/v1/chat/completions/render", {"messages": said}),
+            ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [block]}]}),
+            ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [block]}]}),
+            ("/v1/responses", {"input": [item]}),
+            ("/tokenize", {"messages": said}),
+        ):
+            answer = client.post(path, {"model": MODEL, **body})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error.get("param")) == (400, "BadRequestError", None)
+            assert "is not a multimodal model" in error["message"]
+
+
 def test_a_prefill_says_where_its_cache_is_and_a_decode_takes_it_from_there(client: Client) -> None:
     asked = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None}
     for prefilled in (
@@ -182,7 +203,8 @@ def test_a_remote_prefill_is_counted_as_fetched() -> None:
 
 def test_without_scale_out_all_of_it_is_forbidden() -> None:
     with served() as client:
-        for path in (GENERATE, "/v1/chat/completions/render", "/v1/completions/render", "/abort_requests"):
+        aborting = "/inference/v1/abort_requests"
+        for path in (GENERATE, "/v1/chat/completions/render", "/v1/completions/render", aborting):
             answer = client.post(path, {})
             assert (answer.status_code, answer.json()["error"]["type"]) == (403, "PermissionDeniedError")
 

@@ -72,7 +72,13 @@ def test_what_the_request_sets_wins_over_the_same_name_in_the_extra_variables() 
     assert render(source, chat_template_kwargs=extra) == "True[1]<B>"
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "conversation"])
+@pytest.mark.parametrize("name", ["chat_template", "tokenize"])
+@pytest.mark.parametrize("value", [None, False, "x"])
+def test_how_a_template_is_applied_is_no_variable_of_it(name: str, value: object) -> None:
+    assert render(f"{{{{ {name} is defined }}}}", chat_template_kwargs={name: value}) == "False"
+
+
+@pytest.mark.parametrize("name", ["messages", "conversation", "tokenizer", "model_config"])
 def test_the_extra_variables_may_not_take_the_templates_place(name: str) -> None:
     with pytest.raises(ChatTemplateError, match=name):
         render("", chat_template_kwargs={name: "x"})

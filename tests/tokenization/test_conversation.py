@@ -1,6 +1,7 @@
 """Messages of a request become what a chat template expects."""
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,12 +9,14 @@ from jinja2 import Environment
 
 from app.tokenization import ChatTemplateError
 from app.tokenization.conversation import (
+    MODALITIES,
     ContentFormat,
     detect_content_format,
     developer_as_system,
     parse_messages,
 )
 
+TEXT = {"type": "text", "text": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 
 
@@ -164,7 +167,7 @@ def test_a_template_that_loops_over_content_wants_parts(source: str, expected: s
 def test_a_medium_needs_its_url(kind: str, address: object) -> None:
     part = {"type": kind, kind: address}
     with pytest.raises(ChatTemplateError, match=f"{kind}.url"):
-        parse_messages([{"role": "user", "content": [part]}], "openai")
+        parse_messages([{"role": "user", "content": [TEXT, part]}], "openai")
     with pytest.raises(ChatTemplateError):
         parse_messages([{"role": "user", "content": [{"type": kind}]}], "string")
     known = parse_messages([{"role": "user", "content": [part | {"uuid": "a"}]}], "openai")
@@ -177,7 +180,60 @@ def test_the_type_of_a_part_is_a_text(kind: object) -> None:
         content([{"type": kind, "image_url": {"url": "http://a/b"}}])
 
 
-@pytest.mark.parametrize("part", [{"type": "text", "text": 5}, {"type": "input_text"}, {"type": "thinking"}])
-def test_a_text_part_is_a_text(part: dict[str, object]) -> None:
+def test_a_text_part_is_a_text_or_left_out() -> None:
     with pytest.raises(ChatTemplateError, match="a string"):
-        parse_messages([{"role": "user", "content": [part]}], "string")
+        content([TEXT, {"type": "text", "text": 5}])
+    for kind in ("text", "refusal", "input_text", "thinking"):
+        assert content([TEXT, {"type": kind}]) == "hi"
+
+
+STRANGE = {"type": "input_text", "text": "b"}
+"""A part that vLLM takes only beside one that its types know, and from other roles than OpenAI's."""
+
+
+@pytest.mark.parametrize(
+    ("part", "known"),
+    [
+        *((part, False) for part in ("a", STRANGE, {"type": "output_text", "text": "b"}, {"text": "a"}, {})),
+        *((part, False) for part in ({"type": "text"}, {"image_url": {"url": "x"}}, {"type": "image_pil"})),
+        ({"type": "input_audio", "input_audio": {"data": "A", "format": "xyz"}}, False),
+        ({**STRANGE, "name": "n"}, False),
+        *((part, True) for part in (TEXT, IMAGE, {"image_url": "x"}, {"type": "image_embeds"})),
+        *(({"type": kind, kind: "x"}, True) for kind in ("refusal", "thinking")),
+    ],
+)
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "developer"])
+def test_one_part_of_a_content_has_a_known_form(role: str, part: object, known: bool) -> None:
+    refusal = pytest.raises(ChatTemplateError, match="None of the parts")
+    with nullcontext() if known else refusal:
+        content([part], role=role)
+    assert content([STRANGE, TEXT, "c"], role=role) == "b\nhi\nc"
+    assert content([STRANGE, "c"], role="critic") == "b\nc"
+    assert parse_messages([{"role": role, "content": [STRANGE], "reasoning": "r"}], "string")
+
+
+@pytest.mark.parametrize("kind", [*MODALITIES, None])
+def test_a_model_of_text_takes_no_media(kind: str | None) -> None:
+    named = kind or "image_url"
+    part = {"type": kind, named: {"url": "x"} if named.endswith("_url") else "x"}
+    said = [{"role": "user", "content": [TEXT, part]}]
+    with pytest.raises(ChatTemplateError, match="is not a multimodal model") as caught:
+        parse_messages(said, "string", takes_media=False)
+    assert caught.value.param is None
+    assert parse_messages(said, "string")
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        *(({"type": kind}, "type") for kind in ("file", "zzz", 5, "")),
+        *((part, "type") for part in ({}, TEXT | {"uuid": "u"}, {"type": "image_url", "uuid": "u"})),
+        ({"type": "prompt_embeds", "data": "AA=="}, "prompt_embeds"),
+        ({"type": "prompt_embeds"}, "prompt_embeds"),
+        ({"type": "image_url", "image_url": "x"}, None),
+    ],
+)
+def test_a_wrong_part_is_named_as_vllm_names_it(part: dict[str, object], param: str | None) -> None:
+    with pytest.raises(ChatTemplateError) as caught:
+        content([TEXT, part])
+    assert caught.value.param == param

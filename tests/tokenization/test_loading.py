@@ -5,11 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from app.tokenization import LocalTokenizer, TokenizerLoadError, load_tokenizer
+from app.tokenization import LocalTokenizer, TokenizerInputError, TokenizerLoadError, load_tokenizer
 from app.tokenization.files import fetch
 from app.tokenization.loading import EMBEDDED
 from app.tokenization.render import RenderTokenizer
@@ -42,6 +43,39 @@ def test_the_embedded_tokenizer_can_be_forced_and_a_service_named() -> None:
     service = load_tokenizer(model="x", render_url="http://127.0.0.1:9/", render_timeout_s=1.0)
     assert isinstance(service, RenderTokenizer)
     assert service.name == "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("config", "takes_media"),
+    [
+        ('{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}', False),
+        ('{"architectures": ["LlamaForCausalLM"], "vision_config": null}', False),
+        ('{"architectures": ["Gemma3ForConditionalGeneration"]}', True),
+        ('{"architectures": ["MolmoForCausalLM"]}', True),
+        ('{"architectures": ["InternVLChatModel"], "vision_config": {}}', True),
+        ('{"architectures": ["Phi3VForCausalLM"], "img_processor": {}}', True),
+        ('{"architectures": ["UltravoxModel"], "audio_config": {}}', True),
+        ("{}", True),
+        ("no json", True),
+        (None, True),
+    ],
+)
+def test_the_config_of_a_model_says_whether_it_takes_media(
+    tmp_path: Path, config: str | None, takes_media: bool
+) -> None:
+    def takes(**settings: object) -> bool:
+        tokenizer = load_tokenizer(model=str(tmp_path), **settings)  # type: ignore[arg-type]
+        with suppress(TokenizerInputError):
+            return bool(tokenizer.render_chat([{"role": "user", "content": [{"image_url": "x"}]}]))
+        return False
+
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert takes(force_dummy=True) is takes() is takes_media
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        shutil.copy(EMBEDDED / name, tmp_path)
+    assert takes() is takes_media
+    assert [takes(takes_media=said) for said in (True, False)] == [True, False]
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "~/nowhere-at-all"])

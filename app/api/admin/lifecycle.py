@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
 
 from app.engine.lifecycle import Operations
-from app.engine.wire import PauseMode
+from app.engine.wire import DEEPEST_SLEEP, PauseMode
 from app.http.body import BodyLimits
 from app.http.connection import leaving
 from app.http.context import RequestContext
-from app.http.errors import malformed
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
-from app.protocol.decoding import decode
+from app.protocol.decoding import decode, decode_query
 from app.protocol.profiler import StartProfileRequest
 
-MODES = ("abort", "wait", "keep")
+
+class SleepQuery(Struct):
+    """The query of POST /sleep."""
+
+    level: Annotated[int, Meta(ge=0, le=DEEPEST_SLEEP)] = 1
+    mode: PauseMode = "abort"
+
+
+class PauseQuery(Struct):
+    """The query of POST /pause."""
+
+    mode: PauseMode = "abort"
+    clear_cache: bool = True
+
+
+class ResetQuery(Struct):
+    """The query of POST /reset_prefix_cache."""
+
+    reset_running_requests: bool = False
+    reset_external: bool = False
+    """Changes nothing: no connector keeps blocks beyond the cache."""
+
+
+class InfoQuery(Struct):
+    """The query of GET /server_info."""
+
+    config_format: Literal["text", "json"] = "text"
 
 
 def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str, Any]]) -> list[Route]:
@@ -24,12 +51,11 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
 
     def sleep(context: RequestContext) -> Response:
         """Put the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
-        level = _integer(context, "level", 1)
+        query = decode_query(context.query(), SleepQuery)
         if sleeps:
-            mode = _mode(context)
             with leaving(context.connection) as left:
-                lifecycle.sleep(level, mode, left)
-        return json_response({"status": "sleeping", "level": level})
+                lifecycle.sleep(query.level, query.mode, left)
+        return json_response({"status": "sleeping", "level": query.level})
 
     def release_kv_cache_memory(context: RequestContext) -> Response:
         """Free the memory of the KV cache of a paused server; POST /wake_up?tags=kv_cache takes it back."""
@@ -40,19 +66,18 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
     def wake_up(context: RequestContext) -> Response:
         """Wake the model up, or only the parts that `tags` name."""
         tags = list(context.arguments("tags")) or None
-        lifecycle.wake_up(tags)
-        return json_response({"status": "awake", "tags": tags})
+        awake = lifecycle.wake_up(tags)
+        return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
 
     def is_sleeping(context: RequestContext) -> Response:
-        """Whether the model sleeps."""
-        return json_response({"is_sleeping": lifecycle.is_sleeping})
+        """Whether the model sleeps, which a pause is a kind of."""
+        return json_response({"is_sleeping": lifecycle.is_sleeping or lifecycle.paused})
 
     def pause(context: RequestContext) -> Response:
         """Begin no more requests; mode says what becomes of those that run."""
-        waits = context.argument("wait_for_inflight_requests") == "true"
-        mode = "wait" if waits else _mode(context)
+        query = decode_query(context.query(), PauseQuery)
         with leaving(context.connection) as left:
-            lifecycle.pause(mode, left)
+            lifecycle.pause(query.mode, left, query.clear_cache)
         return json_response({"status": "paused"})
 
     def resume(context: RequestContext) -> Response:
@@ -66,7 +91,8 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
 
     def reset_prefix_cache(context: RequestContext) -> Response:
         """Forget what is cached."""
-        return json_response({"success": lifecycle.reset_prefix_cache()})
+        query = decode_query(context.query(), ResetQuery)
+        return json_response({"success": lifecycle.reset_prefix_cache(query.reset_running_requests)})
 
     def reset_other_cache(context: RequestContext) -> Response:
         """Forget cached media, of which there are none."""
@@ -74,8 +100,9 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
 
     def server_info(context: RequestContext) -> Response:
         """The settings, as text or as JSON."""
+        query = decode_query(context.query(), InfoQuery)
         told: Any = settings()
-        if context.argument("config_format", "text") == "text":
+        if query.config_format == "text":
             told = ", ".join(f"{name}={value!r}" for name, value in told.items())
         return json_response({"vllm_config": told, "vllm_env": {}, "system_env": {}})
 
@@ -108,20 +135,3 @@ def profiler(limits: BodyLimits) -> list[Route]:
         return Response()
 
     return [post("/start_profile", start_profile), post("/stop_profile", stop_profile)]
-
-
-def _integer(context: RequestContext, name: str, default: int) -> int:
-    text = context.argument(name)
-    if not context.arguments(name):
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise malformed(f"query.{name}: expected an integer", f"query.{name}") from None
-
-
-def _mode(context: RequestContext) -> PauseMode:
-    mode = context.argument("mode", "abort")
-    if mode not in MODES:
-        raise malformed(f"query.mode: expected one of {', '.join(MODES)}", "query.mode")
-    return cast(PauseMode, mode)

@@ -12,7 +12,12 @@ from app.protocol.messages import Message
 from app.protocol.slicing import each, pieces
 from app.tokenization.conversation import MODALITIES
 
-FIELDS = {"image_url": ("image", "url"), "input_audio": ("audio", "data"), "video_url": ("video", "url")}
+FIELDS = {
+    "image_url": ("image", "url"),
+    "input_audio": ("audio", "data"),
+    "audio_url": ("audio", "url"),
+    "video_url": ("video", "url"),
+}
 """Type of a part -> its modality, and the field that tells one item from another."""
 SHORT = {"image": "img", "audio": "audio", "video": "video"}
 """Modality -> how hashes begin."""

@@ -23,7 +23,8 @@ from app.protocol.generate import GenerateRequest
 CLOSED = "Scale-out endpoints are disabled: this needs a server with --enable-scale-out."
 
 
-def routes(frontend: Frontend, enabled: bool, weights: Weights) -> list[Route]:
+def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = False) -> list[Route]:
+    """`enabled` is `enable-scale-out`; `aborts` serves POST /abort_requests without it, too."""
     frontend = replace(frontend, force_usage=False)  # a stream of token ids tells it on request only
 
     def gated(handle: Handler) -> Handler:
@@ -85,7 +86,7 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights) -> list[Route]:
             replace(it, handle=gated(it.handle))
             for it in (*render.routes(frontend), *derender.routes(frontend))
         ),
-        post("/abort_requests", gated(abort_requests)),
+        *([post("/abort_requests", abort_requests)] if enabled or aborts else []),
         post("/inference/v1/abort_requests", gated(abort_named_requests)),
     ]
 

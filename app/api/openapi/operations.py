@@ -289,6 +289,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **{(method, "/metrics"): Operation(media=(TEXT,)) for method in ANY_METHOD if method != "HEAD"},
     ("GET", "/"): Operation(answer=ANYTHING),
     ("GET", "/openapi.json"): Operation(answer=ANYTHING),
+    ("GET", "/docs"): Operation(media=("text/html",)),
+    ("GET", "/redoc"): Operation(media=("text/html",)),
     ("GET", "/query"): Operation(answer=dict[str, dict[str, str]]),
     ("GET", "/kv_event_sources"): Operation(answer=ANYTHING),
     ("GET", "/kv/index"): Operation(answer=ANYTHING),
@@ -323,12 +325,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         answer=ANYTHING, query={"tags": {"type": "array", "items": {"type": "string"}}}
     ),
     ("GET", "/is_sleeping"): Operation(answer=dict[str, bool]),
-    ("POST", "/pause"): Operation(
-        answer=dict[str, str], query={"mode": MODE, "wait_for_inflight_requests": TRUTH}
-    ),
+    ("POST", "/pause"): Operation(answer=dict[str, str], query={"mode": MODE, "clear_cache": TRUTH}),
     ("POST", "/resume"): Operation(answer=dict[str, str]),
     ("GET", "/is_paused"): Operation(answer=dict[str, bool]),
-    ("POST", "/reset_prefix_cache"): Operation(answer=dict[str, bool]),
+    ("POST", "/reset_prefix_cache"): Operation(
+        answer=dict[str, bool], query={"reset_running_requests": TRUTH, "reset_external": TRUTH}
+    ),
     ("POST", "/reset_mm_cache"): _EMPTY,
     ("POST", "/reset_encoder_cache"): _EMPTY,
     ("GET", "/server_info"): Operation(

@@ -1,4 +1,4 @@
-"""GET /openapi.json and GET /: what this server is, and what can be asked of it."""
+"""GET /openapi.json, /docs, /redoc and GET /: what this server is, and what can be asked of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ from app.http.route import Route, get
 from config import VERSION
 
 DOCUMENT = "/openapi.json"
+HTML = "text/html; charset=utf-8"
+CDN = "https://cdn.jsdelivr.net/npm"
+PAGE = (
+    '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Understudy</title></head><body>'
+    '<a href="{document}">{document}</a>{viewer}</body></html>'
+)
+"""Shows the document with the viewer of vLLM's framework; where its network is out of reach, a link to it."""
+VIEWERS = {
+    "/docs": f'<link rel="stylesheet" href="{CDN}/swagger-ui-dist@5/swagger-ui.css"><div id="docs"></div>'
+    f'<script src="{CDN}/swagger-ui-dist@5/swagger-ui-bundle.js"></script>'
+    '<script>SwaggerUIBundle({url: "DOCUMENT", dom_id: "#docs"})</script>',
+    "/redoc": '<redoc spec-url="DOCUMENT"></redoc>'
+    f'<script src="{CDN}/redoc@2/bundles/redoc.standalone.js"></script>',
+}
 WHERE = {
     "openapi": DOCUMENT,
     "health": "/health",
@@ -32,7 +46,7 @@ def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, objec
 
 
 def document_routes(served: Callable[[], Iterable[Route]], root_path: str, model: str) -> list[Route]:
-    """GET /openapi.json, of all routes that are `served` when it is asked for first."""
+    """GET /openapi.json, of all routes `served` when it is asked for first, and pages that show it."""
     made: list[bytes] = []
 
     def openapi(context: RequestContext) -> Response:
@@ -40,12 +54,26 @@ def document_routes(served: Callable[[], Iterable[Route]], root_path: str, model
         if not made:
             # What it imports and makes would hold the event loop for longer than anybody may.
             made.append(call_off_hub(_make, tuple(served()), root_path, model))
-        response = json_response(made[0])
-        if context.method == "HEAD":
-            response.without_body()
-        return response
+        return _for(context, json_response(made[0]))
 
-    return [Route(methods=("GET", "HEAD"), path=DOCUMENT, handle=openapi)]
+    def page(context: RequestContext) -> Response:
+        """The document, for people to read."""
+        assert context.route is not None
+        viewer = VIEWERS[context.route.path].replace("DOCUMENT", root_path + DOCUMENT)
+        text = PAGE.format(document=root_path + DOCUMENT, viewer=viewer)
+        return _for(context, Response(text.encode(), content_type=HTML))
+
+    return [
+        Route(methods=("GET", "HEAD"), path=DOCUMENT, handle=openapi),
+        *(Route(methods=("GET", "HEAD"), path=path, handle=page) for path in VIEWERS),
+    ]
+
+
+def _for(context: RequestContext, response: Response) -> Response:
+    """The response as the method of its request has it."""
+    if context.method == "HEAD":
+        response.without_body()
+    return response
 
 
 def _make(routes: Iterable[Route], root_path: str, model: str) -> bytes:

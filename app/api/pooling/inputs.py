@@ -21,7 +21,7 @@ def enter(frontend: Frontend, asked: PoolingFields) -> str:
     for name in ("mm_processor_kwargs", "media_io_kwargs"):
         if getattr(asked, name, None):
             raise bad_request(f"{name} is for models that take more than text.", name)
-    model = frontend.models.resolve(asked.model)
+    model = frontend.models.resolve(asked.model, param=None)
     frontend.responder.engine.check_accepting(1)
     keep, most = asked.truncate_prompt_tokens, frontend.limits.max_model_len
     if keep is not None and keep > most:
@@ -35,7 +35,7 @@ def prompt_ids(frontend: Frontend, asked: ClassificationRequest) -> list[TokenId
     if not count:
         raise bad_request("at least one input is needed")
     check_count(count, "input")
-    return [_not_empty(fitted(frontend, asked, ids)) for ids in Turns().each(_encoded(frontend, asked), len)]
+    return [not_empty(fitted(frontend, asked, ids)) for ids in Turns().each(_encoded(frontend, asked), len)]
 
 
 def texts_of(frontend: Frontend, asked: ClassificationRequest, inputs: Sequence[TokenIds]) -> Iterable[str]:
@@ -78,7 +78,8 @@ def check_count(count: int, param: str) -> None:
         raise bad_request(f"at most {MAX_INPUTS} inputs fit into one request, got {count}", param)
 
 
-def _not_empty(ids: TokenIds) -> TokenIds:
+def not_empty(ids: TokenIds) -> TokenIds:
+    """The `ids` of an input. ApiError 400 when there are none."""
     if not ids:
         raise bad_request("an input has no tokens")
     return ids

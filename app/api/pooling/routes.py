@@ -28,6 +28,7 @@ from app.protocol.pooling import (
     PoolingRequest,
     TokenIds,
 )
+from app.tokenization.files import is_matryoshka, model_config
 from config.settings import ModelSettings
 
 EMBEDDINGS = "/v1/embeddings"
@@ -63,7 +64,12 @@ def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
     """The pooling routes."""
     task = settings.task
     classes = 1 if task == "score" else 2
-    model = PoolingModel(settings.default_embedding_dimensions, classes, frontend.tokenizer)
+    model = PoolingModel(
+        settings.default_embedding_dimensions,
+        classes,
+        frontend.tokenizer,
+        is_matryoshka(model_config(settings.model)),
+    )
     scores, ranks = score(frontend, task == "score"), rerank(frontend, task == "score")
     handlers: Mapping[str, Handler] = {
         EMBEDDINGS: embeddings(frontend, model),
@@ -174,6 +180,10 @@ def _said(
 
 def _dimensions(asked: EmbeddingRequest, model: PoolingModel) -> int:
     wanted = model.dimensions if asked.dimensions is None else asked.dimensions
+    if asked.dimensions is not None and not model.matryoshka:
+        raise bad_request(
+            "The served model does not support Matryoshka embeddings: dimensions must be unset."
+        )
     if not 1 <= wanted <= MAX_DIMENSIONS:
         raise bad_request(f"dimensions must be from 1 to {MAX_DIMENSIONS}, got {wanted}")
     return wanted

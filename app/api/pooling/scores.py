@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UnsetType
 
 from app.api.frontend import Frontend
-from app.api.pooling.inputs import check_count, enter, fitted, text_ids
+from app.api.pooling.inputs import check_count, enter, fitted, not_empty, text_ids
 from app.api.pooling.places import take_places
 from app.api.pooling.scripted import of_pairs, struck
 from app.api.pooling.writer import list_reply
@@ -107,7 +107,9 @@ def _matched(
         logits, tokens = list(_logits(pairs)), sum(map(_tokens, pairs))
         count, prompt = len(pairs), lambda index: pairs[index][0] + pairs[index][1]
     else:
-        first, second = ([fitted(frontend, asked, ids) for ids in side] for side in (first, second))
+        first, second = (
+            [not_empty(fitted(frontend, asked, ids)) for ids in side] for side in (first, second)
+        )
         logits, texts = list(_logits(_pairs(first, second))), first + second
         count, prompt, tokens = len(texts), texts.__getitem__, sum(map(len, texts))
     scores = logits if asked.use_activation is False else list(map(sigmoid, logits))

@@ -22,16 +22,16 @@ from app.api.responses.store import (
 )
 from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.http.context import RequestContext
-from app.http.errors import ApiError, bad_request, malformed
+from app.http.errors import ApiError, bad_request
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.coercion import Misfit, convert
+from app.protocol.decoding import decode_query
 from app.protocol.response_object import ResponseObject
 from app.protocol.response_tools import called_tools
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request, echo_text, go_on
-from app.protocol.slicing import release, slices
+from app.protocol.slicing import release
 from app.protocol.validation.generation import ValidatedRequest, resolve_max_tokens
 
 
@@ -64,7 +64,7 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
 
     def retrieve_response(context: RequestContext) -> Response:
         """A kept response as it is now; or, with `?stream=true`, its events."""
-        kept, query = store.get(context.params["response_id"]), _query(context)
+        kept, query = store.get(context.params["response_id"]), decode_query(context.query(), Retrieval)
         if not query.stream:
             return json_response(kept.response)
         if kept.log is None:
@@ -185,11 +185,3 @@ def _in_background(
 
 def _keep(store: ResponseStore, chat: ChatCompletionRequest, response: ResponseObject) -> None:
     store.keep(KeptResponse(response, chat.messages))
-
-
-def _query(context: RequestContext) -> Retrieval:
-    try:
-        return convert(Retrieval, context.query(), slices())
-    except Misfit as misfit:
-        where = f"query.{misfit.path[0]}"
-        raise malformed(f"{where}: expected {misfit.expected}", where) from None
