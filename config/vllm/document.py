@@ -81,7 +81,6 @@ UNPLAYED = {
     "tool-server": "tools that the server itself calls; there are none",
     "cohere-is-reasoning-model": "the form of Cohere's route, which is not here",
     "cohere-format": "the same",
-    "anthropic-disabled-thinking-effort": "how a template is told not to think; docs/messages.md",
     "uds": "a socket of the file system; requests come by TCP",
     "ssl-ca-certs": "certificates of clients; none is asked for",
     "ssl-cert-reqs": "the same",
