@@ -77,7 +77,8 @@ class ApiSettings(Section, frozen=True, kw_only=True):
         ),
     ] = False
     enable_scale_out: Annotated[
-        bool, About("Serve render, inference/v1/generate and abort_requests, which answer 403 otherwise.")
+        bool,
+        About("Serve render, derender, inference/v1/generate and abort_requests, which are 403 otherwise."),
     ] = False
     enable_sleep_mode: Annotated[
         bool, About("Let sleep and wake_up act; both also need server-dev-mode.")
