@@ -93,7 +93,6 @@ UNPLAYED = {
     "enable-return-routed-experts": "routed_experts of answers; null",
     "return-sampling-mask": "the mask of allowed tokens; none is told",
     "limit-mm-per-prompt": "400 for more media than that",
-    "language-model-only": "400 for media at a multimodal model",
     "allowed-local-media-path": "files as media; none is read",
     "allowed-media-domains": "400 for media from other hosts; nothing is fetched",
     "pipeline-parallel-size": "`pp` in system_fingerprint",

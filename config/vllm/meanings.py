@@ -253,7 +253,10 @@ _SPECIAL = {
 }  # fmt: skip
 _OTHERS = {
     "config": Meaning("YAML file with options, and with settings of Understudy's.", lambda given: {}),
-    "language-model-only": _as("language-model-only", "multimodal", "off.", _INVERSE),
+    "language-model-only": Meaning(
+        "Setting `multimodal`: off.",
+        lambda given: {"multimodal": "false"} if given["language-model-only"] is True else {},
+    ),
     "tokens-only": _as("tokens-only", "enable-scale-out", "opens the same routes."),
     "uvicorn-log-level": Meaning("Setting `log-level`, where `log-level` is not given.", _server_log),
     "disable-uvicorn-access-log": _as(

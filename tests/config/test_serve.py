@@ -169,6 +169,7 @@ def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
         (["m", "--no-enable-sleep-mode"], "enable-sleep-mode", False),
         (["m"], "multimodal", None),
         (["m", "--language-model-only"], "multimodal", False),
+        (["m", "--no-language-model-only"], "multimodal", None),
         (["m"], "enable-auto-tool-choice", False),
         (["m", "--enable-auto-tool-choice"], "enable-auto-tool-choice", True),
         (["m", "--reasoning-parser", "deepseek_r1"], "reasoning-parser", "deepseek_r1"),
