@@ -190,8 +190,8 @@ class SteppedSequence(Sequence):
         if self._fetched_tokens:
             self._fetched_tokens -= tokens
         elif self.state.blocks is not None:
-            self._created_tokens = self.state.blocks.created(tokens)
             self._fetched_tokens = self.state.blocks.loaded
+            self._created_tokens = self.state.blocks.created(tokens + self._fetched_tokens)
 
     @property
     def cached_tokens(self) -> int:

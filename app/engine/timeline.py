@@ -85,8 +85,8 @@ class TimedSequence(Sequence):
         if request.remote_prefill:
             self._fetched_tokens = prompt_tokens - self._cached_tokens
         elif self._blocks is not None:
-            self._created_tokens = self._blocks.created(self._cached_tokens)
             self._fetched_tokens = self._blocks.loaded
+            self._created_tokens = self._blocks.created(self._cached_tokens + self._fetched_tokens)
         self._due_s = at_s + self._runtime.timing.time_to_first_token(
             prompt_tokens, self._cached_tokens + self._fetched_tokens, request.remote_prefill
         )
