@@ -114,7 +114,7 @@ def test_a_client_that_leaves_gives_its_places_back(narrow: RunningServer) -> No
         wire.post({"input": ["a", "b", "c", "d", "e"] * 20}, EMBED)
         wait_until(lambda: waiting(narrow.port) == 1)
     wait_until(lambda: (running(narrow.port), waiting(narrow.port)) == (0, 0))
-    assert metric(narrow.port, "vllm:request_success_total", finished_reason="abort") >= 2
+    assert metric(narrow.port, "understudy_aborted_requests_total") >= 2
     assert post(narrow, EMBED, BASE[EMBED]).status_code == 200
 
 
