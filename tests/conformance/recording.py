@@ -16,6 +16,8 @@ MORE_CASES = RECORDING / "vllm-0.32" / "cases-2.jsonl"
 KV_EVENTS = RECORDING / "vllm-0.32" / "kv-events-2.json"
 METRICS_LOAD = RECORDING / "metrics_load.py"
 REPLAY = RECORDING / "replay.py"
+VARIANTS = RECORDING / "variants.py"
+"""Starts the server in each recorded configuration and replays the third set."""
 TOKENIZER = RECORDING / "vllm-0.32" / "tiny"
 """The recorded model's tokenizer; without it, numbers of tokens differ from the recorded ones."""
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.recording import CASES, ENVIRONMENT, FLAGS, MORE_CASES, VARIABLES, recorded, replay
+from tests.conformance.recording import (
+    CASES,
+    ENVIRONMENT,
+    FLAGS,
+    MORE_CASES,
+    VARIABLES,
+    VARIANTS,
+    recorded,
+    replay,
+)
 from tests.hostile.wire import get
-from tests.running_server import RunningServer, running_gunicorn, running_server
+from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server
 
 pytestmark = pytest.mark.shared
 
@@ -42,6 +54,15 @@ def test_the_second_set_agrees_however_the_dice_fall() -> None:
         for _ in range(3):
             report = replay(server.url, "--cases", str(MORE_CASES))
             assert all_agree(report), report
+
+
+def test_every_variant_agrees() -> None:
+    """Eight configurations of `serve`; a seed, because a few exchanges need a certain letter in what is said."""
+    command = [sys.executable, str(VARIANTS), "--python", sys.executable]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"SIM_SEED": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_plain_request_goes_the_fast_way_and_no_other() -> None:
