@@ -245,10 +245,22 @@ def convert_conversations(value: object, within: Slices) -> Conversations:
     return value
 
 
+BATCH_LATE = frozenset(
+    (
+        *("response_format", "tools", "stream", "stream_options", "reasoning_effort", "parallel_tool_calls"),
+        *("min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words", "prompt_logprobs"),
+        *("truncate_prompt_tokens", "truncation_side", "documents", "vllm_xargs", "kv_transfer_params"),
+        *("ec_transfer_params", "repetition_detection", "stream_interval", "skip_special_tokens"),
+        *("add_special_tokens", "return_prompt_text", "session_id", "mm_payload", "return_mm_kwargs"),
+    )
+)
+
+
 class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     """The body of ``POST /v1/chat/completions/batch``: `messages` is a list of conversations.
 
-    Each is answered by one choice. Tools and `stream` are accepted, and change nothing.
+    Each is answered by one choice. Tools and `stream` are accepted, and change nothing. vLLM makes a chat of
+    each conversation, and only then sees whether the fields that `BATCH_LATE` names fit.
     """
 
     messages: Conversations  # type: ignore[assignment]
@@ -258,10 +270,6 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     guided_decoding_backend: str | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.tools, self.stream = None, False
 
     def check(self, within: Slices) -> None:
         for conversation in self.messages:
@@ -279,6 +287,8 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
             raise bad_request("One prompt of token ids cannot serve several conversations.", param)
         if self.n not in (None, 1):
             raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
+        _check_tools(self.tools, "none", within)
+        rules.check_stream_options(self.stream_options, self.stream)
         raw = isinstance(self, RawRequest) and isinstance(self.messages, list)
         for conversation in self.messages if raw else ():
             normalize_messages(conversation, within)
@@ -288,5 +298,6 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
         rules.check_thinking_budget(self.thinking_token_budget)
 
     def check_converted(self, within: Slices) -> None:
+        self.tools, self.stream = None, False
         for conversation in self.messages:
             check_tool_calls(conversation, within)

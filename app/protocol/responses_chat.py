@@ -204,7 +204,7 @@ def _take_sampling(chat: ChatCompletionRequest, asked: ResponsesRequest) -> None
     chat.top_k, chat.min_p, chat.logit_bias = asked.top_k, asked.min_p, asked.logit_bias
     chat.presence_penalty, chat.frequency_penalty = asked.presence_penalty, asked.frequency_penalty
     chat.repetition_penalty = asked.repetition_penalty
-    chat.stop, chat.stop_token_ids, chat.ignore_eos = asked.stop, asked.stop_token_ids, asked.ignore_eos
+    chat.stop, chat.stop_token_ids, chat.ignore_eos = asked.stop or [], asked.stop_token_ids, asked.ignore_eos
     chat.skip_special_tokens = asked.skip_special_tokens
     chat.include_stop_str_in_output = asked.include_stop_str_in_output
     chat.include_reasoning = asked.include_reasoning

@@ -409,6 +409,8 @@ def test_each_conversation_of_a_batch_is_read() -> None:
         ({"use_beam_search": True}, "BadRequestError", "use_beam_search"),
         ({"logprob_token_ids": [1]}, "BadRequestError", "logprob_token_ids"),
         ({"n": 2}, "BadRequestError", "n"),
+        ({"tools": []}, "BadRequestError", "tools"),
+        ({"stream_options": {"include_usage": True}}, "BadRequestError", "stream_options"),
         ({"best_of": "x"}, "Bad Request", "body.best_of"),
         (
             {"kv_transfer_params": {"prompt_token_ids": [1]}},

@@ -17,9 +17,10 @@ from app.api.frontend import Frontend
 from app.api.identity import ResponseMeta, address_of
 from app.api.logprobs import ALL
 from app.http.context import RequestContext
+from app.http.errors import ApiError, bad_request
 from app.http.response import Response
 from app.http.route import PlainHandler, Route, post
-from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
+from app.protocol.chat import BATCH_LATE, BatchChatRequest, ChatCompletionRequest
 from app.protocol.messages import Message, content_text
 from app.protocol.options import NamedToolChoice
 from app.protocol.slicing import each
@@ -42,7 +43,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
 
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
-        request = frontend.decode(context, BatchChatRequest)
+        request = _decode_batch(frontend, context)
         asked = frontend.accept(request, context)
         prompts = chat_prompts(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
@@ -60,6 +61,17 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         post("/v1/chat/completions", chat_completions, plain=plain),
         post("/v1/chat/completions/batch", chat_batch),
     ]
+
+
+def _decode_batch(frontend: Frontend, context: RequestContext) -> BatchChatRequest:
+    """The batch in a body. ApiError without a `param` where a field does not fit that vLLM sees late."""
+    try:
+        return frontend.decode(context, BatchChatRequest)
+    except ApiError as error:
+        field = (error.param or "").removeprefix("body.").partition(".")[0]
+        if error.type != "Bad Request" or field not in BATCH_LATE:
+            raise
+        raise bad_request(error.message) from None
 
 
 def response_options(

@@ -15,6 +15,7 @@ from app.api.pieces import Holes
 from app.api.responses.events import Calls, EventWriter, item_of
 from app.api.writer import ResponseWriter, Segment
 from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
+from app.http.errors import bad_request
 from app.protocol.common import ECTransferParams, KVTransferParams, encode
 from app.protocol.response_object import (
     IncompleteDetails,
@@ -243,8 +244,10 @@ def _error(error: Exception) -> ResponseError:
 def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) -> ResponseObject:
     """The response to `asked`, in progress and without output; at most `most_tokens` will be generated.
 
-    RecursionError when tools are nested too deeply.
+    RecursionError when tools are nested too deeply. ApiError for nulls that a response cannot repeat.
     """
+    if asked.background is None or asked.truncation is None:
+        raise bad_request("The response cannot repeat a null: leave background and truncation out.")
     return ResponseObject(
         id=meta.id,
         created_at=meta.created,
@@ -256,7 +259,7 @@ def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) 
         tool_choice=_rendered(asked.tool_choice),
         tools=_rendered(asked.tools),
         top_p=_default(asked.top_p, 1.0),
-        background=bool(asked.background),
+        background=asked.background,
         max_output_tokens=most_tokens,
         max_tool_calls=asked.max_tool_calls,
         previous_response_id=asked.previous_response_id,
@@ -264,7 +267,7 @@ def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) 
         service_tier=asked.service_tier,
         text=_rendered(_text(asked.text)),
         top_logprobs=asked.logprobs,
-        truncation=asked.truncation or "disabled",
+        truncation=asked.truncation,
         user=asked.user,
         presence_penalty=_default(asked.presence_penalty, 0.0),
         frequency_penalty=_default(asked.frequency_penalty, 0.0),

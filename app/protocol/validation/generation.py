@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from msgspec.structs import replace
+
 from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
@@ -23,6 +25,15 @@ from app.protocol.validation.sampling import GREEDY_BELOW, GenerationRequest
 R = TypeVar("R", bound=GenerationRequest, covariant=True)
 TokenIds = Sequence[int]
 NO_SEED = -1
+UNSEARCHED: dict[str, object] = {
+    **{"stop": [], "stop_token_ids": [], "bad_words": [], "min_tokens": 0, "routed_experts_prompt_start": 0},
+    **dict.fromkeys(
+        ("top_p", "top_k", "min_p", "seed", "logit_bias", "allowed_token_ids", "prompt_logprobs")
+    ),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_detection")),
+    **dict.fromkeys(("structured_outputs", "response_format", "thinking_token_budget", "vllm_xargs")),
+}
+"""Fields that a beam search never looks at."""
 PROMPT = 3
 """Values that a prompt counts as that is checked, besides its tokens."""
 
@@ -91,6 +102,8 @@ class ValidatedRequest(Generic[R]):
 
     def __init__(self, request: R, model: str, limits: ModelLimits, within: Slices | None = None) -> None:
         """A number of choices, a length or options of media that no prompt could make good are refused."""
+        if request.use_beam_search:
+            request = replace(request, **UNSEARCHED)
         self.request = request
         self.model = model
         self.n = 1 if request.n is None else request.n
@@ -112,7 +125,9 @@ class ValidatedRequest(Generic[R]):
         """Alternatives per generated token (-1: all); None when no log probabilities are wanted."""
         self.prompt_logprobs = request.prompt_logprobs
         """Alternatives per prompt token; echo alone asks for as many as for generated ones."""
-        if request.echo and self.prompt_logprobs is None:
+        if request.use_beam_search:
+            self.logprobs = None if top is None else min(limits.logprobs(top), 2 * self.n + 1)
+        elif request.echo and self.prompt_logprobs is None:
             self.prompt_logprobs = request.top_logprobs if isinstance(request, ChatCompletionRequest) else top
         self.max_tokens: Sequence[int] = ()
         """Tokens that may be generated for each prompt; after `check_sampling`."""
@@ -153,6 +168,7 @@ class ValidatedRequest(Generic[R]):
         request, limits = self.request, self._limits
         if request.use_beam_search:
             limits.check_logprobs("logprobs", 2 * self.n)  # which the search asks for in each step
+            sampling.check_distribution(request)
         else:
             self._check_logprobs()
             self._check_token_ids()
