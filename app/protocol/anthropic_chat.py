@@ -77,7 +77,7 @@ def _take_tools(chat: ChatCompletionRequest, asked: Asked, within: Slices) -> No
         chat.parallel_tool_calls = not choice.disable_parallel_tool_use
     chat.tools = [_tool(tool) for tool in each(_tools_now(asked, within), within, TURN)] or None
     chat.tool_choice = _tool_choice(choice)
-    if chat.tools is None and isinstance(chat.tool_choice, str):
+    if chat.tools is None:
         chat.tool_choice = "none"
 
 

@@ -134,7 +134,7 @@ class CompletionRequest(FlatTransfer, kw_only=True):
     def check_rules(self: CompletionRequest | RawRequest, within: Slices) -> None:
         _check_prompt_count(self.prompt, self.prompt_embeds, within)
         if self.prompt in (None, "", []) and self.prompt_embeds in (None, []):
-            raise bad_request("a prompt that is not empty is needed", "prompt")
+            raise bad_request("a prompt that is not empty is needed", None if self.prompt == [] else "prompt")
         rules.check_stream_options(self.stream_options, self.stream)
         _check_logprobs(self)
         if self.structured_outputs is not None:

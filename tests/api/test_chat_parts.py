@@ -180,7 +180,10 @@ def test_thoughts_are_counted() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "content"),
-    [({}, ""), ({"reasons": True}, None), ({"reasons": True, "forced_tool": True}, "")],
+    [
+        *(({}, ""), ({"reasons": True}, None), ({"reasons": True, "forced_tool": True}, "")),
+        *(({"reasons": True, "echo": ""}, ""), ({"reasons": True, "echo": "Eh?"}, "Eh?")),
+    ],
 )
 def test_the_content_beside_nothing_but_thoughts_is_null(fields: dict[str, Any], content: str | None) -> None:
     events: list[EngineOutput] = [tokens(["Hm", "."], THOUGHT, Finish("length"))]

@@ -387,6 +387,8 @@ def test_prompt_and_reply_are_told_once_more_on_demand(vllm: RunningServer) -> N
         ({"temperature": 3}, 400, "BadRequestError", "temperature"),
         ({"max_output_tokens": 4096}, 400, "BadRequestError", "max_output_tokens"),
         ({"max_output_tokens": 0}, 400, "BadRequestError", "max_tokens"),
+        ({"truncation": None}, 400, "BadRequestError", None),
+        ({"background": None}, 400, "BadRequestError", None),
         ({"prompt": {"id": "a"}}, 400, "BadRequestError", "prompt"),
         ({"background": True, "store": False}, 400, "BadRequestError", "background"),
         ({"background": True}, 400, "invalid_request_error", "background"),

@@ -12,6 +12,8 @@ import requests
 from tests.conformance.wire import CHAT, DETOKENIZE, MESSAGES, TEXT, TOKENIZE, chat, error_of, post
 from tests.running_server import RunningServer
 
+BATCH = f"{CHAT}/batch"
+
 RULES: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, {"max_tokens": 0}, "max_tokens"),
     (CHAT, {"max_tokens": -1}, "max_tokens"),
@@ -60,12 +62,15 @@ RULES: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"suffix": "x"}, "suffix"),
     (TEXT, {"stream": True, "use_beam_search": True}, None),
     (DETOKENIZE, {"tokens": [2**32]}, None),
+    (BATCH, {"response_format": {"type": "yaml"}}, None),
+    (BATCH, {"reasoning_effort": "much"}, None),
 ]
 
 SCHEMA: list[tuple[str, Any, str]] = [
     (CHAT, {"max_tokens": "x"}, "body.max_tokens"),
     (CHAT, {"max_tokens": 1.5}, "body.max_tokens"),
     (CHAT, {"n": []}, "body.n"),
+    (BATCH, {"seed": "x"}, "body.seed"),
     (CHAT, {"temperature": "hot"}, "body.temperature"),
     (CHAT, {"stop": ["a"] * 5}, "body.stop"),
     (CHAT, {"stop": 5}, "body.stop"),
@@ -88,6 +93,7 @@ SCHEMA: list[tuple[str, Any, str]] = [
 
 BASE: dict[str, dict[str, Any]] = {
     CHAT: {"messages": MESSAGES},
+    BATCH: {"messages": [MESSAGES]},
     TEXT: {"prompt": "hello"},
     TOKENIZE: {"prompt": "hello"},
     DETOKENIZE: {"tokens": [1]},
@@ -193,7 +199,7 @@ def test_what_vllm_takes_is_taken(vllm: RunningServer, asked: Mapping[str, Any])
     [
         (CHAT, lambda text: {"messages": [{"role": "user", "content": text}]}),
         (CHAT, lambda text: {"messages": [{"role": "user", "content": text}], "stream": True}),
-        (f"{CHAT}/batch", lambda text: {"messages": [[{"role": "user", "content": text}]]}),
+        (BATCH, lambda text: {"messages": [[{"role": "user", "content": text}]]}),
         (TEXT, lambda text: {"prompt": text}),
         (TEXT, lambda text: {"prompt": ["short", text]}),
         ("/v1/messages", lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 1}),

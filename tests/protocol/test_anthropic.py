@@ -116,7 +116,6 @@ def test_the_first_field_that_does_not_fit_is_reported() -> None:
     ("fields", "param"),
     [
         ({"cache_salt": "a/b"}, "cache_salt"),
-        ({"tool_choice": {"type": "tool", "name": "weather"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "other"}, "tools": [WEATHER]}, "tool_choice"),
     ],
 )
@@ -308,7 +307,9 @@ def test_a_named_tool_stays_named() -> None:
 
 
 @pytest.mark.parametrize("tools", [None, []])
-@pytest.mark.parametrize("choice", [None, {"type": "auto"}, {"type": "any"}, {"type": "none"}])
+@pytest.mark.parametrize(
+    "choice", [None, *({"type": kind, "name": "weather"} for kind in ("auto", "any", "none", "tool"))]
+)
 def test_without_tools_none_is_called(
     tools: list[dict[str, Any]] | None, choice: dict[str, Any] | None
 ) -> None:

@@ -106,7 +106,7 @@ def test_fields_of_other_servers_are_accepted() -> None:
 
 
 def test_no_prompt_at_all_is_refused() -> None:
-    assert refusal(prompt=[]) == (400, "BadRequestError", "prompt")
+    assert refusal(prompt=[]) == (400, "BadRequestError", None)
 
 
 def test_more_stop_strings_than_possible_are_called_so() -> None:

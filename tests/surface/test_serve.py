@@ -53,6 +53,10 @@ def test_tools_are_chosen_only_where_that_is_switched_on(moved: RunningServer) -
         error = answer.json()["error"]
         assert error["type"] == "BadRequestError"
         assert '"auto" tool choice requires --enable-auto-tool-choice' in error["message"]
+    tool = {"name": "f", "input_schema": {}}
+    count = {"messages": body["messages"], "model": "one", "tools": [tool]}
+    counted = requests.post(f"{moved.url}/v1/messages/count_tokens", json=count, timeout=20)
+    assert counted.status_code == 400 and "--tool-call-parser" in counted.text
     named = {"type": "function", "function": {"name": "f"}}
     for other, status in (("none", 200), (None, 200), ("required", 400), (named, 400)):
         answer = requests.post(

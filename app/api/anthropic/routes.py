@@ -33,6 +33,7 @@ def routes(frontend: Frontend) -> list[Route]:
         """How many tokens the prompt of a conversation has."""
         asked = chat_of(frontend.decode(context, CountTokensRequest))
         frontend.models.resolve(asked.model)
+        check_tool_choice(asked, frontend.builder.settings.tools)
         counted = len(chat_prompt(frontend, asked, asked.messages).ids)
         return json_response(
             {"input_tokens": counted, "context_management": {"original_input_tokens": counted}}

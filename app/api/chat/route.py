@@ -92,7 +92,7 @@ def response_options(
         **frontend.options(asked),
         prompt_ids=ids,
         role=role,
-        echo=content_text(last.get("content")) if request.echo and last["role"] == role else "",
+        echo=(content_text(last.get("content")) if last["role"] == role else "") if request.echo else None,
         top_logprobs=_shown_logprobs(request),
         beams=request.use_beam_search,
         prompt_text=frontend.tokenizer.decode(ids, False) if request.return_prompt_text else None,

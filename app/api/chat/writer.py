@@ -51,7 +51,7 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
 
     prompt_ids: Sequence[int]
     role: str = "assistant"
-    echo: str = ""
+    echo: str | None = None
     top_logprobs: int | None = None
     """Alternatives shown; None without log probabilities."""
     beams: bool = False
@@ -132,7 +132,7 @@ class ChatWriter(ResponseWriter):
         if type(output) is not Started:
             return False
         options = self._options
-        values = len(options.prompt_text or "") + options.n * len(options.echo)
+        values = len(options.prompt_text or "") + options.n * len(options.echo or "")
         return values + (len(options.prompt_ids) if options.token_ids else 0) > SLICE
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
@@ -303,7 +303,7 @@ class ChatWriter(ResponseWriter):
 
     def _message(self, choice: ChoiceState, holes: Holes) -> ChatMessage:
         options, texts = self._options, choice.texts
-        if options.echo:
+        if options.echo is not None:
             texts = [options.echo, *texts]
         if not choice.segments and not options.reasons:
             return ChatMessage(options.role, holes.text(texts))
@@ -322,7 +322,13 @@ class ChatWriter(ResponseWriter):
         if images := choice.texts_of("image"):
             text = [TextBlock(holes.text(texts))] if said else []
             return [*text, ImageBlock(ImageURL("".join(images)))]
-        if not said and (choice.called or self._options.reasons) and not self._options.forced_tool:
+        options = self._options
+        if (
+            not said
+            and options.echo is None
+            and not options.forced_tool
+            and (choice.called or options.reasons)
+        ):
             return None
         return holes.text(texts)
 
