@@ -89,7 +89,7 @@ test-image:
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict app config understudy benchmarks wsgi.py examples/plugins
+	$(BIN)/mypy --strict app config vllm_understudy benchmarks wsgi.py examples/plugins
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
