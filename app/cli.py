@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from config import VERSION, ConfigError, Settings
 from config.flags import parse, usage
-from config.loader import resolve
+from config.installation import COMMAND
+from config.loader import check_extras, resolve
 from config.settings import table_of
 from config.sources import Flags, as_environment
 
@@ -155,11 +156,8 @@ def _script(argv: Sequence[str]) -> int:
 
 
 def _generate(argv: Sequence[str]) -> int:
-    try:
-        from app.llm import command
-    except ModuleNotFoundError as error:
-        print(f"error: {error}: pip install -r requirements-engine.txt", file=sys.stderr)
-        return 1
+    from app.llm import command
+
     return command.run(argv)
 
 
@@ -184,13 +182,14 @@ def _read(argv: Sequence[str]) -> Flags:
 
 
 def _help(flags: Flags) -> str:
-    lines = [f"  python -m app {name} --help" for name in COMMANDS]
+    lines = [f"  {COMMAND} {name} --help" for name in COMMANDS]
     return "\n".join([usage(table_of(flags.kind or Settings)), "Other commands:", *lines])
 
 
 def _checked(flags: Flags) -> dict[str, str]:
     """The environment that hands the settings over; gunicorn's own load repeats the warnings of this one."""
     settings = resolve(flags, os.environ, warn=lambda text: None)
+    check_extras(settings)
     return as_environment(flags, settings, os.environ)
 
 

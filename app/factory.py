@@ -7,7 +7,6 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from app.api import decisions, invocations, label_reads, models, tokens
@@ -67,11 +66,10 @@ from app.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.server import ranks
 from app.server.handover import handed_over
 from app.tokenization import Tokenizer, TokenizerError, load_tokenizer
-from app.tracing import check_tracing
 from app.web.application import StartedLater, Understudy
 from config import ConfigError, Settings
 from config.live import LiveSettings
-from config.loader import load
+from config.loader import check_extras, load
 
 if TYPE_CHECKING:
     from app.api.frontend import Frontend
@@ -84,10 +82,6 @@ if TYPE_CHECKING:
     from app.script.book import ScriptBook
 
 
-GRPC_PACKAGES = ("smg_grpc_proto", "grpc_health", "grpc_reflection")
-"""Messages alone: what speaks HTTP/2 is our own."""
-
-
 def create_app(settings: Settings | None = None) -> Understudy:
     """Build the application from `settings`, or from the environment and the YAML file that it names.
 
@@ -96,7 +90,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
     """
     try:
         settings = settings or handed_over(os.environ) or load((), os.environ)
-        check_tracing(settings.tracing)
+        check_extras(settings)
         prepare_datasets(dataset_settings(settings))
         tokenizer = tokenizer_of(settings)
         if settings.kvindex.role == "indexer":
@@ -141,13 +135,13 @@ def prepare(settings: Settings) -> None:
     """Fetch and look at what the settings name, before workers start.
 
     TokenizerError when a tokenizer that was asked for by name cannot be used, DatasetError for a dataset,
-    ConfigError for a script.
+    ConfigError for a script, and for packages that are not installed.
     """
+    check_extras(settings)
     named = settings.tokenizer
     if named.tokenizer or named.render_url or named.chat_template or settings.engine.is_real:
         tokenizer_of(settings).encode("Ready?")
     prepare_datasets(dataset_settings(settings))
-    check_grpc(settings)
     if settings.scripts.script:
         from app.script.opening import check_scripts
 
@@ -299,8 +293,7 @@ def rpc_of(
     is_ready: Callable[[], bool],
     publisher: Publisher | None,
 ) -> RpcService:
-    """What is answered over gRPC. ConfigError when its packages are not here."""
-    check_grpc(components.settings)
+    """What is answered over gRPC."""
     from app.api.grpc.information import ServerFacts  # and protobuf, which other servers do without
     from app.api.grpc.service import rpc_service
 
@@ -314,14 +307,6 @@ def rpc_of(
         components.clock.now(),
     )
     return rpc_service(frontend, facts, is_ready, publisher)
-
-
-def check_grpc(settings: Settings) -> None:
-    """ConfigError when gRPC is wanted, and its packages are not here."""
-    if settings.server.speaks_grpc and not all(map(find_spec, GRPC_PACKAGES)):
-        raise ConfigError(
-            "setting grpc: needs packages that are not installed: pip install -r requirements-grpc.txt"
-        )
 
 
 def engine_of(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
@@ -30,11 +29,11 @@ from app.server.handover import ENDPOINT
 from app.tokenization import Tokenizer
 from app.tokenization.loading import template_source
 from config import ConfigError, Settings
+from config.installation import COMMAND, check_installed
 
 if TYPE_CHECKING:
     from app.components import Components
 
-NEEDS = ("torch", "safetensors", "llguidance")
 Device = Literal["auto", "cuda", "mps", "cpu"]
 DTYPES: Mapping[str, Literal["auto", "float32", "bfloat16", "float16"]] = {
     "auto": "auto",
@@ -49,17 +48,13 @@ OWN_DEFAULTS, NO_DEFAULTS = "auto", "vllm"
 T = TypeVar("T")
 NOT_STARTED = (
     "setting engine: 'llm' is started by gunicorn.conf.py of Understudy, which this gunicorn does not read: "
-    "start it in its folder, or with python -m app"
+    f"start it in its folder, or with {COMMAND}"
 )
 
 
 def engine_options(settings: Settings) -> EngineProcessOptions:
     """What the engine's process is started with. ConfigError when it could not run here."""
-    if not all(find_spec(name) for name in NEEDS):
-        raise ConfigError(
-            "setting engine: 'llm' needs packages that are not installed: "
-            "pip install -r requirements-engine.txt"
-        )
+    check_installed("engine", "setting engine: 'llm'")
     sampling_defaults(settings)  # to be refused before any work is done
     cache, limits, name = settings.kvcache, settings.scheduling, settings.model.model
     return EngineProcessOptions(

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, ParamSpec
 
 from config.declaration import DURATION, JSON, OBJECTS, ConfigError
+from config.installation import COMMAND
 from config.kinds import SWITCH
 from config.plugins import kind_named_by
 from config.settings import BY_NAME, Setting, Settings, Table, table_of
@@ -136,7 +137,7 @@ def usage(table: Table) -> str:
 def plain_parser(**options: Any) -> Parser:
     """A parser that raises, knows nothing yet, and gives only what is given."""
     return Parser(
-        prog="python -m app",
+        prog=COMMAND,
         formatter_class=partial(_Help, max_help_position=38, width=100),
         argument_default=argparse.SUPPRESS,
         add_help=False,
@@ -147,7 +148,7 @@ def plain_parser(**options: Any) -> Parser:
 
 def settings_parser(table: Table) -> Parser:
     """A parser whose results are named like settings; those that are not given are absent."""
-    usage = "python -m app [--config FILE] [--setting value ...]"
+    usage = f"{COMMAND} [--config FILE] [--setting value ...]"
     parser = plain_parser(usage=usage, description=ABOUT, allow_abbrev=False)
     add_settings(parser, table)
     parser._negative_number_matcher = _NO_FLAG

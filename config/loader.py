@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from config.declaration import ConfigError
+from config.installation import check_installed
 from config.plugins import settings_kind
 from config.real_engine import check_real, real_defaults
 from config.settings import BY_NAME, Settings, Table, table_of
@@ -69,6 +70,16 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
     check(settings, sources)
     check_real(settings, sources)
     return settings
+
+
+def check_extras(settings: Settings) -> None:
+    """Raises ConfigError when an optional part that `settings` turn on is not installed."""
+    if settings.server.speaks_grpc:
+        check_installed("grpc", "setting grpc")
+    if settings.tracing.otlp_traces_endpoint is not None:
+        check_installed("tracing", "setting otlp-traces-endpoint")
+    if settings.engine.is_real:
+        check_installed("engine", "setting engine: 'llm'")
 
 
 def _take_other_names(values: dict[str, object], sources: dict[str, str]) -> None:

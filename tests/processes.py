@@ -18,7 +18,7 @@ from app.fleet.processes import Processes
 
 STARTERS = (subprocess, subprocess.Popen, subprocess.run, os.fork, Processes, running_fleet)
 """Whoever refers to one of these starts processes."""
-FOLLOWED = ("tests.", "benchmarks.", "understudy.")
+FOLLOWED = ("tests.", "benchmarks.", "vllm_understudy.")
 """Modules whose functions and classes are followed."""
 CACHED = type(cache(print))
 FOLLOWABLE = (FunctionType, ModuleType, type, partial, property, classmethod, staticmethod, CACHED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -66,6 +67,15 @@ def test_the_published_ports_are_those_that_are_served(name: str) -> None:
     ports = str(first) if first == last else f"{first}-{last}"
     assert service["ports"] == [f"{ports}:{ports}"]
     assert all(str(port) in service["healthcheck"]["test"][-1] for port in range(first, last + 1))
+
+
+def test_no_two_services_publish_a_port_and_the_table_of_the_documents_has_them_all() -> None:
+    published = {name: service["ports"][0].partition(":")[0] for name, service in SERVICES.items()}
+    ends = [list(map(int, ports.split("-"))) for ports in published.values()]
+    ports = [port for end in ends for port in range(end[0], end[-1] + 1)]
+    assert len({*ports}) == len(ports)
+    compose = (ROOT / "docs" / "deployment.md").read_text().partition("## Compose")[2].partition("\n## ")[0]
+    assert dict(re.findall(r"(?m)^\| `([\w-]+)` \| ([\d-]+) \|", compose)) == published
 
 
 def test_a_service_of_vllm_moves_over_with_its_image_changed() -> None:

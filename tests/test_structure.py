@@ -21,7 +21,7 @@ def module_of(path: Path) -> str:
 
 MODULES = {
     module_of(path): path
-    for folder in ("app", "config", "understudy")
+    for folder in ("app", "config", "vllm_understudy")
     for path in (ROOT / folder).rglob("*.py")
 }
 

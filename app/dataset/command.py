@@ -27,6 +27,7 @@ from app.dataset.errors import DatasetError
 from app.tokenization import Tokenizer, TokenizerError
 from config import ConfigError, Settings
 from config.flags import Parser, as_command, whole_number
+from config.installation import COMMAND
 from config.loader import load
 
 ABOUT = """\
@@ -46,7 +47,7 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog="python -m app dataset", description=ABOUT, allow_abbrev=False)
+    flags = Parser(prog=f"{COMMAND} dataset", description=ABOUT, allow_abbrev=False)
     flags.add_argument("--input", required=True, type=Path, metavar="FILE.json", help="conversations to read")
     flags.add_argument("--output", required=True, type=Path, metavar="OUT.sqlite3", help="file to make")
     flags.add_argument("--table-name", help="table to make, the setting dataset-table-name if not given")

@@ -16,16 +16,17 @@ from app.fidelity.files import check_target, whole_file
 from app.fidelity.fitting import Problem, Run, make_problem, relative
 from app.fidelity.identified import certainties
 from app.fidelity.replay import Recording, replay
-from app.fidelity.search import Progress, Search, check_installed, mapped
+from app.fidelity.search import Progress, Search, mapped
 from config import ConfigError
 from config.datasheet import AUTO, profile_of
 from config.durations import parse_duration
 from config.flags import Parser, as_command, whole_number
+from config.installation import COMMAND, check_installed
 from config.profile import Profile, read_profile
 
-ABOUT = """\
+ABOUT = f"""\
 Fit a profile to recorded runs of a real server: files of vllm bench serve (--save-result --save-detailed),
-guidellm (JSON), aiperf (profile_export.jsonl), or CSV as python -m app record writes it. The fit starts from
+guidellm (JSON), aiperf (profile_export.jsonl), or CSV as {COMMAND} record writes it. The fit starts from
 the model's config.json and the device's data sheet, or from a profile (docs/fidelity.md, "Calibration").
 """
 TELL_EVERY_S = 2.0
@@ -39,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog="python -m app calibrate", description=ABOUT, allow_abbrev=False)
+    flags = Parser(prog=f"{COMMAND} calibrate", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     add("recordings", nargs="+", metavar="FILE", help="recorded runs; several make a better fit")
     add("--out", required=True, type=Path, metavar="PROFILE.yaml", help="the profile to write")
@@ -73,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _calibrate(given: argparse.Namespace, now: Callable[[], float]) -> None:
+    check_installed("calibrate", "calibrate")
+    if given.png is not None:
+        check_installed("fleet", "--png")
     for path in (given.out, given.png):
         check_target(path)
     turnaround_s = _duration(given.turnaround)
@@ -81,9 +85,6 @@ def _calibrate(given: argparse.Namespace, now: Callable[[], float]) -> None:
     kept = _runs(given.check, given.in_flight, turnaround_s)
     for run in [*runs, *kept]:
         _check_fits(start, run.recording)
-    if given.png is not None and not report.can_draw():
-        raise ConfigError(report.HOW_TO_GET)
-    check_installed()
     _fit(given, make_problem(start, runs), kept, now)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,6 @@ from app.fidelity.identified import Certainty, off_as_text
 from app.fidelity.replay import Replayed
 from config.profile import Profile
 
-HOW_TO_GET = "png: matplotlib is missing; pip install -r requirements-fleet.txt"
 IDLE_STEPS = 20
 """Steps that found the device idle, in some run, from which on it counts as one that idles."""
 FULL = 0.9
@@ -95,11 +93,6 @@ def warnings(problem: Problem, played: Sequence[Replayed], known: Sequence[Certa
     if whole is not None and whole.identified and not any(it.identified for it in parts):
         told.append("base and weights are identified as a sum only")
     return told
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
 
 
 def draw(errors: Errors, unseen: Errors, path: Path) -> None:

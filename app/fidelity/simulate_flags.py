@@ -18,6 +18,7 @@ from config import ConfigError
 from config.devices import DEVICES
 from config.durations import parse_duration
 from config.flags import Parser, add_section, whole_number
+from config.installation import COMMAND
 from config.profile import DEFAULT_PROFILE
 from config.settings import Settings, Table, table_of
 
@@ -37,7 +38,7 @@ PLAIN = table_of(Settings)
 
 def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
     """What is not given is None, where nothing else is said. `table` has the settings of plugins, too."""
-    flags = Parser(prog="python -m app simulate", description=ABOUT, allow_abbrev=False)
+    flags = Parser(prog=f"{COMMAND} simulate", description=ABOUT, allow_abbrev=False)
     told = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
     flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=told)
     _add_data_sheet(flags.add_argument_group("What profile auto is made of"))

@@ -27,6 +27,7 @@ from app.load.workload import Compose, Workload, arrivals, make_workload
 from app.simulated.corpus import Corpus, sample_sentences
 from app.tokenization import Tokenizer, TokenizerError
 from config import ConfigError, Settings
+from config.installation import install, missing
 from config.loader import load
 
 CHECK_EVERY_S = 1.0
@@ -164,8 +165,8 @@ def _show(summaries: Sequence[Summary], options: Options, workload: Workload) ->
         _write_json(summaries, options, options.json)
     if options.png is None:
         return
-    if not report.can_draw():
-        print(report.HOW_TO_GET)
+    if missing("fleet"):
+        print(f"no picture: {install('fleet')}")
         return
     load_text = f"{options.rate:g} requests/s" if options.rate else f"{options.concurrency} at once"
     title = f"{options.pods} pods, {len(workload.requests)} requests, {load_text}, "

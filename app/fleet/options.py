@@ -11,6 +11,7 @@ from pathlib import Path
 from app.fleet.routing import POLICIES
 from config import ConfigError
 from config.flags import Parser, whole_number
+from config.installation import COMMAND, check_installed
 
 ABOUT = """\
 Start pods, an indexer and a proxy on this machine, play a workload of shared prefixes, and show the time to
@@ -41,6 +42,8 @@ class Options:
 def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
     """The options, and the flags that are not among them. ConfigError, in one line, for wrong values."""
     given, flags = _parser().parse_known_args(argv)
+    if given.png is not None and not given.no_png:
+        check_installed("fleet", "--png")
     for path in (given.png, given.json):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {path.parent}")
@@ -53,7 +56,7 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
         rate=given.rate,
         policies=tuple(dict.fromkeys(given.policies or ())),
         seed=given.seed,
-        png=None if given.no_png else given.png,
+        png=None if given.no_png else given.png or Path("fleet.png"),
         json=given.json,
         serve=given.serve,
     )
@@ -71,7 +74,7 @@ def with_policies(options: Options, more: Iterable[str]) -> Options:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog="python -m app fleet", description=ABOUT, allow_abbrev=False)
+    flags = Parser(prog=f"{COMMAND} fleet", description=ABOUT, allow_abbrev=False)
     whole = whole_number(1)
     flags.add_argument("--pods", type=whole_number(1, MOST_PODS), default=4, help="servers to start [4]")
     flags.add_argument("--requests", type=whole, default=200, help="requests to send under each policy [200]")
@@ -90,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=whole_number(0, 2**31), default=1, help="of workload, routing and pods [1]"
     )
     picture = flags.add_mutually_exclusive_group()
-    picture.add_argument("--png", type=Path, default=Path("fleet.png"), help="picture to draw [fleet.png]")
+    picture.add_argument("--png", type=Path, help="picture to draw [fleet.png, with matplotlib]")
     picture.add_argument("--no-png", action="store_true", help="draw none")
     flags.add_argument("--json", type=Path, help="file for the figures, every TTFT among them")
     flags.add_argument("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")

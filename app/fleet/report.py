@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,7 +18,6 @@ COLORS = ("#9a9a9a", "#5b8db8", "#d1495b")
 QUANTILES = ("mean", "p50", "p90", "p99")
 Axes = Any
 """Of matplotlib, which is optional."""
-HOW_TO_GET = "no picture: matplotlib is missing; pip install -r requirements-fleet.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +125,6 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     cells = [row[0].ljust(widths[0])]
     cells += [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
     return "| " + " | ".join(cells) + " |"
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
 
 
 def draw(summaries: Sequence[Summary], title: str, path: Path) -> None:

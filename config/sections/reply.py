@@ -64,7 +64,7 @@ class ReplySettings(Section, frozen=True, kw_only=True):
 
 
 class ReplaySettings(Section, frozen=True, kw_only=True):
-    """Recorded exchanges as answers: what `python -m app record --proxy` has written."""
+    """Recorded exchanges as answers: what `record --proxy` has written."""
 
     replay: Annotated[
         str, About("A recording whose answers are given to equal requests. Empty is off.", path=True)

@@ -14,6 +14,7 @@ from config.declaration import (
     PositiveDuration,
     Section,
 )
+from config.installation import install
 
 Rank = Annotated[int, Meta(le=7)]
 HostNames = Annotated[
@@ -34,8 +35,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     grpc: Annotated[
         bool,
         About(
-            "Answer gRPC, too, on the same port: vLLM's service VllmEngine; see docs/grpc.md. Needs "
-            "requirements-grpc.txt."
+            "Answer gRPC, too, on the same port: vLLM's service VllmEngine; see docs/grpc.md. "
+            f"Install it first: {install('grpc')}."
         ),
     ] = False
     grpc_port: Annotated[

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from config.flags import NOTHING, Parser, add_settings, flags_of, given_to, kind_of, plain_parser
+from config.installation import COMMAND
 from config.settings import table_of
 from config.sources import Flags
 from config.vllm.options import Option, groups, options
@@ -16,10 +17,10 @@ MODEL = "model_tag"
 """The model that stands without a name in front."""
 OURS = "vllm "
 """Before the names of vLLM's options among the parser's results; settings stand there as they are called."""
-USAGE = "python -m app serve [MODEL] [--option value ...]"
-ABOUT = """\
+USAGE = f"{COMMAND} serve [MODEL] [--option value ...]"
+ABOUT = f"""\
 Takes the command line of `vllm serve` as it is. What each option does here is in docs/serve.md; a setting of
-Understudy's own (python -m app --help) is taken, too, unless vLLM has an option of that name.
+Understudy's own ({COMMAND} --help) is taken, too, unless vLLM has an option of that name.
 """
 OBSOLETE = {
     "switch": (

@@ -382,7 +382,7 @@ def test_vectors_are_those_of_the_script(tmp_path: Any) -> None:
             create(model="tiny", input="refuse")
 
 
-def test_the_readme_shows_the_script_of_the_agent() -> None:
+def test_the_documents_show_the_script_of_the_agent() -> None:
     text = (ROOT / "examples" / "scripts" / "weather.yaml").read_text()
     assert len(text.splitlines()) == 20
-    assert text in (ROOT / "README.md").read_text()
+    assert text in (ROOT / "docs" / "scripts.md").read_text()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from random import Random
 
 import msgspec
 import pytest
 
-from app.fidelity import calibrate, search
+from app.fidelity import calibrate
 from app.fidelity.calibration_report import as_yaml, constants_table, warnings
 from app.fidelity.files import whole_file
 from app.fidelity.fitting import CONSTANTS, Problem, Run, make_problem
@@ -225,7 +226,7 @@ def test_two_runs_of_one_name_are_refused(tmp_path: Path, capsys: pytest.Capture
 def test_without_the_optimizer_it_says_how_to_get_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "cma", None)
     words = [str(recorded(tmp_path)), "--start", "qwen3-14b-h100", "--out", str(tmp_path / "mine.yaml")]
     assert calibrate.run(words) == 1
     assert "pip install -r requirements-calibrate.txt" in capsys.readouterr().err

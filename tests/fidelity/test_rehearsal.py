@@ -409,7 +409,7 @@ def test_bad_flags_are_told_in_one_line(
 def test_without_torch_a_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "app.fidelity.real_engine", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert command.run(["--model", "tiny"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ")

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.fleet.report import Summary, can_draw, draw, notes, quantile, summarize, table
+from app.fleet.report import Summary, draw, notes, quantile, summarize, table
 from app.load.client import Sample
+from config.installation import missing
 
 SAMPLES = [
     Sample("a", 0.1, 100, 0),
@@ -79,7 +80,7 @@ def test_json_has_every_figure() -> None:
     assert set(told) == set(Summary.__slots__)
 
 
-@pytest.mark.skipif(not can_draw(), reason="matplotlib is optional")
+@pytest.mark.skipif(missing("fleet"), reason="matplotlib is optional")
 @pytest.mark.parametrize("policies", [["random"], ["random", "round-robin", "prefix-aware"]])
 def test_the_picture_is_a_png(policies: list[str], tmp_path: Path) -> None:
     path = tmp_path / "fleet.png"

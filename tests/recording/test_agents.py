@@ -1,4 +1,4 @@
-"""Real agents go round their loop against the README's script, and again, byte by byte, on its recording."""
+"""Real agents go round their loop against the script of docs/scripts.md, and again on its recording."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def said(exchange: Exchange) -> tuple[object, ...]:
     )
 
 
-def test_the_script_is_short_and_the_one_of_the_readme() -> None:
+def test_the_script_is_short_and_the_one_of_the_documents() -> None:
     text = SCRIPT.read_text()
     assert len(text.splitlines()) <= 20
-    assert f"```yaml\n{text}```" in (ROOT / "README.md").read_text()
+    assert f"```yaml\n{text}```" in (ROOT / "docs" / "scripts.md").read_text()
 
 
 @pytest.mark.parametrize(

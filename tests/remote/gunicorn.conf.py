@@ -3,9 +3,9 @@
 import runpy
 from pathlib import Path
 
-from app import real_engine
 from app.server import engine_process
+from config import installation
 
 engine_process.MODULE = "tests.remote.engine"
-real_engine.NEEDS = ()
+installation.PACKAGES["engine"] = ()
 globals().update(runpy.run_path(str(Path(__file__).parents[2] / "gunicorn.conf.py")))

@@ -213,7 +213,7 @@ def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("endpoint", "told"),
     [
-        ("http://127.0.0.1:4318/v1/traces", "needs the packages of requirements-tracing.txt"),
+        ("http://127.0.0.1:4318/v1/traces", "pip install -r requirements-tracing.txt"),
         ("grpc://127.0.0.1:4317", "must begin with http:// or https://"),
     ],
 )

@@ -2,7 +2,7 @@
 
 The server is a folder with `app`, `config`, `wsgi.py` and `gunicorn.conf.py`: the one above this package in a
 checkout, this package itself where a wheel was installed. Names as common as `app` and `config` are looked
-for there in processes of the server only; who imports `understudy` keeps them for itself.
+for there in processes of the server only; whoever imports `vllm_understudy` keeps them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-TREE = PACKAGE if (PACKAGE / "wsgi.py").is_file() else PACKAGE.parent
+TREE = PACKAGE if (PACKAGE / "app").is_dir() else PACKAGE.parent
 
 
 def command(*words: str) -> list[str]:

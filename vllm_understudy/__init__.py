@@ -1,6 +1,6 @@
 """Understudy in tests of clients: a server that plays vLLM, for as long as a `with` block or a test lasts.
 
-with understudy.running_server(max_num_seqs=2) as server:
+with vllm_understudy.running_server(max_num_seqs=2) as server:
     server.fault("error", status=503, times=1)
     ask(server.base_url)
     assert server.verdict().clean
@@ -8,7 +8,7 @@ with understudy.running_server(max_num_seqs=2) as server:
 In pytest the same is the fixture `understudy` (docs/testing.md).
 """
 
-from understudy.control import ControlError, Server, Verdict
-from understudy.running import running_server
+from vllm_understudy.control import ControlError, Server, Verdict
+from vllm_understudy.running import running_server
 
 __all__ = ["ControlError", "Server", "Verdict", "running_server"]

@@ -1,4 +1,4 @@
-"""The command `understudy`, also `python -m understudy`: all of `python -m app`, wherever it is installed."""
+"""The command `understudy`, or `python -m vllm_understudy`: `python -m app`, wherever it is installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from understudy.tree import command, environment
+from vllm_understudy.tree import command, environment
 
 
 def main() -> NoReturn:

@@ -1,4 +1,4 @@
-"""`understudy.running_server`: a server for a `with` block, and what a test can ask of it."""
+"""`vllm_understudy.running_server`: a server for a `with` block, and what a test can ask of it."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import openai
 import pytest
 import requests
 
-import understudy
-from understudy.running import flags
+import vllm_understudy
+from vllm_understudy.running import flags
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[understudy.Server]:
-    with understudy.running_server(
+def running() -> Iterator[vllm_understudy.Server]:
+    with vllm_understudy.running_server(
         max_num_seqs=2, fault_rules=[{"action": "stall", "model": "slow"}], admin_key="secret"
     ) as server:
         yield server
 
 
 @pytest.fixture
-def server(running: understudy.Server) -> Iterator[understudy.Server]:
+def server(running: vllm_understudy.Server) -> Iterator[vllm_understudy.Server]:
     yield running
     running.reset()
 
 
-def client(server: understudy.Server, retries: int) -> openai.OpenAI:
+def client(server: vllm_understudy.Server, retries: int) -> openai.OpenAI:
     return openai.OpenAI(base_url=server.base_url, api_key="any", max_retries=retries)
 
 
-def ask(server: understudy.Server, retries: int = 0) -> str | None:
+def ask(server: vllm_understudy.Server, retries: int = 0) -> str | None:
     messages = [{"role": "user", "content": "hi"}]
     answer = client(server, retries).chat.completions.create(model="understudy-tiny", messages=messages)
     return answer.choices[0].message.content
 
 
-def test_a_client_retries(server: understudy.Server) -> None:
+def test_a_client_retries(server: vllm_understudy.Server) -> None:
     server.fault("error", status=503, times=1)
     with pytest.raises(openai.InternalServerError):
         ask(server)
@@ -53,13 +53,13 @@ def test_a_client_retries(server: understudy.Server) -> None:
 def test_scripts_count_from_one_after_a_reset(tmp_path: Path) -> None:
     script = tmp_path / "replies.yaml"
     script.write_text("rules: [{when: {nth: 1}, then: {text: first}}, {then: {text: again}}]")
-    with understudy.running_server(script=str(script)) as server:
+    with vllm_understudy.running_server(script=str(script)) as server:
         assert [ask(server), ask(server)] == ["first", "again"]
         server.reset()
         assert ask(server) == "first"
 
 
-def test_a_client_that_does_not_wait_is_found(server: understudy.Server) -> None:
+def test_a_client_that_does_not_wait_is_found(server: vllm_understudy.Server) -> None:
     server.fault("error", status=429, retry_after=30)
     url = f"{server.base_url}/completions"
     body = {"prompt": "again", "max_tokens": 1}
@@ -69,7 +69,7 @@ def test_a_client_that_does_not_wait_is_found(server: understudy.Server) -> None
     assert "no_backoff" in str(verdict), verdict.findings
 
 
-def test_rules_are_added_and_a_reset_leaves_those_of_the_start(server: understudy.Server) -> None:
+def test_rules_are_added_and_a_reset_leaves_those_of_the_start(server: vllm_understudy.Server) -> None:
     [first] = server.faults
     server.fault("error", status=500)
     server.fault("empty", every=2)
@@ -80,7 +80,7 @@ def test_rules_are_added_and_a_reset_leaves_those_of_the_start(server: understud
     assert server.faults == [first]
 
 
-def test_a_reset_forgets_clients_and_restores_settings(server: understudy.Server) -> None:
+def test_a_reset_forgets_clients_and_restores_settings(server: vllm_understudy.Server) -> None:
     server.configure(failure_injection_rate=100, failure_types=["server_error"])
     server.configure(failure_injection_rate=50)
     with pytest.raises(openai.APIStatusError):
@@ -92,30 +92,30 @@ def test_a_reset_forgets_clients_and_restores_settings(server: understudy.Server
     assert not server.verdict().clients and ask(server)
 
 
-def test_what_cannot_be_is_told(server: understudy.Server) -> None:
-    with pytest.raises(understudy.ControlError, match="unknown setting 'nix'"):
+def test_what_cannot_be_is_told(server: vllm_understudy.Server) -> None:
+    with pytest.raises(vllm_understudy.ControlError, match="unknown setting 'nix'"):
         server.configure(nix=3)
-    with pytest.raises(understudy.ControlError, match="max-num-seqs"):
+    with pytest.raises(vllm_understudy.ControlError, match="max-num-seqs"):
         server.configure(max_num_seqs=3)
-    with pytest.raises(understudy.ControlError, match="explode"):
+    with pytest.raises(vllm_understudy.ControlError, match="explode"):
         server.fault("explode")
     assert len(server.faults) == 1
 
 
 def test_it_ends_with_the_block_even_with_an_error_in_it() -> None:
-    with pytest.raises(ZeroDivisionError), understudy.running_server() as server:
+    with pytest.raises(ZeroDivisionError), vllm_understudy.running_server() as server:
         raise ZeroDivisionError
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port), 1)
     assert not server.log_file.exists()
-    with pytest.raises(understudy.ControlError):
+    with pytest.raises(vllm_understudy.ControlError):
         server.ask("GET", "/admin/config")
 
 
 def test_a_start_that_fails_says_why() -> None:
     with (
         pytest.raises(RuntimeError, match="unknown flag --max-num-seq; did you mean --max-num-seqs"),
-        understudy.running_server(max_num_seq=3),
+        vllm_understudy.running_server(max_num_seq=3),
     ):
         pass
 
@@ -127,14 +127,14 @@ def test_vllms_command_line_ranks_and_tls(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environ, "SIM_MAX_NUM_SEQS", "5")
     words = ("serve", "Qwen/Qwen3-8B", "--max-model-len", "8k")
-    with understudy.running_server(*words, data_parallel_size=2, self_signed_certs=True) as server:
+    with vllm_understudy.running_server(*words, data_parallel_size=2, self_signed_certs=True) as server:
         assert server.settings["max-model-len"] == 8000 and server.settings["max-num-seqs"] != 5
         server.fault("error", status=418)
         url = f"https://127.0.0.1:{server.port + 1}/v1/completions"
         with pytest.warns(match="certificate"):
             answer = requests.post(url, json={"prompt": "hi"}, verify=False, timeout=20)
         assert answer.status_code == 418
-    with understudy.running_server(config="mine.yaml") as server:
+    with vllm_understudy.running_server(config="mine.yaml") as server:
         assert server.settings["max-num-seqs"] == 3
 
 

@@ -10,8 +10,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from understudy.control import Json, Server
-from understudy.running import running_server
+from vllm_understudy.control import Json, Server
+from vllm_understudy.running import running_server
 
 MARKER = "understudy"
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from understudy import tree
-from understudy.control import Json, Server
+from vllm_understudy import tree
+from vllm_understudy.control import Json, Server
 
 SEED = 7
 """Of a server that is not told another: in a test it says the same each time."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import understudy
+import vllm_understudy
 from tests.running_server import ROOT, running_server
 
 PAGE = (ROOT / "docs" / "testing.md").read_text()
@@ -20,7 +20,14 @@ RECIPES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAG
 
 def test_its_tests_pass(tmp_path: Path) -> None:
     (tmp_path / "test_client.py").write_text(TESTS)
-    plugin = ["-p", "understudy.pytest_plugin", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    plugin = [
+        "-p",
+        "vllm_understudy.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+    ]
     command = [sys.executable, "-m", "pytest", *plugin, "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert "3 passed" in done.stdout, done.stdout + done.stderr
@@ -35,7 +42,7 @@ def test_its_block_runs() -> None:
 
 def test_all_that_a_server_can_be_asked_is_there() -> None:
     told = set(re.findall(r"`(\w+)(?=[(`])", PAGE.partition("## What a server can be asked")[2]))
-    public = {name for name in vars(understudy.Server) if not name.startswith("_")}
+    public = {name for name in vars(vllm_understudy.Server) if not name.startswith("_")}
     assert public - {"is_healthy"} <= told
 
 

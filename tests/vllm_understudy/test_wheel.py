@@ -18,17 +18,18 @@ from pathlib import Path
 import pytest
 import requests
 
+from app.cli import COMMANDS
 from tests.running_server import ROOT, free_port
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CLIENT = Path(__file__).with_name("client_project.py")
 HERE = Path(sys.executable).parent
 PATIENCE_S = 120
+BIND = "-b 127.0.0.1:{}"
 SOURCES = (
     "app",
     "config",
-    "understudy",
-    "wsgi.py",
+    "vllm_understudy",
     "gunicorn.conf.py",
     "pyproject.toml",
     "README.md",
@@ -98,11 +99,13 @@ def elsewhere(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def serving(words: Sequence[str | Path], cwd: Path) -> Iterator[str]:
+def serving(words: Sequence[str | Path], cwd: Path, address: str = "--port {}") -> Iterator[str]:
     """The server's address; it answers inside the block and ends by SIGTERM with status 0."""
     port = free_port()
-    command = [*words, "--host", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen(command, cwd=cwd, env=plain(), start_new_session=True)
+    command = [*words, *address.format(port).split()]
+    with (cwd / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=cwd, env=plain(), stderr=log, start_new_session=True)
+    (cwd / "pid").write_text(str(process.pid))
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + PATIENCE_S
@@ -131,12 +134,12 @@ def test_the_wheel_is_one_package_that_holds_the_tree_as_it_is(checkout: Path, w
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = {str(path.relative_to(checkout)) for path in checkout.rglob("*") if path.is_file()}
     files -= {"pyproject.toml", "README.md", "LICENSE"}
-    assert packed == {f"understudy/{name.removeprefix('understudy/')}" for name in files}
-    assert "understudy/config/vllm/options.json" in packed
+    assert packed == {f"vllm_understudy/{name.removeprefix('vllm_understudy/')}" for name in files}
+    assert "vllm_understudy/config/vllm/options.json" in packed
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("words", [("understudy",), ("python", "-m", "understudy")])
+@pytest.mark.parametrize("words", [("understudy",), ("python", "-m", "vllm_understudy")])
 def test_it_serves_from_an_environment_that_was_empty(
     installed: Path, elsewhere: Path, words: tuple[str, ...]
 ) -> None:
@@ -151,11 +154,76 @@ def test_it_serves_from_an_environment_that_was_empty(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("options", "worker"),
+    [
+        ([], "sync"),
+        (["-k", "gthread", "--threads", "8"], "gthread"),
+        (["-c", "python:vllm_understudy.gunicorn_conf"], "app.server.worker.Worker"),
+    ],
+)
+def test_gunicorn_serves_it_by_its_name(
+    installed: Path, elsewhere: Path, options: list[str], worker: str
+) -> None:
+    command = [installed / "gunicorn", *options, "--no-control-socket", "vllm_understudy.wsgi:app"]
+    with serving(command, elsewhere, BIND) as url:
+        body = {"prompt": "Hello there", "max_tokens": 3, "stream": True}
+        answer = requests.post(f"{url}/v1/completions", json=body, timeout=20)
+        assert answer.text.count("data: ") == 4 and answer.text.endswith("data: [DONE]\n\n")
+    assert f"Using worker: {worker}\n" in (elsewhere / "log").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_a_configuration_that_is_named_as_a_module_is_read_again(installed: Path, elsewhere: Path) -> None:
+    (elsewhere / "mine.yaml").write_text("max-num-seqs: 3\n")
+    command = [installed / "gunicorn", "-c", "python:vllm_understudy.gunicorn_conf"]
+    with serving([*command, "-e", "SIM_CONFIG=mine.yaml", "vllm_understudy.wsgi:app"], elsewhere, BIND):
+        (elsewhere / "mine.yaml").write_text("max-num-seqs: 4\n")
+        os.kill(int((elsewhere / "pid").read_text()), signal.SIGHUP)
+        deadline = time.monotonic() + PATIENCE_S / 4
+        while '"max-num-seqs": 4' not in (elsewhere / "log").read_text():  # a hook of the module logs it
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+MISSING = {
+    "grpc": ("--grpc",),
+    "tracing": ("serve", "--otlp-traces-endpoint", "http://127.0.0.1:1/v1/traces"),
+    "engine": ("--engine", "llm", "--model", "tiny"),
+    "engine of a command": ("generate", "--model", "tiny", "hello"),
+    "engine of a rehearsal": ("rehearse", "--model", "tiny"),
+    "fleet": ("fleet", "--png", "fleet.png"),
+    "fleet of a simulation": ("simulate", "--num-requests", "1", "--plot", "run.png"),
+    "calibrate": ("calibrate", "run.json", "--out", "mine.yaml"),
+}
+"""What needs an optional part, by its extra."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", MISSING)
+def test_a_missing_extra_ends_the_start_with_one_line(installed: Path, elsewhere: Path, name: str) -> None:
+    done = run(installed / "understudy", *MISSING[name], cwd=elsewhere)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.endswith(f": pip install 'vllm-understudy[{name.partition(' ')[0]}]'\n")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("words", [(), *((name,) for name in COMMANDS), ("record", "--proxy")])
+def test_help_names_what_an_installation_has(
+    installed: Path, elsewhere: Path, words: tuple[str, ...]
+) -> None:
+    told = run(installed / "understudy", *words, "--help", cwd=elsewhere)
+    assert told.returncode == 0
+    assert not re.search(r"python -m|requirements-|gunicorn wsgi", told.stdout)
+
+
+@pytest.mark.timeout(300)
 def test_it_claims_no_other_name(installed: Path, elsewhere: Path) -> None:
-    said = run(installed / "python", "-c", "import understudy, app, config; app.MINE", cwd=elsewhere)
+    code = "import vllm_understudy, app, config; app.MINE"
+    said = run(installed / "python", "-c", code, cwd=elsewhere)
     assert said.returncode == 0, said.stderr
-    for name in ("app", "config", "wsgi"):
-        said = run(installed / "python", "-P", "-c", f"import understudy, {name}", cwd=elsewhere)
+    for name in ("app", "config", "wsgi", "understudy"):
+        said = run(installed / "python", "-P", "-c", f"import vllm_understudy, {name}", cwd=elsewhere)
         assert f"No module named '{name}'" in said.stderr
 
 

@@ -1,0 +1,47 @@
+"""How this program came here, so that messages name the command and the packages that its caller has."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from config.declaration import ConfigError
+
+Extra = Literal["calibrate", "engine", "fleet", "grpc", "tracing"]
+"""An optional part: an extra of pyproject.toml, and a requirements file."""
+
+IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file()
+"""Requirements files lie in a clone, not in a wheel or an image."""
+COMMAND = "python -m app" if IS_CLONE else "understudy"
+PACKAGES: Mapping[Extra, tuple[str, ...]] = {
+    "calibrate": ("cma",),
+    "engine": ("torch", "safetensors", "llguidance"),
+    "fleet": ("matplotlib",),
+    "grpc": ("smg_grpc_proto", "grpc_health", "grpc_reflection"),
+    "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+}
+"""Modules that an optional part imports. Of gRPC these are messages alone: HTTP/2 is spoken by app/server."""
+
+
+def install(extra: Extra) -> str:
+    """Returns the command that installs an optional part."""
+    what = f"-r requirements-{extra}.txt" if IS_CLONE else f"'vllm-understudy[{extra}]'"
+    return f"pip install {what}"
+
+
+def missing(extra: Extra) -> list[str]:
+    """Returns the modules of an optional part that are not installed."""
+    return [module for module in PACKAGES[extra] if not _is_installed(module)]
+
+
+def check_installed(extra: Extra, wanted_by: str) -> None:
+    """Raises ConfigError, in one line, when an optional part that `wanted_by` needs is not installed."""
+    if names := missing(extra):
+        raise ConfigError(f"{wanted_by}: needs {' and '.join(names)}: {install(extra)}")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ImportError:  # the package around the module
+        return False

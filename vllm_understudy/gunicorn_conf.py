@@ -1,0 +1,11 @@
+"""`gunicorn -c python:vllm_understudy.gunicorn_conf vllm_understudy.wsgi:app`: our gunicorn.conf.py."""
+
+import runpy
+import sys
+
+from vllm_understudy.tree import TREE
+
+# First, because the working folder may have an `app` or a `config` of its own.
+sys.path.insert(0, str(TREE))
+
+globals().update(runpy.run_path(str(TREE / "gunicorn.conf.py")))
