@@ -17,7 +17,7 @@ from app.fidelity.fitting import Problem, Run, make_problem, relative
 from app.fidelity.identified import certainties
 from app.fidelity.replay import Recording, replay
 from app.fidelity.search import Progress, Search, check_installed, mapped
-from config import ConfigError
+from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.durations import parse_duration
 from config.flags import Parser, as_command, whole_number
@@ -129,7 +129,7 @@ def _start(given: argparse.Namespace) -> Profile:
     """The profile that the fit starts from, with the limits that the recorded server had."""
     if given.start is not None:
         if given.device is not None or given.model_config is not None:
-            raise ConfigError("calibrate: start is given, so device and model-config must not be")
+            raise UsageError("calibrate: start is given, so device and model-config must not be")
         start = read_profile(given.start)
     else:
         start = profile_of(AUTO, given.device, given.tensor_parallel_size, given.model_config)
@@ -191,7 +191,7 @@ def _duration(text: str) -> float:
     try:
         seconds = parse_duration(text)
     except ValueError as error:
-        raise ConfigError(f"turnaround {text!r} {error}") from None
+        raise UsageError(f"turnaround {text!r} {error}") from None
     if seconds < 0:
-        raise ConfigError(f"turnaround {text!r} must not be negative")
+        raise UsageError(f"turnaround {text!r} must not be negative")
     return seconds

