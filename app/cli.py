@@ -148,7 +148,7 @@ def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCo
 def _plugins(argv: Sequence[str]) -> int:
     if "--help" in argv or "-h" in argv:  # which is told without pluggy, too
         print("usage: python -m app plugins [--plugin NAME] [--setting value ...]\n")
-        print("Tell which plugins a server with these settings has: their hooks and settings (docs/plugins.md).")
+        print("Tell which plugins a server with these settings has, and what they can do (docs/plugins.md).")
         return 0
     from app.plugins import command
 

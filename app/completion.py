@@ -71,7 +71,5 @@ def _fish(flags: Mapping[str, Sequence[str]], first: Sequence[str]) -> str:
     alone = f"not __fish_seen_subcommand_from {' '.join(flags)}"
     lines = [f"complete -c understudy -n '{alone}' -a '{' '.join(first)}'"]
     for name, words in flags.items():
-        lines.append(
-            f"complete -c understudy -n '__fish_seen_subcommand_from {name}' -a '{' '.join(words)}'"
-        )
+        lines.append(f"complete -c understudy -n '__fish_seen_subcommand_from {name}' -a '{' '.join(words)}'")
     return "\n".join([*lines, ""])

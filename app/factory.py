@@ -55,6 +55,7 @@ from app.faults.audit_trail import AuditTrail
 from app.faults.injector import FaultInjector
 from app.http.response import json_response
 from app.http.route import get
+from app.lora.adapters import adapters_of
 from app.metrics.exposition import Exposition, engine_families
 from app.middleware.api_keys import ApiKeys
 from app.middleware.cors import Cors
@@ -141,11 +142,12 @@ def prepare(settings: Settings) -> None:
     """Fetch and look at what the settings name, before workers start.
 
     TokenizerError when a tokenizer that was asked for by name cannot be used, DatasetError for a dataset,
-    ConfigError for a script.
+    ConfigError for a script or an adapter.
     """
     named = settings.tokenizer
     if named.tokenizer or named.render_url or named.chat_template or settings.engine.is_real:
         tokenizer_of(settings).encode("Ready?")
+    adapters_of(settings.lora, settings.model)
     prepare_datasets(dataset_settings(settings))
     check_grpc(settings)
     if settings.scripts.script:

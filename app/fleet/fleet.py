@@ -16,7 +16,7 @@ from app.fleet.processes import HOST, FleetError, Processes
 from app.fleet.routing import Incoming, Indexer, IndexerError
 from app.load.client import COMPLETIONS, exchange
 from app.load.workload import Workload
-from config import ConfigError, Settings, UsageError
+from config import Settings, UsageError
 from config.flags import parse
 
 REPLY_TOKENS = 16
