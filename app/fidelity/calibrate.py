@@ -65,7 +65,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a run to judge with, not to fit; repeatable",
     )
-    add("--evaluations", type=whole_number(20), default=1500, metavar="N", help="simulations at most [1500]")
+    add(
+        "--evaluations",
+        type=whole_number(20),
+        default=1500,
+        metavar="N",
+        help="about so many simulations at most [1500]",
+    )
     add("--jobs", type=whole_number(1, 256), default=2, metavar="N", help="processes [2]")
     add("--seed", type=whole_number(0), default=1, metavar="N", help="of the search [1]")
     add("--png", type=Path, metavar="FILE", help="draw the errors")
@@ -79,6 +85,13 @@ def _calibrate(given: argparse.Namespace, now: Callable[[], float]) -> None:
     start = _start(given)
     runs = _runs(given.recordings, given.in_flight, turnaround_s)
     kept = _runs(given.check, given.in_flight, turnaround_s)
+    for run in kept:
+        if run.recording.name in [fitted.recording.name for fitted in runs] or run.figures in [
+            fitted.figures for fitted in runs
+        ]:
+            raise UsageError(
+                f"calibrate: {run.recording.name} is fitted: --check takes runs that the fit never saw"
+            )
     for run in [*runs, *kept]:
         _check_fits(start, run.recording)
     if given.png is not None and not report.can_draw():
@@ -94,8 +107,9 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
         nonlocal told_s
         if now() - told_s >= TELL_EVERY_S:
             told_s = now()
+            done = min(progress.evaluations, given.evaluations)  # a last round may be beyond
             print(
-                f"{progress.evaluations} of {given.evaluations} evaluations, {now() - begun_s:.0f} s:"
+                f"{done} of {given.evaluations} evaluations, {now() - begun_s:.0f} s:"
                 f" best loss {progress.best:.5f}",
                 file=sys.stderr,
                 flush=True,

@@ -13,7 +13,7 @@ from app.fidelity.limits import check_engine
 from app.fidelity.simulate_flags import ENGINE, SWITCHES, THRESHOLD, parser, plugin_groups
 from app.fidelity.simulation import Plan, StepCosts, usual_costs
 from app.fidelity.sweep import Objective, Sweep
-from app.load.synthetic import BURSTINESS, BURSTY, POISSON, RAMP, Between, Recipe
+from app.load.synthetic import BURSTINESS, BURSTY, LOGNORMAL_SIGMA, POISSON, RAMP, Lognormal, Recipe
 from config import ConfigError, UsageError
 from config.datasheet import profile_of
 from config.flags import kind_of
@@ -25,7 +25,8 @@ from config.validation import read as read_setting
 STDOUT = Path("-")
 Plugged = Callable[[Settings, Profile], tuple[str, StepCosts] | None]
 """Which plugin of the settings says what the steps of this engine cost, if any does, and how."""
-INPUT_TOKENS, OUTPUT_TOKENS = Between(1000, 1000), Between(128, 128)
+INPUT_TOKENS, OUTPUT_TOKENS = Lognormal(1000.0, LOGNORMAL_SIGMA), Lognormal(128.0, LOGNORMAL_SIGMA)
+"""Lengths of one size alone would flatter policies that count nothing."""
 DRAWN = (
     "rate",
     "arrivals",

@@ -80,8 +80,9 @@ def test_the_figures_are_those_of_the_requests(
 def test_a_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *DRAWN, "--pods", "2", "--slo", "ttft_p99=10s,itl_mean=1us"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in lines[:5]] == ["", "----", "TTFT", "ITL", "E2E"]
-    names = [line.partition(":")[0] for line in lines[5:]]
+    assert lines[0].startswith("qwen3-14b-h100: drawn load, ") and lines[0].endswith("; 2 pods, random")
+    assert [line.split("|")[1].strip() for line in lines[1:6]] == ["", "----", "TTFT", "ITL", "E2E"]
+    names = [line.partition(":")[0] for line in lines[6:]]
     assert names[:6] == ["requests", "tokens", "KV cache", "running", "steps", "pods"]
     assert lines[-2:] == ["ttft_p99 <= 10000 ms: met", "itl_mean <= 0.001 ms: not met"]
 
@@ -114,17 +115,40 @@ def test_a_data_sheet_is_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
+def test_a_sweep_of_pods_finds_the_fewest(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--rate", "40", "--seconds", "10", "--output-tokens", "16", "--processes", "1"]
+    argv = [*load, "--sweep", "pods=1:4:1", "--slo", "ttft_p99=500ms"]
+    assert figures(capsys, *argv)["fewest"] in (2, 3)
+    assert run(argv) == 0
+    head, *_, last = capsys.readouterr().out.splitlines()
+    assert "fewest pods: " in last and head.endswith(
+        "poisson at 40/s, prompts of 1000:lognormal:0.5 tokens, answers of 16, seed 1; pods, random"
+    )
+
+
+@pytest.mark.slow
+def test_with_the_default_lengths_least_requests_is_no_worse_than_random(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load = ["--rate", "40", "--seconds", "120", "--pods", "4", "--processes", "1", "--policy"]
+    worst = [figures(capsys, *load, policy)["ttft_s"]["p99"] for policy in ("least-requests", "random")]
+    assert worst[0] < worst[1]
+
+
+@pytest.mark.slow
 def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture, document = tmp_path / "curve.png", tmp_path / "curve.json"
     load = ["--seconds", "20", "--output-tokens", "16", "--processes", "1"]
     argv = [*load, "--sweep", "rate=5:35:10", "--slo", "ttft_p50=500ms"]
     assert run([*argv, "--json", str(document), "--plot", str(picture)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:-1]] == ["5", "15", "25", "35"]
+    assert [line.split("|")[1].strip() for line in lines[3:-1]] == ["5", "15", "25", "35"]
     found = msgspec.json.decode(document.read_bytes())
     assert [point["meets_slo"] for point in found["points"]] == [True, True, False, False]
     assert found["highest"] == 15
     assert lines[-1] == "highest rate: 15 meets ttft_p50 <= 500 ms"
+    lengths = "prompts of 1000:lognormal:0.5 tokens, answers of 16"
+    assert lines[0] == f"qwen3-14b-h100: drawn load, poisson, {lengths}, seed 1"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert run([*load, "--sweep", "rate=1:1:1", "--slo", "ttft_p50=1us"]) == 0
     assert capsys.readouterr().out.endswith("highest rate: none meets ttft_p50 <= 0.001 ms\n")
