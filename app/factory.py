@@ -275,7 +275,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("lora", models.adapter_routes(frontend.body, frontend.models))
     if console is not None:
         ranks_here, streams = list(server.ranks), components.streams
-        console.add_to(app, middleware, tokenizer, peers, ranks_here, frontend.body, streams)
+        console.add_to(app, tokenizer, peers, ranks_here, frontend.body, streams)
     if settings.server.server_dev_mode:
         sleeps = settings.api.enable_sleep_mode
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
