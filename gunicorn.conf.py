@@ -16,7 +16,6 @@ metadata.entry_points = entry_points().select
 monkey.patch_all()
 metadata.entry_points = entry_points
 
-import json  # noqa: E402
 import math  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
@@ -26,6 +25,7 @@ from app.dataset import DatasetError  # noqa: E402
 from app.server import handover, logs, ranks  # noqa: E402
 from app.server.arbiter import take_charge  # noqa: E402
 from app.server.certificates import CertificateError  # noqa: E402
+from app.server.greeting import say_console, say_model  # noqa: E402
 from app.server.handover import ENDPOINT, SETTINGS, hand_over, handed_over  # noqa: E402
 from app.tokenization import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402
@@ -67,14 +67,12 @@ def on_starting(server):
         sys.exit(f"error: {error}")
     for warning in warnings:
         server.log.warning("%s", warning)
-    server.log.info("settings: %s", json.dumps(server.settings.dump()))
-    if settings.api.console:
-        for _, url in ranks.siblings(settings):
-            server.log.info("console: %s%s/console", url, settings.server.root_path.rstrip("/"))
+    say_model(server.log, server.settings)
 
 
 def when_ready(server):
     """What the workers inherit is looked at no more, so that it stays shared memory."""
+    say_console(server.log, server.settings)
     gc.freeze()
     gc.enable()
 
@@ -82,11 +80,12 @@ def when_ready(server):
 def on_reload(server):
     """Tell what is served from now on."""
     gc.enable()
-    server.log.info("settings: %s", json.dumps(settings.dump()))
+    say_model(server.log, settings)
 
 
 def pre_fork(server, worker):
     """The place of a rank that has no worker, or whose worker gets a successor."""
+    server.log.is_start = worker.age <= ranks.count(settings.server)
     worker.place = ranks.vacant(server.WORKERS.values(), ranks.count(settings.server))
 
 

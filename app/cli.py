@@ -7,7 +7,10 @@ would do with a load; `record` and `calibrate` make a profile of a real one (doc
 `record --proxy` keeps whole exchanges, `drift` compares them with a live server (docs/recording.md);
 `python -m app script` checks and tries scripted replies (docs/scripts.md); `python -m app generate` runs a
 real model (docs/llm.md), and `rehearse` shows it beside its simulation; `python -m app plugins` tells which
-plugins there are (docs/plugins.md).
+plugins there are (docs/plugins.md), `completion` helps shells.
+
+Exit status: 0; 1 when a setting, a file or a server is not what it should be; 2 when the words of the command
+line cannot be understood.
 """
 
 from __future__ import annotations
@@ -15,14 +18,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from config import VERSION, ConfigError, Settings
+from config import VERSION, ConfigError, Settings, UsageError
 from config.flags import parse, usage
-from config.installation import COMMAND
 from config.loader import check_extras, resolve
 from config.settings import table_of
 from config.sources import Flags, as_environment
+from config.validation import suggestion
 
 if TYPE_CHECKING:
     from app.fleet.routing import PolicyMaker
@@ -36,10 +39,14 @@ BROKEN_PIPE = 1
 
 def main(argv: Sequence[str]) -> int:
     """Exit status, or no return: a server that starts takes this process over."""
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]
+    elif argv[:1] == ["version"]:
+        argv = ["--version"]
     command = COMMANDS.get(argv[0]) if argv else None
     try:
         try:
-            return command(argv[1:]) if command else _start(argv, _read, _help)
+            return command.run(argv[1:]) if command else _start(argv, _read, _help)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -57,7 +64,7 @@ def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Ca
         variables = _checked(flags)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.status
     for warning in flags.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     _become_gunicorn(variables)
@@ -139,6 +146,10 @@ def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCo
 
 
 def _plugins(argv: Sequence[str]) -> int:
+    if "--help" in argv or "-h" in argv:  # which is told without pluggy, too
+        print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")
+        print("Tell which plugins a server with these settings has, and what they can do (docs/plugins.md).")
+        return 0
     from app.plugins import command
 
     return command.run(argv)
@@ -161,29 +172,48 @@ def _generate(argv: Sequence[str]) -> int:
     return command.run(argv)
 
 
-COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
-    "serve": _serve,
-    "dataset": _make_dataset,
-    "fleet": _start_fleet,
-    "simulate": _simulate,
-    "record": _record,
-    "drift": _drift,
-    "calibrate": _calibrate,
-    "rehearse": _rehearse,
-    "script": _script,
-    "generate": _generate,
-    "plugins": _plugins,
+def _completion(argv: Sequence[str]) -> int:
+    from app import completion
+
+    return completion.run(argv, COMMANDS, [f"--{row.name}" for row in table_of(Settings).rows])
+
+
+class Command(NamedTuple):
+    """What runs with the words behind its name, and what it is for."""
+
+    run: Callable[[Sequence[str]], int]
+    about: str
+
+
+COMMANDS: Mapping[str, Command] = {
+    "serve": Command(_serve, "start a server with vLLM's own command line"),
+    "simulate": Command(_simulate, "say what an engine, or a fleet, would do with a load"),
+    "fleet": Command(_start_fleet, "start several servers, and show what routing does"),
+    "script": Command(_script, "check and try scripted replies, or make a script of a recording"),
+    "record": Command(_record, "measure a real server, or keep its exchanges (--proxy)"),
+    "drift": Command(_drift, "compare a recording with a live server"),
+    "calibrate": Command(_calibrate, "fit a profile to what was recorded of a real server"),
+    "rehearse": Command(_rehearse, "run a real engine beside its simulation"),
+    "dataset": Command(_make_dataset, "make a dataset of recorded conversations"),
+    "generate": Command(_generate, "let a real model write a reply, or chat with it"),
+    "plugins": Command(_plugins, "tell which plugins there are, their hooks and settings"),
+    "completion": Command(_completion, "print what makes bash, zsh or fish complete these words"),
 }
-"""First word of the command line to what it runs with the words after it; any other line starts a server."""
+"""By the first word of the command line; a line that begins with a flag starts a server."""
 
 
 def _read(argv: Sequence[str]) -> Flags:
+    word = argv[0] if argv else "-"
+    if not word.startswith("-"):
+        others = suggestion(word, names=[*COMMANDS, "help", "version"]) or ": see --help"
+        raise UsageError(f"unknown command {word!r}{others}")
     return parse(argv, os.environ)
 
 
 def _help(flags: Flags) -> str:
-    lines = [f"  {COMMAND} {name} --help" for name in COMMANDS]
-    return "\n".join([usage(table_of(flags.kind or Settings)), "Other commands:", *lines])
+    commands = [f"  {name:<12}{command.about}" for name, command in COMMANDS.items()]
+    head = ["Commands (each has a --help; without one a server starts, with the settings below):", *commands]
+    return "\n".join([*head, "", usage(table_of(flags.kind or Settings))])
 
 
 def _checked(flags: Flags) -> dict[str, str]:

@@ -54,6 +54,7 @@ from app.faults.audit_trail import AuditTrail
 from app.faults.injector import FaultInjector
 from app.http.response import json_response
 from app.http.route import get
+from app.lora.adapters import adapters_of
 from app.metrics.exposition import Exposition, engine_families
 from app.middleware.api_keys import ApiKeys
 from app.middleware.cors import Cors
@@ -135,12 +136,13 @@ def prepare(settings: Settings) -> None:
     """Fetch and look at what the settings name, before workers start.
 
     TokenizerError when a tokenizer that was asked for by name cannot be used, DatasetError for a dataset,
-    ConfigError for a script, and for packages that are not installed.
+    ConfigError for a script or an adapter, and for packages that are not installed.
     """
     check_extras(settings)
     named = settings.tokenizer
     if named.tokenizer or named.render_url or named.chat_template or settings.engine.is_real:
         tokenizer_of(settings).encode("Ready?")
+    adapters_of(settings.lora, settings.model)
     prepare_datasets(dataset_settings(settings))
     if settings.scripts.script:
         from app.script.opening import check_scripts
@@ -267,7 +269,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         app.add_routes("lora", models.adapter_routes(frontend.body, frontend.models))
     if console is not None:
         ranks_here, streams = list(server.ranks), components.streams
-        console.add_to(app, middleware, tokenizer, peers, ranks_here, frontend.body, streams)
+        console.add_to(app, tokenizer, peers, ranks_here, frontend.body, streams)
     if settings.server.server_dev_mode:
         sleeps = settings.api.enable_sleep_mode
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))

@@ -35,8 +35,17 @@ NonEmptyItems = Annotated[tuple[NonEmpty, ...], Meta(description="must not conta
 class ConfigError(ValueError):
     """A setting is wrong; its text is one line naming the setting, the value, its source and the rule."""
 
+    status = 1
+    """Exit status of a command that it ends."""
+
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+class UsageError(ConfigError):
+    """A command line cannot be understood."""
+
+    status = 2
 
 
 class Section(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -5,14 +5,15 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
+from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec, cast
 
-from config.declaration import DURATION, JSON, OBJECTS, ConfigError
+from config.declaration import DURATION, JSON, OBJECTS, ConfigError, UsageError
 from config.installation import COMMAND
-from config.kinds import SWITCH
+from config.kinds import LIST, SWITCH
 from config.plugins import kind_named_by
 from config.settings import BY_NAME, Setting, Settings, Table, table_of
 from config.sources import IGNORED, IGNORED_SWITCHES, Flags
@@ -43,7 +44,10 @@ P = ParamSpec("P")
 
 
 def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Of a function that returns an exit status: ConfigError, `errors` and Ctrl-C mean one line and 1."""
+    """Of a function that returns an exit status: ConfigError, `errors` and Ctrl-C mean one line, and 1.
+
+    The status of a command line that cannot be understood is 2.
+    """
     told: tuple[type[Exception], ...] = (ConfigError, *errors)
 
     def of(run: Callable[P, int]) -> Callable[P, int]:
@@ -53,6 +57,7 @@ def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callabl
                 return run(*args, **kwargs)
             except told as error:
                 print(f"error: {error}", file=sys.stderr)
+                return getattr(error, "status", 1)
             except KeyboardInterrupt:
                 print("error: interrupted; nothing was written", file=sys.stderr)
             return 1
@@ -62,11 +67,44 @@ def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callabl
     return of
 
 
-class Parser(argparse.ArgumentParser):
-    """Tells what is wrong by ConfigError, in one line."""
+class SettingsParser(argparse.ArgumentParser):
+    """Tells what is wrong by UsageError, in one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise UsageError(message)
+
+
+class Parser(SettingsParser):
+    """Of a command: a wrong flag is told before one that is missing, with the nearest name."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._check(args or (), self._names())
+        return super().parse_args(args, namespace)
+
+    def parse_beside_settings(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """What is our own, and the flags of settings. UsageError for what is neither."""
+        words = [_with_dashes(word) for word in words]
+        settings = settings_parser(table_of(kind_of(words, NOTHING)))
+        self._check(words, [*self._names(), *settings._option_string_actions])
+        return self.parse_known_args(words)
+
+    def _check(self, words: Sequence[str], names: Iterable[str]) -> None:
+        known = set(names)
+        for name in takewhile("--".__ne__, (word.partition("=")[0] for word in words)):
+            if _FLAG.fullmatch(name) and name not in known:
+                raise _unknown(name, [flag.lstrip("-") for flag in known])
+
+    def _names(self) -> Iterator[str]:
+        """All flags, those of its own commands among them."""
+        yield from self._option_string_actions
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    yield from parser._option_string_actions
+
+
+def _unknown(flag: str, names: Iterable[str]) -> UsageError:
+    return UsageError(f"unknown flag {flag}{suggestion(flag.lstrip('-'), '--', names)}")
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -89,7 +127,19 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Flags:
     words = [_with_dashes(word) for word in argv]
     kind = kind_of(words, environ)
     table = table_of(kind)
-    return flags_of(given_to(settings_parser(table), words, table.by_name), kind)
+    flags = flags_of(given_to(settings_parser(table), words, table.by_name), kind)
+    for name, value in flags.values.items():
+        if isinstance(value, list) and table.by_name[name].kind is LIST:
+            flags.values[name] = [item for word in value for item in _items(word)]
+    return flags
+
+
+def _items(word: str) -> Sequence[str]:
+    """One word of a list: commas part items, or it is a JSON array of them, as variables have it."""
+    try:
+        return cast("Sequence[str]", LIST.read(word)) or [word]
+    except ValueError:
+        return [word]
 
 
 def kind_of(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
@@ -106,17 +156,17 @@ def kind_of(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
     return kind_named_by(flags_of(values, None), environ)
 
 
-def given_to(parser: Parser, words: Sequence[str], names: Iterable[str] = BY_NAME) -> dict[str, Any]:
+def given_to(parser: SettingsParser, words: Sequence[str], names: Iterable[str] = BY_NAME) -> dict[str, Any]:
     """What `words` give, by destination. ConfigError for what `parser` does not know; `names` it may mean."""
     try:
         given, strays = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
-        raise ConfigError(_complaint(error)) from None
+        raise UsageError(_complaint(error)) from None
     for word in strays:
         name = word.partition("=")[0]
         if name.startswith("--"):
-            raise ConfigError(f"unknown flag {name}{suggestion(name.lstrip('-'), '--', names)}")
-        raise ConfigError(f"unexpected argument {word!r}: settings are given as --name value")
+            raise _unknown(name, names)
+        raise UsageError(f"unexpected argument {word!r}: settings are given as --name value")
     return vars(given)
 
 
@@ -134,9 +184,9 @@ def usage(table: Table) -> str:
     return settings_parser(table).format_help()
 
 
-def plain_parser(**options: Any) -> Parser:
+def plain_parser(**options: Any) -> SettingsParser:
     """A parser that raises, knows nothing yet, and gives only what is given."""
-    return Parser(
+    return SettingsParser(
         prog=COMMAND,
         formatter_class=partial(_Help, max_help_position=38, width=100),
         argument_default=argparse.SUPPRESS,
@@ -146,7 +196,7 @@ def plain_parser(**options: Any) -> Parser:
     )
 
 
-def settings_parser(table: Table) -> Parser:
+def settings_parser(table: Table) -> SettingsParser:
     """A parser whose results are named like settings; those that are not given are absent."""
     usage = f"{COMMAND} [--config FILE] [--setting value ...]"
     parser = plain_parser(usage=usage, description=ABOUT, allow_abbrev=False)
@@ -155,7 +205,7 @@ def settings_parser(table: Table) -> Parser:
     return parser
 
 
-def add_settings(parser: Parser, table: Table) -> None:
+def add_settings(parser: SettingsParser, table: Table) -> None:
     """Give `parser` a flag for every setting, and those that are accepted only."""
     for name in table.sections:
         add_section(parser, table, name)
@@ -196,7 +246,7 @@ def _add(group: argparse._ActionsContainer, row: Setting) -> None:
     group.add_argument(no, dest=row.name, action="store_const", const="false", help=argparse.SUPPRESS)
 
 
-def _add_ignored(parser: Parser, name: str) -> None:
+def _add_ignored(parser: SettingsParser, name: str) -> None:
     is_switch = name in IGNORED_SWITCHES
     forms = [f"--{name}", f"--no-{name}"] if is_switch else [f"--{name}"]
     read = _switch if is_switch else str

@@ -70,7 +70,7 @@ def kind_of(annotation: object, extras: Iterable[object]) -> Kind:
     origin = get_origin(annotation)
     if origin is Literal:
         return _choice(annotation)
-    return _LIST if origin is tuple else _PLAIN[annotation]
+    return LIST if origin is tuple else _PLAIN[annotation]
 
 
 def written(value: object) -> str:
@@ -151,7 +151,7 @@ def _choice(annotation: Any) -> Kind:
 
 _WHOLE = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _FINITE = Annotated[float, Meta(ge=-MOST, le=MOST)]
-_LIST = Kind("list", "must be a list of texts (quote them in YAML)", tuple[str, ...], _list)
+LIST = Kind("list", "must be a list of texts (quote them in YAML)", tuple[str, ...], _list)
 _MARKED = (
     Kind(DURATION, RULE, float, parse_duration),
     Kind(JSON, "must be JSON", str, _json),

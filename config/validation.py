@@ -151,7 +151,9 @@ def suggestion(name: str, prefix: str = "", names: Iterable[str] = BY_NAME) -> s
     """``; did you mean ...?`` when one of `names` (settings) is close to `name`, else nothing."""
     from difflib import get_close_matches  # only needed for what is wrong
 
+    names = list(names)
     close = get_close_matches(name, names, n=1, cutoff=0.75)
+    close = close or [it for it in names if sorted(it) == sorted(name)]
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 

@@ -52,6 +52,12 @@ def test_what_grafana_is_given_fits_together() -> None:
         )
 
 
+def test_no_panel_asks_for_the_name_of_a_job() -> None:
+    for parameter in QUERIES:
+        [query] = parameter.values
+        assert re.findall(r"job\s*=~?\s*\"([^\"]*)", str(query)) in ([], ["$job"])
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Prometheus that scrapes three servers, of which clients have asked something."""
@@ -138,18 +144,18 @@ def asked(address: str, query: str) -> list[float]:
 @pytest.mark.prometheus
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_panel_has_data(prometheus: str, query: str) -> None:
-    expression = query.replace("$model_name", ".*").replace("$__rate_interval", "30s")
+    expression = query.replace("$model_name", ".*").replace("$job", ".+").replace("$__rate_interval", "30s")
     assert "$" not in expression
     values = asked(prometheus, expression)
     assert values and any(value == value for value in values), expression  # NaN differs from itself
 
 
 @pytest.mark.prometheus
-def test_the_variable_of_the_dashboards_has_values(prometheus: str) -> None:
+def test_the_variables_of_the_dashboards_have_values(prometheus: str) -> None:
     for dashboard in DASHBOARDS.values():
-        [variable] = dashboard["templating"]["list"]
-        labels = re.fullmatch(r"label_values\((\S+), (\w+)\)", variable["query"]["query"])
-        assert labels and asked(prometheus, f"count by ({labels[2]}) ({labels[1]})")
+        for variable in dashboard["templating"]["list"]:
+            labels = re.fullmatch(r"label_values\((\S+), (\w+)\)", variable["query"]["query"])
+            assert labels and asked(prometheus, f"count by ({labels[2]}) ({labels[1]})")
 
 
 @pytest.mark.prometheus

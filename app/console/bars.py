@@ -7,6 +7,7 @@ are found in the engine. How far each is, is read at every frame: nothing is not
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -25,6 +26,8 @@ OVER_BYTES = 8 << 20
 """Of requests that are over and can be asked about."""
 BAR_BYTES, TOKEN_BYTES = 2048, 60
 """What a bar takes without its tokens, and what one of its tokens takes."""
+MOST_PAST, PAST_S = 1000, 300.0
+"""What is over, and for how long, that a page is told of when it begins to look."""
 MOST_CHARACTERS = 128
 """Of what a client has chosen: ids, paths."""
 TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -94,6 +97,8 @@ class Bars:
         self._unseen = 0
         self._new: list[Bar] = []
         self._ended: list[EndRow] = []
+        self._past: deque[tuple[NewBar, EndRow]] = deque(maxlen=MOST_PAST)
+        """Also of what came and went while nobody looked."""
         self._counts_blocks = False
         self._skipped = False
         """A frame had no room for some sequence; it needs its bar yet."""
@@ -119,7 +124,7 @@ class Bars:
 
     def watch(self, origin: Origin, request: EngineRequest) -> Watch | None:
         """A choice is submitted; what is to be told its outcome."""
-        bar = self._begun(request, origin)
+        bar = self._begun(request, origin) if self._open else self._bar(request, origin)
         if bar is None:
             return None
         bar.watched = True
@@ -135,8 +140,18 @@ class Bars:
         if bar is not None:
             del self._live[id(request)]
             self._over[bar.number] = bar
-            now_ms = in_ms(self._now() - self._began_s)
-            self._ended.append((bar.number, f"status {status}", now_ms, 0, 0, None, None, None))
+        elif self._open:
+            return
+        else:
+            bar = self._bar(request, Origin.of(context))
+        now_ms = in_ms(self._now() - self._began_s)
+        self._told(bar, (bar.number, f"status {status}", now_ms, 0, 0, None, None, None))
+
+    def _told(self, bar: Bar, end: EndRow) -> None:
+        """Note an end, for the next frame and for later pages."""
+        self._past.append((bar.row(self._began_s), end))
+        if self._open:
+            self._ended.append(end)
 
     def _begun(self, request: EngineRequest, origin: Origin) -> Bar | None:
         if not self._open:
@@ -144,24 +159,30 @@ class Bars:
         if len(self._new) >= MOST_NEW:
             self._unseen += 1
             return None
-        self._numbers += 1
-        bar = Bar(self._numbers, request, origin, since_ms=in_ms(request.arrival_s - self._began_s))
+        bar = self._bar(request, origin)
         self._live[id(request)] = bar
         self._new.append(bar)
         return bar
 
+    def _bar(self, request: EngineRequest, origin: Origin) -> Bar:
+        self._numbers += 1
+        return Bar(self._numbers, request, origin, since_ms=in_ms(request.arrival_s - self._began_s))
+
     def _over_with(self, bar: Bar, outcome: Outcome) -> None:
         """It ended, told at the moment at which it did."""
-        if self._live.pop(id(bar.request), None) is None:  # somebody else looks now
+        live = self._live.pop(id(bar.request), None)
+        if live is None:  # nobody has been told of it
+            self._past.append((bar.row(self._began_s), self._end_of(bar, outcome)))
             return
-        bar.outcome, bar.tokens = outcome, outcome.tokens
-        self._over[bar.number] = bar
+        live.outcome, live.tokens = outcome, outcome.tokens
+        self._over[live.number] = live
+        self._told(live, self._end_of(live, outcome))
+
+    def _end_of(self, bar: Bar, outcome: Outcome) -> EndRow:
         moments = (outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s)
         running, first, last = (None if it is None else in_ms(it - self._began_s) for it in moments)
         end_ms = in_ms(outcome.ended_s - self._began_s)
-        self._ended.append(
-            (bar.number, outcome.reason, end_ms, outcome.tokens, outcome.cached_tokens, running, first, last)
-        )
+        return bar.number, outcome.reason, end_ms, outcome.tokens, outcome.cached_tokens, running, first, last
 
     def changes(self, frame: Frame) -> None:
         """Write into `frame` what has changed since the one before. May pause."""
@@ -265,7 +286,12 @@ class Bars:
         return rows
 
     def picture(self, frame: Frame) -> None:
-        """Write all live bars into `frame`, as they were told last."""
+        """Write all live bars into `frame`, as they were told last, and those that are over since a while."""
+        oldest_ms, to_come = frame.at - PAST_S * 1000, {end[0] for end in self._ended}
+        for row, end in self._past:
+            if end[2] >= oldest_ms and end[0] not in to_come:
+                frame.new.append(row)
+                frame.ended.append(end)
         for bar in self._live.values():
             frame.new.append(bar.row(self._began_s))
             frame.phases.append((bar.number, bar.phase, bar.since_ms, bar.preemptions))

@@ -1,6 +1,6 @@
 """Looks at an engine while somebody wants to see it: one frame after another, and nothing in between.
 
-Nobody looking, nothing of this is attached to anything.
+Nobody looking, nothing of this is attached to the engine; only which requests have ended is noted (`Bars`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from app.metrics.figures import Figures
 if TYPE_CHECKING:
     from app.kvcache.publisher import Publisher
 
-Switch = Callable[[bool], None]
-
 
 class Observer:
-    """The state of one engine. `switch` is told whether somebody looks."""
+    """The state of one engine."""
 
     def __init__(
         self,
@@ -46,15 +44,10 @@ class Observer:
         self.steps = Steps(engine, self._began_s, self.bars.number_of)
         self._map = None if cache is None else BlockMap(cache.cache)
         self._events = Events(publisher)
-        self._switches: list[Switch] = []
         self._last: Figures | None = None
         self.load: Callable[[], dict[str, Any] | None] = lambda: None
         """What the load generator does."""
         self.is_open = False
-
-    def on_switch(self, switch: Switch) -> None:
-        """Call `switch` with True when somebody begins to look, with False when nobody does any more."""
-        self._switches.append(switch)
 
     def begin(self) -> None:
         """Somebody looks."""
@@ -64,14 +57,10 @@ class Observer:
         self._events.begin()
         if self._map is not None:
             self._map.begin()
-        for switch in self._switches:
-            switch(True)
 
     def end(self) -> None:
         """Nobody looks any more."""
         self.is_open = False
-        for switch in self._switches:
-            switch(False)
         if self._map is not None:
             self._map.end()
         self._events.end()

@@ -40,13 +40,13 @@ tokenizer matter.
 @as_command(DatasetError, TokenizerError)
 def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> int:
     """Exit status. `tokenizer_of` makes the tokenizer that the server would use."""
-    options, flags = _parser().parse_known_args(argv)
+    options, flags = _parser().parse_beside_settings(argv)
     settings = load(flags, os.environ, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
     print(_build(options, settings, tokenizer_of(settings)))
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     flags = Parser(prog=f"{COMMAND} dataset", description=ABOUT, allow_abbrev=False)
     flags.add_argument("--input", required=True, type=Path, metavar="FILE.json", help="conversations to read")
     flags.add_argument("--output", required=True, type=Path, metavar="OUT.sqlite3", help="file to make")

@@ -17,7 +17,7 @@ from app.fidelity.fitting import Problem, Run, make_problem, relative
 from app.fidelity.identified import certainties
 from app.fidelity.replay import Recording, replay
 from app.fidelity.search import Progress, Search, mapped
-from config import ConfigError
+from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.durations import parse_duration
 from config.flags import Parser, as_command, whole_number
@@ -66,7 +66,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a run to judge with, not to fit; repeatable",
     )
-    add("--evaluations", type=whole_number(20), default=1500, metavar="N", help="simulations at most [1500]")
+    add(
+        "--evaluations",
+        type=whole_number(20),
+        default=1500,
+        metavar="N",
+        help="about so many simulations at most [1500]",
+    )
     add("--jobs", type=whole_number(1, 256), default=2, metavar="N", help="processes [2]")
     add("--seed", type=whole_number(0), default=1, metavar="N", help="of the search [1]")
     add("--png", type=Path, metavar="FILE", help="draw the errors")
@@ -83,6 +89,13 @@ def _calibrate(given: argparse.Namespace, now: Callable[[], float]) -> None:
     start = _start(given)
     runs = _runs(given.recordings, given.in_flight, turnaround_s)
     kept = _runs(given.check, given.in_flight, turnaround_s)
+    for run in kept:
+        if run.recording.name in [fitted.recording.name for fitted in runs] or run.figures in [
+            fitted.figures for fitted in runs
+        ]:
+            raise UsageError(
+                f"calibrate: {run.recording.name} is fitted: --check takes runs that the fit never saw"
+            )
     for run in [*runs, *kept]:
         _check_fits(start, run.recording)
     _fit(given, make_problem(start, runs), kept, now)
@@ -95,8 +108,9 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
         nonlocal told_s
         if now() - told_s >= TELL_EVERY_S:
             told_s = now()
+            done = min(progress.evaluations, given.evaluations)  # a last round may be beyond
             print(
-                f"{progress.evaluations} of {given.evaluations} evaluations, {now() - begun_s:.0f} s:"
+                f"{done} of {given.evaluations} evaluations, {now() - begun_s:.0f} s:"
                 f" best loss {progress.best:.5f}",
                 file=sys.stderr,
                 flush=True,
@@ -130,7 +144,7 @@ def _start(given: argparse.Namespace) -> Profile:
     """The profile that the fit starts from, with the limits that the recorded server had."""
     if given.start is not None:
         if given.device is not None or given.model_config is not None:
-            raise ConfigError("calibrate: start is given, so device and model-config must not be")
+            raise UsageError("calibrate: start is given, so device and model-config must not be")
         start = read_profile(given.start)
     else:
         start = profile_of(AUTO, given.device, given.tensor_parallel_size, given.model_config)
@@ -192,7 +206,7 @@ def _duration(text: str) -> float:
     try:
         seconds = parse_duration(text)
     except ValueError as error:
-        raise ConfigError(f"turnaround {text!r} {error}") from None
+        raise UsageError(f"turnaround {text!r} {error}") from None
     if seconds < 0:
-        raise ConfigError(f"turnaround {text!r} must not be negative")
+        raise UsageError(f"turnaround {text!r} must not be negative")
     return seconds

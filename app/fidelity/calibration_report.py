@@ -87,6 +87,11 @@ def warnings(problem: Problem, played: Sequence[Replayed], known: Sequence[Certa
         )
     if not any(it.idle_steps >= IDLE_STEPS for it in played):
         told.append("no run idles: record one at a low rate, or wake and base stay guesses")
+    if not any(it.identified for it in known):
+        told.append(
+            "no constant is identified, so the profile says little more than its start: record more runs, of"
+            " different rates and lengths"
+        )
     by_name = {it.name: it for it in known}
     whole = by_name.get("base + weights")
     parts = [by_name[name] for name in ("base", "weights") if name in by_name]

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from app.fidelity.simulation import Outcome
 from app.fidelity.summary import LATENCIES, STATISTICS, Spread, Summary
-from app.fidelity.sweep import Objective, Point, highest
+from app.fidelity.sweep import Objective, Point, best
 from app.load.trace import COLUMNS, Load
 
 CURVE = (
@@ -53,7 +53,7 @@ def _lines(its: Summary) -> list[str]:
 
 
 def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
-    """The saturation curve as a Markdown table, and the highest value that meets the objectives."""
+    """The saturation curve as a Markdown table, and the best value that meets the objectives."""
     judged = ("meets SLO",) if objectives else ()
     rows = [(name, *CURVE, *judged)]
     for point in points:
@@ -61,9 +61,9 @@ def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -
         rows.append((f"{point.value:g}", *_curve_cells(point.summary), *verdict))
     lines = [markdown(rows)]
     if objectives:
-        best, wanted = highest(points), ", ".join(map(str, objectives))
-        found = f"none meets {wanted}" if best is None else f"{best:g} meets {wanted}"
-        lines.append(f"highest {name}: {found}")
+        (word, value), wanted = best(name, points), ", ".join(map(str, objectives))
+        found = f"none meets {wanted}" if value is None else f"{value:g} meets {wanted}"
+        lines.append(f"{word} {name}: {found}")
     return "\n".join(lines)
 
 

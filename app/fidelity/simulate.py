@@ -22,7 +22,7 @@ from app.fidelity.progress import Progress
 from app.fidelity.simulate_options import STDOUT, Options, Plugged, read
 from app.fidelity.simulation import Outcome, Told
 from app.fidelity.summary import Summary, summarize
-from app.fidelity.sweep import Point, Sweep, highest
+from app.fidelity.sweep import Point, Sweep, best
 from app.load.synthetic import draw_load
 from app.load.trace import Load, read_trace
 from config.flags import as_command
@@ -75,7 +75,12 @@ def _run_once(options: Options) -> None:
         title = f"{options.profile_name}: {_told(options, load)}"
         files[options.plot] = lambda path: draw_run(load, options.plan, outcome, title, path)
     verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in options.objectives]
-    _give(options, msgspec.json.encode(summary), "\n".join([report.table(summary), *verdicts]), files)
+    _give(
+        options,
+        msgspec.json.encode(summary),
+        "\n".join([_head(options), report.table(summary), *verdicts]),
+        files,
+    )
 
 
 def _film(options: Options, load: Load) -> Film:
@@ -100,12 +105,13 @@ def _run_sweep(options: Options, sweep: Sweep) -> None:
         Point(value=value, meets_slo=_meets(options, summaries[number]), summary=summaries[number])
         for number, value in enumerate(sweep.values)
     ]
-    document = {"sweep": sweep.name, "highest": highest(points), "points": points}
+    word, value = best(sweep.name, points)
+    document = {"sweep": sweep.name, word: value, "points": points}
     files: dict[Path, Write] = {}
     if options.plot is not None:
         files[options.plot] = lambda path: draw_sweep(sweep.name, points, options.profile_name, path)
     text = report.curve(sweep.name, points, options.objectives)
-    _give(options, msgspec.json.encode(document), text, files)
+    _give(options, msgspec.json.encode(document), f"{_head(options)}\n{text}", files)
 
 
 def _at(options: Options, name: str, value: float) -> Options:
@@ -149,6 +155,20 @@ def _load(options: Options, told: Told) -> Load:
         load = read_trace(options.trace, told)
     check_load(load, engine)
     return load
+
+
+def _head(options: Options) -> str:
+    """Which load and profile a table is for."""
+    swept = "" if options.sweep is None else options.sweep.name
+    plan, recipe = options.plan, options.recipe
+    load = f"trace {options.trace}" if recipe is None else f"drawn load, {recipe}, seed {recipe.seed}"
+    if recipe is not None and swept == "rate":
+        load = load.replace(f" at {recipe.rate:g}/s", "", 1)
+    if plan.in_flight is not None and swept != "in-flight":
+        load += f", {plan.in_flight} in flight at most"
+    one = plan.pods == 1 and swept != "pods"
+    fleet = "" if one else f"; {'' if swept == 'pods' else f'{plan.pods} '}pods, {plan.policy}"
+    return f"{options.profile_name}: {load}{fleet}"
 
 
 def _told(options: Options, load: Load) -> str:

@@ -86,8 +86,8 @@ def _add_drawn(group: Group) -> None:
     shape = "of bursty gaps: 1 is as poisson, less is burstier [0.25]"
     add("--burstiness", type=number_of(0, 1000), metavar="SHAPE", help=shape)
     add("--ramp-from", type=rate(zero=True), metavar="RATE", help="with which a ramp to --rate begins [0]")
-    add("--input-tokens", type=lengths("input"), metavar="LENGTHS", help="of prompts [1000]")
-    add("--output-tokens", type=lengths("output"), metavar="LENGTHS", help="of answers [128]")
+    add("--input-tokens", type=lengths("input"), metavar="LENGTHS", help="of prompts [1000:lognormal]")
+    add("--output-tokens", type=lengths("output"), metavar="LENGTHS", help="of answers [128:lognormal]")
     add("--seconds", type=number_of(0, MOST_SECONDS), help="how long requests come")
     add("--num-requests", type=whole, metavar="N", help="how many come at the most")
     add("--prefix-groups", type=whole, metavar="N", help="groups whose prompts begin alike [none]")

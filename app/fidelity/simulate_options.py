@@ -13,8 +13,8 @@ from app.fidelity.limits import check_engine
 from app.fidelity.simulate_flags import ENGINE, SWITCHES, THRESHOLD, parser, plugin_groups
 from app.fidelity.simulation import Plan, StepCosts, usual_costs
 from app.fidelity.sweep import Objective, Sweep
-from app.load.synthetic import BURSTINESS, BURSTY, POISSON, RAMP, Between, Recipe
-from config import ConfigError
+from app.load.synthetic import BURSTINESS, BURSTY, LOGNORMAL_SIGMA, POISSON, RAMP, Lognormal, Recipe
+from config import ConfigError, UsageError
 from config.datasheet import profile_of
 from config.flags import kind_of
 from config.profile import EngineLimits, Profile
@@ -25,7 +25,8 @@ from config.validation import read as read_setting
 STDOUT = Path("-")
 Plugged = Callable[[Settings, Profile], tuple[str, StepCosts] | None]
 """Which plugin of the settings says what the steps of this engine cost, if any does, and how."""
-INPUT_TOKENS, OUTPUT_TOKENS = Between(1000, 1000), Between(128, 128)
+INPUT_TOKENS, OUTPUT_TOKENS = Lognormal(1000.0, LOGNORMAL_SIGMA), Lognormal(128.0, LOGNORMAL_SIGMA)
+"""Lengths of one size alone would flatter policies that count nothing."""
 DRAWN = (
     "rate",
     "arrivals",
@@ -67,7 +68,7 @@ def read(argv: Sequence[str], plugged: Plugged) -> Options:
     check_engine(limits, f"profile {given.profile} with the flags")
     swept = "" if given.sweep is None else given.sweep.name
     if given.turnaround is not None and given.in_flight is None and swept != "in-flight":
-        raise ConfigError("--turnaround goes with --in-flight")
+        raise UsageError("--turnaround goes with --in-flight")
     name, costs = _costs(given, kind, profile, plugged)
     options = Options(
         profile_name=name,
@@ -129,7 +130,7 @@ def _recipe(given: argparse.Namespace, rate_is_swept: bool) -> Recipe | None:
     if given.trace is not None:
         if named or rate_is_swept:
             other = "--sweep rate" if rate_is_swept else "--" + named[0].replace("_", "-")
-            raise ConfigError(f"{other} is of a load that is drawn, and --trace is a whole load")
+            raise UsageError(f"{other} is of a load that is drawn, and --trace is a whole load")
         return None
     _check_drawn(given, rate_is_swept)
     return Recipe(
@@ -178,14 +179,14 @@ def _check_drawn(given: argparse.Namespace, rate_is_swept: bool) -> None:
         ),
     ):
         if wrong:
-            raise ConfigError(rule)
+            raise UsageError(rule)
 
 
 def _check_files(options: Options) -> None:
     """ConfigError for files that could not be written, before anything is calculated."""
     for name, path in (("requests", options.requests), ("html", options.html)):
         if options.sweep is not None and path is not None:
-            raise ConfigError(f"--{name} is of one run, not of --sweep")
+            raise UsageError(f"--{name} is of one run, not of --sweep")
     named = [options.requests, options.plot, options.html, None if options.json == STDOUT else options.json]
     targets = [path for path in named if path is not None]
     for path in targets:
@@ -194,4 +195,4 @@ def _check_files(options: Options) -> None:
         if path.is_dir():
             raise ConfigError(f"{path} is a folder")
         if targets.count(path) > 1 or path == options.trace:
-            raise ConfigError(f"{path} is named twice")
+            raise UsageError(f"{path} is named twice")

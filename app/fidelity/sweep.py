@@ -87,6 +87,10 @@ def _objective(text: str) -> Objective:
     return Objective(latency, statistic, limit_s)
 
 
-def highest(points: Sequence[Point]) -> float | None:
-    """The highest value at which the objectives were met; None when they never were."""
-    return max((point.value for point in points if point.meets_slo), default=None)
+def best(name: str, points: Sequence[Point]) -> tuple[str, float | None]:
+    """The answer of a sweep of `name`: the fewest pods, of others the highest value, that met the objectives.
+
+    With its word; None when they were never met.
+    """
+    met = [point.value for point in points if point.meets_slo]
+    return ("fewest", min(met, default=None)) if name == "pods" else ("highest", max(met, default=None))

@@ -55,7 +55,7 @@ def run(
             _run(options, settings, flags, _composer(tokenizer_of(settings)), progress, more)
     except (ConfigError, FleetError, TokenizerError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return getattr(error, "status", 1)
     except BrokenPipeError:  # for who called us: nobody reads what would be printed
         raise
     except OSError as error:

@@ -16,7 +16,7 @@ from app.fleet.processes import HOST, FleetError, Processes
 from app.fleet.routing import Incoming, Indexer, IndexerError
 from app.load.client import COMPLETIONS, exchange
 from app.load.workload import Workload
-from config import ConfigError, Settings
+from config import Settings, UsageError
 from config.flags import parse
 
 REPLY_TOKENS = 16
@@ -70,13 +70,13 @@ class Plan:
 
 
 def check_flags(flags: Sequence[str]) -> None:
-    """ConfigError for flags that are no settings, or settings that only the fleet itself may give."""
+    """UsageError for flags that are no settings, or settings that only the fleet itself may give."""
     given = parse(flags)
     if given.version or given.config is not None:
-        raise ConfigError("flags --config and --version cannot be given to a fleet")
+        raise UsageError("flags --config and --version cannot be given to a fleet")
     for name in given.values:
         if name in OWN:
-            raise ConfigError(f"flag --{name} cannot be given: the fleet sets it itself")
+            raise UsageError(f"flag --{name} cannot be given: the fleet sets it itself")
 
 
 def make_plan(settings: Settings, flags: Sequence[str], workload: Workload, pods: int, seed: int) -> Plan:

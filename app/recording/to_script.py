@@ -37,8 +37,8 @@ _MARK = re.compile(r"\{[{%#]")
 def run(argv: Sequence[str]) -> int:
     """Exit status."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    given = _parser().parse_args(argv)
     try:
+        given = _parser().parse_args(argv)
         text = _written(recorded(given.file))
         if given.out is None:
             print(text, end="")
@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
                 file.write(text)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.status
     except OSError as error:
         print(f"error: {given.out}: cannot be written: {error.strerror or error}", file=sys.stderr)
         return 1

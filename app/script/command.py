@@ -21,6 +21,8 @@ from app.script.errors import ScriptError, ScriptFailure
 from app.script.matching import Message, Request, TooSlow
 from app.script.opening import accepting
 from app.script.rules import Family
+from config import ConfigError
+from config.flags import Parser
 from config.installation import COMMAND
 
 ABOUT = "Check scripted replies, and try them, without a server (docs/scripts.md)."
@@ -33,7 +35,11 @@ def run(argv: Sequence[str], read: ReadMessages) -> int:
 
     `read` makes of the messages of a chat what rules see of them.
     """
-    given = _parser().parse_args(argv)
+    try:
+        given = _parser().parse_args(argv)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     log.setLevel(logging.WARNING)
     try:
@@ -157,10 +163,10 @@ def _json(text: str, flag: str) -> object:
 
 def _parser() -> argparse.ArgumentParser:
     more = f"{COMMAND} script from-recording FILE makes a script of a recording (docs/recording.md)"
-    parser = argparse.ArgumentParser(f"{COMMAND} script", description=ABOUT, epilog=more)
+    parser = Parser(f"{COMMAND} script", description=ABOUT, epilog=more, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    checking = commands.add_parser("check", help="look for mistakes")
-    trying = commands.add_parser("try", help="say which rule answers, and what")
+    checking = commands.add_parser("check", help="look for mistakes", allow_abbrev=False)
+    trying = commands.add_parser("try", help="say which rule answers, and what", allow_abbrev=False)
     for command in (checking, trying):
         command.add_argument("files", nargs="+", metavar="FILE")
     messages = "a user's text, or messages as JSON, or @FILE with them"

@@ -22,6 +22,7 @@ from gunicorn.arbiter import Arbiter
 
 from app.server import handover, ranks
 from app.server.certificates import CertificateError, ServerCertificate, check_pair
+from app.server.greeting import check_free
 from app.server.handover import hand_over
 from config import ConfigError, Settings
 from config.loader import load
@@ -198,6 +199,7 @@ def take_charge(
     started. ConfigError, CertificateError, OSError or what `prepare`
     raises when it cannot serve what is asked for.
     """
+    check_free(server)
     _check(server.cfg, ranks.count(settings.server), len(ranks.addresses(settings.server)))
     if settings.engine.is_real:
         engine_options(settings)  # which may be lacking something, before any work is done

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from gunicorn.glogging import Logger
 from pythonjsonlogger.json import JsonFormatter
@@ -13,6 +13,8 @@ from app.http.wsgi import CONTEXT
 from config.sections.observability import TRACE
 from config.settings import LogSettings
 
+USUAL = ("Starting gunicorn", "Using worker", "Booting worker")
+"""How gunicorn's lines begin that say nothing of this start (`app.server.greeting` does)."""
 NO_REQUEST = "-"
 logging.addLevelName(TRACE, "TRACE")
 
@@ -99,6 +101,14 @@ class JsonLines(_UtcTime, JsonFormatter):
 
 class ServerLogger(Logger):  # type: ignore[misc]
     """gunicorn's logger, which does no work for access lines that are not written."""
+
+    is_start = True
+    """The first worker of each rank is yet to come."""
+
+    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """A line of gunicorn's that every start has is told as debugging."""
+        write = super().debug if self.is_start and msg.startswith(USUAL) else super().info
+        write(msg, *args, **kwargs)
 
     @property
     def access_log_enabled(self) -> bool:

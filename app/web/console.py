@@ -19,7 +19,6 @@ from app.engine.lifecycle import Operations
 from app.engine.standing import WatchedEngine
 from app.http.body import BodyLimits
 from app.middleware.console import ConsoleWatch
-from app.middleware.stack import MiddlewareStack
 from app.simulated.corpus import sample_sentences
 from app.tokenization import Tokenizer
 from app.web.application import Understudy
@@ -61,7 +60,6 @@ class Console:
     def add_to(
         self,
         app: Understudy,
-        middleware: MiddlewareStack,
         tokenizer: Tokenizer,
         siblings: PeerRanks,
         ranks: Sequence[int],
@@ -70,12 +68,7 @@ class Console:
     ) -> None:
         """Give `app` the page and its routes."""
 
-        def switch(on: bool) -> None:
-            self.watch.active = on
-            middleware.refresh()
-
         observer = self.observer
-        observer.on_switch(switch)
         feed = Feed(observer, lambda: self._told(siblings.own, ranks) | {"scripts": has_scripts(app)})
         app.until_drained.append(feed.close)
         app.caches.append(lambda: observer.bars.caches)

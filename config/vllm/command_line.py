@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from config.flags import NOTHING, Parser, add_settings, flags_of, given_to, kind_of, plain_parser
+from config.flags import NOTHING, SettingsParser, add_settings, flags_of, given_to, kind_of, plain_parser
 from config.installation import COMMAND
 from config.settings import table_of
 from config.sources import Flags
@@ -70,7 +70,7 @@ def usage(told: dict[str, str]) -> str:
     return parser.format_help()
 
 
-def _add_options(parser: Parser, told: dict[str, str] | None = None) -> None:
+def _add_options(parser: SettingsParser, told: dict[str, str] | None = None) -> None:
     parser.add_argument(MODEL, metavar="MODEL", nargs="?", help="Name of the model that is played.")
     for name, members in groups().items():
         group = parser.add_argument_group(name.capitalize())

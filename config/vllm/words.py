@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from config.declaration import ConfigError
+from config.declaration import UsageError
 from config.vllm.options import options
 from config.yaml_file import parse_yaml
 
@@ -34,10 +34,10 @@ def _with_file(argv: list[str]) -> list[str]:
     if not equals:
         path = next(iter(argv[at + 1 : at + 2]), "")
     if not path:
-        raise ConfigError(f"flag {CONFIG} needs a value")
+        raise UsageError(f"flag {CONFIG} needs a value")
     rest = argv[:at] + argv[at + (1 if equals else 2) :]
     if any(word.partition("=")[0] == CONFIG for word in rest):
-        raise ConfigError(f"flag {CONFIG}: only one file can be given")
+        raise UsageError(f"flag {CONFIG}: only one file can be given")
     model = rest[:1] if rest and not rest[0].startswith("-") else []
     return [*model, *_words_of(path), *rest[len(model) :]]
 
@@ -45,7 +45,7 @@ def _with_file(argv: list[str]) -> list[str]:
 def _words_of(path: str) -> Iterator[str]:
     document = parse_yaml(path)
     if not isinstance(document, Mapping):
-        raise ConfigError(f"YAML file {path}: must be a mapping of options to values")
+        raise UsageError(f"YAML file {path}: must be a mapping of options to values")
     for key, value in document.items():
         flag = f"--{key}"
         if isinstance(value, bool):
@@ -79,7 +79,7 @@ def _without_dots(words: Sequence[str]) -> Iterator[str]:
             continue
         value = text if equals else next(rest, None)
         if value is None:
-            raise ConfigError(f"flag {name} needs a value")
+            raise UsageError(f"flag {name} needs a value")
         flag, *keys = name.removesuffix("+").split(".")
         found: object = value.split(",") if name.endswith("+") else _value(value)
         for key in reversed(keys):

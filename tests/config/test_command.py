@@ -13,6 +13,7 @@ from config.durations import parse_duration
 from config.loader import load
 
 ROOT = Path(__file__).parents[2]
+PARALLEL = "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-size?"
 
 
 def run(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
@@ -31,13 +32,45 @@ def run(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
     ("argv", "line"),
     [
         (["--port", "0"], "error: setting port: '0' (flag --port) must be between 1 and 65535\n"),
-        (["--prot", "1"], "error: unknown flag --prot; did you mean --port?\n"),
         (["--config", "/nowhere"], "error: YAML file /nowhere: cannot be read: No such file or directory\n"),
     ],
 )
 def test_a_wrong_setting_ends_with_status_1_and_one_line(argv: list[str], line: str) -> None:
     done = run(*argv)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--prot", "1"], "unknown flag --prot; did you mean --port?"),
+        (["--port"], "flag --port needs a value"),
+        (["--port", "1", "x"], "unexpected argument 'x': settings are given as --name value"),
+        (["simluate"], "unknown command 'simluate'; did you mean simulate?"),
+        (["nothing"], "unknown command 'nothing': see --help"),
+        (["simulate", "--rat", "3"], "unknown flag --rat; did you mean --rate?"),
+        (["calibrate", "--otu", "x", "y"], "unknown flag --otu; did you mean --out?"),
+        (["fleet", "--polices", "x"], "unknown flag --polices; did you mean --policies?"),
+        (["script", "try", "--mesages", "x", "y"], "unknown flag --mesages; did you mean --messages?"),
+        (["script", "chek"], "argument command: invalid choice: 'chek' (choose from 'check', 'try')"),
+        (["script"], "the following arguments are required: command"),
+        (["generate", "--modle", "x"], "unknown flag --modle; did you mean --model?"),
+        (["plugins", "--plugn", "x"], "unknown flag --plugn; did you mean --plugin?"),
+        (["serve", "--tensor-paralel-size", "2"], PARALLEL),
+        (["rehearse", "--x"], "unknown flag --x"),
+        (["record", "--out"], "argument --out: expected one argument"),
+        (["record", "--proxy", "--taget", "x"], "unknown flag --taget; did you mean --target?"),
+        (["drift", "--modl", "x"], "unknown flag --modl; did you mean --model?"),
+        (["dataset", "--ouput", "x"], "unknown flag --ouput; did you mean --output?"),
+        (["script", "from-recording", "--outt", "x"], "unknown flag --outt; did you mean --out?"),
+        (["completion", "csh"], "argument shell: invalid choice: 'csh' (choose from 'bash', 'zsh', 'fish')"),
+    ],
+)
+def test_words_that_say_nothing_end_with_status_2_and_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(argv) == 2
+    assert capsys.readouterr() == ("", f"error: {told}\n")
 
 
 def test_a_wrong_variable_ends_with_status_1_and_one_line() -> None:
@@ -77,22 +110,62 @@ def test_help_for_a_reader_who_leaves_is_no_error(command: tuple[str, ...]) -> N
         assert process.stderr.read() == ""
 
 
-def test_the_help_names_the_other_commands() -> None:
-    told = run("--help").stdout.splitlines()[-11:]
-    names = (
-        "serve",
-        "dataset",
-        "fleet",
-        "simulate",
-        "record",
-        "drift",
-        "calibrate",
-        "rehearse",
-        "script",
-        "generate",
-        "plugins",
-    )
-    assert told == [f"  python -m app {name} --help" for name in names]
+@pytest.mark.parametrize("argv", [["--help"], ["help"]])
+def test_the_help_begins_with_the_commands_a_line_each(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(argv) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("Commands")
+    assert told[1:13] == [f"  {name:<12}{it.about}" for name, it in command.COMMANDS.items()]
+    heads = [line for line in told[13:] if line.endswith(":") and not line.startswith(" ")]
+    assert "HTTPS:" in heads and "Others:" in heads
+
+
+def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["version"]) == 0
+    assert capsys.readouterr().out == f"understudy {VERSION}\n"
+    with pytest.raises(SystemExit) as ended:
+        command.main(["help", "simulate"])
+    assert not ended.value.code and "python -m app simulate" in capsys.readouterr().out
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(("name", "absent"), [("plugins", "pluggy"), ("generate", "torch, numpy")])
+def test_help_needs_no_library_of_its_command(name: str, absent: str) -> None:
+    line = f"import sys; sys.modules |= dict.fromkeys('{absent}'.split(', ')); from app.cli import main; "
+    code = f"{line}sys.exit(main(['{name}', '--help']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"usage: python -m app {name}" in done.stdout
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["simu"], "simulate"),
+        (["simulate", "--rat"], "--rate"),
+        (["--max-num-s"], "--max-num-seqs"),
+        (["--port", "3", "--max-num-s"], "--max-num-seqs"),
+        (["completion", "f"], "fish"),
+    ],
+)
+def test_a_shell_completes_commands_and_flags(words: list[str], completed: str, tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    script.write_text(run("completion", "bash").stdout)
+    line = f"COMP_WORDS=(understudy {' '.join(words)}) COMP_CWORD={len(words)}"
+    code = f"source {script}; {line}; _understudy; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=50)
+    assert (done.stdout, done.stderr) == (f"{completed}\n", "")
+
+
+@pytest.mark.server
+def test_zsh_gets_the_script_of_bash_and_fish_one_of_its_own() -> None:
+    zsh, fish = run("completion", "zsh").stdout, run("completion", "fish").stdout
+    assert "bashcompinit" in zsh and zsh.endswith(run("completion", "bash").stdout)
+    [line] = [line for line in fish.splitlines() if "subcommand_from simulate'" in line]
+    assert line.startswith("complete -c understudy -n") and " --rate " in line
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+from functools import partial
 from random import Random
 
 import pytest
 
 from app.console import bars, blocks
+from app.console.bars import Origin
 from app.console.frames import Frame
 from app.engine.standing import Phase
 from config.settings import StepSettings
@@ -228,8 +231,6 @@ def test_nothing_is_attached_while_nobody_looks() -> None:
     it = Watched(seen=False, slots=4, blocks=100, profile=quick_profile(), max_loras=1)
     cache, executor = it.harness.cache, it.harness.engine.executor
     assert cache is not None
-    switched: list[bool] = []
-    it.observer.on_switch(switched.append)
     assert cache.cache.observer is None and executor.watch_step is None
     it.look()
     assert cache.cache.observer is not None and executor.watch_step is not None
@@ -237,10 +238,32 @@ def test_nothing_is_attached_while_nobody_looks() -> None:
     it.frame()
     it.observer.end()
     assert cache.cache.observer is None and executor.watch_step is None
-    assert switched == [True, False]
     it.ask("b", prompt_ids=list(range(30)))  # whose context was made while somebody looked
     it.harness.clock.advance(10)
     assert it.observer.bars.size_bytes == 0 and not list(it.observer.bars.live())
+
+
+def test_who_comes_late_sees_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Watched(seen=False, slots=4, inter_token_latency=0.01)
+    it.harness.observers.append(partial(it.observer.bars.watch, Origin("/v1/completions")))
+    it.ask("old", prompt_ids=[1, 2], max_tokens=3)
+    it.harness.clock.advance(bars.PAST_S)
+    it.ask("over", prompt_ids=[1, 2], max_tokens=3)
+    it.ask("runs", prompt_ids=[1, 2], max_tokens=400)
+    it.harness.clock.advance(1)
+    it.observer.begin()
+    it.frame()
+    page = Page()
+    page.take(it.observer.picture({}))
+    assert [row[1] for row in page.bars.values()] == ["over", "runs"]
+    assert [(row[1], row[3]) for row in page.ended.values()] == [("length", 3)]
+    it.harness.clock.advance(4)
+    it.frame(0.01)
+    assert it.page.ended[page.number_of("runs")][1:4:2] == ["length", 400]
+    monkeypatch.setattr(it.observer.bars, "_past", deque(it.observer.bars._past, maxlen=1))
+    later = Page()
+    later.take(it.observer.picture({}))
+    assert [row[1] for row in later.bars.values()] == ["runs"]
 
 
 def test_who_comes_back_sees_the_engine_as_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from random import Random
@@ -125,6 +126,9 @@ def test_base_and_weights_are_known_as_a_sum_where_steps_are_alike() -> None:
     assert "base and weights are identified as a sum only" in told
     assert any("no run saturates the engine" in line for line in told)
     assert "not identified" in constants_table(known)
+    guessed = [Certainty("base", 1.0, 1.0, 0.5)]
+    [line] = [it for it in warnings(made, made.play([0.0, 0.0]), guessed) if "no constant is" in it]
+    assert line not in told
 
 
 def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
@@ -150,7 +154,8 @@ def test_algebra() -> None:
 
 def recorded(folder: Path, name: str = "run.csv") -> Path:
     path = folder / name
-    rows = [f"{at / 4},{200 + at},{5 + at % 7},{at / 4 + 0.05},{at / 4 + 0.2}" for at in range(40)]
+    took_s = 0.1 + len(name) / 70
+    rows = [f"{at / 4},{200 + at},{5 + at % 7},{at / 4 + 0.05},{at / 4 + took_s}" for at in range(40)]
     path.write_text("\n".join(["arrival_s,input_tokens,output_tokens,first_s,last_s", *rows]))
     return path
 
@@ -171,6 +176,8 @@ def test_the_command_writes_a_profile_a_table_and_a_picture(
     assert (
         "TTFT mean" in told.out and "base + weights" in told.out and "warning: no run idles" not in told.err
     )
+    done = [int(line.split()[0]) for line in told.err.splitlines() if " evaluations, " in line]
+    assert done and max(done) <= 60
     assert "of 60 evaluations" in told.err
 
 
@@ -205,13 +212,19 @@ def test_it_starts_from_a_data_sheet(tmp_path: Path) -> None:
         (["--start", "qwen3-14b-h100", "--png", "/nowhere/x.png"], "there is no folder /nowhere"),
         (["--start", "qwen3-14b-h100", "--check", "nowhere.csv"], "nowhere.csv: cannot be read"),
         (["--start", "qwen3-14b-h100", "--jobs", "0"], "must be a whole number"),
+        (["--start", "qwen3-14b-h100", "--check", "run.csv"], "run is fitted: --check takes runs that"),
+        (["--start", "qwen3-14b-h100", "--check", "copy.csv"], "copy is fitted: --check takes runs that"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
 ) -> None:
     out = tmp_path / "mine.yaml"
-    assert calibrate.run([str(recorded(tmp_path)), *words, "--out", str(out)]) == 1
+    run = recorded(tmp_path)
+    shutil.copy(run, tmp_path / "copy.csv")
+    words = [str(tmp_path / word) if word in ("run.csv", "copy.csv") else word for word in words]
+    usage = any(word in rule for word in ("start is given", "turnaround", "fitted", "whole number"))
+    assert calibrate.run([str(run), *words, "--out", str(out)]) == (2 if usage else 1)
     told = capsys.readouterr().err
     assert rule in told and told.startswith("error: ") and told.count("\n") == 1
     assert not out.exists()

@@ -40,9 +40,9 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return msgspec.json.decode(capsys.readouterr().out)
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> str:
     """The one line that is said of these flags."""
-    assert run(argv) == 1
+    assert run(argv) == status
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")
@@ -80,8 +80,9 @@ def test_the_figures_are_those_of_the_requests(
 def test_a_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *DRAWN, "--pods", "2", "--slo", "ttft_p99=10s,itl_mean=1us"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in lines[:5]] == ["", "----", "TTFT", "ITL", "E2E"]
-    names = [line.partition(":")[0] for line in lines[5:]]
+    assert lines[0].startswith("qwen3-14b-h100: drawn load, ") and lines[0].endswith("; 2 pods, random")
+    assert [line.split("|")[1].strip() for line in lines[1:6]] == ["", "----", "TTFT", "ITL", "E2E"]
+    names = [line.partition(":")[0] for line in lines[6:]]
     assert names[:6] == ["requests", "tokens", "KV cache", "running", "steps", "pods"]
     assert lines[-2:] == ["ttft_p99 <= 10000 ms: met", "itl_mean <= 0.001 ms: not met"]
 
@@ -114,17 +115,40 @@ def test_a_data_sheet_is_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
+def test_a_sweep_of_pods_finds_the_fewest(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--rate", "40", "--seconds", "10", "--output-tokens", "16", "--processes", "1"]
+    argv = [*load, "--sweep", "pods=1:4:1", "--slo", "ttft_p99=500ms"]
+    assert figures(capsys, *argv)["fewest"] in (2, 3)
+    assert run(argv) == 0
+    head, *_, last = capsys.readouterr().out.splitlines()
+    assert "fewest pods: " in last and head.endswith(
+        "poisson at 40/s, prompts of 1000:lognormal:0.5 tokens, answers of 16, seed 1; pods, random"
+    )
+
+
+@pytest.mark.slow
+def test_with_the_default_lengths_least_requests_is_no_worse_than_random(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load = ["--rate", "40", "--seconds", "120", "--pods", "4", "--processes", "1", "--policy"]
+    worst = [figures(capsys, *load, policy)["ttft_s"]["p99"] for policy in ("least-requests", "random")]
+    assert worst[0] < worst[1]
+
+
+@pytest.mark.slow
 def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture, document = tmp_path / "curve.png", tmp_path / "curve.json"
     load = ["--seconds", "20", "--output-tokens", "16", "--processes", "1"]
     argv = [*load, "--sweep", "rate=5:35:10", "--slo", "ttft_p50=500ms"]
     assert run([*argv, "--json", str(document), "--plot", str(picture)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:-1]] == ["5", "15", "25", "35"]
+    assert [line.split("|")[1].strip() for line in lines[3:-1]] == ["5", "15", "25", "35"]
     found = msgspec.json.decode(document.read_bytes())
     assert [point["meets_slo"] for point in found["points"]] == [True, True, False, False]
     assert found["highest"] == 15
     assert lines[-1] == "highest rate: 15 meets ttft_p50 <= 500 ms"
+    lengths = "prompts of 1000:lognormal:0.5 tokens, answers of 16"
+    assert lines[0] == f"qwen3-14b-h100: drawn load, poisson, {lengths}, seed 1"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert run([*load, "--sweep", "rate=1:1:1", "--slo", "ttft_p50=1us"]) == 0
     assert capsys.readouterr().out.endswith("highest rate: none meets ttft_p50 <= 0.001 ms\n")
@@ -188,8 +212,6 @@ def test_who_interrupts_it_ends_all_of_it(tmp_path: Path, number: signal.Signals
         (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number above 0"),
         (["--rate", "nan", "--seconds", "5"], "argument --rate: 'nan' must be a number above 0"),
         (["--rate", "5", "--seconds", "inf"], "argument --seconds: 'inf' must be a number above 0"),
-        (["--rate", "1e6", "--seconds", "1e6"], "the load would have more than 100,000,000 requests"),
-        (["--rate", "1e-9", "--seconds", "1"], "a load of 1e-09 requests/s has no request in 1 s"),
         ([*DRAWN, "--arrivals", "sometimes"], "argument --arrivals: invalid choice: 'sometimes'"),
         ([*DRAWN, "--burstiness", "2"], "--burstiness goes with --arrivals bursty"),
         ([*DRAWN, "--ramp-from", "2"], "--ramp-from goes with --arrivals ramp"),
@@ -201,25 +223,38 @@ def test_who_interrupts_it_ends_all_of_it(tmp_path: Path, number: signal.Signals
         ([*DRAWN, "--in-flight", "1", "--turnaround=-1ms"], "argument --turnaround: '-1ms' must be from"),
         ([*DRAWN, "--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 10000"),
         ([*DRAWN, "--policy", "best"], "argument --policy: invalid choice: 'best'"),
+        ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate must not be given with --sweep rate"),
+        ([*DRAWN, "--sweep", "pods=1:2:0.5"], "argument --sweep: 'pods=1:2:0.5' must be whole numbers"),
+        ([*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"], "--requests is of one run"),
+        ([*DRAWN, "--sweep", "pods=1:2:1", "--html", "x.html"], "--html is of one run"),
+        ([*DRAWN, "--slo", "ttft=1"], "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99"),
+        ([*DRAWN, "--slo", "ttft_p50=-1ms"], "must have limits above 0, not -1ms"),
+        ([*DRAWN, "--json", "x", "--requests", "x"], "x is named twice"),
+        ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),
+        (["--trace", "x.csv", "--seconds", "3"], "--seconds is of a load that is drawn"),
+        (["--trace", "x.csv", "--sweep", "rate=1:2:1"], "--sweep rate is of a load that is drawn"),
+    ],
+)
+def test_words_that_say_nothing_are_told_in_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in refusal(capsys, *argv, status=2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--rate", "1e6", "--seconds", "1e6"], "the load would have more than 100,000,000 requests"),
+        (["--rate", "1e-9", "--seconds", "1"], "a load of 1e-09 requests/s has no request in 1 s"),
         ([*DRAWN, "--profile", "none"], "profile none: neither a file nor one of"),
         ([*DRAWN, "--max-num-batched-tokens", "100"], "max-num-batched-tokens 100 must not be less than"),
         ([*DRAWN, "--num-gpu-blocks-override", "99"], "must hold a prompt of max-model-len 40960"),
         ([*DRAWN, "--no-enable-chunked-prefill"], "must not be less than max-model-len 40960"),
         ([*FEW, "--num-requests", "1", "--input-tokens", "2000"], "the load, request 1: input_tokens 2000"),
-        ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate must not be given with --sweep rate"),
-        ([*DRAWN, "--sweep", "pods=1:2:0.5"], "argument --sweep: 'pods=1:2:0.5' must be whole numbers"),
-        ([*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"], "--requests is of one run"),
-        ([*DRAWN, "--sweep", "pods=1:2:1", "--html", "x.html"], "--html is of one run"),
         ([*DRAWN, "--html", "absent/x.html"], "absent/x.html: there is no folder absent"),
-        ([*DRAWN, "--slo", "ttft=1"], "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99"),
-        ([*DRAWN, "--slo", "ttft_p50=-1ms"], "must have limits above 0, not -1ms"),
         ([*DRAWN, "--json", "absent/x.json"], "absent/x.json: there is no folder absent"),
-        ([*DRAWN, "--json", "x", "--requests", "x"], "x is named twice"),
         ([*DRAWN, "--plot", "app"], "app is a folder"),
-        ([*DRAWN, "--nonsense"], "unrecognized arguments: --nonsense"),
         (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
-        (["--trace", "x.csv", "--seconds", "3"], "--seconds is of a load that is drawn"),
-        (["--trace", "x.csv", "--sweep", "rate=1:2:1"], "--sweep rate is of a load that is drawn"),
     ],
 )
 def test_bad_input_is_told_in_one_line(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +77,47 @@ def test_a_wrong_setting_is_refused_in_one_line() -> None:
     assert "max-num-seqs" in output and "-3" in output
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("LORA_MODULES", "foo"), ("LORA_MODULES", '{"path": "x"}'), ("SCRIPT", "/nowhere")]
+)
+def test_what_cannot_be_served_ends_the_start_in_one_line(name: str, value: str) -> None:
+    status, output = start_refused(**{f"SIM_{name}": value})
+    assert status == 1
+    [line] = output.splitlines()
+    assert line.startswith("error: ") and (name == "SCRIPT" or "setting lora-modules" in line)
+
+
+def test_a_port_that_is_taken_is_told_at_once_in_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        begun_s = time.monotonic()
+        status, output = start_refused(SIM_PORT=str(port))
+    assert (status, output) == (1, f"error: cannot listen at 127.0.0.1:{port}: Address already in use\n")
+    assert time.monotonic() - begun_s < 5, "gunicorn tries for as long"
+
+
+@pytest.mark.parametrize(
+    ("flags", "timing", "console"),
+    [
+        (("--time-to-first-token", "2ms"), "first token after 2ms, each next after 0s", "none"),
+        (
+            ("--profile", "qwen3-14b-h100", "--console"),
+            "steps of profile qwen3-14b-h100",
+            "http://127.0.0.1:",
+        ),
+    ],
+)
+def test_a_start_says_three_lines(flags: tuple[str, ...], timing: str, console: str) -> None:
+    with running_server(*flags, "--served-model-name", "a,b") as server:
+        lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]
+        assert lines[0] == f"model: a, b; timing: {timing}"
+        assert lines[1].startswith(f"Listening at: http://127.0.0.1:{server.port} (")
+        assert lines[2].startswith(f"console: {console}") and len(lines) == 3
+        post(server.port, ask())
+
+
 def test_a_request_for_one_more_worker_at_run_time_is_not_granted() -> None:
     with running_gunicorn() as server:
         server.process.send_signal(signal.SIGTTIN)
@@ -135,7 +178,7 @@ def test_a_successor_takes_over_the_port_and_outlives_the_server(
         successor = successor_of(server)
         assert successor is not None
         try:
-            wait_until(lambda: server.log().count("Booting worker") == 2)
+            wait_until(lambda: bool(Path(f"/proc/{successor}/task/{successor}/children").read_text()))
             assert server.stop(5) == 0
             for _ in range(3):
                 assert post(server.port, ask()).status == 200

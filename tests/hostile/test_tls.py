@@ -296,7 +296,7 @@ def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(tmp
             os.kill(pid, signal.SIGKILL)
         assert served_certificate(server.port) == made
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: server.log().count("settings: ") == 2)
+        wait_until(lambda: server.log().count("model: ") == 2)
         assert served_certificate(server.port) == made
         assert server.stop() == 0
         assert not folder.exists()

@@ -181,8 +181,7 @@ def test_a_bad_recording_stops_the_start_with_one_line(
     words = [sys.executable, "-m", "app", "--replay", str(path), "--port", str(free_port())]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert done.returncode == 1
-    *before, said = done.stderr.splitlines()
-    assert [line.rpartition(": ")[2][:17] for line in before] == ["Starting gunicorn"]
+    [said] = done.stderr.splitlines()
     assert said.startswith(f"error: setting replay: {path}: ")
     assert line in said
 

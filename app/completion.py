@@ -1,0 +1,76 @@
+"""`python -m app completion SHELL`: what makes a shell complete the words of the command `understudy`.
+
+    understudy completion bash >> ~/.bashrc         # zsh: the same, into ~/.zshrc
+    understudy completion fish > ~/.config/fish/completions/understudy.fish
+
+The flags of a command are those that its help names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from typing import Protocol
+
+from config.flags import Parser, as_command
+from config.installation import COMMAND
+
+SHELLS = ("bash", "zsh", "fish")
+OWN = ("help", "version", "--help", "--version", "--config")
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+BASH = """\
+_understudy() {
+  case "${COMP_WORDS[1]}" in
+%s
+  esac
+  [ "$COMP_CWORD" = 1 ] && words="%s"
+  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _understudy understudy
+"""
+
+
+class Runs(Protocol):
+    """A command."""
+
+    @property
+    def run(self) -> Callable[[Sequence[str]], int]: ...
+
+
+@as_command()
+def run(argv: Sequence[str], commands: Mapping[str, Runs], settings: Iterable[str]) -> int:
+    """Exit status. `settings` are the flags of a line without a command."""
+    parser = Parser(f"{COMMAND} completion", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("shell", choices=SHELLS)
+    shell = parser.parse_args(argv).shell
+    flags = {name: _flags(command) for name, command in commands.items() if name != "completion"}
+    flags["completion"] = list(SHELLS)
+    first = [*commands, *OWN, *settings]
+    print(_fish(flags, first) if shell == "fish" else _bash(flags, first, shell == "zsh"), end="")
+    return 0
+
+
+def _flags(command: Runs) -> list[str]:
+    text = io.StringIO()
+    with redirect_stdout(text), suppress(SystemExit):
+        command.run(["--help"])
+    return sorted(set(_FLAG.findall(text.getvalue())))
+
+
+def _bash(flags: Mapping[str, Sequence[str]], first: Sequence[str], is_zsh: bool) -> str:
+    cases = [f'    {name}) words="{" ".join(words)}" ;;' for name, words in flags.items()]
+    cases.append(f'    *) words="{" ".join(word for word in first if word.startswith("-"))}" ;;')
+    head = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" if is_zsh else ""
+    return head + BASH % ("\n".join(cases), " ".join(first))
+
+
+def _fish(flags: Mapping[str, Sequence[str]], first: Sequence[str]) -> str:
+    alone = f"not __fish_seen_subcommand_from {' '.join(flags)}"
+    lines = [f"complete -c understudy -n '{alone}' -a '{' '.join(first)}'"]
+    for name, words in flags.items():
+        lines.append(f"complete -c understudy -n '__fish_seen_subcommand_from {name}' -a '{' '.join(words)}'")
+    return "\n".join([*lines, ""])
