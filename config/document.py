@@ -22,7 +22,8 @@ A setting is taken from the first of these places that has it:
 4. its default
 
 A value that breaks a rule, an unknown flag and an unknown YAML key stop the start with one line that names
-the setting, the value, the place and the rule; the exit status is 1. An unknown `SIM_` variable only causes a
+the setting, the value, the place and the rule; the exit status is 1, of an unknown flag or a flag without
+its value 2, with the nearest name. An unknown `SIM_` variable only causes a
 warning, because platforms inject variables of their own. (A Kubernetes service that is called `sim` injects a
 `SIM_PORT` that is not a port: set `enableServiceLinks: false` in the pod.)
 
