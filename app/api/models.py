@@ -9,12 +9,14 @@ from typing import Any
 from app.api.identity import Identity
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
-from app.http.errors import ApiError, not_found
+from app.http.errors import ApiError, malformed, not_found
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.lora.adapters import LoRARegistry
-from app.protocol.decoding import decode
-from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
+from app.protocol.coercion import Misfit, convert
+from app.protocol.decoding import decode, read_json
+from app.protocol.lora import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
+from app.protocol.slicing import slices
 
 
 class ServedModels:
@@ -105,17 +107,34 @@ def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, Any]:
 
 
 def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
-    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter."""
+    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter, and the same in SageMaker's words."""
 
-    def load(context: RequestContext) -> Response:
-        """Serve an adapter from now on, under its name. Its path is told, not looked at."""
-        asked = decode(body.read(context), context.content_type, LoadAdapterRequest)
+    def load(asked: LoadAdapterRequest) -> None:
         asked.check_values()
         if asked.lora_name in models.names:
             message = f"The name {asked.lora_name!r} is the base model's."
             raise ApiError(400, "InvalidUserInput", message)
         models.adapters.load(asked.lora_name, asked.lora_path, asked.load_inplace)
+
+    def load_lora_adapter(context: RequestContext) -> Response:
+        """Serve an adapter from now on, under its name. Its path is told, not looked at."""
+        asked = decode(body.read(context), context.content_type, LoadAdapterRequest)
+        load(asked)
         return Response(f"Success: adapter {asked.lora_name!r} is loaded.".encode())
+
+    def register_adapter(context: RequestContext) -> Response:
+        """Serve an adapter from now on."""
+        try:
+            asked = convert(RegisterAdapterRequest, read_json(body.read(context)), slices())
+        except Misfit as misfit:
+            raise malformed(f"{'.'.join(map(str, misfit.path))}: expected {misfit.expected}") from None
+        load(LoadAdapterRequest(lora_name=asked.name, lora_path=asked.src))
+        return Response(f"Adapter {asked.name} is registered.".encode())
+
+    def unregister_adapter(context: RequestContext) -> Response:
+        """Serve an adapter no more; requests that run with it go on."""
+        models.adapters.unload(context.params["adapter_name"])
+        return Response(f"Adapter {context.params['adapter_name']} is unregistered.".encode())
 
     def unload(context: RequestContext) -> Response:
         """Serve an adapter no more; requests that run with it go on."""
@@ -125,6 +144,8 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
         return Response(f"Success: adapter {asked.lora_name!r} is unloaded.".encode())
 
     return [
-        post("/v1/load_lora_adapter", load),
+        post("/v1/load_lora_adapter", load_lora_adapter),
         post("/v1/unload_lora_adapter", unload),
+        post("/adapters", register_adapter),
+        Route(methods=("DELETE",), path="/adapters/{adapter_name}", handle=unregister_adapter),
     ]

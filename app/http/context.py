@@ -90,7 +90,7 @@ class RequestContext:
         self.route: MatchedRoute | None = None
         """The route that serves the request; None when there is none."""
         self.label = ""
-        """Path of the route as metrics name it, also where only the method is wrong; empty without any."""
+        """Path of the route as metrics name it; empty without any, also where only the method is wrong."""
         self.params: Mapping[str, str] = {}
         """The variable parts of the path."""
         self.way = "flask"

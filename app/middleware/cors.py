@@ -62,11 +62,11 @@ class Cors(Middleware):
         return Response(text.encode(), 400 if refused else 200, headers, TEXT)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Say which origin may read the answer. A 401 comes from around CORS, a preflight has said all."""
+        """Say which origin may read the answer. A preflight has said all."""
+        if is_outside(response):
+            return
         headers = response.headers
         vary = headers.get("Vary")
-        if response.status == 401 or vary == PREFLIGHT_VARY:
-            return
         if vary is None:
             headers["Vary"] = "Origin"
         elif "origin" not in vary.lower():
@@ -78,3 +78,8 @@ class Cors(Middleware):
 
     def _allows(self, origin: str) -> bool:
         return self._any_origin or origin in self._origins
+
+
+def is_outside(response: Response) -> bool:
+    """Whether vLLM answers so before its HTTP metrics look: a 401, even before CORS, or a preflight."""
+    return response.status == 401 or response.headers.get("Vary") == PREFLIGHT_VARY

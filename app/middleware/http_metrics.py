@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from app.http.context import RequestContext
 from app.http.response import CountedBody, Response, StreamingBody
 from app.metrics.instruments import Counter, Family, Histogram, Instrument, Summary
+from app.middleware.cors import is_outside
 from app.middleware.stack import Middleware
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ BLOCK = 512
 
 
 class HttpMetrics(Middleware):
-    """Counts every exchange.
+    """Counts every exchange that vLLM counts: those that come to its routes.
 
     `clock` gives monotonic seconds, `now` Unix seconds. It comes first in the list of middleware, and so sees
     the response that really leaves.
@@ -163,6 +164,8 @@ class HttpMetrics(Middleware):
 
     def end(self, context: RequestContext, response: Response) -> None:
         self._served[context.way].value += 1
+        if is_outside(response):
+            return
         label = context.label or (None if _EXCLUDED.search(context.path) else UNMATCHED)
         exchange = self._exchange(context.method, label, response.status) if label else None
         if exchange is None:

@@ -83,4 +83,6 @@ class RequestIds(Middleware):
         self.active = answered
 
     def end(self, context: RequestContext, response: Response) -> None:
-        response.headers["X-Request-Id"] = context.request_id
+        response.headers["X-Request-Id"] = (
+            "" if context.headers.get("x-request-id") == "" else context.request_id
+        )

@@ -49,6 +49,11 @@ class Request(Struct, kw_only=True):
     branch: ClassVar[tuple[str, ...]] = ()
     """What stands before the paths of errors where vLLM tries several kinds of body."""
 
+    @classmethod
+    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        """Where vLLM sees that `values` do not fit at `path`."""
+        return (*cls.branch, *path)
+
     def check(self, within: Slices) -> None:
         """All rules, for a request from the strict decoder.
 
@@ -289,7 +294,7 @@ def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], within: S
         try:
             request = convert(kind, values, within)
         except Misfit as misfit:
-            path, expected = (*kind.branch, *misfit.path), misfit.expected
+            path, expected = kind.place(values, misfit.path), misfit.expected
         else:
             check_unicode(values, within)
             request.check_converted(within)

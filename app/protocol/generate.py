@@ -7,6 +7,7 @@ instance in slices.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -18,7 +19,14 @@ from app.protocol.common import ECTransferParams, KVTransferParams, Usage
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.logprobs import LogprobContent, PromptLogprobs
-from app.protocol.options import CacheSalt, Int64, RepetitionDetection, StreamOptions, StructuredOutputs
+from app.protocol.options import (
+    CacheSalt,
+    Int64,
+    Natural,
+    RepetitionDetection,
+    StreamOptions,
+    StructuredOutputs,
+)
 from app.protocol.validation import rules
 
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
@@ -93,6 +101,40 @@ class ReasoningParserKwargs(Struct, forbid_unknown_fields=True):
     chat_template_kwargs: JsonObject = {}
 
 
+class PlaceholderRange(Struct):
+    """Where the tokens of an item stand in the prompt."""
+
+    offset: Natural
+    length: Annotated[int, Meta(gt=0)]
+
+
+class MediaFeatures(Struct, kw_only=True):
+    """What a render tells of images and the like, by modality."""
+
+    mm_hashes: dict[str, list[str]]
+    mm_placeholders: dict[str, list[PlaceholderRange]]
+    kwargs_data: dict[str, list[str | None]] | None = None
+    mm_metadata: dict[str, list[str | None]] | None = None
+
+    def check(self, tokens: int) -> None:
+        """ApiError 400 where the lists do not belong together, or lie beyond a prompt of so many `tokens`."""
+        lengths = {name: len(hashes) for name, hashes in self.mm_hashes.items()}
+        for other in (self.mm_placeholders, self.kwargs_data, self.mm_metadata):
+            if other is not None and {name: len(items) for name, items in other.items()} != lengths:
+                raise malformed(
+                    "body.features: all lists need the same modalities and lengths", "body.features"
+                )
+        spans = sorted(
+            (each.offset, each.offset + each.length)
+            for many in self.mm_placeholders.values()
+            for each in many
+        )
+        if any(end > begin for (_, end), (begin, _) in pairwise(spans)):
+            raise malformed("body.features: mm_placeholders overlap", "body.features")
+        if any(end > tokens for _, end in spans):
+            raise malformed("body: mm_placeholders lie beyond token_ids", "body")
+
+
 class GenerateRequest(Request, kw_only=True):
     """The body of ``POST /inference/v1/generate``."""
 
@@ -100,8 +142,7 @@ class GenerateRequest(Request, kw_only=True):
     token_ids: Ids
     token_offsets: list[Offsets] | None = None
     """Of a render; nothing here depends on them."""
-    features: JsonObject | None = None
-    """What a render has told of images and the like."""
+    features: MediaFeatures | None = None
     content_parts: list[JsonObject] | None = None
     """Images and the like that are not processed yet."""
     sampling_params: SamplingParams
@@ -132,6 +173,8 @@ class GenerateRequest(Request, kw_only=True):
         rules.check_cache_salt(self.cache_salt)
 
     def check_converted(self, within: Slices) -> None:
+        if self.features is not None:
+            self.features.check(len(self.token_ids))
         if self.content_parts and self.features:
             raise malformed("body: content_parts and features exclude each other", "body")
         if self.output_mode == "text" and not self.sampling_params.detokenize:
@@ -150,9 +193,8 @@ class GenerateRequest(Request, kw_only=True):
 
     @property
     def mm_hashes(self) -> dict[str, list[str]] | None:
-        """Hashes of images and the like, by modality; what is none is left out."""
-        hashes = (self.features or {}).get("mm_hashes")
-        return hashes if isinstance(hashes, dict) else None
+        """Hashes of images and the like, by modality."""
+        return self.features.mm_hashes if self.features else None
 
     def as_completion(self, max_model_len: int) -> CompletionRequest:
         """The same, as a text completion of the same tokens; what exceeds the context is cut off."""

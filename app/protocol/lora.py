@@ -21,11 +21,18 @@ class LoadAdapterRequest(Request, kw_only=True):
             raise ApiError(400, "InvalidUserInput", "lora_name and lora_path must not be empty.")
 
 
+class RegisterAdapterRequest(Request, kw_only=True):
+    """The body of SageMaker's ``POST /adapters``."""
+
+    name: str
+    src: str
+
+
 class UnloadAdapterRequest(Request, kw_only=True):
     """The adapter that is to go."""
 
     lora_name: str
-    lora_int_id: object = None
+    lora_int_id: int | None = None
 
     def check_values(self) -> None:
         """ApiError 400 for an empty name."""

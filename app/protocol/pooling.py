@@ -34,6 +34,9 @@ Endianness = Literal["native", "big", "little"]
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
 REMOVED_TASKS = frozenset(("score", "encode"))
 
+BEFORE_INPUT = frozenset(("encoding_format", "embed_dtype", "endianness", "dimensions", "use_activation"))
+"""Fields that vLLM looks at before `input`, which it misses next in a conversation that does not fit."""
+
 TokenIds = list[int]
 Prompts = list[str] | list[TokenIds]
 Conversation = list[Message]
@@ -88,6 +91,10 @@ class ClassificationRequest(PoolingFields, kw_only=True):
     absent: ClassVar[Mapping[str, object]] = {"normalize": UNSET}
     batched: ClassVar[bool] = False
     """Several conversations are possible, also as `input`."""
+
+    @classmethod
+    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        return path if "input" in values or path[0] in BEFORE_INPUT else ("input",)
 
     def __post_init__(self) -> None:
         chats = _conversations(self.messages, self.batched)

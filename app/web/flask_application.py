@@ -32,6 +32,7 @@ class NoSessions(SessionInterface):
         """There is nothing to save."""
 
 
+METRICS = "/metrics"
 NO_SESSION = NullSession()
 
 
@@ -66,7 +67,9 @@ class FlaskApplication(Flask):
         context.new_id = self._new_id
         if self._root_path and context.path.startswith(f"{self._root_path}/"):
             context.path = context.path.removeprefix(self._root_path)
-        return DirectAdapter(self.url_map, self._static_rules, context.scheme, context.path, context.method)
+        # Where vLLM mounts an application that looks at no more of the path.
+        path = METRICS if context.path.startswith(METRICS) else context.path
+        return DirectAdapter(self.url_map, self._static_rules, context.scheme, path, context.method)
 
     @cached_property
     def _static_rules(self) -> StaticRules:
@@ -81,20 +84,10 @@ class FlaskApplication(Flask):
             context.route = self.routes.of(request.url_rule)
             context.label = context.route.path if context.route else label_of(request.url_rule)
             context.params = request.view_args or {}
-        else:
-            context.label = self._label_of_other_method(request.routing_exception)
         response = self.middleware.begin(context)
         if response is None and self.before_request_funcs:  # of whoever embeds the application
             return super().preprocess_request()
         return response
-
-    def _label_of_other_method(self, error: HTTPException | None) -> str:
-        """Path of the route that a request would have met with a method that it takes."""
-        adapter = request_ctx.url_adapter
-        if isinstance(error, MethodNotAllowed) and error.valid_methods and adapter is not None:
-            rule, _ = adapter.match(method=next(iter(error.valid_methods)), return_rule=True)
-            return label_of(rule)
-        return ""
 
     def make_response(self, rv: Any) -> Response:  # type: ignore[override]  # a WSGI callable, as Flask's own
         """Our routes return responses; views and hooks of who embeds the application, what Flask allows."""
@@ -154,7 +147,8 @@ def _without_slash() -> str | None:
     if not path or path == request.path or adapter is None:
         return None
     try:
-        adapter.match(path, method=request.method)
+        rule, _ = adapter.match(path, method=request.method, return_rule=True)
+        current_context().label = f"{label_of(rule)}/"
     except MethodNotAllowed:
         pass
     except HTTPException:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from app.factory import create_app
 from app.http.context import RequestContext
 from app.http.errors import ApiError
 from app.http.response import Response
 from app.http.route import get
 from app.middleware.stack import Middleware, MiddlewareStack
 from config.live import LiveSettings
+from config.loader import load
 from config.settings import Settings
 from tests.application import application, request
 
@@ -167,6 +169,37 @@ def test_the_middleware_know_the_route_that_is_meant() -> None:
     client.get("/v1/none")
     assert seen == [
         ("/v1/responses/{response_id}", "/v1/responses/{response_id}", {"response_id": "a b"}),
-        (None, "/v1/responses/{response_id}", {}),
+        (None, "", {}),
         (None, "", {}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status", "counted"),
+    [
+        ("GET", "/v1/models", {"X-Request-Id": ""}, 401, 0),
+        ("OPTIONS", "/v1/models", {"Origin": "https://a", "Access-Control-Request-Method": "GET"}, 400, 0),
+        ("OPTIONS", "/v1/models", {}, 405, 1),
+        ("GET", "/metrics/", {}, 200, 0),
+        ("GET", "/metrics/x", {}, 200, 0),
+        ("GET", "/docs/oauth2-redirect", {}, 200, 1),
+        ("POST", "/abort_requests", {"body": "\ufeff{}"}, 200, 1),
+        ("POST", "/abort_requests", {"body": '{"request_ids": 5}'}, 500, 1),
+        ("POST", "/inference/v1/abort_requests", {"body": "[]"}, 500, 1),
+        ("POST", "/inference/v1/abort_requests", {"body": '{"request_ids": 5}'}, 200, 1),
+        ("POST", "/collective_rpc", {"body": '{"method": "check_health", "args": 5}'}, 400, 1),
+    ],
+)
+def test_odd_requests_are_answered_and_counted_as_vllm_does(
+    method: str, path: str, headers: dict[str, str], status: int, counted: int
+) -> None:
+    flags = ["--server-dev-mode", "--enable-scale-out", "--api-key", "k", "--enable-request-id-headers"]
+    client = create_app(load(flags, {})).test_client()
+    body = headers.pop("body", None)
+    if body is not None:
+        headers = {"Authorization": "Bearer k"}
+    answer = client.open(path, method=method, headers=headers, data=body and body.encode())
+    assert answer.status_code == status
+    if headers.get("X-Request-Id") == "":
+        assert answer.headers["X-Request-Id"] == ""
+    assert ("\nhttp_requests_total{" in client.get("/metrics").text) == bool(counted)

@@ -81,6 +81,20 @@ def test_a_cross_encoder_needs_room_for_both_texts(every: RunningServer, cross: 
     assert error_of(post(cross, SCORE, asked)) == (400, "BadRequestError", "input_tokens")
 
 
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"messages": MESSAGES, "user": 5}, "body.input"),
+        ({"messages": MESSAGES, "dimensions": "x"}, "body.dimensions"),
+        ({"input": "a", "user": 5}, "body.user"),
+    ],
+)
+def test_a_conversation_that_does_not_fit_lacks_an_input(
+    every: RunningServer, asked: dict[str, Any], param: str
+) -> None:
+    assert error_of(post(every, EMBED, asked)) == (400, "Bad Request", param)
+
+
 @pytest.mark.parametrize("path", BASE)
 def test_an_unknown_model_is_not_found(every: RunningServer, path: str) -> None:
     assert error_of(post(every, path, {**BASE[path], "model": "nope"})) == (404, "NotFoundError", None)

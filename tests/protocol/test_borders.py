@@ -197,10 +197,10 @@ def test_a_call_made_earlier_is_whole_or_named_by_its_place(call: Any, where: st
     ("features", "hashes"),
     [
         (None, None),
-        ({}, None),
-        ({"mm_hashes": None}, None),
-        ({"mm_hashes": []}, None),
-        ({"mm_hashes": {"image": ["a"]}}, {"image": ["a"]}),
+        (
+            {"mm_hashes": {"image": ["a"]}, "mm_placeholders": {"image": [{"offset": 0, "length": 1}]}},
+            {"image": ["a"]},
+        ),
     ],
 )
 def test_hashes_of_images_are_an_object_or_none(features: Any, hashes: Any) -> None:

@@ -59,10 +59,22 @@ def test_an_adapter_is_loaded_once_unless_it_is_replaced(client: Client) -> None
         ("unload", {"lora_name": "nobody"}, (404, "NotFoundError", None)),
         ("unload", {"lora_name": ""}, (400, "InvalidUserInput", None)),
         ("unload", {}, (400, "Bad Request", "body.lora_name")),
+        ("unload", {"lora_name": "first", "lora_int_id": 1.5}, (400, "Bad Request", "body.lora_int_id")),
     ],
 )
 def test_what_cannot_be_loaded_or_unloaded(client: Client, path: str, body: Any, wrong: Any) -> None:
     assert error(client.post(f"/v1/{path}_lora_adapter", body)) == wrong
+
+
+def test_adapters_come_and_go_in_sagemakers_words(client: Client) -> None:
+    body = {"name": "third", "src": "/adapters/third"}
+    assert client.post("/adapters", body).status_code == 200
+    assert names(client)[-1] == "third"
+    assert error(client.post("/adapters", body)) == (400, "InvalidUserInput", None)
+    assert error(client.post("/adapters", {"name": "x"})) == (400, "Bad Request", None)
+    third = client.server.url + "/adapters/third"
+    assert client.session.delete(third, timeout=20).status_code == 200
+    assert error(client.session.delete(third, timeout=20)) == (404, "NotFoundError", None)
 
 
 def test_the_metric_tells_of_adapters(client: Client) -> None:

@@ -146,7 +146,9 @@ def test_every_example_is_taken_and_answered_as_it_is_described(method: str, pat
         client.post("/pause")
     if path == "/v1/unload_lora_adapter":
         client.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "/sql"})
-    if path == "/v1/load_lora_adapter":
+    if path == "/adapters/{adapter_name}":
+        client.post("/adapters", json={"name": "{adapter_name}", "src": "/sql"})
+    if path in ("/v1/load_lora_adapter", "/adapters"):
         client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
     told, operation = answer(client, method, path)
     whole = document(client)

@@ -46,6 +46,15 @@ def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client)
         assert [event["usage"]["completion_tokens"] for event in events[3:]] == ([3] if options else [])
 
 
+TWO = {"token_ids": [1, 2], "sampling_params": {}}
+NO_MEDIA: dict[str, Any] = {"mm_hashes": {}, "mm_placeholders": {}}
+
+
+def media(*spans: tuple[int, int]) -> dict[str, Any]:
+    placeholders = [{"offset": offset, "length": length} for offset, length in spans]
+    return {"mm_hashes": {"image": ["a"] * len(spans)}, "mm_placeholders": {"image": placeholders}}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -57,7 +66,12 @@ def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client)
         ({"token_ids": [1], "sampling_params": {"temperature": 3}}, "temperature"),
         ({"token_ids": [1], "sampling_params": {"max_tokens": 0}}, "max_tokens"),
         ({"token_ids": [1], "sampling_params": {"detokenize": False}, "output_mode": "text"}, "body"),
-        ({"token_ids": [1], "sampling_params": {}, "features": {"a": 1}, "content_parts": [{}]}, "body"),
+        ({**TWO, "features": {}}, "body.features.mm_hashes"),
+        ({**TWO, "features": {"mm_hashes": {}}}, "body.features.mm_placeholders"),
+        ({**TWO, "features": {**NO_MEDIA, "mm_hashes": {"image": ["a"]}}}, "body.features"),
+        ({**TWO, "features": media((0, 2), (1, 1))}, "body.features"),
+        ({**TWO, "features": media((1, 2))}, "body"),
+        ({**TWO, "features": NO_MEDIA, "content_parts": [{}]}, "body"),
         (
             {"token_ids": [1], "sampling_params": {}, "reasoning_parser_kwargs": {"x": 1}},
             "body.reasoning_parser_kwargs.x",
@@ -218,7 +232,8 @@ def test_an_encoder_says_exclamation_marks_and_where_its_media_are() -> None:
         assert told["choices"][0]["finish_reason"] == "length"
         (name,) = told["ec_transfer_params"]
         assert name.startswith("sim_img_0_")
-        features = {"mm_hashes": {"image": ["h1", "h2"]}}
+        spans = [{"offset": 0, "length": 1}, {"offset": 1, "length": 2}]
+        features = {"mm_hashes": {"image": ["h1", "h2"]}, "mm_placeholders": {"image": spans}}
         assert set(generate(client, features=features)["ec_transfer_params"]) == {"h1", "h2"}
         assert client.complete(max_tokens=2)["choices"][0]["text"] == "!!"
 

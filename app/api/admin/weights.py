@@ -8,7 +8,7 @@ from typing import TypeVar
 from app.engine.weights import Weights
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
-from app.http.errors import internal, malformed
+from app.http.errors import bad_request, internal, malformed
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.protocol.coercion import Misfit, convert
@@ -111,6 +111,8 @@ def routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]:
         method = asked.get("method")
         if method is None:
             raise malformed("the body has no 'method'")
+        if not isinstance(asked.get("args", ()), list | tuple | str | dict):
+            raise bad_request("the body's 'args' must be a list")
         if method not in methods:
             raise internal(f"Method {method!r} is not implemented.")
         return json_response({"results": [methods[method]()] * weights.devices})

@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-import msgspec
-
 from app.api.builder import Prompt
 from app.api.frontend import Frontend
 from app.api.generate import derender, render
@@ -15,11 +13,14 @@ from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.api.identity import address_of
 from app.engine.weights import Weights
 from app.http.context import RequestContext
-from app.http.errors import ApiError, bad_request, malformed
+from app.http.errors import ApiError, bad_request, internal, malformed
 from app.http.response import Response, json_response
 from app.http.route import Handler, Route, post
+from app.protocol.decoding import read_json
 from app.protocol.generate import GenerateRequest
 
+MEDIA_PARTS = ("image_url", "audio_url", "video_url")
+"""Types of `content_parts`; vLLM passes over others."""
 CLOSED = "Scale-out endpoints are disabled: this needs a server with --enable-scale-out."
 
 
@@ -43,6 +44,10 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
         body = frontend.decode(context, GenerateRequest)
         asked = body.as_completion(frontend.limits.max_model_len)
         accepted = frontend.accept(asked, context)
+        if not frontend.builder.settings.model.multimodal and any(
+            part.get("type") in MEDIA_PARTS for part in body.content_parts or ()
+        ):
+            raise bad_request("The served model is not a multimodal model: it reads text alone.")
         ids = body.token_ids
         head = frontend.identity.head("generate-tokens", context, body.request_id, accepted.model)
         shape = GenerateResponseOptions(
@@ -68,13 +73,21 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
 
     def abort_requests(context: RequestContext) -> Response:
         """End requests by their ids, or all of them; their clients are told `abort`."""
-        ids = _ids(_body(frontend, context))
+        body = read_json(frontend.body.read(context))
+        if not isinstance(body, dict):
+            raise malformed("The body must be a JSON object.")
+        named = body.get("request_ids")
+        if named and not isinstance(named, str | list | dict):
+            return json_response({"error": "Failed to abort requests: request_ids must be a list."}, 500)
+        ids = _ids(body)
         found = frontend.responder.engine.interrupt(frozenset(ids) if ids else None)
         return json_response({"status": "aborted", "aborted": len(ids) if ids else found})
 
     def abort_named_requests(context: RequestContext) -> Response:
         """End requests by their ids, and say nothing of it."""
-        body = _body(frontend, context)
+        body = read_json(frontend.body.read(context))
+        if not isinstance(body, dict):
+            raise internal("The body is not an object.")
         if body.get("request_ids") is None:
             raise malformed("request_ids is missing")
         frontend.responder.engine.interrupt(frozenset(_ids(body)))
@@ -91,22 +104,9 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
     ]
 
 
-def _body(frontend: Frontend, context: RequestContext) -> dict[str, Any]:
-    """The JSON object in the body, whatever its content type. ApiError 400."""
-    try:
-        body = msgspec.json.decode(frontend.body.read(context))
-    except (ValueError, RecursionError):
-        raise malformed("The body must be JSON.") from None
-    if not isinstance(body, dict):
-        raise malformed("The body must be a JSON object.")
-    return body
-
-
 def _ids(body: dict[str, Any]) -> list[str]:
-    """The request ids in `body`: a list, or a single one. ApiError 400."""
-    ids = body.get("request_ids") or []
+    """The request ids in `body`: a list, or a single one."""
+    ids = body.get("request_ids")
     if isinstance(ids, str):
-        return [ids]
-    if not isinstance(ids, list):
-        raise malformed("request_ids must be a list.")
-    return [each for each in ids if isinstance(each, str)]
+        return [ids] if ids else []
+    return [each for each in ids if isinstance(each, str)] if isinstance(ids, list | dict) else []

@@ -21,7 +21,7 @@ from app.protocol.completions import Completion, CompletionRequest
 from app.protocol.derender import DerenderChatRequest, DerenderCompletionRequest, DerenderStreamRequest
 from app.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
 from app.protocol.label_reads import DecisionRequest, Decisions, GenerativeScoringRequest, ScoreList
-from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
+from app.protocol.lora import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
 from app.protocol.pooling import (
     ClassificationRequest,
     EmbeddingRequest,
@@ -273,6 +273,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/unload_lora_adapter"): Operation(
         body=UnloadAdapterRequest, example={"lora_name": "sql"}, media=(TEXT,)
     ),
+    ("POST", "/adapters"): Operation(
+        body=RegisterAdapterRequest, example={"name": "sql", "src": "/sql"}, media=(TEXT,)
+    ),
+    ("DELETE", "/adapters/{adapter_name}"): Operation(media=(TEXT,)),
     ("POST", "/tokenize"): Operation(body=TokenizeRequest, example={"prompt": "hello"}, answer=Tokens),
     ("POST", "/detokenize"): Operation(
         body=DetokenizeRequest, example={"tokens": [120, 121]}, answer=dict[str, str]
@@ -289,8 +293,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **{(method, "/metrics"): Operation(media=(TEXT,)) for method in ANY_METHOD if method != "HEAD"},
     ("GET", "/"): Operation(answer=ANYTHING),
     ("GET", "/openapi.json"): Operation(answer=ANYTHING),
-    ("GET", "/docs"): Operation(media=("text/html",)),
-    ("GET", "/redoc"): Operation(media=("text/html",)),
+    **{
+        ("GET", path): Operation(media=("text/html",))
+        for path in ("/docs", "/docs/oauth2-redirect", "/redoc")
+    },
     ("GET", "/query"): Operation(answer=dict[str, dict[str, str]]),
     ("GET", "/kv_event_sources"): Operation(answer=ANYTHING),
     ("GET", "/kv/index"): Operation(answer=ANYTHING),

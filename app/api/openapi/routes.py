@@ -22,6 +22,7 @@ VIEWERS = {
     "/docs": f'<link rel="stylesheet" href="{CDN}/swagger-ui-dist@5/swagger-ui.css"><div id="docs"></div>'
     f'<script src="{CDN}/swagger-ui-dist@5/swagger-ui-bundle.js"></script>'
     '<script>SwaggerUIBundle({url: "DOCUMENT", dom_id: "#docs"})</script>',
+    "/docs/oauth2-redirect": "",
     "/redoc": '<redoc spec-url="DOCUMENT"></redoc>'
     f'<script src="{CDN}/redoc@2/bundles/redoc.standalone.js"></script>',
 }
