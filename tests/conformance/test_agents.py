@@ -15,7 +15,7 @@ from tests.running_server import ROOT, RunningServer, running_server
 
 SCRIPT = ROOT / "examples" / "scripts" / "dinner.yaml"
 QUESTION = "Dinner in the capital of Italy, please."
-CALLS = [
+CALLS: list[tuple[str, dict[str, Any]]] = [
     ("find_capital", {"country": "Italy"}),
     ("get_weather", {"city": "Rome"}),
     ("book_table", {"city": "Rome", "outside": True}),
@@ -36,7 +36,7 @@ def server() -> Iterator[RunningServer]:
 def over_chat(server: RunningServer) -> Told:
     tools: Any = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in RESULTS]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    called = []
+    called: list[tuple[str, Any]] = []
     with openai_client(server, strict=False) as client:
         for _ in range(MOST_TURNS):
             message = (
@@ -58,7 +58,7 @@ def over_chat(server: RunningServer) -> Told:
 def over_responses(server: RunningServer, keeps: bool = False, **asked: Any) -> Told:
     tools: Any = [{"type": "function", "name": name, "parameters": SCHEMA} for name in RESULTS]
     items: list[Any] = [{"role": "user", "content": QUESTION}]
-    called = []
+    called: list[tuple[str, Any]] = []
     with openai_client(server, strict=False) as client:
         for _ in range(MOST_TURNS):
             response = client.responses.create(model="tiny", input=items, tools=tools, **asked)
@@ -80,7 +80,7 @@ def over_responses(server: RunningServer, keeps: bool = False, **asked: Any) -> 
 def over_messages(server: RunningServer) -> Told:
     tools: Any = [{"name": name, "input_schema": SCHEMA} for name in RESULTS]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    called = []
+    called: list[tuple[str, Any]] = []
     with sdk(server) as client:
         for _ in range(MOST_TURNS):
             message = client.messages.create(model="tiny", max_tokens=16_384, messages=messages, tools=tools)

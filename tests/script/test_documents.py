@@ -25,7 +25,7 @@ def fields(*names: str) -> str:
     first, *others = (f"`[[ ## {name} ## ]]`" for name in names)
     then = "".join(f", then {name}" for name in others)
     return (
-        f"Respond with the corresponding output fields, starting with the field {first}{then}, and then ..."
+        f"Respond with the corresponding output fields, starting with the field {first}{then}, and ..."
     )
 
 
