@@ -62,7 +62,7 @@ def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client)
             {"token_ids": [1], "sampling_params": {}, "reasoning_parser_kwargs": {"x": 1}},
             "body.reasoning_parser_kwargs.x",
         ),
-        ({"token_ids": [1] * 5000, "sampling_params": {"max_tokens": 5}}, None),
+        ({"token_ids": [1] * 40_000, "sampling_params": {"max_tokens": 5}}, None),
         ({"token_ids": [1], "sampling_params": {"n": 300}}, None),
         ({"token_ids": "x", "sampling_params": {}}, "body.token_ids"),
     ],
