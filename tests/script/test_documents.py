@@ -24,9 +24,7 @@ def fields(*names: str) -> str:
     """The end of dspy's prompt for these fields."""
     first, *others = (f"`[[ ## {name} ## ]]`" for name in names)
     then = "".join(f", then {name}" for name in others)
-    return (
-        f"Respond with the corresponding output fields, starting with the field {first}{then}, and ..."
-    )
+    return f"Respond with the corresponding output fields, starting with the field {first}{then}, and ..."
 
 
 STEP = fields("next_thought", "next_tool_name", "next_tool_args")
