@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from config import VERSION, ConfigError, Settings, UsageError
 from config.flags import parse, usage
+from config.installation import COMMAND
 from config.loader import check_extras, resolve
 from config.settings import table_of
 from config.sources import Flags, as_environment

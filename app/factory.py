@@ -16,6 +16,7 @@ from app.api.admin import lifecycle as lifecycle_routes
 from app.api.admin import weights as weight_routes
 from app.api.admin.config import PeerRanks
 from app.api.anthropic import routes as anthropic
+from app.api.anthropic.threads import ThreadStore
 from app.api.chat import route as chat
 from app.api.completions import route as completions
 from app.api.generate import routes as generate
@@ -222,19 +223,20 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     if settings.model.task == "generate":
         app.services.append(StartedLater(components.schemas.load))
         plain_chats, plain_completions = PlainChats(frontend), PlainCompletions(frontend)
-        store = ResponseStore(settings.api.enable_responses_store)
+        store, threads = ResponseStore(settings.api.enable_responses_store), ThreadStore()
         app.caches.append(
             lambda: {
                 "plain chats": plain_chats.known.memo,
                 "plain prompts": plain_completions.known.memo,
                 "responses": store,
+                "threads": threads,
             }
         )
         live.subscribe(plain_chats.on_settings)
         live.subscribe(plain_completions.on_settings)
         app.add_routes("chat", chat.routes(frontend, plain_chats))
         app.add_routes("completions", completions.routes(frontend, plain_completions))
-        app.add_routes("anthropic", anthropic.routes(frontend))
+        app.add_routes("anthropic", anthropic.routes(frontend, threads))
         app.add_routes("responses", responses.routes(frontend, store))
         scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
         app.add_routes("generate", generate.routes(frontend, scale_out, weights, aborts))

@@ -160,6 +160,16 @@ class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
 Thinking = ThinkingEnabled | ThinkingDisabled | ThinkingAdaptive
 
 
+class ThreadCreate(Struct, tag_field="type", tag="create"):
+    """The server is to keep the conversation."""
+
+
+class ThreadContinue(Struct, tag_field="type", tag="continue"):
+    """The messages follow on the reply of this id."""
+
+    previous_message_id: str
+
+
 class MessagesRequest(Request, kw_only=True):
     """Every field that vLLM knows; `max_tokens` counts thoughts and reply together."""
 
@@ -187,6 +197,8 @@ class MessagesRequest(Request, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
     priority: Int64 = 0
     """Not vLLM's; what the other generating endpoints have."""
+    thread: ThreadCreate | ThreadContinue | None = None
+    """Not vLLM's, which answers the new turns alone: the conversation that the server keeps."""
 
     lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
 

@@ -134,6 +134,7 @@ class ErrorDetail(Struct):
 
     type: str
     message: str
+    details: dict[str, str] | UnsetType = UNSET
 
 
 class ErrorResponse(Struct, tag_field="type", tag="error"):

@@ -34,10 +34,17 @@ TURN = 10
 """Values that an item, or a tool, counts as that becomes part of a chat."""
 
 
-def chat_request(asked: ResponsesRequest) -> ChatCompletionRequest:
+class ResponsesChat(ChatCompletionRequest, kw_only=True):
+    """The chat of a request of this family."""
+
+    after_results: bool = False
+    """The conversation has results of tools: a simulation answers with words, a script may call again."""
+
+
+def chat_request(asked: ResponsesRequest) -> ResponsesChat:
     """`asked` in the words of a chat. ApiError 400 when it breaks the rules of one."""
     within = slices()
-    chat = ChatCompletionRequest(
+    chat = ResponsesChat(
         model=asked.model,
         messages=_messages(asked.instructions, asked.input, within),
         chat_template_kwargs=asked.chat_template_kwargs,
@@ -53,7 +60,7 @@ def chat_request(asked: ResponsesRequest) -> ChatCompletionRequest:
     return chat
 
 
-def go_on(chat: ChatCompletionRequest, before: Sequence[Message], output: Sequence[JsonObject]) -> None:
+def go_on(chat: ResponsesChat, before: Sequence[Message], output: Sequence[JsonObject]) -> None:
     """Let `chat` follow on what was asked `before` and answered with the items `output`.
 
     Instructions do not carry over, nor do thoughts.
@@ -157,7 +164,7 @@ def _part(part: ContentPart) -> JsonObject:
     return {"type": "text", "text": part.said}
 
 
-def _take_tools(chat: ChatCompletionRequest, asked: ResponsesRequest, within: Slices) -> None:
+def _take_tools(chat: ResponsesChat, asked: ResponsesRequest, within: Slices) -> None:
     """At most one call is made; one is made for sure where the choice is left to the model (7.1)."""
     chat.parallel_tool_calls = False
     chat.tools = [Tool(function=function) for function in callable_functions(asked.tools, within)] or None
@@ -171,10 +178,12 @@ def _take_tools(chat: ChatCompletionRequest, asked: ResponsesRequest, within: Sl
     _answer_results(chat, within)
 
 
-def _answer_results(chat: ChatCompletionRequest, within: Slices) -> None:
-    """After the result of a function the model answers with words."""
+def _answer_results(chat: ResponsesChat, within: Slices) -> None:
+    """After the result of a function no call is forced, or an agent would call for ever."""
     if any(message["role"] == "tool" for message in each(chat.messages, within)):
-        chat.tool_choice = "none"
+        chat.after_results = True
+        if chat.tool_choice != "none":
+            chat.tool_choice = "auto"
 
 
 def _tool_choice(choice: str | JsonObject, within: Slices) -> ToolChoice:

@@ -104,6 +104,7 @@ class _Response(Struct):
 
 class _ResponseEvent(Struct):
     response: _Response | None = None
+    delta: str = ""
 
 
 FINISHES = {"max_tokens": "length", "max_output_tokens": "length"}
@@ -114,7 +115,7 @@ def said_in(api: str, answer: Answer[Chunk]) -> Said | None:
     """What an answer of the family `api` said (names: docs/scripts.md); None when that cannot be read."""
     body = b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
     streamed = answer.header("content-type").lower().startswith("text/event-stream")
-    documents = list(_events(body)) if streamed else [body]
+    documents = list(_events(body.splitlines())) if streamed else [body]
     said = Said(events=len(documents) if streamed else 0)
     try:
         if api == "messages":
@@ -129,9 +130,31 @@ def said_in(api: str, answer: Answer[Chunk]) -> Said | None:
     return said
 
 
-def _events(body: bytes) -> Iterable[bytes]:
+def moments_of(api: str, answer: Answer[Chunk]) -> list[float]:
+    """When each event of a stream came that says a piece of the reply; one token each, as vLLM sends them."""
+    moments, rest = list[float](), b""
+    for chunk in answer.chunks:
+        *lines, rest = (rest + bytes_of(chunk.data)).split(b"\n")
+        moments += [chunk.at_s for event in _events(lines) if _says(api, event)]
+    return moments
+
+
+def _says(api: str, event: bytes) -> bool:
+    """Whether an event, which `said_in` has read, adds to the reply."""
+    if api == "responses":
+        return bool(msgspec.json.decode(event, type=_ResponseEvent).delta)
+    said = Said()
+    if api == "messages":
+        _take_message(said, [event])
+        delta = msgspec.json.decode(event, type=_AnthropicEvent).delta
+        return bool(said.text or said.reasoning or delta and delta.partial_json)
+    _take_choices(said, [event])
+    return bool(said.text or said.reasoning or said.calls)
+
+
+def _events(lines: Iterable[bytes]) -> Iterable[bytes]:
     """The data of a stream's events, which are all JSON but for the end."""
-    for line in body.replace(b"\r\n", b"\n").split(b"\n"):
+    for line in lines:
         if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
             yield data
 

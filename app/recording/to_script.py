@@ -7,7 +7,9 @@ import logging
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -16,7 +18,7 @@ import yaml
 from app.recording.asked import Question, question_of
 from app.recording.exchange import Answer, Chunk, Exchange, bytes_of
 from app.recording.library import recorded
-from app.recording.said import Said, said_in
+from app.recording.said import moments_of, said_in
 from config import ConfigError
 from config.flags import Parser
 from config.installation import COMMAND
@@ -30,6 +32,8 @@ MOST_BYTES = 2 << 20
 """Of a script."""
 OWN_FINISHES = frozenset(("length", "abort", "content_filter"))
 """Ends that do not come by themselves."""
+LEAST_PAUSE_S, PAUSE_GAPS = 0.1, 4
+"""A gap between two tokens that is longer than this, and than so many usual ones, is a pause."""
 _MARK = re.compile(r"\{[{%#]")
 """What begins a hole in a template."""
 
@@ -131,7 +135,7 @@ def _then(question: Question, answer: Answer[Chunk]) -> dict[str, Any] | None:
         then["finish_reason"] = said.finish
     if answer.is_broken:
         then["fault"] = {"action": "disconnect", "after": said.events}
-    return then | {"delays": _delays(said, answer)}
+    return then | {"delays": _delays(question.api, answer)}
 
 
 def _error(answer: Answer[Chunk]) -> dict[str, Any]:
@@ -169,10 +173,22 @@ def _literal(text: str) -> str:
     return _MARK.sub(lambda found: "{{ '" + found[0] + "' }}", text)
 
 
-def _delays(said: Said, answer: Answer[Chunk]) -> dict[str, str]:
-    """How long the first token took, and each one behind it on average."""
-    if said.events < 2 or len(answer.chunks) < 2:
+def _delays(api: str, answer: Answer[Chunk]) -> dict[str, Any]:
+    """How long the first token took, each one behind it, and the pauses between them."""
+    moments = moments_of(api, answer)
+    if len(moments) < 2:
         return {"first_token": f"{answer.end_s * 1e3:.0f}ms"}
-    first_s, last_s = answer.chunks[0].at_s, answer.chunks[-1].at_s
-    gap_ms = (last_s - first_s) / (said.events - 1) * 1e3
-    return {"first_token": f"{first_s * 1e3:.0f}ms", "per_token": f"{gap_ms:.1f}ms"}
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
+    usual_s = median(gaps)
+    pauses = {
+        token: gap - usual_s
+        for token, gap in enumerate(gaps, 2)
+        if gap > max(LEAST_PAUSE_S, PAUSE_GAPS * usual_s)
+    }
+    each_s = (sum(gaps) - sum(pauses.values())) / len(gaps)
+    delays: dict[str, Any] = {
+        "first_token": f"{moments[0] * 1e3:.0f}ms",
+        "per_token": f"{each_s * 1e3:.1f}ms",
+    }
+    before = {token: f"{pause_s * 1e3:.0f}ms" for token, pause_s in pauses.items()}
+    return delays | ({"before": before} if before else {})

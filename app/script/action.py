@@ -79,7 +79,7 @@ class Action:
             text = json.dumps(self._json(values), ensure_ascii=False)
             if len(text) > MOST_CHARACTERS:
                 raise ScriptFailure(f"its json has more than {MOST_CHARACTERS} characters")
-        calls = [filled.made(values, request.tools, accepts) for filled in self._calls]
+        calls = [filled.made(values, request, accepts) for filled in self._calls]
         reply = ScriptedReply(
             passes=not self.speaks,
             text=text,
@@ -100,19 +100,17 @@ class Action:
             classes=then.classes,
         )
 
-    def warnings(self, tools: Mapping[str, object], accepts: Accepts) -> Iterable[str]:
-        """What is wrong with its calls by the schemas of `tools`, where no template changes them."""
-        if not tools:
-            return
+    def check_calls(self, tools: Mapping[str, object], accepts: Accepts) -> None:
+        """Raises ScriptError for a call that the schema in `tools` forbids, where no template changes it."""
         for number, call in enumerate(self._then.tool_calls):
-            if call.unchecked or not _is_constant(call.arguments) and call.name in tools:
+            if call.unchecked or call.name not in tools or not _is_constant(call.arguments):
                 continue
-            if flaw := misfit(call.name, call.arguments, tools, accepts, "the script describes"):
-                yield f"then.tool_calls.{number}: {flaw}"
+            if flaw := misfit(call.name, call.arguments, tools[call.name], accepts):
+                raise ScriptError(f"then.tool_calls.{number}: {flaw}")
 
-    def checked_later(self) -> bool:
-        """Whether calls can be checked only when a request offers their tools."""
-        return any(not call.unchecked for call in self._then.tool_calls)
+    def needed_tools(self) -> list[str]:
+        """Names of the tools that a request has to offer for the calls to be made."""
+        return [call.name for call in self._then.tool_calls if not call.unchecked]
 
     def _template(self, source: object, key: str) -> Template | None:
         if not isinstance(source, str):
@@ -146,10 +144,10 @@ class _CallFilled(NamedTuple):
     arguments: Filled
     id: Template | None
 
-    def made(self, values: Values, tools: Mapping[str, object], accepts: Accepts) -> ScriptedCall:
-        """The call to a request that offers `tools`. ScriptFailure when it must not be made."""
+    def made(self, values: Values, request: Request, accepts: Accepts) -> ScriptedCall:
+        """The call to a request that offers the tool. ScriptFailure where its schema forbids it."""
         name, arguments = self.call.name, self.arguments(values)
-        if flaw := "" if self.call.unchecked else misfit(name, arguments, tools, accepts):
+        if flaw := "" if self.call.unchecked else misfit(name, arguments, request.tools[name], accepts):
             raise ScriptFailure(flaw)
         own_id = "" if self.id is None else self.id.text(values)[:MOST_ID]
         return ScriptedCall(name, json.dumps(arguments, ensure_ascii=False), own_id)
@@ -169,21 +167,12 @@ def _number(value: object) -> float:
     return float(value)
 
 
-def misfit(
-    name: str,
-    arguments: object,
-    tools: Mapping[str, object],
-    accepts: Accepts,
-    offers: str = "the request offers",
-) -> str:
-    """Why a tool cannot be called so; empty when it can."""
-    if name not in tools:
-        there = ", ".join(list(tools)[:8]) or "none"
-        return f"it calls the tool {name!r}, which is none of those that {offers}: {there}"
-    if not accepts(tools[name], arguments):
-        shown = json.dumps(arguments, ensure_ascii=False)[:120]
-        return f"the schema of the tool {name!r} does not allow the arguments {shown}"
-    return ""
+def misfit(name: str, arguments: object, schema: object, accepts: Accepts) -> str:
+    """Why a tool cannot be called with these arguments; empty when it can."""
+    if accepts(schema, arguments):
+        return ""
+    shown = json.dumps(arguments, ensure_ascii=False)[:120]
+    return f"the schema of the tool {name!r} does not allow the arguments {shown}"
 
 
 def _is_constant(value: object) -> bool:

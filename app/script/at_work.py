@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime
 from hashlib import blake2b
 from random import Random
@@ -19,6 +20,7 @@ from app.script.rules import Nth, Rule, Then
 from app.script.templates import Draws
 from config.fault_rules import read_fault_rule
 
+log = logging.getLogger(__name__)
 COUNTERS_BYTES = 2 << 20
 """Memory of the counters of keys and conversations: about 8,000 of them, the last used ones."""
 COUNTER_BYTES = 256
@@ -75,6 +77,7 @@ class RuleAtWork:
         except ValueError as error:
             raise ScriptError(f"{self.place}: then.fault: {error}") from None
         self._then = then
+        self.needed_tools = self.action.needed_tools()
         nth = rule.when.nth
         self._nth = nth if nth is None or isinstance(nth, Nth) else Nth(count=nth)
         self._is_turn = None if self._nth is None else numbers(self._nth.count)
@@ -88,7 +91,7 @@ class RuleAtWork:
 
     def restart(self, now_s: float) -> None:
         """Count from nothing again."""
-        self.answered = self.failed = self.slow = self._met = 0
+        self.answered = self.failed = self.slow = self.unoffered = self._met = 0
         self._fault = None if self._fault_rule is None else FaultScript([self._fault_rule], now_s)
 
     def concerns(self, request: Request) -> bool:
@@ -97,10 +100,23 @@ class RuleAtWork:
             return request.wants == (self.action.numbers or WORDS)
         return True
 
+    def missing_tool(self, request: Request) -> str:
+        """What the request would have to offer for the calls to be made; empty when it offers everything."""
+        name = next((name for name in self.needed_tools if name not in request.tools), None)
+        if name is None:
+            return ""
+        there = ", ".join(list(request.tools)[:8]) or "none"
+        return f"it calls the tool {name!r}, which is none of those that the request offers: {there}"
+
     def groups_of(self, request: Request, rng: Random, counters: Counters) -> Groups | None:
         """What its regexes have captured; None when it does not answer. May raise TooSlow."""
         groups = Groups()
         if not self.concerns(request) or not self.conditions.fits(request, groups):
+            return None
+        if missing := self.missing_tool(request):
+            if not self.unoffered:
+                log.warning("%s: passed over: %s", self.place, missing)
+            self.unoffered += 1
             return None
         self._met += 1
         groups.count = self._met

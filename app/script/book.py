@@ -38,6 +38,8 @@ class RuleReport(TypedDict):
     answered: int
     failed: int
     too_slow: int
+    unoffered: int
+    """Requests that fitted and did not offer a tool that the rule calls."""
 
 
 class FileReport(TypedDict):
@@ -76,7 +78,7 @@ class ScriptFile:
         try:
             script = read_script(self.path)
             rules = self._compiled(script, uids, now_s)
-            warnings = list(warnings_of(rules, script, self.path, accepts))
+            check_calls(rules, script, accepts)
         except ScriptError as error:
             self.error = str(error)
             for number, rule in enumerate(self.rules, 1):
@@ -86,7 +88,7 @@ class ScriptFile:
             self.stamp = stamp
         self.rules, self.error = rules, ""
         self.rng = self._others if script.seed is None else Random(f"script {script.seed}")
-        for warning in warnings:
+        if warning := unchecked_calls(rules, script, self.path):
             log.warning("%s", warning)
 
     def _compiled(self, script: Script, uids: Iterator[int], now_s: float) -> list[RuleAtWork]:
@@ -222,17 +224,24 @@ def stamp_of(path: str) -> Stamp | None:
     return at.st_mtime_ns, at.st_size, at.st_ino
 
 
-def warnings_of(rules: Sequence[RuleAtWork], script: Script, path: str, accepts: Accepts) -> Iterator[str]:
-    """What is doubtful about the calls of a script, as far as it can be known before a request."""
+def check_calls(rules: Sequence[RuleAtWork], script: Script, accepts: Accepts) -> None:
+    """Raises ScriptError for the first call whose arguments break the script's schema of its tool."""
     for rule in rules:
-        for warning in rule.action.warnings(script.tools, accepts):
-            yield f"{rule.place}: {warning}"
-    later = [] if script.tools else [_called(rule) for rule in rules if rule.action.checked_later()]
-    if later:
-        yield (
-            f"script {path}: the tool calls of {', '.join(later[:20])} are checked only when requests offer "
-            "the tools; with their schemas under `tools` they are checked now"
-        )
+        try:
+            rule.action.check_calls(script.tools, accepts)
+        except ScriptError as error:
+            raise ScriptError(f"{rule.place}: {error}") from None
+
+
+def unchecked_calls(rules: Sequence[RuleAtWork], script: Script, path: str) -> str:
+    """A line that names the rules whose calls no schema of the script checks; empty without any."""
+    later = [_called(rule) for rule in rules if not script.tools.keys() >= set(rule.needed_tools)]
+    if not later:
+        return ""
+    return (
+        f"script {path}: the tool calls of {', '.join(later[:20])} are checked only when requests offer "
+        "the tools; with their schemas under `tools` they are checked now"
+    )
 
 
 def _called(rule: RuleAtWork) -> str:
@@ -247,6 +256,7 @@ def _file_report(file: ScriptFile) -> FileReport:
             "answered": rule.answered,
             "failed": rule.failed,
             "too_slow": rule.slow,
+            "unoffered": rule.unoffered,
         }
         for rule in file.rules
     ]

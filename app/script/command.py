@@ -20,6 +20,7 @@ from app.script.book import Decision, ScriptBook, log
 from app.script.errors import ScriptError, ScriptFailure
 from app.script.matching import Message, Request, TooSlow
 from app.script.opening import accepting
+from app.script.reach import unreachable
 from app.script.rules import Family
 from config import ConfigError
 from config.flags import Parser
@@ -50,9 +51,14 @@ def run(argv: Sequence[str], read: ReadMessages) -> int:
 
 
 def check(files: Sequence[str]) -> int:
-    """Say of each file that it is in order; ScriptError for the first that is not."""
+    """Say of each file that it is in order, and which of its rules can never be reached.
+
+    ScriptError for the first file that is not in order.
+    """
     for file in _book(files, None).files:
         print(f"{file.path}: {len(file.rules)} rules are in order")
+        for earlier, later in unreachable(file.rules):
+            log.warning("%s can never be reached: rule %d fits all that it does", later.place, earlier.number)
     return 0
 
 
@@ -89,7 +95,9 @@ def _why_not(rule: RuleAtWork, request: Request) -> str:
         key = rule.conditions.misfit(request)
     except TooSlow as error:
         return f"the regex {str(error)[:60]!r} takes too long"
-    return f"when.{key} does not hold" if key else "nth or chance does not hold"
+    if key:
+        return f"when.{key} does not hold"
+    return rule.missing_tool(request) or "nth or chance does not hold"
 
 
 def _told(decision: Decision) -> Mapping[str, object]:

@@ -170,10 +170,10 @@ class Conditions:
 
     def _add_request(self, when: When) -> None:
         if when.model is not None:
-            models = _listed(when.model)
+            models = listed(when.model)
             self._checks["model"] = lambda request, _: request.model in models
         if when.api is not None:
-            families = _listed(when.api)
+            families = listed(when.api)
             self._checks["api"] = lambda request, _: request.api in families
         if when.turn is not None:
             turns = numbers(when.turn)
@@ -182,7 +182,7 @@ class Conditions:
             some = when.tools
             self._checks["tools"] = lambda request, _: bool(request.tools) is some
         elif when.tools is not None:
-            names = _listed(when.tools)
+            names = listed(when.tools)
             self._checks["tools"] = lambda request, _: all(name in request.tools for name in names)
         for name, wanted in when.headers.items():
             self._checks[f"headers.{name}"] = self._header(name, wanted)
@@ -239,9 +239,9 @@ class Conditions:
 
     def _text(self, wanted: TextIs) -> TextCheck:
         """What finds out whether a text is what is wanted."""
-        fold = _folded if wanted.ignore_case else str
-        exact = None if wanted.exact is None else {fold(text) for text in _listed(wanted.exact)}
-        parts = None if wanted.contains is None else [fold(text) for text in _listed(wanted.contains)]
+        fold = folded_text if wanted.ignore_case else str
+        exact = None if wanted.exact is None else {fold(text) for text in listed(wanted.exact)}
+        parts = None if wanted.contains is None else [fold(text) for text in listed(wanted.contains)]
         search = None if wanted.regex is None else self._search(wanted.regex, wanted.ignore_case)
 
         def holds(text: str, request: Request, groups: Groups) -> bool:
@@ -300,9 +300,9 @@ def _captured(found: regex.Match[str], group: int | str) -> str:
     return found.string[max(0, start) : max(0, min(end, start + KNOWN))]
 
 
-def _folded(text: str) -> str:
+def folded_text(text: str) -> str:
     return text[:FOLDED].casefold()
 
 
-def _listed(texts: Texts) -> tuple[str, ...]:
+def listed(texts: Texts) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else texts

@@ -14,7 +14,7 @@ from app.schema import SchemaError, Schemas
 from app.schema.document import JSON
 from app.script.action import Accepts
 from app.script.at_work import RuleAtWork
-from app.script.book import ScriptBook, log
+from app.script.book import ScriptBook, check_calls, log
 from app.script.errors import ScriptError
 from app.script.reading import read_script
 from config.declaration import ConfigError
@@ -39,8 +39,10 @@ def check_scripts(settings: ScriptSettings) -> None:
     for _, path in settings.files:
         try:
             script = read_script(path)
-            for number, rule in enumerate(script.rules, 1):
-                RuleAtWork(path, number, rule, number, 0.0)
+            rules = [
+                RuleAtWork(path, number, rule, number, 0.0) for number, rule in enumerate(script.rules, 1)
+            ]
+            check_calls(rules, script, accepting(Schemas()))
         except ScriptError as error:
             raise ConfigError(f"setting script: {error}") from None
 

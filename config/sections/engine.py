@@ -241,7 +241,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     )
     kv_cache_size: Annotated[
         int, Meta(ge=2), About("Blocks of the cache, one of which is vLLM's null block.", unit="blocks")
-    ] = 1024
+    ] = 4096
     block_size: Annotated[int, Meta(ge=1, le=1024), About("Tokens of a block.", unit="tokens")] = 16
     kv_cache_full: Annotated[
         Literal["wait", "refuse"],

@@ -34,7 +34,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
             "is not given.",
             unit="tokens",
         ),
-    ] = 4096
+    ] = 32_768
     task: Annotated[
         Literal["generate", "embed", "pooling", "score", "classify"],
         About(

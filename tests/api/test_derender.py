@@ -137,7 +137,7 @@ def test_what_makes_no_answer(path: str, body: Any, kind: str, param: str | None
 
 
 def test_more_than_the_context_is_refused() -> None:
-    long = [5] * 5000
+    long = [5] * 40_000
     for path, body in (
         (CHAT, {"generate_response": answer(long)}),
         (TEXT, {"generate_responses": [answer([5])], "prompt_token_ids": [long]}),

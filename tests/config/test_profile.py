@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from config import ConfigError
 from config.loader import load
@@ -51,7 +52,13 @@ def test_steps_without_a_profile_are_those_of_the_recorded_engine() -> None:
 
 def test_requests_keep_their_latencies_whatever_profile_is_named() -> None:
     settings = load(["--timing", "requests", "--profile", NAME], {})
-    assert not settings.steps.shared and settings.kvcache.kv_cache_size == 1024
+    assert not settings.steps.shared and settings.kvcache.kv_cache_size == 4096
+
+
+def test_the_default_cache_holds_two_whole_contexts() -> None:
+    at = load([], {})
+    assert (at.kvcache.kv_cache_size - 1) * at.kvcache.block_size >= at.model.max_model_len == 32_768
+    assert load(["--enable-kvcache"], {}).kvcache == replace(at.kvcache, enable_kvcache=True)
 
 
 def test_whatever_is_said_is_stronger_than_the_profile(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def cached() -> Iterator[tuple[RunningServer, Engine]]:
 
 def test_a_gateway_learns_which_model_there_is(cached: tuple[RunningServer, Engine]) -> None:
     info = cached[1].stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=LIMIT_S)
-    assert (info.is_generation, info.max_context_length, info.max_req_input_len) == (True, 4096, 4096)
+    assert (info.is_generation, info.max_context_length, info.max_req_input_len) == (True, 32_768, 32_768)
     assert (info.served_model_name, info.tokenizer_path) == ("alias", str(EMBEDDED))
     assert (info.vocab_size, list(info.eos_token_ids)) == (6144, [0])
 

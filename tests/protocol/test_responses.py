@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
+from app.api.chat.tools import tool_calls_of
 from app.http.errors import ApiError
-from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.messages import Message
 from app.protocol.options import NamedToolChoice
 from app.protocol.response_tools import CUSTOM_PARAMETERS, CalledTool, called_tools, custom_input
 from app.protocol.responses import ResponsesRequest
-from app.protocol.responses_chat import chat_request, echo_text, go_on
+from app.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
+from app.schema import Schemas
+from config.loader import load
 from tests.protocol.refused import refused
 
 WEATHER = {"type": "function", "name": "weather", "description": "How it is", "parameters": {}}
@@ -35,7 +37,7 @@ def decoded(**fields: Any) -> ResponsesRequest:
     return decode(body.encode(), "application/json", ResponsesRequest)
 
 
-def chat(**fields: Any) -> ChatCompletionRequest:
+def chat(**fields: Any) -> ResponsesChat:
     return chat_request(decoded(**fields))
 
 
@@ -414,10 +416,16 @@ def test_without_tools_nothing_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}])
-def test_after_a_result_nothing_is_called(choice: Any) -> None:
-    assert chat(tools=[WEATHER], tool_choice=choice, input=[HELLO, CALL, RESULT]).tool_choice == "none"
+def test_after_a_result_no_call_is_forced(choice: Any) -> None:
     later = [HELLO, CALL, RESULT, {"role": "assistant", "content": "Rain."}, HELLO]
-    assert chat(tools=[WEATHER], tool_choice=choice, input=later).tool_choice == "none"
+    for conversation in (later[:3], later):
+        asked = chat(tools=[WEATHER], tool_choice=choice, input=conversation)
+        assert (asked.tool_choice, asked.after_results) == ("auto", True)
+        settings, schemas = load([], {}).tools, Schemas()
+        assert tool_calls_of(asked, settings, schemas) is None, "a simulation answers with words"
+        called = tool_calls_of(asked, settings, schemas, computes=True)
+        assert called is not None and (called.least, called.most) == (0, 1)
+    assert chat(tools=[WEATHER], tool_choice="none", input=later).tool_choice == "none"
 
 
 def test_the_form_of_the_text_is_that_of_the_reply() -> None:
@@ -461,8 +469,8 @@ def test_a_call_goes_on_with_its_result() -> None:
     assert asked.messages[1]["tool_calls"] == [TOOL_CALL]
 
 
-def test_after_a_result_of_an_earlier_turn_nothing_is_called() -> None:
+def test_after_a_result_of_an_earlier_turn_no_call_is_forced() -> None:
     asked = chat(tools=[WEATHER])
     assert asked.tool_choice == "required"
     go_on(asked, [HELLO, {"role": "tool", "tool_call_id": "c1", "content": "rain"}], OUTPUT)
-    assert asked.tool_choice == "none"
+    assert (asked.tool_choice, asked.after_results) == ("auto", True)

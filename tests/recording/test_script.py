@@ -182,7 +182,41 @@ def test_a_stream_of_any_family_is_read(
     delays = rule["then"].pop("delays")
     assert rule["then"] == then
     assert rule["when"]["message"] == {"role": "user", "exact": "Hi"}
-    assert delays["first_token"] == "10ms"
+    silent = {CHAT: 1, "/v1/messages": 1, "/v1/responses": 2}.get(target, 0)
+    assert delays["first_token"] == f"{10 * (silent + 1)}ms", "the first event that says something"
+
+
+PIECES: list[tuple[str, Any, dict[str, Any], Any]] = [
+    (CHAT, chat("Hi"), delta(role="assistant", content=""), delta(content="x")),
+    (CHAT, chat("Hi"), call(0, name="a", arguments=""), call(0, arguments="{}")),
+    ("/v1/completions", {"prompt": "Hi"}, {"choices": []}, {"choices": [{"index": 0, "text": "x"}]}),
+    (
+        "/v1/messages",
+        chat("Hi"),
+        {"type": "message_start"},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "x"}},
+    ),
+    (
+        "/v1/responses",
+        {"input": "Hi"},
+        {"type": "response.created", "response": {"output": []}},
+        {"type": "response.output_text.delta", "delta": "x"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "asked", "head", "piece"), PIECES)
+def test_pauses_of_a_stream_stay_where_they_were(target: str, asked: Any, head: Any, piece: Any) -> None:
+    at_s = [0.1, 0.2, 0.21, 0.22, 1.23, 1.24, 1.25, 3.25, 3.26]
+    events = [head] if "tool_calls" not in str(head) else [delta(content="")]
+    data = [f"data: {json.dumps(event)}\n\n".encode() for event in [*events, *[piece] * 8]]
+    data[3], data[4] = data[3] + data[4][:9], data[4][9:]  # a chunk need not end with an event
+    [rule] = rules_of(exchange(asked, *zip(at_s, data, strict=True), target=target))
+    assert rule["then"]["delays"] == {
+        "first_token": "200ms",
+        "per_token": "10.0ms",
+        "before": {4: "1000ms", 7: "1990ms"},
+    }
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,6 @@ def test_calls_are_checked_against_what_the_request_offers(books: Books) -> None
     decision = book.decide(request("Rome", tools={"get_weather": CITY}))
     assert decision is not None and decision.answer is not None
     assert decision.answer.reply.calls == (("get_weather", '{"city": "Rome"}', ""),)
-    with pytest.raises(
-        ScriptFailure, match=r"rule 1: it calls the tool 'get_weather', which is none of .*: a"
-    ):
-        book.decide(request("Rome", tools={"a": True}))
     book = books.open(CALL % "town: Rome")
     with pytest.raises(ScriptFailure, match=r"schema of the tool 'get_weather' does not allow .*town"):
         book.decide(request("Rome", tools={"get_weather": CITY}))
@@ -118,18 +114,39 @@ def test_calls_are_checked_against_what_the_request_offers(books: Books) -> None
     assert book.decide(request("Rome")) is not None
 
 
+def test_a_call_that_is_not_offered_is_left_to_the_next_rule_and_logged_once(
+    books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = "{when: {nth: 1}, then: {tool_calls: [{name: get_weather}], fault: {action: truncate, times: 1}}}"
+    book = books.open(f"{{tools: {{get_weather: true}}, rules: [{call}, {{then: {{text: next}}}}]}}")
+    assert [said(book, request("Rome", tools=tools)) for tools in ({"a": True}, {})] == ["next", "next"]
+    (line,) = caplog.messages
+    assert "rule 1: passed over: it calls the tool 'get_weather', which is none of" in line
+    assert line.endswith(": a")
+    decision = book.decide(request("Rome", tools={"get_weather": True}))
+    assert decision is not None and decision.answer is not None
+    assert decision.answer.reply.calls and decision.fault is not None, "neither nth nor times was used up"
+    rules = book.report()["files"][0]["rules"]
+    assert [(rule["answered"], rule["failed"], rule["unoffered"]) for rule in rules] == [(1, 0, 2), (2, 0, 0)]
+
+
 def test_calls_are_checked_at_the_start_where_the_script_has_schemas(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     tools = "tools: {get_weather: {type: object, required: [city]}}\n"
     books.open(tools + CALL % "city: Rome")
     assert caplog.messages == []
-    books.open(tools + CALL % "town: Rome")
+    for call in ("town: Rome", "city: Rome}, unchecked: true}, {name: get_weather, arguments: {town: Rome"):
+        flaw = r"rule 1: then.tool_calls.\d: the schema of the tool 'get_weather' does not allow .*town"
+        with pytest.raises(ScriptError, match=flaw):
+            books.open(tools + CALL % call)
+    books.open(tools + CALL % "town: '{{ message }}'")
+    books.open(tools + "rules: [{then: {tool_calls: [{name: get_weather, unchecked: true}]}}]")
+    assert caplog.messages == []
     books.open(tools + "rules: [{name: x, then: {tool_calls: [{name: get_money}]}}]")
     books.open(CALL % "")
-    wrong, unknown, later = caplog.messages
-    assert "rule 1: then.tool_calls.0: the schema of the tool 'get_weather' does not allow" in wrong
-    assert "rule 1 (x): then.tool_calls.0: it calls the tool 'get_money', which is none of those" in unknown
+    unknown, later = caplog.messages
+    assert "the tool calls of rule 1 (x) are checked only when requests offer the tools" in unknown
     assert "the tool calls of rule 1 are checked only when requests offer the tools" in later
 
 

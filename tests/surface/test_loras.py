@@ -21,7 +21,7 @@ def error(answer: Any) -> tuple[int, str, str | None]:
 
 def test_an_adapter_of_the_start_is_listed_behind_the_base_model(client: Client) -> None:
     base, first = client.get("/v1/models").json()["data"][:2]
-    assert (base["id"], base["parent"], base["max_model_len"]) == (MODEL, None, 4096)
+    assert (base["id"], base["parent"], base["max_model_len"]) == (MODEL, None, 32_768)
     assert (first["id"], first["root"], first["parent"]) == ("first", "/adapters/first", MODEL)
     assert first["max_model_len"] is None
 

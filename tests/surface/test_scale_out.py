@@ -76,7 +76,7 @@ def media(*spans: tuple[int, int]) -> dict[str, Any]:
             {"token_ids": [1], "sampling_params": {}, "reasoning_parser_kwargs": {"x": 1}},
             "body.reasoning_parser_kwargs.x",
         ),
-        ({"token_ids": [1] * 5000, "sampling_params": {"max_tokens": 5}}, None),
+        ({"token_ids": [1] * 40_000, "sampling_params": {"max_tokens": 5}}, None),
         ({"token_ids": [1], "sampling_params": {"n": 300}}, None),
         ({"token_ids": "x", "sampling_params": {}}, "body.token_ids"),
     ],

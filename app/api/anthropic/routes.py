@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from app.api.anthropic.chats import message_chats
+from app.api.anthropic.threads import ThreadStore, ThreadWriter
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter, message_error
 from app.api.builder import Prompt
 from app.api.chat.prompt import chat_prompt
@@ -12,21 +15,32 @@ from app.api.identity import ResponseMeta, address_of
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.route import Route, post
-from app.protocol.anthropic import CountTokensRequest, MessagesRequest
+from app.protocol.anthropic import Block, CountTokensRequest, MessagesRequest
 from app.protocol.chat import ChatCompletionRequest
 
 
-def routes(frontend: Frontend) -> list[Route]:
+def routes(frontend: Frontend, threads: ThreadStore) -> list[Route]:
+    """The routes; conversations are kept in `threads` where clients ask for that."""
     chat_of = message_chats(frontend)
 
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
-        asked = chat_of(frontend.decode(context, MessagesRequest))
+        message = frontend.decode(context, MessagesRequest)
+        size = threads.resume(message) + (context.content_length or 0)
+        asked = chat_of(message)
         accepted = frontend.accept(asked, context)
         check_tool_choice(asked, frontend.builder.settings.tools)
         prompt = chat_prompt(frontend, asked, asked.messages)
         head = frontend.identity.head("chatcmpl", context, asked.request_id, accepted.model)
-        answer = MessageWriter(head, _shape(frontend, asked, head, prompt), frontend.identity.fresh_id)
+        shape = _shape(frontend, asked, head, prompt)
+        if message.thread is None:
+            answer = MessageWriter(head, shape, frontend.identity.fresh_id)
+        else:
+
+            def keep(reply: Sequence[Block], reply_size: int) -> None:
+                threads.keep(head.id, message, size + reply_size, reply)
+
+            answer = ThreadWriter(head, shape, frontend.identity.fresh_id, keep)
         return frontend.generate(accepted, head, [prompt], answer, context)
 
     def count_tokens(context: RequestContext) -> Response:

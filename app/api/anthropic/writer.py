@@ -223,11 +223,21 @@ SCHEMA = "Bad Request"
 """Type of what does not fit the schema: it is refused before this family begins, in OpenAI's shape."""
 
 
+class ThreadNotFound(ApiError):
+    """No conversation is kept under this id: by the details Anthropic's SDK knows to send all of it again."""
+
+    details = {"error_code": "thread_not_found"}
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(404, "NotFoundError", f"There is no thread of the message {message_id[:80]!r} here.")
+
+
 def error_body(error: ApiError) -> bytes:
     """The compact JSON body: ``{"type":"error","error":{"type","message"}}``, with vLLM's own type words."""
     # A message may quote a lone surrogate of the client.
     message = error.message.encode("utf-8", "replace").decode()
-    return encode(ErrorResponse(ErrorDetail(error.type, message)))
+    details = error.details if isinstance(error, ThreadNotFound) else UNSET
+    return encode(ErrorResponse(ErrorDetail(error.type, message, details)))
 
 
 def error_event(error: Exception) -> bytes:

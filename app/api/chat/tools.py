@@ -16,6 +16,7 @@ from app.protocol.decoding import LONG
 from app.protocol.long_json import parse
 from app.protocol.options import NamedToolChoice, StructuredOutputs
 from app.protocol.options import Tool as ToolParam
+from app.protocol.responses_chat import ResponsesChat
 from app.protocol.slicing import each, slices
 from app.protocol.validation.model import check_depth
 from app.protocol.validation.sampling import GenerationRequest
@@ -70,6 +71,8 @@ def tool_calls_of(
     """
     choice, params = request.tool_choice, request.tools
     if not params or choice == "none" or not settings.enable_auto_tool_choice:
+        return None
+    if not computes and isinstance(request, ResponsesChat) and request.after_results:
         return None
     within, lenient = slices(), settings.skip_tool_validation
     if settings.tool_call_parser and not computes:  # as in vLLM, whose parsers look at strict tools alone

@@ -30,7 +30,7 @@ from app.protocol.decoding import decode_query
 from app.protocol.response_object import ResponseObject
 from app.protocol.response_tools import called_tools
 from app.protocol.responses import ResponsesRequest
-from app.protocol.responses_chat import chat_request, echo_text, go_on
+from app.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
 from app.protocol.slicing import release
 from app.protocol.validation.generation import ValidatedRequest, resolve_max_tokens
 
@@ -112,7 +112,7 @@ def _head(frontend: Frontend, asked: ResponsesRequest, model: str, context: Requ
     return msgspec.structs.replace(head, id=own_id, joint="_")
 
 
-def _follow_on(asked: ResponsesRequest, chat: ChatCompletionRequest, store: ResponseStore) -> None:
+def _follow_on(asked: ResponsesRequest, chat: ResponsesChat, store: ResponseStore) -> None:
     """Put the conversation so far before the input. ApiError when that, or keeping more, is impossible."""
     if asked.background and not store.keeps:
         raise invalid(
