@@ -83,7 +83,7 @@ class FlaskApplication(Flask):
             context.params = request.view_args or {}
         else:
             context.label = self._label_of_other_method(request.routing_exception)
-        response = self.middleware.begin(context)
+        response = self.middleware.begin_general(context)
         if response is None and self.before_request_funcs:  # of whoever embeds the application
             return super().preprocess_request()
         return response
