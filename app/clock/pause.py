@@ -53,7 +53,7 @@ class Slices:
             self._pause()
 
     def parts(self, items: Sequence[T], size: int, steps: int) -> Iterator[Sequence[T]]:
-        """`items` in parts of `size`, each of which costs `steps`; the last, which may be short, its share."""
+        """`items` in parts of `size`, each of which costs `steps`; a short one at the end costs its share."""
         for start in range(0, len(items), size):
             part = items[start : start + size]
             yield part
