@@ -60,6 +60,7 @@ from app.metrics.exposition import Exposition, engine_families
 from app.middleware.api_keys import ApiKeys
 from app.middleware.cors import Cors
 from app.middleware.faults import FaultAudit
+from app.middleware.foreign_pages import ForeignPages
 from app.middleware.http_log import HttpLog
 from app.middleware.http_metrics import HttpMetrics
 from app.middleware.load_report import LoadReports
@@ -358,8 +359,9 @@ def middleware_of(
         live.subscribe(one.on_settings)
     cors = Cors(settings.access)
     request_ids = RequestIds(settings.api.enable_request_id_headers)
+    pages = ForeignPages(settings.access)
     stack = [http_metrics, http_log, request_ids, *_traces(settings, clock), cors, keys, limits, *innermost]
-    middleware = MiddlewareStack(stack)
+    middleware = MiddlewareStack([*stack, pages])
     live.subscribe(middleware.on_settings)
     return middleware
 

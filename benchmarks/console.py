@@ -116,7 +116,7 @@ def looking(port: int) -> Iterator[Page]:
     """Somebody looks while the block lasts."""
     page = Page()
     with socket.create_connection((HOST, port), timeout=30) as sock:
-        sock.sendall(b"GET /admin/console/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        sock.sendall(b"GET /admin/console/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
         reader = threading.Thread(target=page.read, args=(sock,), daemon=True)
         reader.start()
         yield page

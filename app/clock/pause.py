@@ -53,10 +53,11 @@ class Slices:
             self._pause()
 
     def parts(self, items: Sequence[T], size: int, steps: int) -> Iterator[Sequence[T]]:
-        """`items` in parts of `size`, each of which costs `steps`."""
+        """`items` in parts of `size`, each of which costs `steps`; a short one at the end costs its share."""
         for start in range(0, len(items), size):
-            yield items[start : start + size]
-            self.spend(steps)
+            part = items[start : start + size]
+            yield part
+            self.spend(-(-steps * len(part) // size))
 
 
 class Pace:

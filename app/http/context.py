@@ -55,6 +55,9 @@ class RequestContext:
     the part that has arrived, also where the rest never did.
     """
 
+    bound_to = ""
+    """Address that the server listens on, as WSGI tells it; empty on the fast path, where nobody asks."""
+
     def __init__(
         self,
         method: str,

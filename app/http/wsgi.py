@@ -53,7 +53,7 @@ def context_of(
     path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
     sock = environ.get("gunicorn.socket")
     query = environ.get("QUERY_STRING", "")
-    return RequestContext(
+    context = RequestContext(
         environ["REQUEST_METHOD"],
         path,
         environ.get("RAW_URI") or (f"{path}?{query}" if query else path),
@@ -66,3 +66,5 @@ def context_of(
         scheme=scheme,
         host=environ.get("HTTP_HOST", ""),
     )
+    context.bound_to = environ.get("SERVER_NAME", "")
+    return context

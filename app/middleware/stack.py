@@ -10,6 +10,7 @@ from app.http.response import Response
 from app.kvcache.memo import Bounded
 from config.settings import Settings
 
+Begin = Callable[[RequestContext], Response | None]
 MOST_PLAIN_BYTES = 1 << 16
 """Of a body on the fast path."""
 
@@ -21,6 +22,8 @@ class Middleware:
     """
 
     active = True
+    concerns_plain = True
+    """Whether `begin` has to do with requests that the fast path answers."""
     most_plain_bytes = MOST_PLAIN_BYTES
     """Longer bodies go the general way, where what takes long can be done in slices."""
     caches: Mapping[str, Bounded] = MappingProxyType({})
@@ -41,7 +44,8 @@ class MiddlewareStack:
 
     def __init__(self, middleware: Sequence[Middleware]) -> None:
         self._middleware = tuple(middleware)
-        self._begin: tuple[Callable[[RequestContext], Response | None], ...] = ()
+        self._begin: tuple[Begin, ...] = ()
+        self._begin_general: tuple[Begin, ...] = ()
         self._end: tuple[Ending, ...] = ()
         self.most_plain_bytes = MOST_PLAIN_BYTES
         self.refresh()
@@ -58,7 +62,9 @@ class MiddlewareStack:
     def refresh(self) -> None:
         """Find out what is active now."""
         active = [one for one in self._middleware if one.active]
-        self._begin = tuple(one.begin for one in active if type(one).begin is not Middleware.begin)
+        begins = [one for one in active if type(one).begin is not Middleware.begin]
+        self._begin = tuple(one.begin for one in begins if one.concerns_plain)
+        self._begin_general = tuple(one.begin for one in begins if not one.concerns_plain)
         self._end = tuple(one.end for one in reversed(active) if type(one).end is not Middleware.end)
         self.most_plain_bytes = min([MOST_PLAIN_BYTES, *(one.most_plain_bytes for one in active)])
 
@@ -69,6 +75,14 @@ class MiddlewareStack:
             if (response := begin(context)) is not None:
                 return response
         return None
+
+    def begin_general(self, context: RequestContext) -> Response | None:
+        """As `begin`, for a request that Flask serves: those that concern no plain ones come last."""
+        response = self.begin(context)
+        for begin in self._begin_general:
+            if response is None:
+                response = begin(context)
+        return response
 
     def end(self, context: RequestContext, response: Response) -> None:
         """The response leaves."""

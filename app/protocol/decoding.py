@@ -103,7 +103,7 @@ def decode(body: bytes, content_type: str | None, kind: type[T], within: Slices 
     Raises `ApiError` (always status 400). Pauses `within` what is long.
     """
     within = within or slices()
-    if _is_json(content_type) and (request := _strictly(body, kind, within)) is not None:
+    if is_json(content_type) and (request := _strictly(body, kind, within)) is not None:
         return request
     converted = _convert_first(_parse(body, content_type, within), (kind,), within)
     assert isinstance(converted, kind)
@@ -125,7 +125,7 @@ def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], ty
     Raises `ApiError` (always status 400).
     """
     within = slices()
-    for kind in kinds if _is_json(content_type) else ():
+    for kind in kinds if is_json(content_type) else ():
         if (request := _strictly(body, kind, within)) is not None:
             return request
     converted = _convert_first(_parse(body, content_type, within), kinds, within)
@@ -172,7 +172,7 @@ def first_fit(values: JsonObject, kinds: Sequence[type[Request]]) -> type[Reques
 
 def check_content_type(content_type: str | None) -> None:
     """ApiError 400 for anything but JSON."""
-    if not _is_json(content_type):
+    if not is_json(content_type):
         raise malformed("the content type must be application/json")
 
 
@@ -244,7 +244,7 @@ def _element(hint: Hashable) -> Hashable | None:
     return element
 
 
-def _is_json(content_type: str | None) -> bool:
+def is_json(content_type: str | None) -> bool:
     if content_type == "application/json":
         return True
     return content_type is not None and content_type.lower().partition(";")[0] == "application/json"
@@ -255,8 +255,8 @@ def _resembles_json(content_type: str | None) -> bool:
     message = Message()
     message["content-type"] = content_type or ""
     subtype = message.get_content_subtype()
-    is_json = subtype == "json" or subtype.endswith("+json")
-    return is_json and message.get_content_maintype() == "application"
+    says_json = subtype == "json" or subtype.endswith("+json")
+    return says_json and message.get_content_maintype() == "application"
 
 
 def _parse(body: bytes, content_type: str | None, within: Slices) -> JsonObject:

@@ -22,6 +22,8 @@ BYTES = 256
 """Bytes that count as one value hashed."""
 LONG = 1 << 20
 """Bytes that are hashed in one go, which takes 1 ms."""
+NESTED = 5
+"""Values that a list or an object counts as besides what is in it."""
 RUN = 1000
 """Scalars that are written in one go."""
 SCALARS = frozenset((str, int, float, bool, type(None)))
@@ -94,7 +96,7 @@ class _Canonical:
 
     def _add_object(self, members: dict[str, object]) -> None:
         comma = b"{"
-        self._within.spend(len(members))
+        self._within.spend(NESTED + len(members))
         for name in sorted(members):
             self.hash.update(comma + _encoder.encode(name) + b":")
             self.add(members[name])
@@ -103,6 +105,7 @@ class _Canonical:
 
     def _add_list(self, items: list[object]) -> None:
         comma = b"["
+        self._within.spend(NESTED)
         for part in self._within.parts(items, RUN, RUN):
             if SCALARS.issuperset(map(type, part)):
                 self.hash.update(comma + _encoder.encode(part)[1:-1])

@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias, TypedDict, cast
 
 from app.clock.pause import Slices
-from app.schema.errors import MEMBERS_A_STEP, PART, STEPS_A_PART, SchemaError
+from app.schema.errors import PART, STEPS_A_PART, SchemaError
 from app.schema.keywords import BACKWARDS
 from app.schema.patterns import Pattern
 
@@ -53,7 +53,7 @@ def held_bytes(value: JSON, slices: Slices) -> int:
         each = waiting.pop()
         if isinstance(each, (dict, list)):
             members = each if isinstance(each, list) else [*each, *each.values()]
-            for part in slices.parts(members, PART, 1 + min(len(members), PART) // MEMBERS_A_STEP):
+            for part in slices.parts(members, PART, 1 + STEPS_A_PART):
                 total += sum(map(sys.getsizeof, part))
                 waiting += [member for member in part if isinstance(member, (dict, list))]
     return total

@@ -84,7 +84,7 @@ class FlaskApplication(Flask):
             context.route = self.routes.of(request.url_rule)
             context.label = context.route.path if context.route else label_of(request.url_rule)
             context.params = request.view_args or {}
-        response = self.middleware.begin(context)
+        response = self.middleware.begin_general(context)
         if response is None and self.before_request_funcs:  # of whoever embeds the application
             return super().preprocess_request()
         return response

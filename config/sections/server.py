@@ -22,6 +22,10 @@ HostNames = Annotated[
     Meta(description="must only have ASCII host names and addresses"),
 ]
 """As certificates have them: names beyond ASCII in their xn-- form, addresses without brackets."""
+ReachedAs = Annotated[
+    tuple[Annotated[str, Meta(pattern=r"(?a)\A[\w.:-]{1,253}\Z")], ...],
+    Meta(description="must only have ASCII host names and addresses, without wildcards"),
+]
 RootPath = Annotated[
     str, Meta(pattern=r"\A(/[^/\s?#]+)*/?\Z", description="must be a path such as /models/one")
 ]
@@ -181,6 +185,13 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     allowed_methods: Annotated[tuple[str, ...], About("Methods that CORS allows.")] = ("*",)
     allowed_headers: Annotated[tuple[str, ...], About("Headers that CORS allows.")] = ("*",)
     allow_credentials: Annotated[bool, About("Let CORS requests carry credentials.")] = False
+    allowed_hosts: Annotated[
+        ReachedAs,
+        About(
+            "Names by which proxies and browsers reach this server: on a loopback address, /admin and the "
+            "console refuse others; see docs/access.md."
+        ),
+    ] = ()
     requests_per_minute: Annotated[
         Count | None,
         About(

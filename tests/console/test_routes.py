@@ -153,7 +153,7 @@ def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
     ],
 )  # fmt: skip
 def test_a_load_that_makes_no_sense_is_refused(body: bytes) -> None:
-    answer = client().post("/admin/console/load", data=body)
+    answer = client().post("/admin/console/load", data=body, content_type="application/json")
     assert answer.status_code == 400, answer.text
     assert "\n" not in answer.get_json()["error"]["message"]
 

@@ -126,7 +126,7 @@ def test_a_browser_that_does_not_read_holds_nobody_up(watched: RunningServer) ->
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect(("127.0.0.1", watched.port))
-        deaf.sendall(b"GET /admin/console/stream HTTP/1.1\r\nHost: x\r\nX-Admin-Key: secret\r\n\r\n")
+        deaf.sendall(b"GET /admin/console/stream HTTP/1.1\r\nHost: localhost\r\nX-Admin-Key: secret\r\n\r\n")
         with look(watched) as answer:
             stream = events(answer)
             assert next(stream)[0] == "picture"

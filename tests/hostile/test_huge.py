@@ -34,7 +34,7 @@ def server() -> Iterator[RunningServer]:
 def test_a_gigabyte_that_nobody_reads_ends_its_connection(
     server: RunningServer, path: str, headers: tuple[str, ...], status: int
 ) -> None:
-    lines = [f"POST {path} HTTP/1.1", "Host: test", JSON, *headers, f"Content-Length: {GIGABYTE}"]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", JSON, *headers, f"Content-Length: {GIGABYTE}"]
     with Wire(server.port) as wire:
         wire.send("\r\n".join(lines).encode() + b"\r\n\r\n" + PIECE)
         assert wire.answer().status == status
@@ -49,7 +49,7 @@ def test_a_gigabyte_that_nobody_reads_ends_its_connection(
 
 def test_millions_of_one_byte_chunks_are_one_body(server: RunningServer) -> None:
     body = json.dumps(ask()).encode().ljust(1_000_000)
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{JSON}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\nTransfer-Encoding: chunked\r\n\r\n"
     with Wire(server.port) as wire:
         wire.sock.settimeout(120)
         wire.send(head.encode())
@@ -105,7 +105,7 @@ def test_schemas_without_end_are_remembered_within_their_bound(server: RunningSe
         form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
         assert posted(server, {"messages": HELLO, "max_tokens": 1, "response_format": form}).status == 200
     with Wire(server.port) as wire:
-        wire.send(b"GET /admin/memory HTTP/1.1\r\nHost: test\r\nX-Admin-Key: secret\r\n\r\n")
+        wire.send(b"GET /admin/memory HTTP/1.1\r\nHost: localhost\r\nX-Admin-Key: secret\r\n\r\n")
         kept = wire.answer().json()["caches"]["schemas"]
     assert 0 < kept["size_bytes"] <= kept["limit_bytes"]
 

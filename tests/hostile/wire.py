@@ -36,7 +36,7 @@ def ask(**fields: Any) -> dict[str, Any]:
 
 def http_post(path: str, body: bytes, *headers: str, version: str = "1.1") -> bytes:
     """The bytes of a POST; `headers` ("Name: value") replace the content type, a length is always sent."""
-    lines = [f"POST {path} HTTP/{version}", "Host: test", f"Content-Length: {len(body)}"]
+    lines = [f"POST {path} HTTP/{version}", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += headers or ("Content-Type: application/json",)
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
@@ -123,7 +123,7 @@ def post(port: int, body: Any, path: str = COMPLETIONS) -> Whole:
 def get(port: int, path: str) -> Whole:
     """One GET on a connection of its own."""
     with Wire(port) as wire:
-        return wire.send(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode()).answer()
+        return wire.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).answer()
 
 
 def metric(port: int, name: str, **labels: str) -> float:

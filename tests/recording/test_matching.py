@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.clock.pause import Slices
-from app.protocol.slicing import slices
+from app.protocol.slicing import SLICE, slices
 from app.recording.canonical import DIGEST_BYTES, SHORT, digest, json_object
 from app.recording.library import Recording
 from app.recording.masks import masked_pieces
@@ -49,6 +49,17 @@ def test_a_whole_number_may_be_written_with_a_point() -> None:
 )
 def test_what_changes_the_answer_makes_a_difference(other: dict[str, Any]) -> None:
     assert form(chat("Hi")).key != form(other).key
+
+
+@pytest.mark.parametrize(
+    "value", [[[1]] * 20_000, [{"a": 1}] * 14_000, [[]] * 40_000, {f"k{i}": [i] for i in range(7000)}]
+)
+def test_many_small_things_are_looked_at_in_few_pauses(value: Any) -> None:
+    """Each of which ordinary load takes milliseconds of: 3,000 of them made a request wait for a minute."""
+    pauses: list[str] = []
+    within = Slices(SLICE, lambda: pauses.append("pause"))
+    form_of("POST", CHAT, "", json.dumps(chat("Hi", extra=value)).encode(), True, within)
+    assert 5 < len(pauses) < 50
 
 
 def test_path_and_query_make_a_difference_but_for_secrets_and_escapes() -> None:

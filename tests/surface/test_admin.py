@@ -69,7 +69,8 @@ def test_a_wrong_change_changes_nothing(client: Client, values: dict[str, Any], 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"a":' * 2000, b"\xff"])
 def test_what_is_no_object_is_refused(client: Client, body: bytes) -> None:
-    answer = client.session.post(client.server.url + "/admin/config", data=body, timeout=20)
+    json = {"Content-Type": "application/json"}
+    answer = client.session.post(client.server.url + "/admin/config", data=body, headers=json, timeout=20)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
 
 

@@ -1,0 +1,109 @@
+"""Refuses what web pages of others have a browser ask: to steer this server. docs/access.md tells the rules.
+
+A browser sends "simple" requests of any page to any server, whatever CORS says of the answer. So a page could
+pause an engine on localhost, or set its keys. A page whose own name leads to this machine (DNS rebinding)
+could read the answers, too.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from app.http.context import RequestContext
+from app.http.errors import ApiError
+from app.middleware.stack import Middleware
+from app.protocol.decoding import is_json
+from config.settings import AccessSettings
+
+OURS = ("/admin", "/console", "/fake_metrics")
+"""Beginnings of the paths that vLLM does not have, and by which somebody steers or looks into the server."""
+CONTROL = frozenset(
+    (
+        *("/sleep", "/wake_up", "/pause", "/resume", "/release_kv_cache_memory"),
+        *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"),
+        *("/start_profile", "/stop_profile", "/scale_elastic_ep", "/collective_rpc"),
+        *("/abort_requests", "/inference/v1/abort_requests"),
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+        *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine", "/start_weight_update"),
+        *("/start_draft_weight_update", "/update_weights", "/finish_weight_update"),
+        *("/update_weight_version", "/weight_checker"),
+    )
+)
+"""vLLM's own routes that steer it."""
+READING = ("GET", "HEAD", "OPTIONS")
+OWN_SITES = ("same-origin", "none")
+"""Of Sec-Fetch-Site: a page of this server, or the person at the browser."""
+
+
+class ForeignPages(Middleware):
+    """Lets scripts steer the server, and its own pages, and those of `allowed-origins` that are named."""
+
+    concerns_plain = False
+
+    def __init__(self, access: AccessSettings) -> None:
+        self._hosts = frozenset(map(host_of, access.allowed_hosts))
+        self._origins = frozenset(access.allowed_origins) - {"*"}
+
+    def begin(self, context: RequestContext) -> None:
+        """ApiError 403 for pages of others, and hosts that are not ours; 415 for what is no JSON."""
+        path = "" if context.route is None else context.route.path
+        is_ours, headers = path.startswith(OURS), context.headers
+        if not is_ours and (path not in CONTROL or not headers.keys() & {"origin", "sec-fetch-site"}):
+            return
+        if is_loopback(context.bound_to) and not self._is_own_host(headers.get("host", "")):
+            raise _refused("The Host header names neither this machine nor one of allowed-hosts.")
+        if context.method in READING:
+            return
+        if self._is_foreign(context):
+            raise _refused("A web page of another origin may not do this.")
+        if is_ours and _has_body(context) and not is_json(context.content_type):
+            raise ApiError(415, "Unsupported Media Type", "The content type must be application/json.")
+
+    def _is_own_host(self, host: str) -> bool:
+        name = host_of(host)
+        return not name or name in self._hosts or is_loopback(name)
+
+    def _is_foreign(self, context: RequestContext) -> bool:
+        headers = context.headers
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if origin in self._origins:
+            return False
+        if site is not None:
+            return site not in OWN_SITES
+        if origin is None:
+            return False
+        netloc = origin.partition("://")[2].lower()
+        is_own = netloc == headers.get("host", "").lower() or host_of(netloc) in self._hosts
+        return not netloc or not is_own
+
+
+def host_of(netloc: str) -> str:
+    """The name or address in a Host header, without its port and brackets; also of one that has neither."""
+    if netloc.startswith("["):
+        return netloc[1:].partition("]")[0].lower()
+    name = netloc.partition(":")[0] if netloc.count(":") == 1 else netloc
+    return name.lower().rstrip(".")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is that of the machine itself, wherever it is said."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _has_body(context: RequestContext) -> bool:
+    headers = context.headers
+    return (
+        "content-type" in headers
+        or "transfer-encoding" in headers
+        or headers.get("content-length", "0") != "0"
+    )
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(403, "PermissionDeniedError", message)

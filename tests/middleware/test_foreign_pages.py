@@ -1,0 +1,158 @@
+"""What steers a server is refused to web pages of others, and to names that are not the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from app import create_app
+from app.middleware.foreign_pages import CONTROL, OURS, READING, host_of, is_loopback
+from config.loader import load
+
+JSON = {"Content-Type": "application/json"}
+EVIL = "http://evil.example"
+SELF = "http://localhost:8000"
+FLAGS = (
+    "--console",
+    "--server-dev-mode",
+    "--profiling",
+    "--allow-runtime-lora-updating",
+    "--enable-responses-store",
+    "--force-dummy-tokenizer",
+)
+PROXY = ("--allowed-hosts", "Console.example", "--allowed-origins", "https://tool.example", "*")
+HARMLESS = frozenset(
+    (
+        *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/messages"),
+        *("/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{response_id}/cancel"),
+        *("/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate"),
+        *("/v1/systemone", "/generative_scoring", "/invocations", "/tokenize", "/detokenize"),
+        *("/ping", "/metrics", "/is_scaling_elastic_ep"),
+    )
+)
+"""Routes that take POST, and steer nothing: what vLLM's clients ask for."""
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    return create_app(load([*FLAGS, *PROXY], {}))
+
+
+def status(
+    app: Any,
+    path: str,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    method: str = "POST",
+    bound_to: str = "127.0.0.1",
+    host: str = "localhost:8000",
+    **body: Any,
+) -> int:
+    environ = {"SERVER_NAME": bound_to, "HTTP_HOST": host}
+    answer = app.test_client().open(path, method=method, headers=headers, environ_overrides=environ, **body)
+    return int(answer.status_code)
+
+
+def test_every_route_that_changes_something_is_known(app: Any) -> None:
+    """Whoever adds one says whether a page of somebody else may ask for it."""
+    changing = {route.path for route in app.routes if not set(route.methods) <= set(READING)}
+    ours = {path for path in changing if path.startswith(OURS)}
+    assert changing - ours - CONTROL == HARMLESS
+    assert changing >= CONTROL
+    assert not [route.path for route in app.routes if route.plain and route.path in ours | CONTROL]
+
+
+ALLOWED, FOREIGN = True, False
+ORIGINS = {
+    "a script": ({}, ALLOWED),
+    "the console": ({"Origin": SELF, "Sec-Fetch-Site": "same-origin"}, ALLOWED),
+    "the console, in an old browser": ({"Origin": SELF}, ALLOWED),
+    "somebody at the browser": ({"Sec-Fetch-Site": "none"}, ALLOWED),
+    "a page that may": ({"Origin": "https://tool.example", "Sec-Fetch-Site": "cross-site"}, ALLOWED),
+    "the console, by a proxy's name": ({"Origin": "http://console.example:8443"}, ALLOWED),
+    "another page": ({"Origin": EVIL, "Sec-Fetch-Site": "cross-site"}, FOREIGN),
+    "another page, in an old browser": ({"Origin": EVIL}, FOREIGN),
+    "a page whose origin is hidden": ({"Origin": "null"}, FOREIGN),
+    "a navigation": ({"Sec-Fetch-Site": "cross-site"}, FOREIGN),
+    "a page of another port": ({"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"}, FOREIGN),
+    "another port, in an old browser": ({"Origin": "http://localhost:3000"}, FOREIGN),
+}
+
+
+@pytest.mark.parametrize(("headers", "expected"), ORIGINS.values(), ids=ORIGINS)
+@pytest.mark.parametrize(
+    ("path", "answer"), [("/admin/console/resume", 200), ("/fake_metrics", 400), ("/resume", 200)]
+)
+def test_pages_of_other_origins_are_refused(
+    app: Any, path: str, answer: int, headers: dict[str, str], expected: bool
+) -> None:
+    assert status(app, path, headers) == (answer if expected else 403)
+
+
+@pytest.mark.parametrize("bound_to", ["127.0.0.1", "0.0.0.0", "vllm.example"])
+def test_an_origin_is_foreign_wherever_the_server_listens(app: Any, bound_to: str) -> None:
+    assert status(app, "/pause", {"Origin": EVIL}, bound_to=bound_to) == 403
+    assert status(app, "/admin/verdict", {"Origin": EVIL}, "DELETE", bound_to) == 403
+    assert status(app, "/admin/verdict", {"Origin": EVIL}, "GET", bound_to) == 200, "it cannot read it"
+
+
+HOSTS = [
+    ("127.0.0.1", "localhost:8000", 200),
+    ("127.0.0.1", "LOCALHOST.", 200),
+    ("127.0.0.1", "127.5.0.1", 200),
+    ("::1", "[::1]:8000", 200),
+    ("127.0.0.1", "understudy.localhost:8000", 200),
+    ("127.0.0.1", "console.example:443", 200),
+    ("127.0.0.1", "evil.example:8000", 403),
+    ("::1", "evil.example", 403),
+    ("localhost", "localhost.evil.example", 403),
+    ("127.0.0.1", "127.0.0.1.evil.example", 403),
+    ("127.0.0.1", "10.0.0.1", 403),
+    ("0.0.0.0", "evil.example", 200),
+    ("10.0.0.7", "vllm.example", 200),
+]
+
+
+@pytest.mark.parametrize(("bound_to", "host", "expected"), HOSTS)
+def test_a_loopback_server_answers_to_its_own_names(
+    app: Any, bound_to: str, host: str, expected: int
+) -> None:
+    for path in ("/admin/config", "/console", "/admin/memory"):
+        assert status(app, path, method="GET", bound_to=bound_to, host=host) == expected
+    assert status(app, "/admin/config", bound_to=bound_to, host=host, json={}) == expected
+    page = {"Origin": f"http://{host}"}
+    assert status(app, "/resume", page, bound_to=bound_to, host=host) == expected
+    assert status(app, "/resume", bound_to=bound_to, host=host) == 200, "vLLM's routes, for scripts"
+    assert status(app, "/v1/models", method="GET", bound_to=bound_to, host=host) == 200
+
+
+def test_there_may_be_no_host() -> None:
+    assert host_of("") == "" and not is_loopback("")
+
+
+@pytest.mark.parametrize(
+    ("headers", "data", "expected"),
+    [
+        (JSON, b"{}", 200),
+        ({"Content-Type": "Application/JSON; charset=utf-8"}, b"{}", 200),
+        ({}, b"{}", 415),
+        ({"Content-Type": "text/plain"}, b"{}", 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, b"{}", 415),
+        ({"Content-Type": "text/plain"}, b"", 415),
+    ],
+)
+def test_what_is_ours_takes_json_alone(app: Any, headers: dict[str, str], data: bytes, expected: int) -> None:
+    assert status(app, "/admin/config", headers, data=data) == expected
+
+
+def test_no_body_needs_no_type(app: Any) -> None:
+    """curl -X POST sends neither."""
+    assert status(app, "/admin/console/resume") == 200
+    assert status(app, "/admin/console/resume", {"Content-Length": "0"}) == 200
+
+
+def test_a_refusal_says_why(app: Any) -> None:
+    answer = app.test_client().post("/pause", headers={"Origin": EVIL})
+    assert answer.get_json()["error"]["type"] == "PermissionDeniedError"
