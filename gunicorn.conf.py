@@ -42,15 +42,15 @@ except ConfigError as error:
     sys.exit(f"error: {error}")
 
 bind = ranks.addresses(settings.server)
-if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `take_charge` refuses what does not fit
+if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `take_charge` says what becomes of it
     workers = ranks.count(settings.server)
 worker_class = "app.server.worker.Worker"
 worker_connections = settings.server.worker_connections
 backlog = 4096
 keepalive = math.ceil(settings.server.keep_alive_timeout)
 graceful_timeout = math.ceil(settings.server.graceful_timeout)
-logger_class = logs.ServerLogger
-logconfig_dict = logs.logconfig(settings.log)
+logger_class = logs.logger_class(settings.log)
+loglevel = settings.log.log_level
 # No header of a proxy changes anything here, so nobody has to find out who may send one.
 forwarded_allow_ips = "*"
 secure_scheme_headers = {}

@@ -28,6 +28,11 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 PLAYWRIGHT_BROWSERS = Path(
     os.environ.get("PLAYWRIGHT_BROWSERS_PATH", Path.home() / ".cache" / "ms-playwright")
 )
+SERVERS_BIN = Path(os.environ.get("SERVERS_BIN", ROOT / ".venv-servers" / "bin"))
+"""The programs of servers that are not gunicorn; `make servers` installs them."""
+SBIN = os.environ.get("PATH", "") + ":/usr/sbin"
+APACHE = shutil.which("apache2", path=SBIN) or shutil.which("httpd", path=SBIN)
+NGINX = shutil.which("nginx", path=SBIN)
 REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
@@ -84,6 +89,16 @@ NEEDS = (
         find_spec("playwright") is not None
         and (CHROMIUM is not None or any(PLAYWRIGHT_BROWSERS.glob("chromium*"))),
     ),
+    Need("uwsgi", "uWSGI", "make servers", (SERVERS_BIN / "uwsgi").exists()),
+    Need("waitress", "waitress", "make servers", (SERVERS_BIN / "waitress-serve").exists()),
+    Need(
+        "mod_wsgi",
+        "Apache with mod_wsgi",
+        "apt-get install apache2 apache2-dev, then make servers",
+        APACHE is not None and (SERVERS_BIN / "mod_wsgi-express").exists(),
+    ),
+    Need("apache", "Apache", "apt-get install apache2", APACHE is not None),
+    Need("nginx", "nginx", "apt-get install nginx-light", NGINX is not None),
     Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None),
 )
 

@@ -63,7 +63,7 @@ def running_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterato
     """
     port = free_port()
     command = [sys.executable, "-m", "app", "--host", "127.0.0.1", "--port", str(port), *flags]
-    with _running(command, port, env or {}) as server:
+    with running_command(command, port, env or {}) as server:
         yield server
 
 
@@ -72,7 +72,7 @@ def running_image(*words: str, env: Mapping[str, str] | None = None) -> Iterator
     """What the container's entry point makes of `words`, such as vLLM's command line. As `running_server`."""
     port = free_port()
     command = [sys.executable, "-m", "app.entrypoint", *words, "--host", "127.0.0.1", "--port", str(port)]
-    with _running(command, port, env or {}) as server:
+    with running_command(command, port, env or {}) as server:
         yield server
 
 
@@ -86,7 +86,8 @@ def running_gunicorn(
     """
     port = free_port(ports)
     command = [sys.executable, "-m", "gunicorn", *arguments, "wsgi:app"]
-    with _running(command, port, {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port), **(env or {})}) as server:
+    env = {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port), **(env or {})}
+    with running_command(command, port, env) as server:
         yield server
 
 
@@ -119,7 +120,8 @@ def _own_ports() -> range:
 
 
 @contextmanager
-def _running(command: Sequence[str], port: int, env: Mapping[str, str]) -> Iterator[RunningServer]:
+def running_command(command: Sequence[str], port: int, env: Mapping[str, str]) -> Iterator[RunningServer]:
+    """A server that `command` starts in the root folder, and that listens on `port`. As `running_server`."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
     with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log") as log:
         process = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import logging.config
 import re
 from collections.abc import Callable, Iterator
 from contextvars import Context
@@ -15,7 +14,7 @@ from gunicorn.config import Config
 
 from app.http.context import RequestContext, current_request
 from app.http.wsgi import CONTEXT
-from app.server.logs import ServerLogger, logconfig
+from app.server.logs import ServerLogger, logger_class
 from config.settings import LogSettings
 from tests.application import request
 
@@ -33,8 +32,14 @@ def loggers_put_back() -> Iterator[None]:
         log.handlers[:], log.propagate = handlers, propagate
 
 
-def configure(**settings: Any) -> None:
-    logging.config.dictConfig(logconfig(LogSettings(**settings)))
+def configure(**settings: Any) -> ServerLogger:
+    """A server's logger of these settings, as gunicorn.conf.py has gunicorn make it."""
+    configuration = Config()
+    own = LogSettings(**settings)
+    configuration.set("logger_class", logger_class(own))
+    configuration.set("loglevel", own.log_level)
+    made: ServerLogger = configuration.logger_class(configuration)
+    return made
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -127,14 +132,8 @@ def access(server: ServerLogger, path: str = "/v1/models", **environ: object) ->
     server.access(response, incoming, variables | environ, took)
 
 
-def server_logger(**settings: Any) -> ServerLogger:
-    configuration = Config()
-    configuration.set("logconfig_dict", logconfig(LogSettings(**settings)))
-    return ServerLogger(configuration)
-
-
 def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None:
-    server = server_logger(access_log=True, log_format="json")
+    server = configure(access_log=True, log_format="json")
     context = named("req-3")
     in_request("another", lambda: access(server, "/v1/models?key=secret", **{CONTEXT: context}))
     written = capsys.readouterr().out
@@ -148,19 +147,19 @@ def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> No
 
 def test_a_text_access_line_takes_the_id_of_the_running_request(capsys: Capture) -> None:
     """Where another server has made no context."""
-    server = server_logger(access_log=True)
+    server = configure(access_log=True)
     in_request("req-4", lambda: access(server))
     assert capsys.readouterr().out.endswith("[req-4] gunicorn.access: GET /v1/models 200 42 bytes 1.500 s\n")
 
 
 def test_a_path_cannot_forge_a_line(capsys: Capture) -> None:
-    access(server_logger(access_log=True), "/\nfake line\x1b[31m")
+    access(configure(access_log=True), "/\nfake line\x1b[31m")
     written = capsys.readouterr().out
     assert written.count("\n") == 1 and "\x1b" not in written
 
 
 def test_without_access_log_no_access_line_is_prepared(capsys: Capture) -> None:
-    server = server_logger()
+    server = configure()
     assert not server.access_log_enabled
     access(server)
     assert capsys.readouterr() == ("", "")

@@ -29,7 +29,7 @@ from config.live import LiveSettings
 from config.settings import Setting
 
 ROOT = "/admin/console"
-STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+STREAM_HEADERS = {"Cache-Control": "no-store"}
 SHOWN_TOKENS = 4096
 """Tokens of a prompt that are shown, from its beginning."""
 SHOWN_CHARACTERS = 20_000

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from app.faults.fault import Damage, Fault
-from app.http.connection import Connection
+from app.http.connection import BrokenOffError, Connection
 from app.http.context import RequestContext
 from app.http.response import Response, StreamingBody
 from config.fault_rules import (
@@ -140,8 +140,8 @@ def _breaking(first: bytes, connection: Connection | None) -> Iterator[bytes]:
 def break_off(connection: Connection | None) -> NoReturn:
     """End the connection of a request at once, without a farewell of TLS.
 
-    Raises what a server takes for a client that has gone.
+    Raises BrokenOffError, which gunicorn takes for a client that has gone.
     """
     if connection is not None:
         connection.shut()
-    raise ConnectionResetError(errno.ECONNRESET, "broken off on purpose")
+    raise BrokenOffError(errno.ECONNRESET, "broken off on purpose")

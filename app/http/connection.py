@@ -7,6 +7,7 @@ the hub without waking a greenlet.
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -19,6 +20,10 @@ LOOK_AGAIN_S = 0.05
 """How often a connection with unread data is looked at."""
 ESTABLISHED = b"\x01"
 """First byte of Linux' tcp_info while neither side has closed."""
+
+
+class BrokenOffError(ConnectionResetError):
+    """An answer ends here on purpose, in the midst; the connection is to end with it."""
 
 
 class Watcher(Protocol):
@@ -49,7 +54,8 @@ class Connection:
     server.
 
     `ended` tells the server that a chunked body has been written to its very end; None under a server that
-    cannot be told, and ends it itself.
+    cannot be told, and ends it itself. `resets` is for bodies that end with the connection, as in HTTP/1.0:
+    their client notices a break by a reset alone.
     """
 
     def __init__(
@@ -57,9 +63,11 @@ class Connection:
         sock: GeventSocket | socket.socket,
         ended: Callable[[], None] | None = None,
         plain: bool = True,
+        resets: bool = False,
     ) -> None:
         self.ended = ended
         self.plain = plain
+        self._resets = resets
         self._raw: socket.socket = sock._sock if hasattr(sock, "_sock") else sock
         self.send_now: Callable[[bytes], int] = self._raw.send
         """Sends what fits without waiting. BlockingIOError: nothing; other OSError: the client is gone."""
@@ -104,9 +112,17 @@ class Connection:
                 gone()
 
     def shut(self) -> None:
-        """Break the connection, so that whoever still writes to it stops at once."""
+        """Break the connection: at once, or by a reset when the server closes it."""
         with suppress(OSError):
-            self._raw.shutdown(socket.SHUT_RDWR)
+            if self._resets:
+                reset_when_closed(self._raw)
+            else:
+                self._raw.shutdown(socket.SHUT_RDWR)
+
+
+def reset_when_closed(sock: socket.socket) -> None:
+    """Have the client get a reset, and not an end, when `sock` is closed."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 @contextmanager

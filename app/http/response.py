@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+UNBUFFERED = "X-Accel-Buffering"
+"""With "no" it has nginx, and proxies that know its word, pass each event on at once."""
 DONE = b"data: [DONE]\n\n"
 """The event that vLLM ends a stream with."""
 _PHRASES = {each.value: each.phrase for each in HTTPStatus} | {
@@ -120,6 +122,8 @@ class Response:
         self.headers = dict(headers) if headers else {}
         if content_type is not None:
             self.headers["Content-Type"] = content_type
+        if content_type is EVENT_STREAM:
+            self.headers[UNBUFFERED] = "no"
         if not streamed and isinstance(body, bytes):
             self.headers["Content-Length"] = str(len(body))
         self.body = body

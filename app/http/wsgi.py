@@ -38,8 +38,25 @@ def _name(key: str) -> str:
     return key[5:].replace("_", "-").lower()
 
 
-def _connection(sock: Any, ended: Callable[[], None] | None, plain: bool) -> Connection | None:
-    return Connection(sock, ended, plain) if hasattr(sock, "_sock") else None
+def ends_with_connection(environ: Environ) -> bool:
+    """True if an answer of unknown length ends where its connection does."""
+    return bool(environ.get("SERVER_PROTOCOL") == "HTTP/1.0")
+
+
+def environ_of(context: RequestContext) -> dict[str, object]:
+    """What an access log looks for in an environ, of a request that has none."""
+    path, _, query = context.target.partition("?")
+    named = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in context.headers.items()}
+    return {
+        **named,
+        "REMOTE_ADDR": context.client,
+        "REQUEST_METHOD": context.method,
+        "RAW_URI": context.target,
+        "PATH_INFO": path,
+        "QUERY_STRING": query,
+        "SERVER_PROTOCOL": context.http_version,
+        CONTEXT: context,
+    }
 
 
 def context_of(
@@ -51,7 +68,7 @@ def context_of(
     """
     scheme = environ["wsgi.url_scheme"]
     path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
-    sock = environ.get("gunicorn.socket")
+    sock: Any = environ.get("gunicorn.socket")
     query = environ.get("QUERY_STRING", "")
     context = RequestContext(
         environ["REQUEST_METHOD"],
@@ -61,7 +78,9 @@ def context_of(
         environ.get("REMOTE_ADDR") or "",
         time.monotonic() if arrival_s is None else arrival_s,
         source=environ["wsgi.input"],
-        connection=None if sock is None else _connection(sock, ended, scheme == "http"),
+        connection=Connection(sock, ended, scheme == "http", ends_with_connection(environ))
+        if hasattr(sock, "_sock")
+        else None,
         http_version=environ.get("SERVER_PROTOCOL", "HTTP/1.1"),
         scheme=scheme,
         host=environ.get("HTTP_HOST", ""),

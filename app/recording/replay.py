@@ -15,7 +15,7 @@ from app.http.body import BodyLimits
 from app.http.connection import Connection
 from app.http.context import RequestContext
 from app.http.errors import internal, not_found
-from app.http.response import CLIENT_GONE, Response, StreamingBody, json_response
+from app.http.response import CLIENT_GONE, UNBUFFERED, Response, StreamingBody, json_response
 from app.middleware.masking import MASK
 from app.middleware.stack import Middleware
 from app.recording.exchange import MOST_BODY_BYTES, Answer, RecordingError, sendable
@@ -213,11 +213,13 @@ class RecordedBody(StreamingBody):
 
 
 def _headers(answer: Answer[Raw]) -> dict[str, str]:
-    """The recorded ones, but for those that are ours to set, and masked ones."""
+    """The recorded ones, but for masked ones and those that are ours to set; no proxy is to hold a stream."""
     headers: dict[str, str] = {}
     for name, value in sendable(answer.headers):
         if name.lower() in OURS or value == MASK:
             continue
         name = name.title()
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    if headers.get("Content-Type", "").startswith("text/event-stream"):
+        headers.setdefault(UNBUFFERED, "no")
     return headers

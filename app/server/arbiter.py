@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from gunicorn.arbiter import Arbiter
+from gunicorn.util import parse_address
 
 from app.server import handover, ranks
 from app.server.certificates import CertificateError, ServerCertificate, check_pair
@@ -26,6 +27,7 @@ from app.server.greeting import check_free
 from app.server.handover import hand_over
 from config import ConfigError, Settings
 from config.loader import load
+from config.settings import ServerSettings
 
 if TYPE_CHECKING:
     from app.engine.wire import EngineProcessOptions
@@ -49,6 +51,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     """What a stock arbiter becomes by `take_charge`. `settings` are those in force."""
 
     WORKERS: dict[int, Any]
+    _last_logged_active_worker_count: int | None
     settings: Settings
     prepare: Prepare
     create: Create
@@ -68,6 +71,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         for pid, worker in list(self.WORKERS.items()):
             if worker.place in ready and handover.is_replaced(worker):
                 self.kill_worker(pid, signal.SIGTERM)
+        self._measure()
         self._look_at_certificate()
         if self.engine is not None:
             self.engine.look()
@@ -96,9 +100,20 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         """Refuse one worker less."""
         self.handle_ttin()
 
+    def _measure(self) -> None:
+        """What the stock arbiter tells a statsd server, by log lines."""
+        if self._last_logged_active_worker_count != len(self.WORKERS):
+            self._last_logged_active_worker_count = count = len(self.WORKERS)
+            self.log.debug("%d workers", count, extra=_metric("gunicorn.workers", count, "gauge"))
+        if self.cfg.enable_backlog_metric:
+            backlog = sum(listener.get_backlog() or 0 for listener in self.LISTENERS)
+            extra = _metric("gunicorn.backlog", backlog, "histogram")
+            self.log.debug("socket backlog: %d", backlog, extra=extra)
+
     def setup(self, app: Any) -> None:
         """Reload: the configuration has been read again."""
         super().setup(app)
+        self.have_one_each()
         # Checked a moment ago. If it has changed since, the old one serves until it changes again.
         with suppress(CertificateError, OSError):
             self.secure()
@@ -133,9 +148,14 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.cfg.set("keyfile", pair[1])
         self.certificate = ServerCertificate(self.cfg) if self.cfg.is_ssl else None
 
+    def have_one_each(self) -> None:
+        """Have as many workers as ranks, whatever gunicorn's own options say."""
+        self.num_workers = size = ranks.count(self.settings.server)
+        self.cfg.set("workers", size)
+
     def _asked(self) -> Settings:
         """The settings that the sources ask for now. Any exception, or SystemExit, when they cannot serve."""
-        asked = load((), os.environ, warn=self.log.warning)
+        asked = ranks.bound(load((), os.environ, warn=self.log.warning), self.cfg.address)
         if ranks.addresses(asked.server) != ranks.addresses(self.settings.server):
             raise ConfigError("host, ports and the number of ranks cannot change while the server runs")
         if self.cfg.preload_app and asked.dump(masked=False) != self.settings.dump(masked=False):
@@ -199,8 +219,10 @@ def take_charge(
     started. ConfigError, CertificateError, OSError or what `prepare`
     raises when it cannot serve what is asked for.
     """
+    settings = ranks.bound(settings, server.cfg.address)
+    hand_over(settings, os.environ)
     check_free(server)
-    _check(server.cfg, ranks.count(settings.server), len(ranks.addresses(settings.server)))
+    _check(server.cfg, settings.server)
     if settings.engine.is_real:
         engine_options(settings)  # which may be lacking something, before any work is done
     prepare(settings)
@@ -209,18 +231,26 @@ def take_charge(
     # name, and then finds its `http` where Python's is meant.
     server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
     server.settings = settings
+    size = ranks.count(settings.server)
+    if server.cfg.workers != size:
+        serving = "one worker serves" if size == 1 else f"{size} workers serve, one for each rank"
+        server.log.warning("workers=%d: %s: %s", server.cfg.workers, serving, ONE_EACH)
+    server.have_one_each()
     server.prepare, server.create, server.engine_options = prepare, create, engine_options
     server.secure()
     server.start_engine()
 
 
-def _check(cfg: Any, size: int, addresses: int) -> None:
-    """ConfigError when gunicorn's own options do not fit `size` ranks, which listen at so many addresses."""
-    if cfg.workers != size:
-        raise ConfigError(f"workers={cfg.workers}: must be {size}, one for each rank: {ONE_EACH}")
-    if size > 1 and cfg.preload_app:
+def _metric(name: str, value: int, kind: str) -> dict[str, object]:
+    return {"metric": name, "value": value, "mtype": kind}
+
+
+def _check(cfg: Any, server: ServerSettings) -> None:
+    """ConfigError when gunicorn's own options do not fit the ranks and where they listen."""
+    if ranks.count(server) > 1 and cfg.preload_app:
         raise ConfigError("preload_app: must be off with several ranks: each has an application of its own")
-    if addresses > 1 and len(cfg.address) != addresses:
+    addresses = ranks.addresses(server)
+    if len(addresses) > 1 and cfg.address != [parse_address(one) for one in addresses]:
         raise ConfigError(
             "bind: must be left to the settings host, port and grpc-port when there are several"
         )

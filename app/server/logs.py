@@ -1,15 +1,19 @@
 """What a log line looks like: text or JSON, UTC, and the id of its request on every line."""
 
 import logging
+import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, TypedDict
 
 from gunicorn.glogging import Logger
+from gunicorn.instrument.statsd import Statsd
 from pythonjsonlogger.json import JsonFormatter
 
 from app.http.context import RequestContext, current_request
-from app.http.wsgi import CONTEXT
+from app.http.response import Response
+from app.http.wsgi import CONTEXT, environ_of
 from config.sections.observability import TRACE
 from config.settings import LogSettings
 
@@ -99,8 +103,40 @@ class JsonLines(_UtcTime, JsonFormatter):
     """One JSON object a line; fields given as `extra` become keys."""
 
 
-class ServerLogger(Logger):  # type: ignore[misc]
-    """gunicorn's logger, which does no work for access lines that are not written."""
+class ServerLogger(Statsd):  # type: ignore[misc]
+    """gunicorn's logger: what gunicorn's own flags ask for, and lines of ours where they ask for nothing.
+
+    `own` are the settings for which `logger_class` has made the class.
+    """
+
+    own = LogSettings()
+
+    def __init__(self, cfg: Any) -> None:
+        if cfg.statsd_host is not None:
+            super().__init__(cfg)
+        else:
+            Logger.__init__(self, cfg)
+            self.prefix, self.dogstatsd_tags, self.sock = "", "", None
+
+    def setup(self, cfg: Any) -> None:
+        """The start, and a reload. --log-config and its like decide alone."""
+        super().setup(cfg)
+        self.writes_own_lines = False
+        if cfg.logconfig_dict or cfg.logconfig_json or cfg.logconfig:
+            return
+        own: LogSettings = getattr(cfg.logger_class, "own", self.own)
+        root, level = logging.getLogger(), cfg.loglevel.upper()
+        root.handlers[:] = [handler for handler in root.handlers if not hasattr(handler, "_gunicorn")]
+        if cfg.errorlog is not None:
+            handler = self._get_gunicorn_handler(self.error_log)
+            _have_lines(handler, own, RequestId())
+            root.addHandler(handler)
+        for logger in (root, logging.getLogger("app")):
+            logger.setLevel(level)
+        if own.access_log and cfg.accesslog is None:
+            self._set_handler(self.access_log, "-", None, sys.stdout)
+            _have_lines(self._get_gunicorn_handler(self.access_log), own, AccessFields(), RequestId())
+            self.writes_own_lines = not cfg.syslog and self.cfg.statsd_host is None
 
     is_start = True
     """The first worker of each rank is yet to come."""
@@ -112,49 +148,40 @@ class ServerLogger(Logger):  # type: ignore[misc]
 
     @property
     def access_log_enabled(self) -> bool:
-        return bool(self.access_log.isEnabledFor(logging.INFO))
+        log = self.access_log
+        return self.cfg.statsd_host is not None or (log.hasHandlers() and log.isEnabledFor(logging.INFO))
 
-    def access_line(self, context: RequestContext, status: int, bytes_sent: int, seconds: float) -> None:
-        """Write the line of an exchange that did not pass through gunicorn's own response."""
+
+def logger_class(settings: LogSettings) -> type[ServerLogger]:
+    """What gunicorn is given as its setting of this name: it makes the logger itself."""
+    return type("ServerLogger", (ServerLogger,), {"own": settings})
+
+
+def log_exchange(
+    log: Logger, context: RequestContext, response: Response, bytes_sent: int, seconds: float
+) -> None:
+    """Write the access line of an exchange that did not pass through gunicorn's own response."""
+    if getattr(log, "writes_own_lines", False):
         atoms = {
             "h": context.client,
             "m": context.method,
             "{raw_uri}e": context.target,
-            "s": str(status),
+            "s": str(response.status),
             "B": bytes_sent,
             "D": int(seconds * 1_000_000),
             f"{{{CONTEXT}}}e": context,
         }
-        self.access_log.info("", atoms)
+        log.access_log.info("", atoms)
+        return
+    answer = SimpleNamespace(status=response.status_line, sent=bytes_sent, headers=response.headers)
+    log.access(answer, context.headers, environ_of(context), timedelta(seconds=seconds))
 
 
-def logconfig(settings: LogSettings) -> dict[str, object]:
-    """A `logging.config` dictionary for gunicorn's `logconfig_dict` and for any other process of ours.
-
-    Access lines go to stdout (or nowhere), everything else to stderr.
-    """
-    level = settings.log_level.upper()
-    console = {"class": "logging.StreamHandler", "formatter": "lines"}
-    access = {"level": "INFO", "handlers": ["access"]} if settings.access_log else {"level": "CRITICAL"}
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "filters": {"request": {"()": RequestId}, "access": {"()": AccessFields}},
-        "formatters": {"lines": _formatter(settings)},
-        "handlers": {
-            "console": {**console, "stream": "ext://sys.stderr", "filters": ["request"]},
-            "access": {**console, "stream": "ext://sys.stdout", "filters": ["access", "request"]},
-        },
-        "root": {"level": level, "handlers": ["console"]},
-        "loggers": {
-            "gunicorn.error": {"level": level, "handlers": ["console"], "propagate": False},
-            "gunicorn.access": {"handlers": [], "propagate": False, **access},
-            "app": {"level": level},
-        },
-    }
-
-
-def _formatter(settings: LogSettings) -> dict[str, object]:
+def _have_lines(handler: logging.Handler, settings: LogSettings, *filters: logging.Filter) -> None:
+    """Text or JSON."""
     if settings.log_format == "json":
-        return {"()": JsonLines, "format": JSON, "rename_fields": JSON_NAMES}
-    return {"()": TextLines, "format": TEXT}
+        handler.setFormatter(JsonLines(JSON, rename_fields=JSON_NAMES))
+    else:
+        handler.setFormatter(TextLines(TEXT))
+    for each in filters:
+        handler.addFilter(each)

@@ -8,7 +8,7 @@ Connections to a rank that is being started again wait in the listener's backlog
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,6 +30,14 @@ def addresses(server: ServerSettings) -> list[str]:
     """host:port of every worker, in the order of their ranks; then, if gRPC has ports of its own, those."""
     first = [server.port] if server.grpc_port is None else [server.port, server.grpc_port]
     return [_netloc(server.host, port + k) for port in first for k in range(count(server))]
+
+
+def bound(settings: Settings, address: Sequence[object]) -> Settings:
+    """`settings` with the host and port of gunicorn's `address`, in which its own --bind wins."""
+    first = address[0]
+    if not isinstance(first, tuple):  # a Unix socket or a file descriptor, which no setting can name
+        return settings
+    return replace(settings, server=replace(settings.server, host=first[0] or "0.0.0.0", port=first[1]))
 
 
 def rank_of(server: ServerSettings, environ: Mapping[str, str]) -> int:

@@ -45,6 +45,7 @@ from app.server.fair_turns import GENERAL_S, FairSocket, FairTurns, Share
 from app.server.fast.connection import FastConnection
 from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
+from app.server.head_rules import check_head
 
 TICK_S = 1.0
 """How often the arbiter hears that we live."""
@@ -132,6 +133,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         with_middleware = hasattr(self.wsgi, "middleware")
         if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
             path = FastPath(self.wsgi, self.log, self._turns, self.write_timeout_s, self.head_timeout_s)
+            path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
             self._fast = FastConnections(path, self.cfg.keepalive, self._serve_general)
             self.wsgi.caches.append(lambda: {"request heads": path.heads})
         servers = [self._listen(listener) for listener in self.sockets]
@@ -302,6 +304,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
                     req = next(parser)
                 if not req:
                     return None
+                check_head(req)
                 self.handle_request(bound, req, client, addr, arrived_s)
                 self._turns.wait(share)  # a client with its next request ready would never let go of the loop
                 if not discard_body(parser):

@@ -21,7 +21,7 @@ from app.http.route import Route
 from app.http.rpc import RpcService
 from app.http.wsgi import CONTEXT
 from app.middleware.stack import MiddlewareStack
-from app.web.loop_thread import LoopThread, brings_thread
+from app.web.other_server import OtherServer
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -81,7 +81,8 @@ class Understudy:
         """Called when the worker is told to go: they end what would go on for ever."""
         self.caches: list[Caches] = []
         """What GET /admin/memory tells of."""
-        self._loop_thread = LoopThread(self)
+        self._other_server = OtherServer(self)
+        self._has_begun = False
 
     def new_request_id(self) -> str:
         """32 random hex digits, for a request without an X-Request-Id."""
@@ -116,16 +117,18 @@ class Understudy:
         self.flask  # noqa: B018  # made here, so that no request has to wait for it
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if CONTEXT not in environ and brings_thread(environ):
-            return self._loop_thread.serve(environ, start_response)
-        return self.flask(environ, start_response)
+        serve = self.flask if CONTEXT in environ else self._other_server.serve
+        return serve(environ, start_response)
 
     def test_client(self) -> Any:
         """Flask's client for tests."""
         return self.flask.test_client()
 
     def begin(self) -> None:
-        """The worker is about to accept connections."""
+        """The worker is about to accept connections. Once is enough: a server without hooks does so late."""
+        if self._has_begun:
+            return
+        self._has_begun = True
         if self.bypasses_fast_path:
             self._load_flask()
         for service in self.services:

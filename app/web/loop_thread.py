@@ -1,10 +1,11 @@
 """An event loop in a native thread of its own, for servers of which many threads each bring a request.
 
 The application belongs to one loop: neither its engine nor its timer wheel has locks. A thread of gunicorn's
-`gthread` worker therefore hands its request over. It is served in greenlets of the loop, beside all others,
-while its thread waits, and does what would block the loop: it reads the body, and sends each piece of the
-answer before it asks for the next one. So no slow client holds up another, and of an answer to one that does
-not read no more than a piece is made ahead.
+`gthread` worker, of uWSGI, waitress or mod_wsgi therefore hands its request over. It is served in greenlets
+of the loop, beside all others, while its thread waits, and does what would block the loop: it reads the body,
+and sends each piece of the answer before it asks for the next one. So no slow client holds up another, and of
+an answer to one that does not read no more than a piece is made ahead. The thread alone calls what the server
+gave it: uWSGI knows a request by its thread.
 """
 
 from __future__ import annotations
@@ -18,16 +19,14 @@ from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread, main_thread
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import gevent
 from gevent import monkey
 from gevent.event import AsyncResult
 
 from app.clock.pause import SWITCH_S, share_loop
-from app.http.connection import Connection
-from app.http.context import Readable
-from app.http.wsgi import CONTEXT, context_of
+from app.http.context import Readable, RequestContext
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -47,8 +46,8 @@ class Loop(Protocol):
 class Application(Protocol):
     """What belongs to one loop."""
 
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """WSGI, with our `RequestContext` in the environ."""
+    def __call__(self, environ: WSGIEnvironment, start_response: Any) -> Iterable[bytes]:
+        """WSGI, with our `RequestContext` in the environ. `start_response` returns nothing."""
 
     def begin(self) -> None:
         """Requests are about to come."""
@@ -73,17 +72,21 @@ class LoopThread:
         self._starting = Lock()
         self._loop: Loop | None = None
 
-    def serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Thread: one request. The answer's body is to be closed, as always."""
+    def serve(
+        self,
+        environ: WSGIEnvironment,
+        start_response: StartResponse,
+        context: RequestContext,
+        sock: socket.socket | None,
+    ) -> Iterable[bytes]:
+        """Thread: one request, from the client at `sock`. The answer's body is to be closed, as always."""
         with self._starting:
             visit = Visit(self._loop or self._started())
-        sock: socket.socket | None = environ.get("gunicorn.socket")
-        environ["wsgi.input"] = VisitorInput(environ["wsgi.input"], visit, sock)
-        context = environ[CONTEXT] = context_of(environ)
-        if sock is not None and context.scheme == "http":
-            context.connection = Connection(sock, plain=False)
+        context.source = environ["wsgi.input"] = VisitorInput(environ["wsgi.input"], visit, sock)
         variables = copy_context()
-        body = visit.call(variables.run, self._app, environ, start_response)
+        head: list[Any] = []
+        body = visit.call(variables.run, self._app, environ, lambda *given: head.extend(given))
+        start_response(*head)
         return body if isinstance(body, list) else VisitorBody(body, visit, variables)
 
     def _started(self) -> Loop:

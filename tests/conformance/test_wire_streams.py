@@ -19,7 +19,7 @@ from tests.conformance.wire import (
     text_stream,
     token_ids,
 )
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, running_server
 
 TEXT_CHUNK_CHOICE_KEYS = [
     *("index", "text", "logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids"),
@@ -166,3 +166,24 @@ def test_what_only_the_engine_refuses_comes_inside_the_stream(
     assert done == DONE
     whole = post(vllm, TEXT, {"prompt": "hello", **asked})
     assert error_of(whole) == (400, "BadRequestError", param)
+
+
+@pytest.mark.parametrize("latency", ["0s", "1ms"], ids=["joined", "paced"])
+def test_no_stream_of_any_family_is_held_back_by_a_proxy(latency: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    asked: Mapping[str, Mapping[str, Any]] = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": {"prompt": "Hi"},
+        "/v1/messages": chat,
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 16},
+        "/inference/v1/generate": {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3}},
+    }
+    with running_server("--inter-token-latency", latency, "--enable-scale-out") as server:
+        for path, fields in asked.items():
+            for more in ({}, {"logprobs": None}):  # a field that no fast path takes
+                body = {"model": "understudy-tiny", "max_tokens": 3, "stream": True, **fields, **more}
+                answer = post(server, path, body)
+                assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+                assert answer.headers["x-accel-buffering"] == "no"
+            whole = post(server, path, {**body, "stream": False})
+            assert whole.status_code == 200 and "x-accel-buffering" not in whole.headers

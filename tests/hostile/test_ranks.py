@@ -127,19 +127,15 @@ def test_one_rank_alone_plays_its_number_on_the_port_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "named"),
+    ("arguments", "named"),
     [
-        (["-w", "2"], {}, "workers=2"),
-        (["-w", "1"], {}, "workers=1"),
-        ([], {"WEB_CONCURRENCY": "4"}, "workers=4"),
-        (["--preload"], {}, "preload_app"),
-        (["--bind", "127.0.0.1:0"], {}, "bind"),
+        (["--preload"], "preload_app"),
+        (["--bind", "127.0.0.1:0"], "bind"),
+        (["--bind", "127.0.0.1:9000", "-b", "127.0.0.1:9001", "-b", "127.0.0.1:9003"], "bind"),
     ],
 )
-def test_what_does_not_fit_the_ranks_is_refused_in_one_line(
-    arguments: list[str], variables: dict[str, str], named: str
-) -> None:
-    status, output = start_refused(*arguments, SIM_DATA_PARALLEL_SIZE="3", **variables)
+def test_what_does_not_fit_the_ranks_is_refused_in_one_line(arguments: list[str], named: str) -> None:
+    status, output = start_refused(*arguments, SIM_DATA_PARALLEL_SIZE="3")
     assert status == 1
     [told] = [line for line in output.splitlines() if line.startswith("error: ")]
     assert named in told

@@ -53,23 +53,6 @@ def start_refused(*arguments: str, **variables: str) -> tuple[int, str]:
     return process.returncode, output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "variables"),
-    [
-        (["-w", "2"], {}),
-        (["--workers=4", "--preload"], {}),
-        ([], {"WEB_CONCURRENCY": "2"}),
-        ([], {"GUNICORN_CMD_ARGS": "--workers=3"}),
-    ],
-)
-def test_more_than_one_worker_is_refused_in_one_line(arguments: list[str], variables: dict[str, str]) -> None:
-    status, output = start_refused(*arguments, **variables)
-    assert status == 1
-    told = [line for line in output.splitlines() if "worker" in line.lower() and "1" in line]
-    assert len(told) == 1
-    assert "Traceback" not in output and "Booting worker" not in output
-
-
 def test_a_wrong_setting_is_refused_in_one_line() -> None:
     status, output = start_refused(SIM_MAX_NUM_SEQS="-3")
     assert status == 1

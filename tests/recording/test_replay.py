@@ -113,6 +113,14 @@ def test_headers_are_the_recorded_ones_but_for_ours_and_secret_ones(tmp_path: Pa
     assert response.headers == {"X-Request-Id": "7", "Vary": "a, b"}
 
 
+def test_no_proxy_is_to_hold_a_stream_that_is_played_back(tmp_path: Path) -> None:
+    headers = [("content-type", "text/event-stream; charset=utf-8")]
+    with replaying(tmp_path, [exchange({}, (0, b"1"), headers=headers)], VirtualClock()) as replay:
+        response = replay.begin(asking({}))
+    assert response is not None
+    assert response.headers["X-Accel-Buffering"] == "no"
+
+
 def test_what_is_not_recorded_goes_on_or_is_refused(tmp_path: Path) -> None:
     clock = VirtualClock()
     with replaying(tmp_path, [exchange(chat("Hi"), (0, b"1"))], clock) as replay:

@@ -20,6 +20,7 @@ from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
 from app.server.fair_turns import Share
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
 from app.server.fast.path import FastPath
+from app.server.head_rules import has_bare_line_feed
 
 log = logging.getLogger(__name__)
 """Larger bodies are read by the general way."""
@@ -122,7 +123,7 @@ class FastConnection:
             return
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
-            if len(data) > MOST_HEAD_BYTES:
+            if len(data) > MOST_HEAD_BYTES or has_bare_line_feed(data):
                 self.leave_to_general()
             return
         path = self._path

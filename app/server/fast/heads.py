@@ -11,6 +11,7 @@ from msgspec import Struct
 from app.http.response import STATUS_LINES, Response
 from app.http.route import Route
 from app.server.client_socket import default_head
+from app.server.head_rules import HOST, has_bare_line_feed
 
 MOST_HEAD_BYTES = 8192
 MOST_FIELDS = 64
@@ -52,6 +53,12 @@ class RequestHeads:
         self._known: dict[bytes, RequestHead] = {}
         self.size_bytes = 0
         self.limit_bytes = limit_bytes
+        self._most_bytes, self._most_fields = MOST_HEAD_BYTES, MOST_FIELDS
+
+    def keep_to(self, field_bytes: int, fields: int) -> None:
+        """Leave to the general way what gunicorn's own limits may refuse; 0 is no limit."""
+        self._most_bytes = min(MOST_HEAD_BYTES, field_bytes or MOST_HEAD_BYTES)
+        self._most_fields = min(MOST_FIELDS, fields or MOST_FIELDS)
 
     def read(self, data: bytes) -> RequestHead | None:
         """The head in `data`, its empty line included; None when the general way has to look at it."""
@@ -64,8 +71,9 @@ class RequestHeads:
         return head
 
     def _parse(self, data: bytes) -> RequestHead | None:
-        method, _, rest = data.partition(b" ")
-        if (method, rest[: rest.find(b" ")]) not in self._routes:
+        method, _, rest = data[: data.find(b"\r\n")].partition(b" ")
+        route = self._routes.get((method, rest.removesuffix(b" HTTP/1.1")))
+        if route is None or route.plain is None or len(data) > self._most_bytes or has_bare_line_feed(data):
             return None
         fields = _Fields()
         parser = httptools.HttpRequestParser(fields)
@@ -73,11 +81,12 @@ class RequestHeads:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return None
-        route = self._routes.get((parser.get_method(), fields.target))
-        if route is None or route.plain is None or parser.get_http_version() != "1.1":
+        if parser.get_http_version() != "1.1":
             return None
-        headers = fields.plain()
-        if headers is None or "host" not in headers or not route.plain.special_headers.isdisjoint(headers):
+        headers = fields.plain(self._most_fields)
+        if headers is None or not HOST.fullmatch(headers.get("host", "")):
+            return None
+        if not route.plain.special_headers.isdisjoint(headers):
             return None
         closes = CONNECTION[headers.get("connection", "keep-alive").lower()]
         if route.methods[0] == "GET":
@@ -102,18 +111,14 @@ class _Fields:
     """What the parser finds."""
 
     def __init__(self) -> None:
-        self.target = b""
         self._fields: list[tuple[bytes, bytes]] = []
-
-    def on_url(self, url: bytes) -> None:
-        self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields.append((name, value))
 
-    def plain(self) -> dict[str, str] | None:
+    def plain(self, most: int) -> dict[str, str] | None:
         """The headers; None when one stands twice, or means more than a plain request may ask for."""
-        if len(self._fields) > MOST_FIELDS:
+        if len(self._fields) > most:
             return None
         headers: dict[str, str] = {}
         for raw_name, raw_value in self._fields:

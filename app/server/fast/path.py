@@ -11,7 +11,7 @@ from app.http.response import Response, StreamingBody
 from app.http.stream import WriteBatcher
 from app.server.fair_turns import FairTurns
 from app.server.fast.heads import RequestHeads
-from app.server.logs import ServerLogger
+from app.server.logs import ServerLogger, log_exchange
 from app.web.application import Understudy
 
 RECEIVE = 1 << 16
@@ -60,4 +60,4 @@ class FastPath:
             if isinstance(body, bytes)
             else 0
         )
-        self._log.access_line(context, response.status, sent, time.monotonic() - context.arrival_s)
+        log_exchange(self._log, context, response, sent, time.monotonic() - context.arrival_s)

@@ -1,0 +1,97 @@
+"""Proxies as they come, in front of our server: docs/proxies.md."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.wire import aborts, ask, post, running, wait_until
+from tests.needs import APACHE, NGINX
+from tests.running_server import RunningServer, free_port, running_command, running_gunicorn
+from tests.servers.starts import as_somebody
+from tests.servers.test_matrix import SETTINGS, broken_answer, leave_stream, stream_by_token
+
+PROXIES = {
+    "nginx": """
+daemon off; pid {folder}/nginx.pid; error_log stderr;
+events {{ }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
+    uwsgi_temp_path {folder}; scgi_temp_path {folder};
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{ proxy_pass http://127.0.0.1:{server}; }}
+    }}
+}}
+""",
+    "Apache": """
+ServerRoot {folder}
+ServerName localhost
+Listen 127.0.0.1:{port}
+PidFile {folder}/apache.pid
+DefaultRuntimeDir {folder}
+ErrorLog /dev/stderr
+LoadModule mpm_event_module {modules}/mod_mpm_event.so
+LoadModule authz_core_module {modules}/mod_authz_core.so
+LoadModule proxy_module {modules}/mod_proxy.so
+LoadModule proxy_http_module {modules}/mod_proxy_http.so
+ProxyPass / http://127.0.0.1:{server}/
+""",
+}
+
+
+@contextmanager
+def proxied(proxy: str, server: RunningServer, folder: Path) -> Iterator[RunningServer]:
+    """`proxy` in front of a server, with hardly a word of configuration."""
+    port, file = free_port(), folder / "proxy.conf"
+    modules = os.environ.get("APACHE_MODULES", "/usr/lib/apache2/modules")
+    file.write_text(PROXIES[proxy].format(port=port, server=server.port, folder=folder, modules=modules))
+    if proxy == "nginx":
+        command = [str(NGINX), "-c", str(file), "-e", "stderr"]
+    else:
+        command = [str(APACHE), "-f", str(file), "-DFOREGROUND"]
+    with running_command(as_somebody(command), port, {}) as running_proxy:
+        yield running_proxy
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_gunicorn(env=SETTINGS) as running_server:
+        yield running_server
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=getattr(pytest.mark, name.lower())) for name in PROXIES],
+)
+def proxy(
+    request: pytest.FixtureRequest, server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    with proxied(request.param, server, tmp_path_factory.mktemp("proxy")) as running_proxy:
+        yield running_proxy
+
+
+def test_a_stream_passes_by_token(proxy: RunningServer) -> None:
+    stream_by_token(proxy)
+
+
+def test_a_whole_answer_passes(proxy: RunningServer) -> None:
+    assert post(proxy.port, ask(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
+
+
+def test_who_leaves_the_proxy_gives_the_place_back(proxy: RunningServer, server: RunningServer) -> None:
+    before = aborts(server.port)
+    leave_stream(proxy)
+    wait_until(lambda: running(server.port) == 0 and aborts(server.port) == before + 1)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_what_breaks_off_is_broken_behind_the_proxy_too(proxy: RunningServer, stream: bool) -> None:
+    """Also where the proxy speaks HTTP/1.0 to the server, as nginx did by default up to 1.29.6."""
+    came, is_broken = broken_answer(proxy, stream)
+    assert is_broken and came.count(b"data: ") == 3 * stream

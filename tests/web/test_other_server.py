@@ -1,0 +1,141 @@
+"""What each server that is not ours is told of an answer that breaks off; tests/servers has the real ones."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from werkzeug.test import EnvironBuilder
+
+from app.faults.damage import break_off
+from app.http.context import RequestContext
+from app.http.response import Response
+from app.http.route import get
+from tests.application import application
+
+
+class ClientDisconnected(Exception):
+    """waitress's own."""
+
+
+class Shown:
+    """What a server has in its environ, and its end of a connection."""
+
+    def __init__(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.client = socket.create_connection(listener.getsockname())
+            self.socket, _ = listener.accept()
+        self.client.settimeout(5)
+        modules = {
+            "uwsgi": SimpleNamespace(connection_fd=self.socket.fileno),
+            "waitress.channel": SimpleNamespace(ClientDisconnected=ClientDisconnected),
+        }
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        self.environ = {
+            "uwsgi": {"uwsgi.version": b"2.0.31"},
+            "waitress": {"waitress.client_disconnected": self.client_disconnected},
+            "mod_wsgi": {"mod_wsgi.version": (6, 1, 1)},
+            "another": {},
+        }[server]
+
+    def client_disconnected(self) -> bool:
+        raise AssertionError("nobody asks")
+
+
+def broken_body(shown: Shown, error: type[Exception] | None, **environ: object) -> Iterator[bytes]:
+    """The body of an answer that breaks off behind its first piece."""
+
+    def pieces(context: RequestContext) -> Iterator[bytes]:
+        yield b"1"
+        if error is not None:
+            raise error
+        break_off(context.connection)
+
+    app = application([get("/", lambda context: Response(pieces(context), 200))])
+    given = EnvironBuilder("/", environ_overrides={**shown.environ, **environ}).get_environ()
+    body: Any = app(given, lambda status, headers: None)
+    return body
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["loop", "threads"])
+@pytest.mark.parametrize(
+    ("server", "end"),
+    [
+        ("uwsgi", StopIteration),
+        ("waitress", ClientDisconnected),
+        ("mod_wsgi", SystemExit),
+        ("another", ConnectionResetError),
+    ],
+)
+def test_a_break_on_purpose_is_quiet_and_no_end(
+    server: str, end: type[BaseException], threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Shown(server, monkeypatch)
+    body = broken_body(shown, None, **{"wsgi.multithread": threads})
+    assert next(body) == b"1"
+    with pytest.raises(end):
+        next(body)
+    body.close()
+    shown.socket.sendall(b"what the server held back")
+    shown.socket.close()
+    assert shown.client.recv(100) == b"what the server held back"
+    if server == "uwsgi":
+        with pytest.raises(ConnectionResetError):
+            shown.client.recv(100)
+    shown.client.close()
+
+
+@pytest.mark.parametrize("server", ["uwsgi", "waitress", "mod_wsgi", "another"])
+def test_a_break_by_mistake_is_an_error_everywhere(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown(server, monkeypatch)
+    body = broken_body(shown, ZeroDivisionError)
+    assert next(body) == b"1"
+    with pytest.raises(ZeroDivisionError):
+        next(body)
+    body.close()
+    shown.socket.close()
+    shown.client.close()
+
+
+class Begun:
+    """Counts its starts."""
+
+    starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_what_lives_with_the_server_begins_with_the_first_request_at_the_latest() -> None:
+    app, service = application([get("/", lambda context: Response(b"", 200))]), Begun()
+    app.services.append(service)
+    for _ in range(2):
+        app(EnvironBuilder("/").get_environ(), lambda status, headers: None)
+        assert service.starts == 1
+
+
+def test_several_processes_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    app = application([get("/", lambda context: Response(b"", 200))])
+    with caplog.at_level(logging.WARNING):
+        for several in (False, True, True):
+            environ = EnvironBuilder("/", environ_overrides={"wsgi.multiprocess": several}).get_environ()
+            app(environ, lambda status, headers: None)
+    assert caplog.text.count("each is a server of its own") == 1
+
+
+def test_only_the_thread_of_a_request_calls_what_its_server_gave_it() -> None:
+    called: list[int] = []
+    app = application([get("/", lambda context: Response(b"", 200))])
+    environ = EnvironBuilder("/", environ_overrides={"wsgi.multithread": True}).get_environ()
+    app(environ, lambda status, headers: called.append(threading.get_ident()))
+    assert called == [threading.get_ident()]
