@@ -20,7 +20,7 @@ from config.settings import Settings
 SPECIAL_HEADERS = frozenset(
     (
         *("x-fault", "x-return-error", "x-send-image", "x-vllm-priority"),
-        *("x-data-parallel-rank", "x-cache-threshold-finish-reason"),
+        *("x-data-parallel-rank", "x-cache-threshold-finish-reason", "endpoint-load-metrics-format"),
     )
 )
 """Headers that ask for more than a plain request may."""

@@ -23,7 +23,7 @@ CONTROL = frozenset(
         *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"),
         *("/start_profile", "/stop_profile", "/scale_elastic_ep", "/collective_rpc"),
         *("/abort_requests", "/inference/v1/abort_requests"),
-        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/adapters/{adapter_name}"),
         *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine", "/start_weight_update"),
         *("/start_draft_weight_update", "/update_weights", "/finish_weight_update"),
         *("/update_weight_version", "/weight_checker"),

@@ -18,12 +18,19 @@ PATHS = ("/v1/chat/completions", "/v1/completions")
 class LoadReports(Middleware):
     """Adds a report to whole answers of chats and completions, in the format that the request names."""
 
+    concerns_plain = False  # whose headers do not ask for one
+
     def __init__(self, figures: Callable[[], Figures]) -> None:
         self._figures = figures
 
-    def end(self, context: RequestContext, response: Response) -> None:
-        format_ = context.headers.get(FORMAT)
-        if format_ is None or response.status != 200 or context.label not in PATHS:
+    def begin(self, context: RequestContext) -> None:
+        """Report at the end, where the request asks for that."""
+        if FORMAT in context.headers and context.label in PATHS:
+            context.endings = (self._report, *context.endings)
+
+    def _report(self, context: RequestContext, response: Response) -> None:
+        format_ = context.headers[FORMAT]
+        if response.status != 200:
             return
         if response.headers.get("Content-Type") == JSON and (write := WRITERS.get(format_.lower())):
             figures = self._figures()

@@ -162,7 +162,8 @@ class SimulatedModel:
 
     def _free(self, request: EngineRequest, rng: Random) -> Reply:
         """A text of no form: recorded, or of the mode, with the tokens that the request asks for."""
-        tokens, eos = chooser(request, self._tokenizer), self._tokenizer.eos_token_id
+        eos = self._tokenizer.eos_token_id
+        tokens = None if request.sampling is None else chooser(request, self._tokenizer)
         if tokens is not None and eos is not None and tokens.never_keeps(eos):
             request = replace(request, ignore_eos=True)
         recorded = None if self._recorded is None else self._recorded(request, rng)

@@ -124,6 +124,7 @@ def test_a_stream_is_load_until_it_is_closed() -> None:
     assert list(response.headers.items()) == [
         *HEADERS.items(),
         ("Content-Type", "text/event-stream; charset=utf-8"),
+        ("X-Accel-Buffering", "no"),
     ]
     response.close()
     response.close()

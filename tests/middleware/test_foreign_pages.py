@@ -29,6 +29,8 @@ HARMLESS = frozenset(
         *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/messages"),
         *("/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{response_id}/cancel"),
         *("/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate"),
+        *("/v1/messages/render", "/v1/responses/render"),
+        *("/v1/chat/completions/derender", "/v1/completions/derender"),
         *("/v1/systemone", "/generative_scoring", "/invocations", "/tokenize", "/detokenize"),
         *("/ping", "/metrics", "/is_scaling_elastic_ep"),
     )
