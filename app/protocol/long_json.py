@@ -23,18 +23,22 @@ NESTED = 6
 DEEP = 32
 """Levels after which it is worth while to find out again whether a container is short."""
 
-_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
-_PLAIN = r'[^\[\]{}",]*'
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_PLAIN = r'[^\[\]{}",]*+'
 
 
 def _container_of(inside: str) -> str:
     """The pattern of a list or an object that holds scalars, and what matches `inside`."""
-    return rf'[\[{{][^\[\]{{}}"]*(?:(?:{inside})[^\[\]{{}}"]*)*[\]}}]'
+    return rf'[\[{{][^\[\]{{}}"]*+(?:(?:{inside})[^\[\]{{}}"]*+)*+[\]}}]'
 
 
 _SHALLOW = _container_of(f"{_STRING}|{_container_of(_STRING)}")
-_RUN = re.compile(rf"(?:{_PLAIN}(?:(?:{_STRING}|{_SHALLOW}){_PLAIN})*,)+", re.DOTALL)
-"""Elements with at most two containers in one another, each with its comma."""
+_RUN = re.compile(rf"(?:{_PLAIN}(?:(?:{_STRING}|{_SHALLOW}){_PLAIN})*+,)+", re.DOTALL)
+"""Elements with at most two containers in one another, each with its comma.
+
+Nothing in it is tried a second way (`*+`): of a long text, which ends behind the piece that is looked at, each
+character would be.
+"""
 _PIECE = re.compile(r'(?:[^"\\]++|\\(?:u[0-9a-fA-F]{4}|[^u]))*+', re.DOTALL)
 _SECOND = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 """The second half of a character that is written as two."""
