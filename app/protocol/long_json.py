@@ -36,8 +36,8 @@ _SHALLOW = _container_of(f"{_STRING}|{_container_of(_STRING)}")
 _RUN = re.compile(rf"(?:{_PLAIN}(?:(?:{_STRING}|{_SHALLOW}){_PLAIN})*+,)+", re.DOTALL)
 """Elements with at most two containers in one another, each with its comma.
 
-Nothing in it is tried a second way (`*+`): of a long text, which ends behind the piece that is looked at, each
-character would be.
+Nothing in it is tried a second way (`*+`): each character of a long text would be, where the text ends behind
+the piece that is looked at.
 """
 _PIECE = re.compile(r'(?:[^"\\]++|\\(?:u[0-9a-fA-F]{4}|[^u]))*+', re.DOTALL)
 _SECOND = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")

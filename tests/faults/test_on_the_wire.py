@@ -29,10 +29,14 @@ def is_json(chunk: str) -> bool:
 def test_a_stream_breaks_off_after_exactly_so_many_chunks(
     faulty: RunningServer, path: str, version: str, after: int
 ) -> None:
+    if version == "1.0":  # where nothing but a reset tells a break from the end
+        with pytest.raises(ConnectionResetError):
+            got(faulty.port, path, True, f"disconnect; after={after}", version)
+        return
     answer = got(faulty.port, path, True, f"disconnect; after={after}", version)
     assert answer.status == 200 and len(answer.chunks) == after
     assert all(map(is_json, answer.chunks)) and answer.body.endswith(b"\n\n")
-    assert answer.whole == (version == "1.0")  # whose end nobody can tell from a break
+    assert not answer.whole
 
 
 @every_path

@@ -250,7 +250,7 @@ def test_a_start_without_a_usable_pair_is_refused_in_one_line(files: Files, flaw
         secret.rename(files.key)
     status, output = start_refused(**files.env())
     assert status == 1
-    [told] = output.splitlines()[1:]  # the first says that gunicorn starts
+    [told] = output.splitlines()
     assert told.startswith("error: ") and str(files.key) in told
     status, output = module_refused(files)
     assert status == 1 and told in output.splitlines()

@@ -69,14 +69,12 @@ def test_short_work_goes_first_and_long_work_once_a_turn(turns: FairTurns, time:
     assert done == ["short", "short", "long"] * 3
 
 
-@given(st.lists(st.floats(0.0, 0.01), min_size=10, max_size=40))
+@given(st.lists(st.floats(1e-9, 0.01), min_size=10, max_size=40))
 def test_a_connection_is_as_costly_as_its_works_are_on_average(costs: list[float]) -> None:
     share = Share()
     for cost in costs * 10:
         share.add(cost)
-    assert min(costs) <= share.cost_s <= max(costs)
-    if max(costs) > 0:
-        assert share.cost_s > 0
+    assert 0.999 * min(costs) <= share.cost_s <= max(costs)
 
 
 def test_a_greenlet_waits_for_its_turn_and_one_that_is_killed_is_forgotten(

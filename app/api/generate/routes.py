@@ -13,7 +13,7 @@ from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.api.identity import address_of
 from app.engine.weights import Weights
 from app.http.context import RequestContext
-from app.http.errors import ApiError, bad_request, internal, malformed
+from app.http.errors import ApiError, bad_request, malformed
 from app.http.response import Response, json_response
 from app.http.route import Handler, Route, post
 from app.protocol.decoding import read_json
@@ -78,7 +78,7 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
             raise malformed("The body must be a JSON object.")
         named = body.get("request_ids")
         if named and not isinstance(named, str | list | dict):
-            return json_response({"error": "Failed to abort requests: request_ids must be a list."}, 500)
+            raise malformed("request_ids must be a list")
         ids = _ids(body)
         found = frontend.responder.engine.interrupt(frozenset(ids) if ids else None)
         return json_response({"status": "aborted", "aborted": len(ids) if ids else found})
@@ -87,7 +87,7 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
         """End requests by their ids, and say nothing of it."""
         body = read_json(frontend.body.read(context))
         if not isinstance(body, dict):
-            raise internal("The body is not an object.")
+            raise malformed("The body is not an object")
         if body.get("request_ids") is None:
             raise malformed("request_ids is missing")
         frontend.responder.engine.interrupt(frozenset(_ids(body)))
