@@ -43,7 +43,11 @@ class Runs(Protocol):
 @as_command()
 def run(argv: Sequence[str], commands: Mapping[str, Runs], settings: Iterable[str]) -> int:
     """Exit status. `settings` are the flags of a line without a command."""
-    parser = Parser(f"{COMMAND} completion", description=__doc__, allow_abbrev=False)
+    parser = Parser(
+        f"{COMMAND} completion",
+        description=(__doc__ or "").replace("python -m app", COMMAND),
+        allow_abbrev=False,
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.parse_args(argv).shell

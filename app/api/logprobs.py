@@ -18,6 +18,7 @@ Entries = Sequence[TokenLogprob]
 SomeEntries = Sequence[TokenLogprob | None]
 """The same; None is a token of which nothing is known."""
 
+NULL = Raw(b"null")
 ALL = -1
 """As many alternatives as there are."""
 
@@ -98,7 +99,7 @@ class ChatLogprobs:
             wire.ChatLogprob(
                 token_name(entry.token_id, entry.token, as_ids),
                 entry.logprob,
-                None if byteless else of(entry.token),
+                NULL if byteless else of(entry.token),
                 [alternative(name, logprob, of(name)) for _, name, logprob in self._named(entry)],
             )
             for entry in entries

@@ -20,7 +20,7 @@ class ChatLogprob(Struct):
 
     token: str
     logprob: float
-    bytes: Raw | None
+    bytes: Raw
     top_logprobs: Sequence[ChatAlternative]
 
 

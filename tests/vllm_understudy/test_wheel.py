@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CLIENT = Path(__file__).with_name("client_project.py")
 HERE = Path(sys.executable).parent
 PATIENCE_S = 120
-BIND = "-b 127.0.0.1:{}"
+BIND = "-b 127.0.0.1:{} --log-level debug"
 SOURCES = (
     "app",
     "config",
