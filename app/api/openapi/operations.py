@@ -268,11 +268,15 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/is_scaling_elastic_ep"): Operation(answer=dict[str, bool]),
     ("GET", "/v1/models"): Operation(answer=ModelList | AnthropicModelList),
     ("POST", "/v1/load_lora_adapter"): Operation(
-        body=LoadAdapterRequest, example={"lora_name": "sql", "lora_path": "/sql"}
+        body=LoadAdapterRequest, example={"lora_name": "sql", "lora_path": "/sql"}, media=(TEXT,)
     ),
-    ("POST", "/v1/unload_lora_adapter"): Operation(body=UnloadAdapterRequest, example={"lora_name": "sql"}),
-    ("POST", "/adapters"): Operation(body=RegisterAdapterRequest, example={"name": "sql", "src": "/sql"}),
-    ("DELETE", "/adapters/{adapter_name}"): Operation(),
+    ("POST", "/v1/unload_lora_adapter"): Operation(
+        body=UnloadAdapterRequest, example={"lora_name": "sql"}, media=(TEXT,)
+    ),
+    ("POST", "/adapters"): Operation(
+        body=RegisterAdapterRequest, example={"name": "sql", "src": "/sql"}, media=(TEXT,)
+    ),
+    ("DELETE", "/adapters/{adapter_name}"): Operation(media=(TEXT,)),
     ("POST", "/tokenize"): Operation(body=TokenizeRequest, example={"prompt": "hello"}, answer=Tokens),
     ("POST", "/detokenize"): Operation(
         body=DetokenizeRequest, example={"tokens": [120, 121]}, answer=dict[str, str]
