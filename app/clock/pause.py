@@ -10,11 +10,13 @@ import gevent
 from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
 
+from app.clock.fair_turns import fair_turns
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 PAUSE_S = 1e-6
-"""Not 0: after a sleep of 0 the loop may run fifty more callbacks before it looks at sockets and timers."""
+"""For sleeps. Not 0: the loop may run fifty more callbacks before it looks at sockets and timers then."""
 LONGEST_WORK_S = 0.004
 """After so long others have their turn."""
 SLICE_STEPS = 400
@@ -22,8 +24,8 @@ SLICE_STEPS = 400
 
 
 def pause() -> None:
-    """Let whatever is due have its turn."""
-    gevent.sleep(PAUSE_S)
+    """Let whatever is due have its turn, and others that pause theirs."""
+    fair_turns().pause()
 
 
 def pause_if_possible() -> None:

@@ -36,12 +36,13 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
+from app.clock.fair_turns import FairTurns, Share, fair_turns
 from app.http.response import ClosingBody, StreamingBody
 from app.http.wsgi import CONTEXT, context_of
 from app.server import handover
 from app.server.certificates import CertificateError, ServerCertificate
 from app.server.client_socket import ClientServer, JoinedResponse, discard_body, has_much_unread, linger
-from app.server.fair_turns import GENERAL_S, FairSocket, FairTurns, Share
+from app.server.fair_socket import FairSocket
 from app.server.fast.connection import FastConnection
 from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
@@ -73,6 +74,8 @@ OWN_FILES = 256
 """Open files that are not connections of clients: late libraries, datasets, ZMQ, what is asked of others."""
 FIRST_REQUEST_S = 0.3
 """How long a draining worker waits for the first request of a connection, which may be on its way."""
+GENERAL_S = 0.001
+"""About what a request takes that goes by Flask, in seconds of processor time."""
 HANDSHAKE_S = 10.0
 """How long a client may take to agree on TLS."""
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
@@ -129,7 +132,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         if self.certificate is None and self.cfg.is_ssl:  # under an arbiter that is not ours
             self.certificate = ServerCertificate(self.cfg)
-        self._turns = FairTurns()
+        self._turns = fair_turns()
         with_middleware = hasattr(self.wsgi, "middleware")
         if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
             path = FastPath(self.wsgi, self.log, self._turns, self.write_timeout_s, self.head_timeout_s)

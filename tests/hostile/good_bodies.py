@@ -14,6 +14,15 @@ WEATHER = {
     },
 }
 CALL = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"x"}'}}
+PREFILLED = {
+    "do_remote_prefill": True,
+    "remote_engine_id": "e",
+    "remote_request_id": "r",
+    "remote_block_ids": [0, 1],
+    "remote_host": "127.0.0.1",
+    "remote_port": 5600,
+    "remote_num_tokens": 20,
+}
 CHATS: list[dict[str, Any]] = [
     {"messages": [HI], "max_tokens": 4},
     {"messages": [HI], "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}},
@@ -74,6 +83,7 @@ CHATS: list[dict[str, Any]] = [
         "min_tokens": 2,
         "max_tokens": 5,
     },
+    {"messages": [HI], "kv_transfer_params": PREFILLED, "max_tokens": 3, "stream": True},
 ]
 """Good chats, of many kinds."""
 TEXTS: list[dict[str, Any]] = [
@@ -87,6 +97,7 @@ TEXTS: list[dict[str, Any]] = [
         "stop_token_ids": [5],
         "ignore_eos": True,
     },
+    {"prompt": "hello", "kv_transfer_params": PREFILLED, "max_tokens": 2, "n": 2},
 ]
 """Good completions."""
 RESPONSES: list[dict[str, Any]] = [

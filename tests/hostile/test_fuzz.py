@@ -1,10 +1,15 @@
-"""Five thousand odd requests to every route: none gets a 500, and none is left behind in the server."""
+"""Five thousand odd requests to every route: none gets a 500, and none is left behind in the server.
+
+`FUZZ_TIMES=4` makes twenty thousand of them.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +17,16 @@ from tests.hostile.fuzzing import FuzzedRequest, Fuzzer
 from tests.hostile.stressed_server import stressed_indexer, stressed_server
 from tests.hostile.wire import PATIENCE_S, get
 
+WEATHER_SCRIPT = Path(__file__).parents[2] / "examples/scripts/weather.yaml"
+FAULTS = (
+    {"action": "error", "status": 429, "retry_after": 1, "every": 11},
+    {"action": "disconnect", "after": 2, "every": 13},
+    {"action": "truncate", "every": 17},
+    {"action": "malformed-chunk", "every": 19},
+    {"action": "stall", "seconds": 0.05, "every": 23},
+)
 SEED = 20261120
+TIMES = int(os.environ.get("FUZZ_TIMES", "1"))
 SHUTTING = ("/admin/drain", "/sleep", "/pause", "/admin/config")
 """What keeps a server from serving what comes after it, or makes it slow."""
 OWN_500S = (
@@ -25,7 +39,14 @@ EVERYTHING = (
     *("--enable-responses-store", "--force-dummy-tokenizer", "--max-model-len", "1024", "--max-loras", "4"),
 )
 SERVERS = {
-    "generate": (900, (*EVERYTHING, "--enable-kvcache", "--kv-index")),
+    "generate": (700, (*EVERYTHING, "--enable-kvcache", "--kv-index")),
+    "prefill and decode": (
+        600,
+        (
+            *(*EVERYTHING, "--enable-kvcache", "--kv-connector", "nixl", "--script", str(WEATHER_SCRIPT)),
+            *("--kv-cache-transfer-latency", "5ms", "--fault-rules", json.dumps(FAULTS)),
+        ),
+    ),
     "general way": (300, (*EVERYTHING, "--fast-path=false", "--reasoning-parser", "qwen3", "--omni")),
     "pooling": (700, (*EVERYTHING, "--task", "pooling")),
     "embed": (200, (*EVERYTHING, "--task", "embed")),
@@ -44,7 +65,7 @@ def test_no_request_gets_a_500(name: str, again: int) -> None:
     with (stressed_indexer if name == "indexer" else stressed_server)(*flags) as server:
         document = json.loads(get(server.port, "/openapi.json").body)
         with closing(Client(server.port)) as client:
-            for request in Fuzzer(document, SEED + again, SHUTTING + OWN_500S).requests(number):
+            for request in Fuzzer(document, SEED + again, SHUTTING + OWN_500S).requests(number * TIMES):
                 client.ask(request)
 
 

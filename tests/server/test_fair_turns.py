@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.server.fair_turns import TURN_S, FairTurns, Share
+from app.clock.fair_turns import TURN_S, FairTurns, Share
 
 
 class Time:
@@ -50,6 +50,23 @@ def test_the_work_of_a_turn_is_bounded_for_all_connections_together(turns: FairT
     gevent.sleep(0.01)
     watcher.close()
     assert len(done) == 6 and max(map(done.count, done)) == 2
+
+
+def test_work_that_pauses_shares_the_turns(turns: FairTurns, time: Time) -> None:
+    began: list[int] = []
+    done: list[int] = []
+    watcher = gevent.get_hub().loop.prepare()
+    watcher.start(began.append, 1)
+
+    def work() -> None:
+        for _ in range(3):
+            turns.pause()
+            time.now_s += 0.6 * TURN_S
+            done.append(len(began))
+
+    gevent.joinall([gevent.spawn(work) for _ in range(4)])
+    watcher.close()
+    assert len(done) == 12 and max(map(done.count, done)) == 2
 
 
 def test_short_work_goes_first_and_long_work_once_a_turn(turns: FairTurns, time: Time) -> None:

@@ -1,9 +1,10 @@
-"""Fair turns between connections: a few milliseconds of work per turn of the loop, short work first.
+"""Fair turns: a few milliseconds of work per turn of the event loop, short work first.
 
-A client that sends without a pause is ready whenever the event loop looks. Sixty of them would hold the loop
-for as long as all of their requests take. Here a bound on the work of one turn holds for all connections
-together. What does not fit waits in one of two lines: connections whose work was short go first, and of the
-others at least one is served in each turn. So a health check waits for no crowd, and nobody waits for ever.
+A client that sends without a pause is ready whenever the loop looks, and long work goes on whenever its
+pause is over. Sixty of them would hold the loop for as long as a part of the work of each takes. Here a bound
+on the work of one turn holds for all together. What does not fit waits in one of two lines: connections whose
+work was short go first, and of the others at least one is served in each turn. So a health check waits for no
+crowd, and nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -17,15 +18,9 @@ from typing import Any
 import gevent
 
 TURN_S = 0.004
-"""Most work for clients per turn of the loop, in seconds; keeps streams on time."""
+"""Most work per turn of the loop, in seconds; keeps streams on time."""
 SHORT_S = 0.0002
 """Work of so much processor time is short, in seconds: a plain request takes half of that."""
-GENERAL_S = 0.001
-"""About what a request takes that goes by Flask, in seconds of processor time."""
-PARSED_BYTES = 8192
-"""Most bytes that gunicorn reads at once where it looks for the end of a head or of a chunk."""
-PART_BYTES = 4096
-"""Bytes that are parsed at once: chunks of one byte take 4 ms then."""
 
 Work = Callable[[], object]
 
@@ -35,8 +30,8 @@ class Share:
 
     __slots__ = ("cost_s",)
 
-    def __init__(self) -> None:
-        self.cost_s = 0.0
+    def __init__(self, cost_s: float = 0.0) -> None:
+        self.cost_s = cost_s
 
     def add(self, cost_s: float) -> None:
         """Learn what a work took. A mean, so that long work cannot hide between short work."""
@@ -86,8 +81,14 @@ class FairTurns:
 
     def wait(self, share: Share) -> None:
         """Greenlet: go on now, or when the turn of its connection comes."""
-        if self.has_time():
-            return
+        if not self.has_time():
+            self._switch(share)
+
+    def pause(self) -> None:
+        """Greenlet: let others have their turn, and go on when that of long work comes."""
+        self._switch(Share(TURN_S))
+
+    def _switch(self, share: Share) -> None:
         waiting: list[Work] = [gevent.getcurrent().switch]
         self._put(share, waiting)
         try:
@@ -125,30 +126,10 @@ class FairTurns:
             share.add(self._processor_time() - begun_s)
 
 
-class FairSocket:
-    """A client's socket as gunicorn's parser reads it, behind `data` that was read before.
-
-    Bytes come in small parts, and other connections may go first after each.
-    """
-
-    __slots__ = ("_client", "_data", "_share", "_turns", "gettimeout", "settimeout")
-
-    def __init__(self, client: Any, data: bytes, turns: FairTurns, share: Share) -> None:
-        self._client, self._data, self._turns, self._share = client, data, turns, share
-        self.gettimeout, self.settimeout = client.gettimeout, client.settimeout
-
-    def recv(self, size: int) -> bytes:
-        """Returns at most `size` bytes, as the socket does; OSError likewise."""
-        if size <= PARSED_BYTES:  # gunicorn does not know how much is to come
-            size = PART_BYTES
-        if self._data:
-            data, self._data = self._data[:size], self._data[size:]
-        else:
-            data = self._client.recv(size)
-        self._turns.wait(self._share)
-        return data
-
-    def take_rest(self) -> bytes:
-        """Returns what was read before and not yet handed out."""
-        rest, self._data = self._data, b""
-        return rest
+def fair_turns() -> FairTurns:
+    """Returns those of this thread's loop, which begin with the first call."""
+    hub = gevent.get_hub()
+    turns: FairTurns | None = getattr(hub, "fair_turns", None)
+    if turns is None:
+        turns = hub.fair_turns = FairTurns()
+    return turns
