@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -33,6 +34,18 @@ def is_bound(endpoint: str) -> bool:
 def is_ipv6(endpoint: str) -> bool:
     """Whether a socket at the address has to be told that it may be one of IPv6."""
     return "[" in endpoint or "::" in endpoint
+
+
+def is_name(endpoint: str) -> bool:
+    """Whether somebody has to be asked for the address of the host."""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    if not endpoint.startswith("tcp://") or host == "*":
+        return False
+    try:
+        ip_address(host.strip("[]"))
+    except ValueError:
+        return True
+    return False
 
 
 ReplayLayout: TypeAlias = Literal["topic", "bare"]

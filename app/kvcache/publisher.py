@@ -14,6 +14,7 @@ from app.clock.pause import pause
 from app.kvcache.endpoints import PublisherSettings
 from app.kvcache.event_sender import POLL_S, EventSender
 from app.kvcache.events import KVEvent
+from app.kvcache.sockets import end_context
 
 PAUSE_EVERY = 32
 """Messages between two pauses in which other greenlets run."""
@@ -64,7 +65,7 @@ class Publisher(EventSender):
         super().close()
 
     def _end_context(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        gevent.get_hub().threadpool.apply(context.term)
+        end_context(context)
 
     def _tend(self) -> None:
         """Greenlet: open sockets that could not be opened, and answer requests for replays."""

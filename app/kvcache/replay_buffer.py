@@ -35,7 +35,8 @@ class ReplayBuffer:
         self.size_bytes = 0
         self._topic = topic
         self._layout = layout
-        self._batches: deque[tuple[int, bytes]] = deque()
+        self._batches: deque[tuple[int, zmq.Frame]] = deque()
+        """Each payload is one piece of memory, however many clients are slow to read it."""
         self._most_batches = batches
         self._socket: zmq.Socket[bytes] | None = None
         self.answered = 0
@@ -45,7 +46,7 @@ class ReplayBuffer:
 
     def record(self, sequence: int, payload: bytes) -> None:
         """A batch has been published."""
-        self._batches.append((sequence, payload))
+        self._batches.append((sequence, zmq.Frame(payload, copy=True)))
         self.size_bytes += len(payload) + BATCH_BYTES
         while len(self._batches) > self._most_batches or self.size_bytes > self.limit_bytes:
             self.size_bytes -= len(self._batches.popleft()[1]) + BATCH_BYTES
@@ -80,11 +81,13 @@ class ReplayBuffer:
         for sequence, payload in dropwhile(lambda batch: batch[0] < start, list(self._batches)):
             self._send(client, self._topic, sequence.to_bytes(8, "big"), payload)
             yield
-        self._send(client, b"", END, b"")
+        self._send(client, b"", END, zmq.Frame())
         self.answered += 1
 
-    def _send(self, client: bytes, topic: bytes, sequence: bytes, payload: bytes) -> None:
-        frames = [sequence, payload] if self._layout == "bare" else [topic, sequence, payload]
+    def _send(self, client: bytes, topic: bytes, sequence: bytes, payload: zmq.Frame) -> None:
+        frames: list[bytes | zmq.Frame] = (
+            [sequence, payload] if self._layout == "bare" else [topic, sequence, payload]
+        )
         with suppress(zmq.ZMQError):  # the client is gone
             if self._socket is not None:
-                self._socket.send_multipart([client, b"", *frames], zmq.NOBLOCK)
+                self._socket.send_multipart([client, b"", *frames], zmq.NOBLOCK, copy=False)

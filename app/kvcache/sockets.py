@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gevent
 import zmq
 
-from app.kvcache.endpoints import is_bound, is_ipv6
+from app.kvcache.endpoints import is_bound, is_ipv6, is_name
 
 MORE = zmq.SNDMORE | zmq.NOBLOCK
 """Frame by frame a message costs half of what `send_multipart` takes."""
@@ -12,9 +13,25 @@ MOST_REQUEST_BYTES = 1 << 20
 """What peers send to a publisher: subscriptions, and requests for replays. Larger ones end the connection."""
 
 
+END_S = 2.0
+"""What an end waits for a context, whose sockets are closed and may linger for half as long."""
+IO_THREADS = 2
+"""Of a context that connects to others: one waits while a name is looked up, which may take its time."""
+
+
+def affinity(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> int:
+    """The threads of `context`, as bits, for a socket that connects to `endpoint`: names have their own."""
+    return 1 << is_name(endpoint) if context.get(zmq.IO_THREADS) == IO_THREADS else 0
+
+
 def address_of(socket: zmq.Socket[bytes]) -> str:
     """Where a socket is bound or connected to, with the port in use."""
     return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+
+def end_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Wait for a while until what was sent is received; other greenlets go on. A lookup may last longer."""
+    gevent.get_hub().threadpool.spawn(context.term).wait(END_S)
 
 
 def open_socket(

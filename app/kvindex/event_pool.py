@@ -142,7 +142,9 @@ class Shard:
             for _ in work:
                 if self._clock() >= until:
                     return True
-        except BackendUnavailable:
+        except BackendUnavailable as error:
+            if self._rest_s == BACK_OFF_S[0]:  # once for each time that it is away
+                log.warning("KV events wait, and scores are 503: %s", error)
             self._round = None
             self._rest_until = now + self._rest_s
             self._rest_s = min(2 * self._rest_s, BACK_OFF_S[1])

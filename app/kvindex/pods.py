@@ -19,6 +19,10 @@ Resolve = Callable[[str], Sequence[str]]
 """A host name -> its addresses, none if there are none. OSError when nobody can tell now."""
 
 
+class NotToldYet(OSError):
+    """Somebody was asked just now for the addresses of a name."""
+
+
 class Target(Struct, frozen=True):
     """A publisher's address, that of its own replay socket, and name and model where topics do not tell them.
 
@@ -162,6 +166,8 @@ class DnsTargets:
         complaint = ""
         try:
             self._addresses = self._resolve(self._target.host or "")
+        except NotToldYet:
+            complaint = self._complaint
         except OSError as error:
             complaint = f"nobody can tell the addresses of {self._target.host}, the last ones stay: {error}"
         else:
@@ -175,7 +181,7 @@ class DnsTargets:
         return [self._target.at(address) for address in self._addresses]
 
 
-def target_sources(entries: Sequence[str]) -> list[TargetSource]:
+def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> list[TargetSource]:
     """The sources that a list names: targets, `file:path`, and `dns://` for all addresses of a name.
 
     ValueError for others.
@@ -186,7 +192,7 @@ def target_sources(entries: Sequence[str]) -> list[TargetSource]:
         if entry.startswith("file:"):
             sources.append(FileTargets(Path(entry.removeprefix("file:").removeprefix("//"))))
         elif entry.startswith("dns://"):
-            sources.append(DnsTargets(parse_target(f"tcp://{entry.removeprefix('dns://')}")))
+            sources.append(DnsTargets(parse_target(f"tcp://{entry.removeprefix('dns://')}"), resolve))
         else:
             fixed.append(parse_target(entry))
     return [FixedTargets(fixed), *sources] if fixed else sources

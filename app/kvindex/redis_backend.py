@@ -8,8 +8,10 @@ from functools import partial
 from itertools import chain, islice
 from typing import TypeVar
 
+import gevent
 import msgspec
 import redis
+from gevent import monkey
 from msgspec import Struct
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -132,6 +134,8 @@ LEARN_HOLDERS = 512
 """Holders that are read in one go."""
 UNAVAILABLE = redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError
 _ATTEMPTS = 5
+CALL_TIMEOUTS = 5
+"""A call may take so many time-outs: two to connect, two to answer, as it is tried twice."""
 _SCHEMES = {"valkey://": "redis://", "valkeys://": "rediss://"}
 
 T = TypeVar("T")
@@ -174,7 +178,7 @@ class RedisBackend(Backend):
         arguments: list[str | int] = [name_of(source)]
         for group, key in engine:
             arguments += group, digits(key)
-        found = _answer(lambda: self._owned(keys=[self._namespace], args=arguments))
+        found = self._answer(lambda: self._owned(keys=[self._namespace], args=arguments))
         return [None if value is None else unpacked(value) for value in found]
 
     def applying(
@@ -202,11 +206,11 @@ class RedisBackend(Backend):
         raise BackendUnavailable("the holders in Redis change all the time")
 
     def position(self, source: Source) -> Stamp | None:
-        sequence, ts = _answer(lambda: self._redis.hmget(self._key("s", name_of(source)), ["seq", "ts"]))
+        sequence, ts = self._answer(lambda: self._redis.hmget(self._key("s", name_of(source)), ["seq", "ts"]))
         return None if sequence is None or ts is None else Stamp(int(float(sequence)), float(ts))
 
     def clearing(self, pod: str) -> Steps[int]:
-        _answer(lambda: self._clear(keys=[self._namespace], args=[pod]))
+        self._answer(lambda: self._clear(keys=[self._namespace], args=[pod]))
         return (yield from self.tidying())
 
     def tidying(self) -> Steps[int]:
@@ -215,8 +219,8 @@ class RedisBackend(Backend):
         Called after each clear; once more at a start it goes on where an indexer was interrupted.
         """
         removed = 0
-        for number in _answer(lambda: self._redis.smembers(self._key("retired"))):
-            while page := _answer(partial(self._page, number)):
+        for number in self._answer(lambda: self._redis.smembers(self._key("retired"))):
+            while page := self._answer(partial(self._page, number)):
                 removed += self._sweep_page(number, page)
                 yield
             removed += self._sweep_page(number, {})
@@ -227,7 +231,7 @@ class RedisBackend(Backend):
         return list(self._who.holders.pods)
 
     def size(self) -> Size:
-        blocks, copies = _answer(lambda: self._redis.mget(self._key("blocks"), self._key("copies")))
+        blocks, copies = self._answer(lambda: self._redis.mget(self._key("blocks"), self._key("copies")))
         return Size(int(blocks or 0), int(copies or 0))
 
     def close(self) -> None:
@@ -249,7 +253,7 @@ class RedisBackend(Backend):
             batch |= {"seq": stamp.sequence, "ts": stamp.ts, "part": stamp.part * MOST_PARTS + part}
             batch["restart"] = stamp.restart and part == 0
         packed = msgspec.msgpack.encode(batch)
-        epoch, result, *counts = _answer(lambda: self._apply(keys=[self._namespace], args=[packed]))
+        epoch, result, *counts = self._answer(lambda: self._apply(keys=[self._namespace], args=[packed]))
         self.epoch = epoch.decode()
         if result == b"lost":
             self.times_lost += 1
@@ -267,7 +271,7 @@ class RedisBackend(Backend):
         for tier in tiers:
             prefix = self._key("b", tier.encode()) + b":"
             pipeline.mget([prefix + name for name in names])
-        version, *rows = _answer(pipeline.execute)
+        version, *rows = self._answer(pipeline.execute)
         return version, rows
 
     def _learn(self) -> None:
@@ -277,7 +281,7 @@ class RedisBackend(Backend):
         pipeline.hgetall(self._key("holders"))
         pipeline.smembers(self._key("adapters"))
         pipeline.smembers(self._key("tiers"))
-        version, described, adapters, tiers = _answer(pipeline.execute)
+        version, described, adapters, tiers = self._answer(pipeline.execute)
         holders = Holders(self._settings.most_holders)
         for number, description in with_pauses(sorted(described.items(), key=_number), LEARN_HOLDERS):
             pod, model, rank, group, scored = msgspec.json.decode(description)
@@ -291,7 +295,7 @@ class RedisBackend(Backend):
 
     def _sweep_page(self, number: bytes | str, page: dict[bytes, bytes]) -> int:
         arguments = [number, *chain.from_iterable(page.items())]
-        return int(_answer(lambda: self._sweep([self._namespace], arguments)))
+        return int(self._answer(lambda: self._sweep([self._namespace], arguments)))
 
     def _page(self, number: bytes | str) -> dict[bytes, bytes]:
         """Some of the entries of a holder's map."""
@@ -305,6 +309,20 @@ class RedisBackend(Backend):
             (self._namespace, *(part.encode() if isinstance(part, str) else part for part in parts))
         )
 
+    def _answer(self, ask: Callable[[], T]) -> T:
+        """An answer of Redis. BackendUnavailable when there is none, or not in time."""
+        # Redis's own time-outs are not about its name, which somebody may take half a minute to look up.
+        limit_s = CALL_TIMEOUTS * self._settings.timeout_s if monkey.is_module_patched("socket") else None
+        with gevent.Timeout(limit_s) as late:
+            try:
+                return ask()
+            except UNAVAILABLE as error:
+                raise BackendUnavailable(f"Redis does not answer: {error}") from error
+            except gevent.Timeout as error:
+                if error is not late:
+                    raise
+                raise BackendUnavailable("Redis does not answer in time") from error
+
 
 def _number(item: tuple[bytes, bytes]) -> int:
     return int(item[0])
@@ -316,11 +334,3 @@ def redis_url(url: str) -> str:
         if url.startswith(scheme):
             return other + url.removeprefix(scheme)
     return url if "://" in url else f"redis://{url}"
-
-
-def _answer(ask: Callable[[], T]) -> T:
-    """An answer of Redis. BackendUnavailable when there is none."""
-    try:
-        return ask()
-    except UNAVAILABLE as error:
-        raise BackendUnavailable(f"Redis does not answer: {error}") from error

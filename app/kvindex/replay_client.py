@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from app.kvcache.endpoints import is_ipv6
 from app.kvcache.replay_buffer import END
+from app.kvcache.sockets import affinity
 
 MOST_A_STEP = 256
 MOST_BYTES_A_STEP = 1 << 20
@@ -59,6 +60,7 @@ class Replay:
             self._socket.linger = 0
             self._socket.maxmsgsize = limits.most_bytes
             self._socket.ipv6 = is_ipv6(endpoint)
+            self._socket.affinity = affinity(context, endpoint)
             self._socket.connect(endpoint)
             self._socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
         except zmq.ZMQError:

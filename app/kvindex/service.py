@@ -17,11 +17,13 @@ from msgspec import Struct
 from app.clock.pause import PAUSE_S
 from app.kvcache.memo import Bounded
 from app.kvcache.prompt import Placeholder
+from app.kvcache.sockets import IO_THREADS, end_context
 from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Size
 from app.kvindex.event_pool import Pool, PoolSettings, Position, Shard
 from app.kvindex.feed import Message
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MOST_COPIES, MemoryBackend, weigh_bytes
+from app.kvindex.names import Names
 from app.kvindex.pods import target_sources
 from app.kvindex.replay_client import ReplayLimits, Replays
 from app.kvindex.scorer import PodScore
@@ -108,7 +110,8 @@ class KvIndex:
         """ValueError for settings that cannot be."""
         self._further_caches = caches
         self._settings, self._now, self._wall = settings, now, wall
-        self._sources = target_sources(settings.targets)
+        self._names = Names()
+        self._sources = target_sources(settings.targets, self._names)
         self.index = Index(open_backend(settings), settings.index)
         self.tokenization = Tokenization(find, settings.tokenization, self.index.metrics)
         self._context: Context | None = None
@@ -148,11 +151,18 @@ class KvIndex:
             return
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
+        self._context.set(zmq.IO_THREADS, IO_THREADS)
         pool = self._pool = Pool(
             self.index, Replays(self._context, self._settings.replays), self._settings.pool, self._wall
         )
         subscriber = self._subscriber = Subscriber(
-            pool, self.index.losses, self._context, self._settings.subscriber, self._sources
+            pool,
+            self.index.losses,
+            self._context,
+            self._settings.subscriber,
+            self._sources,
+            self._names,
+            self._names.take_news,
         )
         try:
             subscriber.open()
@@ -175,7 +185,7 @@ class KvIndex:
         if self._pool is not None:
             self._pool.close()
         if self._context is not None:
-            self._context.destroy(linger=0)
+            end_context(self._context)
         self.tokenization.close()
         self.index.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import select
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from ipaddress import ip_address
 from typing import TypeAlias
 
@@ -14,12 +14,13 @@ from zmq.utils.monitor import parse_monitor_message
 
 from app.kvcache.endpoints import is_ipv6
 from app.kvcache.memo import Memo
-from app.kvcache.sockets import address_of
+from app.kvcache.sockets import address_of, affinity
 from app.kvindex.event_pool import Pool
 from app.kvindex.feed import Message
 from app.kvindex.metrics import Losses
 from app.kvindex.pods import (
     PREFIX,
+    NotToldYet,
     Presence,
     Resolve,
     Target,
@@ -93,13 +94,17 @@ class Subscriber:
         settings: SubscriberSettings = SubscriberSettings(),  # noqa: B008 (immutable)
         sources: Sequence[TargetSource] = (),
         resolve: Resolve = resolve_host,
+        has_news: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._resolve = resolve
+        """`has_news` tells that it is worth while to ask the `sources` now."""
+        self._resolve, self._has_news = resolve, has_news
         self._pool, self._losses = pool, losses
         self._context, self._settings, self._sources = context, settings, sources
         self._presence = Presence(settings.grace_s)
         self._bound: Line | None = None
         self._lines: dict[Target, Line] = {}
+        self._unheard: list[Target] = []
+        """Those of whose hosts it is not known whether anybody knows them."""
         self._topics: Memo[bytes, Topic] = Memo(TOPICS_BYTES)
         self._poller = zmq.Poller()
         self._look_at = float("-inf")
@@ -135,7 +140,7 @@ class Subscriber:
         `now` is monotonic, in seconds.
         """
         self.open()
-        if now >= self._look_at:
+        if now >= self._look_at or self._has_news():
             self._look_at = now + self._settings.look_again_s
             self._follow(now)
         lines = self._all_lines()
@@ -174,6 +179,7 @@ class Subscriber:
             socket.rcvhwm = self._settings.hwm
             socket.maxmsgsize = self._settings.most_bytes
             socket.ipv6 = is_ipv6(endpoint)
+            socket.affinity = affinity(self._context, endpoint)
             socket.subscribe(topic)
             monitor = socket.get_monitor_socket(_EVENTS)
             if target is None:
@@ -207,6 +213,7 @@ class Subscriber:
         for target in wanted:
             if target not in self._lines:
                 self._connect(target)
+        self._unheard = [target for target in self._unheard if not self._is_told(target)]
 
     def _connect(self, target: Target) -> None:
         # A publisher with vLLM's default topic, which is none, is told by its address.
@@ -215,14 +222,19 @@ class Subscriber:
         except zmq.ZMQError as error:
             log.warning("KV event sources: no connection to %s: %s", target.endpoint, error)
             return
-        if not self._is_known(target.host):  # ZMQ asks for it again and again, and says nothing
-            log.warning("KV event sources: nobody knows the host of %s, trying on", target.endpoint)
+        self._unheard.append(target)
 
-    def _is_known(self, host: str | None) -> bool:
+    def _is_told(self, target: Target) -> bool:
+        """Whether its host is known to have an address, or to have none, which is logged."""
         try:
-            return host is None or bool(self._resolve(host.strip("[]")))
+            known = target.host is None or bool(self._resolve(target.host.strip("[]")))
+        except NotToldYet:
+            return target not in self._lines
         except OSError:
-            return False
+            known = False
+        if not known:  # ZMQ asks for it again and again, and says nothing
+            log.warning("KV event sources: nobody knows the host of %s, trying on", target.endpoint)
+        return True
 
     def _read_some(self, lines: Sequence[Line], now: float) -> int:
         """Read from these sockets, another one first every time; how many messages."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from app.tokenization import Tokenizer
+from app.tokenization import Tokenizer, TokenizerError
 
 SEAM = "Well."
 """A neighbour with which every sentence must join cleanly."""
@@ -113,7 +113,9 @@ class Corpus:
         self._openings = Phrases(tokenizer, candidates, "")
         self._followers = Phrases(tokenizer, candidates, " ")
         if not any(self._openings) or not any(self._followers):
-            raise ValueError(f"tokenizer {tokenizer.name!r} encodes none of the sample sentences losslessly")
+            raise TokenizerError(
+                f"The tokenizer {tokenizer.name!r} encodes none of the sample sentences losslessly."
+            )
 
     def compose(self, count: int, rng: Random) -> tuple[list[int], list[str]]:
         """Ids and texts of a reply of exactly `count` tokens (>= 0)."""

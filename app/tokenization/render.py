@@ -1,8 +1,10 @@
 """A tokenizer behind HTTP: a vLLM server or its render service (simulator.md section 6.5)."""
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 
+import gevent
 import msgspec
 import urllib3
 
@@ -22,6 +24,9 @@ CONNECTIONS = 32
 """Kept open between calls; more run at once when needed, and are closed afterwards."""
 PROMPTS_PER_CALL = 256
 """vLLM refuses more than 1024 prompts in one request."""
+MOST_BYTES = 64 << 20
+"""Of an answer: 8 million token ids."""
+PIECE = 1 << 16
 JSON = {"Content-Type": "application/json"}
 WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 
@@ -52,8 +57,8 @@ class RenderTokenizer:
         self.eos_token_ids: frozenset[int] = frozenset()
         self._model = model
         self._pool = urllib3.PoolManager(maxsize=CONNECTIONS, retries=False)
-        self._timeout = urllib3.Timeout(total=timeout_s)
-        self._mm_timeout = self._timeout if mm_timeout_s is None else urllib3.Timeout(total=mm_timeout_s)
+        self._timeout_s = timeout_s
+        self._mm_timeout_s = timeout_s if mm_timeout_s is None else mm_timeout_s
 
     def close(self) -> None:
         """Close the kept connections."""
@@ -129,14 +134,14 @@ class RenderTokenizer:
             value = getattr(options, name)
             if value != getattr(PLAIN_CHAT, name):
                 fields[name] = [*value] if name == "tools" else value
-        timeout = self._mm_timeout if any(map(_has_image, messages)) else self._timeout
-        return self._render("/v1/chat/completions/render", fields, 1, timeout)[0]
+        timeout_s = self._mm_timeout_s if any(map(_has_image, messages)) else self._timeout_s
+        return self._render("/v1/chat/completions/render", fields, 1, timeout_s)[0]
 
     def _render(
-        self, path: str, fields: Mapping[str, object], count: int, timeout: urllib3.Timeout | None = None
+        self, path: str, fields: Mapping[str, object], count: int, timeout_s: float | None = None
     ) -> list[list[int]]:
         """Return the `token_ids` of each of `count` prompts; one prompt may be answered by a bare object."""
-        answer = self._post(path, fields, timeout)
+        answer = self._post(path, fields, timeout_s)
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) < count:
             raise self._unusable(path, f"{len(answers)} answers to {count} prompts")
@@ -146,33 +151,50 @@ class RenderTokenizer:
             raise self._unusable(path, "no list of token_ids")
         return ids
 
-    def _post(
-        self, path: str, fields: Mapping[str, object], timeout: urllib3.Timeout | None = None
-    ) -> object:
+    def _post(self, path: str, fields: Mapping[str, object], timeout_s: float | None = None) -> object:
         try:
             body = msgspec.json.encode({"model": self._model, **fields})
         except UnicodeEncodeError as error:
             raise not_unicode() from error
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            response = wait_off_hub(self._request, path, body, timeout or self._timeout)
-        except urllib3.exceptions.HTTPError as error:
+            # The time-outs of the library are about neither names that nobody tells nor the whole answer.
+            with gevent.Timeout(timeout_s, TimeoutError):
+                status, data = wait_off_hub(self._request, path, body, timeout_s)
+        except (urllib3.exceptions.HTTPError, TimeoutError) as error:
             raise TokenizerServiceError(f"The tokenizer service {self.name} {_trouble(error)}.") from error
-        if response.status in (400, 422):
-            raise TokenizerInputError(_reason(response))
-        if not 200 <= response.status < 300:
-            raise self._unusable(path, f"status {response.status}: {_reason(response)}")
+        if len(data) > MOST_BYTES:
+            raise self._unusable(path, f"more than {MOST_BYTES >> 20} MiB")
+        if status in (400, 422):
+            raise TokenizerInputError(_reason(data))
+        if not 200 <= status < 300:
+            raise self._unusable(path, f"status {status}: {_reason(data)}")
         try:
-            return msgspec.json.decode(response.data)
+            return msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._unusable(path, "no JSON") from error
 
-    def _request(self, path: str, body: bytes, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
-        url = self.name + path
+    def _request(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         try:
-            return self._pool.request("POST", url, body=body, headers=JSON, timeout=timeout)
+            return self._asked(path, body, timeout_s)
         except urllib3.exceptions.ProtocolError:
             # A kept connection that the service closed just now; the call changes nothing, so ask again.
-            return self._pool.request("POST", url, body=body, headers=JSON, timeout=timeout)
+            return self._asked(path, body, timeout_s)
+
+    def _asked(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        """Status and body: of one without end a bit more than `MOST_BYTES`. TimeoutError for a slow one."""
+        until_s = time.monotonic() + timeout_s
+        timeout = urllib3.Timeout(total=timeout_s)
+        response = self._pool.request(
+            "POST", self.name + path, body=body, headers=JSON, timeout=timeout, preload_content=False
+        )
+        data = bytearray()
+        with response:  # closed, unless it has come whole: then its connection is kept
+            while len(data) <= MOST_BYTES and (piece := response.read1(PIECE)):
+                data += piece
+                if time.monotonic() > until_s:
+                    raise TimeoutError
+        return response.status, bytes(data)
 
     def _unusable(self, path: str, what: str) -> TokenizerServiceError:
         return TokenizerServiceError(f"The tokenizer service {self.name} answered {path} with {what}.")
@@ -184,17 +206,17 @@ def _has_image(message: Message) -> bool:
     return any(isinstance(part, dict) and "image_url" in (part.get("type"), *part) for part in parts)
 
 
-def _trouble(error: urllib3.exceptions.HTTPError) -> str:
+def _trouble(error: Exception) -> str:
     # The library counts a refused connection among the time-outs.
     refused = isinstance(error, urllib3.exceptions.NewConnectionError)
-    if isinstance(error, urllib3.exceptions.TimeoutError) and not refused:
+    if isinstance(error, urllib3.exceptions.TimeoutError | TimeoutError) and not refused:
         return "timed out"
     return f"is out of reach: {error}"
 
 
-def _reason(response: urllib3.BaseHTTPResponse) -> str:
+def _reason(data: bytes) -> str:
     """Return the message of an error body in vLLM's form, else the start of the body."""
     try:
-        return str(response.json()["error"]["message"])
+        return str(msgspec.json.decode(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return response.data[:200].decode("utf-8", "replace")
+        return data[:200].decode("utf-8", "replace")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,6 +170,28 @@ def test_an_answer_pauses_after_every_message_and_is_what_was_kept_when_it_began
         assert len(list(answering)) == 2
         assert sequences(answer(client)) == [1, 2]
         replay.close(0)
+
+
+def test_clients_that_do_not_read_share_what_they_were_sent() -> None:
+    """Each had a copy of its own: a few of them could fill the memory of a server."""
+    replay = ReplayBuffer(b"kv@", 1000)
+    for sequence in range(200):
+        replay.record(sequence, bytes(50_000))
+    with zmq.Context() as context, ExitStack() as clients:
+        address = replay.open(context, "tcp://127.0.0.1:*")
+        before = resident_bytes()
+        for _ in range(20):
+            client = clients.enter_context(context.socket(zmq.DEALER))
+            client.rcvhwm, client.rcvbuf, client.linger = 1, 4096, 0
+            client.connect(address)
+            ask(client, 0)
+        until(lambda: not any(replay.serve()) and replay.answered == 20)
+        assert resident_bytes() - before < 100 << 20, "of 200 MB"
+        replay.close(0)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_replays_work_without_a_pub_socket(peers: Peers) -> None:

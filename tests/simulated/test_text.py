@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.simulated.corpus import Corpus, sample_sentences
-from app.tokenization import Tokenizer, load_tokenizer
+from app.tokenization import Tokenizer, TokenizerError, load_tokenizer
 from tests.engine.harness import embedded_corpus, embedded_tokenizer
 from tests.needs import RECORDING
 
@@ -99,5 +99,5 @@ class Deaf:
 
 
 def test_a_tokenizer_that_is_lossy_throughout_is_refused() -> None:
-    with pytest.raises(ValueError, match="deaf"):
+    with pytest.raises(TokenizerError, match="deaf"):
         Corpus(Deaf(), sample_sentences())  # type: ignore[arg-type]

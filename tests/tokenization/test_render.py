@@ -5,7 +5,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, repeat
 from typing import Any, ClassVar
 
 import pytest
@@ -179,3 +181,36 @@ def test_only_negative_ids_are_known_to_be_wrong() -> None:
     remote.check_ids([0, 10**6])
     with pytest.raises(TokenIdError):
         remote.check_ids([3, -1])
+
+
+@contextmanager
+def saying(*pieces: bytes, pause_s: float = 0.0) -> Iterator[str]:
+    """The address of a service that says this, over and over the last piece, until nobody listens."""
+
+    def talk(server: socket.socket) -> None:
+        with suppress(OSError):
+            client, _ = server.accept()
+            with client:
+                client.recv(1 << 16)
+                for piece in chain(pieces, repeat(pieces[-1])):
+                    client.sendall(piece)
+                    time.sleep(pause_s)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=talk, args=(server,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.tokenization.render.MOST_BYTES", 1 << 20)
+    with saying(HEAD, b" " * 65536) as url, pytest.raises(TokenizerServiceError, match="more than 1 MiB"):
+        RenderTokenizer(url, model="m").encode("hello")
+
+
+def test_an_answer_that_drips_is_given_up() -> None:
+    """Each byte comes in time, the whole does not."""
+    with saying(HEAD, b" ", pause_s=0.02) as url, pytest.raises(TokenizerServiceError, match="timed out"):
+        RenderTokenizer(url, model="m", timeout_s=0.3).encode("hello")
