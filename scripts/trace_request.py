@@ -30,8 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 from gunicorn.config import Config  # noqa: E402
 
-from app.clock.fair_turns import FairTurns  # noqa: E402
 from app.factory import create_app  # noqa: E402
+from app.server.fair_turns import FairTurns  # noqa: E402
 from app.server.fast.connection import FastConnection  # noqa: E402
 from app.server.fast.connections import FastConnections  # noqa: E402
 from app.server.fast.path import FastPath  # noqa: E402

@@ -10,8 +10,6 @@ import gevent
 from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
 
-from app.clock.fair_turns import fair_turns
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -24,8 +22,17 @@ SLICE_STEPS = 400
 
 
 def pause() -> None:
-    """Let whatever is due have its turn, and others that pause theirs."""
-    fair_turns().pause()
+    """Let whatever is due have its turn."""
+    getattr(gevent.get_hub(), "pause", _sleep)()
+
+
+def pause_with(take_turns: Callable[[], None]) -> None:
+    """On this thread's loop, `pause` waits as `take_turns` does: for a loop that tells who goes on when."""
+    gevent.get_hub().pause = take_turns
+
+
+def _sleep() -> None:
+    gevent.sleep(PAUSE_S)
 
 
 def pause_if_possible() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.clock.fair_turns import FairTurns, Share
+from app.server.fair_turns import FairTurns, Share
 
 PARSED_BYTES = 8192
 """Most bytes that gunicorn reads at once where it looks for the end of a head or of a chunk."""

@@ -36,13 +36,14 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
-from app.clock.fair_turns import FairTurns, Share, fair_turns
+from app.clock.pause import pause_with
 from app.http.response import ClosingBody, StreamingBody
 from app.http.wsgi import CONTEXT, context_of
 from app.server import handover
 from app.server.certificates import CertificateError, ServerCertificate
 from app.server.client_socket import ClientServer, JoinedResponse, discard_body, has_much_unread, linger
 from app.server.fair_socket import FairSocket
+from app.server.fair_turns import FairTurns, Share
 from app.server.fast.connection import FastConnection
 from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
@@ -132,7 +133,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         if self.certificate is None and self.cfg.is_ssl:  # under an arbiter that is not ours
             self.certificate = ServerCertificate(self.cfg)
-        self._turns = fair_turns()
+        self._turns = FairTurns()
+        pause_with(self._turns.pause)
         with_middleware = hasattr(self.wsgi, "middleware")
         if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
             path = FastPath(self.wsgi, self.log, self._turns, self.write_timeout_s, self.head_timeout_s)

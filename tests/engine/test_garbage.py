@@ -15,7 +15,7 @@ import gevent.socket
 import pytest
 
 from app import create_app
-from app.clock.fair_turns import FairTurns
+from app.server.fair_turns import FairTurns
 from app.server.fast.connection import FastConnection
 from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath

@@ -8,11 +8,11 @@ from typing import Any, cast
 import gevent.socket
 import pytest
 
-from app.clock.fair_turns import FairTurns
 from app.http.context import RequestContext
 from app.http.response import Response
 from app.http.route import probe
 from app.middleware.stack import Middleware
+from app.server.fair_turns import FairTurns
 from app.server.fast.connection import FastConnection
 from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath

@@ -6,10 +6,10 @@ import time
 from math import inf
 
 from app.api.errors import respond_to_error
-from app.clock.fair_turns import FairTurns
 from app.http.context import RequestContext
 from app.http.response import Response, StreamingBody
 from app.http.stream import WriteBatcher
+from app.server.fair_turns import FairTurns
 from app.server.fast.heads import RequestHeads
 from app.server.logs import ServerLogger, log_exchange
 from app.web.application import Understudy

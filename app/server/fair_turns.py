@@ -124,12 +124,3 @@ class FairTurns:
             begun_s = self._processor_time()
             work[0]()
             share.add(self._processor_time() - begun_s)
-
-
-def fair_turns() -> FairTurns:
-    """Returns those of this thread's loop, which begin with the first call."""
-    hub = gevent.get_hub()
-    turns: FairTurns | None = getattr(hub, "fair_turns", None)
-    if turns is None:
-        turns = hub.fair_turns = FairTurns()
-    return turns
