@@ -121,6 +121,8 @@ class ServerLogger(Statsd):  # type: ignore[misc]
     def setup(self, cfg: Any) -> None:
         """The start, and a reload. --log-config and its like decide alone."""
         super().setup(cfg)
+        # On a full disk lines are lost: else each would be a traceback on stderr, with headers of requests in it.
+        logging.raiseExceptions = False
         self.writes_own_lines = False
         if cfg.logconfig_dict or cfg.logconfig_json or cfg.logconfig:
             return

@@ -59,6 +59,12 @@ def test_logs_go_where_gunicorns_flags_say(tmp_path: Path) -> None:
         wait_until(errors.exists)
 
 
+def test_lines_that_find_no_room_on_a_disk_are_lost_without_a_word() -> None:
+    with running_gunicorn("--access-logfile", "/dev/full") as server:
+        exchange(server.port)
+        assert "Logging error" not in server.log() and "Authorization" not in server.log()
+
+
 def test_access_lines_on_stdout_are_gunicorns_too() -> None:
     with running_gunicorn("--access-logfile", "-", env={"SIM_ACCESS_LOG": "true"}) as server:
         lengths = exchange(server.port)
