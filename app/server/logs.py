@@ -121,7 +121,7 @@ class ServerLogger(Statsd):  # type: ignore[misc]
     def setup(self, cfg: Any) -> None:
         """The start, and a reload. --log-config and its like decide alone."""
         super().setup(cfg)
-        # On a full disk lines are lost: else each would be a traceback on stderr, with headers of requests in it.
+        # A line that finds no room on a disk is lost; its traceback would show headers of requests on stderr.
         logging.raiseExceptions = False
         self.writes_own_lines = False
         if cfg.logconfig_dict or cfg.logconfig_json or cfg.logconfig:
