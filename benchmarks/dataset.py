@@ -16,8 +16,8 @@ from random import Random
 
 import gevent
 
-from app.dataset.build import Record, write_sqlite
 from app.dataset.catalogue import ids_hash
+from app.dataset.command import Record, write_sqlite
 from app.dataset.dataset import Dataset
 from app.dataset.rows import FileRows, MemoryRows
 from app.dataset.tokens import Tokens

@@ -4,31 +4,249 @@ from __future__ import annotations
 
 import argparse
 import os
+import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
+import ijson  # type: ignore[import-untyped]
+import msgspec
+from sqlalchemy import NullPool, create_engine, insert
 from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
-from app.dataset.build import (
-    Counts,
-    Recorder,
-    all_or_none,
-    card,
-    conversations,
-    write_sqlite,
-    written_as_json,
-)
+from app.dataset.catalogue import ids_hash
 from app.dataset.errors import DatasetError
-from app.tokenization import Tokenizer, TokenizerError
+from app.dataset.rows import replies_table
+from app.dataset.tokens import Tokens, encode
+from app.tokenization import Message, Tokenizer, TokenizerError, TokenizerInputError
 from config import ConfigError, Settings
 from config.flags import Parser, as_command, whole_number
 from config.installation import COMMAND
 from config.loader import load
+
+BOM = b"\xef\xbb\xbf"
+HUMAN, MODEL = "human", "gpt"
+LOOK_BYTES = 4096
+ROWS_PER_INSERT = 1000
+CARD = """\
+# {title}
+
+Recorded replies for Understudy and for llm-d's inference simulator, in the SQLite file `{file}`.
+
+| | |
+|---|---|
+| made from | `{source}` |
+| model | `{model}` |
+| tokenizer | `{tokenizer}` |
+| conversations read | {conversations} |
+| records | {records} |
+
+Each question of a human with its reply is there twice: as a text prompt, and as a chat with all that was
+said before. A prompt is found by its token ids, so a server must use the same tokenizer and chat template.
+
+## Table `{table}`
+
+| column | type | content |
+|---|---|---|
+| `id` | INTEGER | row number |
+| `prompt_hash` | BLOB | SHA-256 of the prompt's token ids, each as four bytes, the lowest first |
+| `gen_tokens` | JSON | the reply: `{{"Tokens": [ids], "Strings": [text of each]}}` |
+| `n_gen_tokens` | INTEGER | tokens of the reply |
+"""
+"""The page that tells what a dataset is made of."""
+
+
+class Pair(NamedTuple):
+    """A question, everything that was said up to it (with it), and the reply."""
+
+    question: str
+    messages: list[Message]
+    reply: str
+
+
+def conversations(file: BinaryIO) -> Iterator[object]:
+    """Every item of the array in `file`, whatever it is; only one is in memory at a time.
+
+    DatasetError when the file is no JSON array.
+    """
+    start = file.read(LOOK_BYTES)
+    if not start.removeprefix(BOM).lstrip().startswith(b"["):
+        raise DatasetError("it is not a JSON array of conversations")
+    file.seek(len(BOM) if start.startswith(BOM) else 0)
+    try:
+        yield from ijson.items(file, "item", use_float=True)
+    except ijson.JSONError as error:
+        raise DatasetError(f"it is not JSON: {_first_line(error.args[0])}") from error
+
+
+def _first_line(message: str | bytes) -> str:
+    text = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
+    return text.splitlines()[0]
+
+
+def pairs(conversation: object) -> Iterator[Pair]:
+    """The questions of a human with their replies, up to the first turn that somebody else has."""
+    turns = conversation.get("conversations") if isinstance(conversation, dict) else None
+    if not isinstance(turns, list):
+        return
+    said: list[Message] = []
+    for question, reply in zip(turns[::2], turns[1::2], strict=False):
+        asked, answered = _text(question, HUMAN), _text(reply, MODEL)
+        if asked is None or answered is None:
+            return
+        said = [*said, {"role": "user", "content": asked}]
+        yield Pair(asked, said, answered)
+        said = [*said, {"role": "assistant", "content": answered}]
+
+
+def _text(turn: object, speaker: str) -> str | None:
+    """What `speaker` says in `turn`; None when the turn is somebody else's or has no text."""
+    if not isinstance(turn, dict) or turn.get("from") != speaker:
+        return None
+    value = turn.get("value")
+    return value if isinstance(value, str) else None
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A row to be: the reply to a prompt, which is a text or a chat."""
+
+    prompt: str | list[Message]
+    prompt_hash: bytes
+    tokens: Tokens
+    reply: str
+
+
+@dataclass(slots=True)
+class Counts:
+    """What came of the input; `refusal` is why the first of the refused questions was not taken."""
+
+    conversations: int = 0
+    records: int = 0
+    refused: int = 0
+    refusal: str = ""
+
+
+class Recorder:
+    """Turns conversations into records with the ids of `tokenizer`, and counts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.counts = Counts()
+        self._tokenizer = tokenizer
+
+    def records(self, conversations: Iterable[object]) -> Iterator[Record]:
+        """Two records for each question with a reply: one as text, one as the chat so far.
+
+        A conversation ends where the tokenizer refuses it. TokenizerError when the tokenizer fails.
+        """
+        for conversation in conversations:
+            self.counts.conversations += 1
+            try:
+                for pair in pairs(conversation):
+                    made = self._records(pair)
+                    self.counts.records += len(made)
+                    yield from made
+            except TokenizerInputError as error:
+                self.counts.refused += 1
+                self.counts.refusal = self.counts.refusal or str(error)
+
+    def _records(self, pair: Pair) -> list[Record]:
+        """None for a reply without tokens. The prompts are encoded as the server does it by default."""
+        ids = self._tokenizer.encode(pair.reply)
+        if not ids:
+            return []
+        tokens = Tokens(ids, self._tokenizer.pieces(ids))
+        text_ids = self._tokenizer.encode(pair.question, add_special_tokens=True)
+        chat_ids = self._tokenizer.encode_chat(pair.messages)
+        return [
+            Record(pair.question, ids_hash(text_ids), tokens, pair.reply),
+            Record(pair.messages, ids_hash(chat_ids), tokens, pair.reply),
+        ]
+
+
+def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None:
+    """Make the file `path` with all records, in one transaction."""
+    table = replies_table(table_name)
+    engine = create_engine(
+        "sqlite://", creator=lambda: sqlite3.connect(path, isolation_level=None), poolclass=NullPool
+    )
+    with engine.begin() as connection:
+        connection.exec_driver_sql("BEGIN")
+        table.create(connection)
+        for rows in _batches(map(_row, records)):
+            connection.execute(insert(table), rows)
+
+
+def _row(record: Record) -> dict[str, object]:
+    return {
+        "prompt_hash": record.prompt_hash,
+        "gen_tokens": encode(record.tokens),
+        "n_gen_tokens": len(record.tokens),
+    }
+
+
+def _batches(rows: Iterable[dict[str, object]]) -> Iterator[list[dict[str, object]]]:
+    batch: list[dict[str, object]] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == ROWS_PER_INSERT:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def written_as_json(records: Iterable[Record], file: TextIO, tokenizer: Tokenizer) -> Iterator[Record]:
+    """The same records, each of which is also written to `file`, readable, as an item of a JSON array."""
+    separator = "[\n"
+    for record in records:
+        prompt = record.prompt
+        shown = {
+            "prompt_hash": b64encode(record.prompt_hash).decode(),
+            "n_gen_tokens": len(record.tokens),
+            "gen_tokens": {"Tokens": record.tokens.ids, "Strings": record.tokens.strings},
+            "input_text": prompt if isinstance(prompt, str) else tokenizer.render_chat(prompt),
+            "generated": record.reply,
+        }
+        file.write(separator + msgspec.json.encode(shown).decode())
+        separator = ",\n"
+        yield record
+    file.write("\n]\n")
+
+
+@contextmanager
+def all_or_none(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Where to write files that get the names `paths` when the block ends well, and vanish otherwise."""
+    parts = [path.with_name(path.name + ".part") for path in paths]
+    try:
+        for part in parts:
+            part.unlink(missing_ok=True)
+        yield parts
+        for part, path in zip(parts, paths, strict=True):
+            os.replace(part, path)
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+
+
+def card(title: str, source: str, model: str, tokenizer: str, table: str, counts: Counts) -> str:
+    """The page as Markdown; `title` is the name of the SQLite file, `source` that of the input."""
+    return CARD.format(
+        title=title.rpartition(".")[0] or title,
+        file=title,
+        source=source,
+        model=model,
+        tokenizer=tokenizer,
+        table=table,
+        conversations=counts.conversations,
+        records=counts.records,
+    )
+
 
 ABOUT = """\
 Make a dataset (an SQLite file with recorded replies, see docs/datasets.md) out of a JSON file with

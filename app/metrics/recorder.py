@@ -2,6 +2,12 @@
 
 What happens for every token and every sequence is only noted, as a row of numbers; rows are counted in
 blocks, or when somebody scrapes. That costs a third of counting each event by itself, and little memory.
+
+The families of vLLM's NIXL connector (vllm-api.md 11.3): what caches of remote prefills take to come here.
+
+They are there once a cache was fetched, or from the start where transfers are expected, as vLLM has them with
+that connector only. No bytes move here, so their number is that of a usual model: 32 layers with 8 heads of
+128 numbers of 16 bits for keys and as many for values, as Llama 3.1 8B.
 """
 
 from __future__ import annotations
@@ -12,13 +18,129 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
-from app.metrics.families import BLOCK_TIMES, CACHE_CONFIG, REJECTIONS, EngineFamilies
+from app.metrics.families import BLOCK_TIMES, CACHE_CONFIG, REJECTIONS, EngineFamilies, Spec, families_of
 from app.metrics.figures import Distribution, Figures
-from app.metrics.instruments import Counter, Family, Gauge, Histogram
+from app.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
 from app.metrics.lora_requests import LoraRequests
 from app.metrics.sequences import BLOCK, FinishedSequence, FinishedSequences, FinishReason
-from app.metrics.steps import Drafts, Lateness
-from app.metrics.transfers import Transfers
+
+LAYERS, HEADS, HEAD_SIZE, NUMBER_BYTES = 32, 8, 128, 2
+PARTS = 2 * LAYERS
+"""Keys and values of each layer: a block has a descriptor for each."""
+TOKEN_BYTES = PARTS * HEADS * HEAD_SIZE * NUMBER_BYTES
+POST_S = 1e-6
+"""To post one descriptor."""
+
+TIMES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5)
+BYTES = tuple(float(2**power) for power in range(11, 34, 2))
+DESCRIPTORS = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000)
+
+TABLE = (
+    Spec("vllm:nixl_xfer_time_seconds", "histogram", "Duration of a transfer of KV caches.", TIMES),
+    Spec("vllm:nixl_post_time_seconds", "histogram", "Time to post a transfer.", (0.001, *TIMES)),
+    Spec("vllm:nixl_bytes_transferred", "histogram", "Bytes per transfer of KV caches.", BYTES),
+    Spec("vllm:nixl_num_descriptors", "histogram", "Descriptors per transfer of KV caches.", DESCRIPTORS),
+    Spec("vllm:nixl_num_failed_transfers_total", "counter", "Transfers of KV caches that failed."),
+    Spec("vllm:nixl_num_failed_notifications_total", "counter", "Notifications that could not be sent."),
+    Spec("vllm:nixl_num_kv_expired_reqs_total", "counter", "Requests whose KV cache nobody fetched in time."),
+    Spec("vllm:nixl_num_notifications_after_expiry_total", "counter", "Notifications that came too late."),
+)
+
+
+class Transfers:
+    """Counts fetched caches."""
+
+    def __init__(self, server: Mapping[str, str], block_size: int, now: Callable[[], float]) -> None:
+        """`server` and `now` as for `EngineFamilies`; blocks of so many tokens."""
+        self._block_size = block_size
+        self._families = families_of(TABLE, server, 0, now)
+        self._seconds, self._post, self._bytes, self._descriptors = (
+            _only(self._families[spec.name]) for spec in TABLE[:4]
+        )
+
+    def fetched(self, tokens: int, seconds: float) -> None:
+        """The cache of so many tokens came in so many seconds."""
+        descriptors = PARTS * -(-tokens // self._block_size)
+        self._seconds.observe(seconds)
+        self._post.observe(POST_S * descriptors)
+        self._bytes.observe(TOKEN_BYTES * tokens)
+        self._descriptors.observe(descriptors)
+
+    def render(self) -> str:
+        """Their text."""
+        return "".join(family.render() for family in self._families.values())
+
+
+def _only(family: Family[Instrument]) -> Histogram:
+    [(_, instrument)] = family.children()
+    assert isinstance(instrument, Histogram)
+    return instrument
+
+
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+LATE = "understudy_late_requests_total"
+LATE_SECONDS = "understudy_late_seconds_total"
+
+
+class Lateness:
+    """Counts requests that reached the engine when its scheduler should have seen them already."""
+
+    def __init__(self, server: Mapping[str, str], now: Callable[[], float]) -> None:
+        """`server` and `now` as for `EngineFamilies`."""
+        table = (
+            Spec(LATE, "counter", "Requests that the scheduler saw too late, as their reading took long."),
+            Spec(LATE_SECONDS, "counter", "How late they were, all together."),
+        )
+        self._families = families_of(table, server, 0, now)
+        [self._late], [self._seconds] = (_counters(self._families[name]) for name in (LATE, LATE_SECONDS))
+
+    def late(self, seconds: float) -> None:
+        """A request was so late."""
+        self._late.value += 1
+        self._seconds.value += seconds
+
+    def render(self) -> str:
+        """Their text."""
+        return "".join(family.render() for family in self._families.values())
+
+
+class Drafts:
+    """Counts drafts and how many of their tokens were right."""
+
+    def __init__(self, server: Mapping[str, str], positions: int, now: Callable[[], float]) -> None:
+        """`server` and `now` as for `EngineFamilies`; a draft has so many tokens at the most."""
+        places = {"position": tuple(map(str, range(positions)))}
+        table = (
+            Spec(DRAFTS, "counter", "Drafts that were checked."),
+            Spec(DRAFTED, "counter", "Tokens of drafts that were checked."),
+            Spec(ACCEPTED, "counter", "Tokens of drafts that were right."),
+            Spec(BY_POSITION, "counter", "Tokens of drafts that were right, by their place.", extra=places),
+        )
+        self._families = families_of(table, server, 0, now)
+        [self._drafts], [self._drafted], [self._accepted] = (
+            _counters(self._families[name]) for name in (DRAFTS, DRAFTED, ACCEPTED)
+        )
+        self._by_position = _counters(self._families[BY_POSITION])
+
+    def checked(self, tokens: int, accepted: int) -> None:
+        """A draft of so many tokens, of which the first `accepted` were right."""
+        self._drafts.value += 1
+        self._drafted.value += tokens
+        self._accepted.value += accepted
+        for counter in self._by_position[:accepted]:
+            counter.value += 1
+
+    def render(self) -> str:
+        """Their text."""
+        return "".join(family.render() for family in self._families.values())
+
+
+def _counters(family: Family[Instrument]) -> list[Counter]:
+    return [instrument for _, instrument in family.children() if isinstance(instrument, Counter)]
+
 
 RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
 TokenRow = tuple[int, float | None, float]

@@ -1,9 +1,20 @@
-"""Decides what a reply says: text, an echo, thoughts, tool calls, JSON, an image."""
+"""Decides what a reply says: text, an echo, thoughts, tool calls, JSON, an image.
+
+Log probabilities of tokens that nobody computed (simulator.md section 8).
+
+A token's own log probability is -1, -1.1 or -1.2 by its position; each alternative is 0.5 less than
+the one before it. Alternatives are real tokens of the vocabulary, so that clients can look them up; tokens
+that are no whole characters, and so have no name, are taken last.
+
+An entry is made when it is looked at, and not kept: a large request may have millions of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Protocol
 from zlib import crc32
 
 import msgspec
@@ -11,20 +22,232 @@ from msgspec.structs import replace
 
 from app.dataset import Datasets
 from app.engine.errors import SchemaUnsatisfiable
-from app.engine.outputs import Part
+from app.engine.lazy import LazySequence
+from app.engine.outputs import Finish, Part, TokenLogprob
 from app.engine.reply import LENGTH, STOP, Reply, joined
-from app.engine.request import EngineRequest, ScriptedReply
-from app.schema import SchemaError, Schemas
+from app.engine.request import Constraint, EngineRequest, ScriptedCall, ScriptedReply
+from app.grammar.writing import write
+from app.schema import Ranges, SchemaError, Schemas
 from app.simulated.biased import biased, chooser
-from app.simulated.calls import CallReplies
+from app.simulated.calls import CallReplies, written
 from app.simulated.corpus import Corpus
 from app.simulated.endings import stopped
-from app.simulated.logprobs import prompt_logprobs, reply_logprobs
 from app.simulated.modes import DatasetMode, EchoMode, LengthSource, RandomMode, ReplySource
-from app.simulated.scripted import ScriptedReplies, as_thoughts, delays_of
-from app.simulated.structured import StructuredReplies
 from app.tokenization import Tokenizer
-from config.settings import Settings
+from config.settings import Settings, ToolSettings
+
+STEP = 0.5
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+STRIDE = 101
+"""Distance in the vocabulary between a token and its alternatives."""
+
+
+class Vocabulary(Protocol):
+    """What is needed of a tokenizer here."""
+
+    @property
+    def vocab_size(self) -> int | None: ...
+
+    def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]: ...
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]: ...
+
+
+class Entries:
+    """Makes the entries of `ids`, each with `alternatives` besides the token itself, or with `named` tokens.
+
+    A token that ends inside a character is called "", and the one that completes it by the character,
+    as in vLLM.
+    """
+
+    __slots__ = ("_alternatives", "_ids", "_named", "_names", "_size", "_vocabulary")
+
+    def __init__(
+        self, vocabulary: Vocabulary, ids: Sequence[int], alternatives: int, named: Sequence[int] = ()
+    ) -> None:
+        self._vocabulary, self._ids, self._alternatives = vocabulary, ids, alternatives
+        self._size = vocabulary.vocab_size or max(ids, default=0) + 1
+        self._named = named
+        self._names: Sequence[str] = ()
+
+    def entry(self, position: int) -> TokenLogprob:
+        """The entry of the token at `position`."""
+        self._names = self._names or self._vocabulary.pieces(self._ids, False)
+        token_id, text, own = self._ids[position], self._names[position], own_logprob(position)
+        top = [(token_id, text, own)]
+        for rank, (other, name) in enumerate(self._others(token_id), 1):
+            top.append((other, name, own - STEP * rank))
+        return TokenLogprob(token_id, text, own, top)
+
+    def _others(self, token_id: int) -> list[tuple[int, str]]:
+        """The alternatives of a token with their names."""
+        if self._named:
+            others = [other for other in self._named if other != token_id]
+            return list(zip(others, self._texts(others), strict=True))
+        wanted, found = self._alternatives, list[tuple[int, str]]()
+        unnamed: list[tuple[int, str]] = []
+        for first in range(1, self._size, max(wanted, 1)):
+            if len(found) >= wanted:
+                break
+            ranks = range(first, min(first + wanted, self._size))
+            others = [(token_id + rank * STRIDE) % self._size for rank in ranks]
+            for each in zip(others, self._texts(others), strict=True):
+                (found if each[1] else unnamed).append(each)
+        return [*found, *unnamed][:wanted]
+
+    def _texts(self, ids: Sequence[int]) -> list[str]:
+        return ["" if BROKEN in name else name for name in self._vocabulary.token_texts(ids)]
+
+    def prompt_entry(self, position: int) -> TokenLogprob | None:
+        """The same for a token of a prompt: None for the first, as nothing comes before it."""
+        return self.entry(position) if position else None
+
+
+def own_logprob(position: int) -> float:
+    """Natural-log probability of the token at `position` (0-based) in its reply."""
+    return -1.0 - (position % 3) / 10
+
+
+def reply_logprobs(
+    vocabulary: Vocabulary, ids: Sequence[int], wanted: int, named: Sequence[int] = ()
+) -> Sequence[TokenLogprob]:
+    """One entry per token of a reply. Each is the likeliest one, and so among the `wanted` ones itself.
+
+    With `named` tokens, those are the others.
+    """
+    return LazySequence(Entries(vocabulary, ids, wanted - 1, named).entry, range(len(ids)))
+
+
+def prompt_logprobs(
+    vocabulary: Vocabulary, ids: Sequence[int], alternatives: int
+) -> Sequence[TokenLogprob | None]:
+    """One entry per prompt token; the first is None."""
+    return LazySequence(Entries(vocabulary, ids, alternatives).prompt_entry, range(len(ids)))
+
+
+TRIES = 4
+"""Texts drawn to find one that fits the limit."""
+USUAL_SIZE = 160
+"""Characters of a text that a grammar derives, where it leaves the choice."""
+CHARACTERS_A_TOKEN = 3
+SHARES = (1, 0.5, 0.2, 0)
+"""Of that size, in each try: the last one is the shortest text."""
+
+
+class StructuredReplies:
+    """Makes them. All raise SchemaError when nothing satisfies what is asked for."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, corpus: Corpus, schemas: Schemas, settings: ToolSettings
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._corpus = corpus
+        self._schemas = schemas
+        self.use(settings)
+
+    def use(self, settings: ToolSettings) -> None:
+        """Make them by these settings from now on."""
+        self._ranges = Ranges.of(settings)
+
+    def constrained(self, constraint: Constraint, most: int, rng: Random) -> Reply:
+        """A text that satisfies `constraint`, cut off at `most` tokens when none that is drawn is short."""
+        ids: list[int] = []
+        for attempt in range(TRIES):
+            ids = self._tokenizer.encode(self._text(constraint, most, attempt, rng))
+            if len(ids) < most:  # and the end of text fits, too
+                break
+        return Reply(self._tokenizer.pieces(ids), ids, STOP).cut(most)
+
+    def _text(self, constraint: Constraint, most: int, attempt: int, rng: Random) -> str:
+        if constraint.grammar is not None:
+            size = min(USUAL_SIZE, most * CHARACTERS_A_TOKEN) * SHARES[attempt]
+            return write(constraint.grammar, int(size), rng, self._ranges, self._speak)
+        if constraint.choices:
+            return rng.choice(constraint.choices)
+        if constraint.regex is not None:
+            return self._schemas.matching_text(constraint.regex, rng)
+        schema = True if constraint.schema is None else constraint.schema
+        return json.dumps(self._schemas.compile(schema).sample(rng, self._ranges), ensure_ascii=False)
+
+    def _speak(self, characters: int, rng: Random) -> str:
+        """Whole words of a sentence."""
+        _, texts = self._corpus.compose(characters // CHARACTERS_A_TOKEN, rng)
+        return "".join(texts)[:characters].rpartition(" ")[0]
+
+
+REASONING = Part("reasoning")
+THOUGHTS = "<think>\n{}\n</think>\n\n"
+"""How models mark up what they think."""
+
+
+class ScriptedReplies:
+    """Makes replies of what scripts say, each of as many tokens as its text has."""
+
+    def __init__(self, tokenizer: Tokenizer, calls: CallReplies) -> None:
+        self._tokenizer = tokenizer
+        self._calls = calls
+
+    def reply(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+        """The reply; like any other it ends at the limit of tokens and at a stop string."""
+        if not script.in_parts:
+            reply = self._told(request, raw_text(script))
+        else:
+            reply = self._in_parts(request, script)
+        reply = reply.cut(request.max_tokens)
+        if script.finish is not None and reply.finish == STOP:
+            reply.finish = Finish(script.finish)
+        return reply
+
+    def _in_parts(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+        """What does not fit into the limit is not begun."""
+        made: list[Callable[[EngineRequest], Reply]] = []
+        if script.reasoning:
+            made.append(lambda request: as_thoughts(self._told(request, script.reasoning)))
+        if script.text or not script.calls:
+            made.append(lambda request: self._told(request, script.text))
+        if script.calls:
+            made.append(lambda request: self._called(script.calls, request.max_tokens))
+        reply, room = Reply([], [], STOP), request.max_tokens
+        for number, make in enumerate(made):
+            if number and room <= 0:
+                reply.finish = LENGTH
+                break
+            part = make(replace(request, max_tokens=room)).cut(room)
+            reply = joined(reply, part) if reply.ids else part
+            room -= len(part.ids)
+            if part.finish != STOP:
+                break
+        return reply
+
+    def _told(self, request: EngineRequest, text: str) -> Reply:
+        ids = self._tokenizer.encode(text)
+        reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(request.max_tokens)
+        return stopped(reply, request) if request.stop or request.stop_token_ids else reply
+
+    def _called(self, calls: Sequence[ScriptedCall], most: int) -> Reply:
+        return self._calls.marked_up(written(calls), most)
+
+
+def as_thoughts(reply: Reply) -> Reply:
+    """Returns a reply of text as what the model thinks."""
+    return replace(reply, spans=[(len(reply.texts), REASONING)])
+
+
+def raw_text(script: ScriptedReply) -> str:
+    """All of a reply as the model writes it, before anything is told apart."""
+    thoughts = THOUGHTS.format(script.reasoning) if script.reasoning else ""
+    return thoughts + script.text + (written(script.calls).text if script.calls else "")
+
+
+def delays_of(script: ScriptedReply, tokens: int) -> list[tuple[int, float]]:
+    """The waits of a script before each token of a reply that has so many."""
+    waits = dict.fromkeys(range(1, tokens), script.per_token_s) if script.per_token_s else {}
+    if script.first_token_s:
+        waits[0] = script.first_token_s
+    for token, seconds in script.before.items():
+        waits[token] = waits.get(token, 0.0) + seconds
+    return list(waits.items())
+
 
 IMAGE = Part("image")
 PIXEL = (

@@ -1,17 +1,33 @@
-"""A tokenizer from a local `tokenizer.json`, on the `tokenizers` library."""
+"""A tokenizer from a local `tokenizer.json`, on the `tokenizers` library.
+
+Short ASCII texts, encoded by the token ids of their words, which are remembered.
+
+A byte-level BPE in the manner of GPT-2 cuts a text at its added tokens, then into words by a pattern, and
+encodes each word wherever it stands. Most words of a new text were met before, and to look them up takes a
+third of the library's time. Whatever is in doubt is left to the library.
+
+Encodes very long texts in parts: the library hands ids over in one go, which would hold the event loop.
+
+A text is cut where one word ends and another one begins, if it has words, and only where the tokenizer shows
+that it makes no difference: some thousand characters around have the same ids in two parts as in one.
+Tokenizers look no further than a few words; a text without such a place is encoded as a whole.
+"""
 
 import codecs
 import os
+import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import tokenizers
-from tokenizers import decoders
+from tokenizers import decoders, models
 
 from app.clock.pause import SLICE_STEPS, Slices, call_off_hub
 from app.tokenization.base import (
@@ -27,9 +43,180 @@ from app.tokenization.base import (
 from app.tokenization.chat_template import ChatTemplates, CompiledTemplate
 from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, TokenTexts, check_id_range
 from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder, read_folder, read_info
-from app.tokenization.long_text import LongTextEncoder
 from app.tokenization.memo import PromptMemo
-from app.tokenization.words import WordEncoder, knows_words
+
+PART = 100_000
+"""Characters of a part: some milliseconds to hand over its ids, a twentieth of a second to make them."""
+MARGIN = 1_000
+"""Characters before and after a cut that must not care about it."""
+TRIES = 20
+"""Places between words that are tried, and as many others."""
+PROBE: Final = "a"
+
+
+class LongTextEncoder:
+    """Encodes with `backend`, in parts of about `part` characters; to be called beside the event loop."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, part: int = PART, margin: int = MARGIN) -> None:
+        self._backend = backend
+        self._part = part
+        self._margin = margin
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The ids of `text`: exactly those that it has as a whole. TypeError for half a surrogate pair."""
+        if len(text) <= self._part + self._margin:
+            return self._ids(text, add_special_tokens)
+        frame = self._frame() if add_special_tokens else ([], [])
+        if frame is None:
+            return self._ids(text, add_special_tokens)
+        ids = list(frame[0])
+        # One object for each id: another for every token would take four times the memory, in pieces so small
+        # that whatever else is made meanwhile keeps the process from giving it back.
+        same: dict[int, int] = {}
+        start = 0
+        while len(text) - start > self._part + self._margin:
+            end = self._cut(text, start + self._part)
+            if end is None:
+                return self._ids(text, add_special_tokens)
+            ids += [same.setdefault(each, each) for each in self._ids(text[start:end])]
+            start = end
+        ids += [same.setdefault(each, each) for each in self._ids(text[start:])]
+        ids += frame[1]
+        return ids
+
+    def encode_many(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """The ids of each text."""
+        if max(map(len, texts), default=0) > self._part:
+            return [self.encode(text, add_special_tokens) for text in texts]
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def _ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _cut(self, text: str, near: int) -> int | None:
+        """A place shortly before `near` where the text may be cut; None when none is found."""
+        places = [*islice(_ends_of_words(text, near, self._margin), TRIES), *range(near - TRIES, near)]
+        return next((place for place in places if self._makes_no_difference(text, place)), None)
+
+    def _makes_no_difference(self, text: str, place: int) -> bool:
+        before, behind = text[max(0, place - self._margin) : place], text[place : place + self._margin]
+        if before[-1].isnumeric() and behind[0].isnumeric():  # digits may be counted from the end
+            return False
+        return self._ids(before) + self._ids(behind) == self._ids(before + behind)
+
+    def _frame(self) -> tuple[list[int], list[int]] | None:
+        """The special tokens before and after any text; None where that is not clear."""
+        plain, framed = self._ids(PROBE), self._ids(PROBE, True)
+        for begin in range(len(framed) - len(plain) + 1):
+            if framed[begin : begin + len(plain)] == plain:
+                return framed[:begin], framed[begin + len(plain) :]
+        return None
+
+
+def _ends_of_words(text: str, near: int, count: int) -> Iterator[int]:
+    """Places among the `count` before `near` where the kind of character changes, the nearest first."""
+    kind = _kind(text[near])
+    for place in range(near, near - count, -1):
+        before = _kind(text[place - 1])
+        if before != kind:
+            yield place
+        kind = before
+
+
+def _kind(character: str) -> str:
+    if character.isalpha():
+        return "letter"
+    if character.isspace():
+        return "blank"
+    return "digit" if character.isnumeric() else "sign"
+
+
+WORDS = re.compile(
+    r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
+).findall
+"""GPT-2's pattern, which is that of `ByteLevel`, for ASCII."""
+LIMIT_BYTES = 1 << 20
+WORD_BYTES = 400
+"""Memory of a remembered word, about, with its ids and its place."""
+LONGEST_WORD = 20
+"""Characters of the longest word that is remembered."""
+MOST_NEW = 4
+"""A text with more new words is encoded by the library, after so many of them were learnt."""
+
+
+class WordEncoder:
+    """Encodes with `backend`, which `knows_words`."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._backend = backend
+        added = {token.content: self._ids(token.content) for token in _added_tokens(backend)}
+        longest_first = sorted(added, key=len, reverse=True)
+        self._added = added
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
+        self._known: dict[str, list[int]] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the remembered words hold."""
+        return WORD_BYTES * len(self._known)
+
+    def encode(self, text: str) -> list[int] | None:
+        """The ids of `text` with nothing put around it; None when the library has to be asked."""
+        if not text.isascii():
+            return None
+        known, ids, new = self._known, [], 0
+        for place, part in enumerate(self._split(text)):
+            if place % 2:
+                ids += self._added[part]
+                continue
+            for word in WORDS(part):
+                found = known.get(word)
+                if found is None:
+                    if new == MOST_NEW:
+                        return None
+                    new += 1
+                    found = self._learn(word)
+                ids += found
+        return ids
+
+    def _learn(self, word: str) -> list[int]:
+        """The ids of a new word. Numbers and long words seldom come again, and are not remembered."""
+        ids = self._ids(word)
+        if len(word) <= LONGEST_WORD and not word[-1].isdecimal():
+            if self.size_bytes + WORD_BYTES > self.limit_bytes:
+                self._known.clear()  # those that matter are soon here again
+            self._known[word] = ids
+        return ids
+
+    def _ids(self, text: str) -> list[int]:
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+
+def knows_words(backend: tokenizers.Tokenizer) -> bool:
+    """Whether the ids of a text are those of its words, as they are told apart here."""
+    model, pre_tokenizer = backend.model, backend.pre_tokenizer
+    if not isinstance(model, models.BPE) or model.dropout or backend.normalizer is not None:
+        return False
+    if pre_tokenizer is None or backend.encode_special_tokens:
+        return False
+    words = msgspec.json.decode(pre_tokenizer.__getstate__())
+    if words.get("type") != "ByteLevel" or words["add_prefix_space"] or not words["use_regex"]:
+        return False
+    return all(
+        token.content and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+        for token in _added_tokens(backend)
+    )
+
+
+def _added_tokens(backend: tokenizers.Tokenizer) -> list[tokenizers.AddedToken]:
+    return list(backend.get_added_tokens_decoder().values())
+
 
 LONG_TEXT = 2_000
 """Characters from which a text is encoded beside the event loop (about 0.5 ms of work)."""

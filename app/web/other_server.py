@@ -2,6 +2,15 @@
 
 Such servers differ in what they show of a client's socket, and in how they end an answer that breaks off.
 Most of them end it as if it were whole, or log a traceback: here each is told in the way that it understands.
+
+An event loop in a native thread of its own, for servers of which many threads each bring a request.
+
+The application belongs to one loop: neither its engine nor its timer wheel has locks. A thread of gunicorn's
+`gthread` worker, of uWSGI, waitress or mod_wsgi therefore hands its request over. It is served in greenlets
+of the loop, beside all others, while its thread waits, and does what would block the loop: it reads the body,
+and sends each piece of the answer before it asks for the next one. So no slow client holds up another, and of
+an answer to one that does not read no more than a piece is made ahead. The thread alone calls what the server
+gave it: uWSGI knows a request by its thread.
 """
 
 from __future__ import annotations
@@ -9,16 +18,206 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import Context, copy_context
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
+from threading import Lock, Thread, main_thread
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+import gevent
+from gevent import monkey
+from gevent.event import AsyncResult
+
+from app.clock.pause import SWITCH_S, share_loop
 from app.http.connection import BrokenOffError, Connection, reset_when_closed
+from app.http.context import Readable, RequestContext
 from app.http.wsgi import CONTEXT, context_of, ends_with_connection
-from app.web.loop_thread import Application, LoopThread, brings_thread
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A_DAY_S = 86_400.0
+
+
+class Loop(Protocol):
+    """What is needed of a loop of gevent's."""
+
+    def run_callback_threadsafe(self, function: Callable[..., object], /, *args: object) -> object:
+        """Any thread: have `function` called in the loop."""
+
+
+class Application(Protocol):
+    """What belongs to one loop."""
+
+    def __call__(self, environ: WSGIEnvironment, start_response: Any) -> Iterable[bytes]:
+        """WSGI, with our `RequestContext` in the environ. `start_response` returns nothing."""
+
+    def begin(self) -> None:
+        """Requests are about to come."""
+
+    def end(self) -> None:
+        """The last request has been served."""
+
+
+def brings_thread(environ: WSGIEnvironment) -> bool:
+    """Whether a request may come in any of several native threads."""
+    return bool(environ.get("wsgi.multithread")) and not monkey.is_module_patched("threading")
+
+
+class LoopThread:
+    """Serves `app` to any number of threads.
+
+    The loop and `app` begin with the first request, so behind every fork, and end with the process.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._starting = Lock()
+        self._loop: Loop | None = None
+
+    def serve(
+        self,
+        environ: WSGIEnvironment,
+        start_response: StartResponse,
+        context: RequestContext,
+        sock: socket.socket | None,
+    ) -> Iterable[bytes]:
+        """Thread: one request, from the client at `sock`. The answer's body is to be closed, as always."""
+        with self._starting:
+            visit = Visit(self._loop or self._started())
+        context.source = environ["wsgi.input"] = VisitorInput(environ["wsgi.input"], visit, sock)
+        variables = copy_context()
+        head: list[Any] = []
+        body = visit.call(variables.run, self._app, environ, lambda *given: head.extend(given))
+        start_response(*head)
+        return body if isinstance(body, list) else VisitorBody(body, visit, variables)
+
+    def _started(self) -> Loop:
+        sys.setswitchinterval(SWITCH_S)
+        made: SimpleQueue[Loop] = SimpleQueue()
+        Thread(target=_run, args=(made,), name="event loop", daemon=True).start()
+        self._loop = loop = made.get()
+        Thread(target=self._end_with_process, args=(Visit(loop),), name="end of event loop").start()
+        Visit(loop).call(self._app.begin)
+        return loop
+
+    def _end_with_process(self, visit: Visit) -> None:
+        """Native thread, for which the interpreter waits: some begin no further ones in `atexit` (3.12)."""
+        main_thread().join()
+        visit.call(self._app.end)
+
+
+def _run(made: SimpleQueue[Loop]) -> None:
+    """Native thread: the loop, which goes on while anything is waited for."""
+    share_loop()
+    made.put(gevent.get_hub().loop)
+    while True:
+        gevent.sleep(A_DAY_S)
+
+
+class Visit:
+    """A thread in the loop, with one request: what it has done there, and what it does for it."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """What the thread is to do while it waits; None: it need not wait any longer."""
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Thread: what `function` returns or raises when a greenlet of the loop calls it."""
+        outcome: Future[T] = Future()
+        work = partial(function, *args, **kwargs)
+        self._loop.run_callback_threadsafe(gevent.spawn, self._attempt, outcome, work)
+        while (errand := self._errands.get()) is not None:
+            errand()
+        return outcome.result()
+
+    def _attempt(self, outcome: Future[T], work: Callable[[], T]) -> None:
+        """Greenlet."""
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+        finally:
+            self._errands.put(None)
+
+    def send(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Greenlet: what `function` returns or raises when the waiting thread calls it."""
+        done = AsyncResult()
+        tell = self._loop.run_callback_threadsafe
+
+        def errand() -> None:
+            try:
+                tell(done.set, function(*args, **kwargs))
+            except BaseException as error:
+                tell(done.set_exception, error)
+
+        self._errands.put(errand)
+        result: T = done.get()
+        return result
+
+
+class VisitorInput:
+    """A request's body, which the request's thread reads from `source`."""
+
+    def __init__(self, source: Readable, visit: Visit, sock: socket.socket | None) -> None:
+        self._source = source
+        self._visit = visit
+        self._sock = sock
+        self.reader = getattr(source, "reader", None)
+        """gunicorn's, which tells what it holds already."""
+
+    def read(self, size: int) -> bytes:
+        """Greenlet: see `Readable`."""
+        try:
+            return self._visit.send(self._source.read, size)
+        except gevent.Timeout:
+            # The thread, which would read to the end or for ever, is needed for the answer.
+            if self._sock is not None:
+                with suppress(OSError):
+                    # Not TLS's own, which would have the answer leave in clear text; so there it is lost.
+                    socket.socket.shutdown(self._sock, socket.SHUT_RD)
+            raise
+
+
+class VisitorBody:
+    """An answer's body, of which the request's thread takes one piece after another.
+
+    `variables` are those of the request. Nothing that they lead to knows them, so that no garbage is cyclic.
+    """
+
+    def __init__(self, body: Iterable[bytes], visit: Visit, variables: Context) -> None:
+        self._body = body
+        self._pieces = iter(body)
+        self._visit = visit
+        self._run = variables.run
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        piece = self._visit.call(self._run, self._piece)
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def _piece(self) -> bytes | None:
+        """Greenlet: the next piece, or None behind the last."""
+        return next(self._pieces, None)
+
+    def close(self) -> None:
+        """The server is done with it."""
+        if (close := getattr(self._body, "close", None)) is not None:
+            self._visit.call(self._run, close)
+
 
 GUNICORN, UWSGI, WAITRESS, MOD_WSGI = (
     "gunicorn.socket",

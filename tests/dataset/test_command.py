@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from app.dataset.build import Recorder
 from app.dataset.catalogue import ids_hash
+from app.dataset.command import Recorder
 from app.dataset.dataset import open_dataset
 from app.tokenization import LocalTokenizer, TokenizerInputError
 from tests.running_server import ROOT

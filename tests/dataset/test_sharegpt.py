@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.dataset.build import conversations, pairs
+from app.dataset.command import conversations, pairs
 from app.dataset.errors import DatasetError
 
 

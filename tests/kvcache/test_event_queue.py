@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from app.kvcache.event_queue import MESSAGE_BYTES, MOST_BATCHES, EventQueue
+from app.kvcache.event_sender import MESSAGE_BYTES, MOST_BATCHES, EventQueue
 from app.kvcache.events import BlockRemoved, KVEvent, event_bytes
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from app.kvcache.event_queue import MOST_BATCHES
+from app.kvcache.event_sender import MOST_BATCHES
 from app.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from tests.kvcache.sockets import TOPIC, Peers, meet, received, removed, until
 

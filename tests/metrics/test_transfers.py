@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from app.metrics.recorder import Recorder
-from app.metrics.transfers import PARTS, TOKEN_BYTES
+from app.metrics.recorder import PARTS, TOKEN_BYTES, Recorder
 from tests.metrics.test_recorder import samples
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.pooling.model import embedding
 from app.pooling.numbers import Turns
-from app.pooling.vectors import embedding
 
 TEXTS = st.text(max_size=60)
 GOLDEN = [-0.192686, 0.192686, 0.0, -0.893363, 0.0, -0.070068, -0.350338, 0.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.cli import main
-from app.script.reach import unreachable
+from app.script.command import unreachable
 from tests.script.requests import Books
 
 HIDDEN = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.simulated.logprobs import BROKEN, prompt_logprobs, reply_logprobs
+from app.simulated.model import BROKEN, prompt_logprobs, reply_logprobs
 from tests.engine.harness import embedded_tokenizer
 
 SIZE = embedded_tokenizer().vocab_size or 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.engine.outputs import Tokens
 from app.engine.request import ScriptedReply
-from app.simulated.scripted import delays_of
+from app.simulated.model import delays_of
 from config.profile import read_profile
 from config.settings import StepSettings
 from tests.engine.harness import Harness, embedded_tokenizer

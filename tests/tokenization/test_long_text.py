@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.tokenization import LocalTokenizer
-from app.tokenization.long_text import LongTextEncoder
+from app.tokenization.huggingface import LongTextEncoder
 from tests.kvindex.kinds import KINDS
 
 WORDS = (

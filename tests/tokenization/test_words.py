@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from app.tokenization.files import TokenizerFolder
-from app.tokenization.huggingface import LocalTokenizer
+from app.tokenization.huggingface import LONGEST_WORD, MOST_NEW, LocalTokenizer, WordEncoder, knows_words
 from app.tokenization.loading import EMBEDDED, default_tokenizer
-from app.tokenization.words import LONGEST_WORD, MOST_NEW, WordEncoder, knows_words
 
 ASCII = "".join(map(chr, range(128)))
 SPECIAL = ("<|user|>", "<|user|>>", "<|user|", "<|", "|>", "<|endoftext|>")

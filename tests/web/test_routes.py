@@ -15,8 +15,7 @@ from app.http.context import RequestContext
 from app.http.response import PendingResponse, Response, json_response
 from app.http.route import Route, get, post
 from app.web.application import FLASK
-from app.web.blueprints import ExactRule, RouteTable, label_of
-from app.web.flask_application import FlaskApplication
+from app.web.flask_application import ExactRule, FlaskApplication, RouteTable, label_of
 from tests.application import application
 
 
