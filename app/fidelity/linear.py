@@ -12,8 +12,6 @@ from app.fidelity.fitting import PULL, SOFT, Problem
 
 STEP = 0.03
 """By which a constant is moved to see what changes: of the logarithm."""
-RIDGE = 1e-9
-"""Added to squares of length 1, so that columns that say the same can be told apart."""
 
 Vector: TypeAlias = Sequence[float]
 Matrix: TypeAlias = Sequence[Sequence[float]]
@@ -87,47 +85,6 @@ def root(matrix: Matrix) -> list[list[float]]:
             rest = row[j] - sum(a * b for a, b in zip(lower[i], lower[j], strict=False))
             lower[i].append(sqrt(rest) if i == j else rest / lower[j][j])
     return lower
-
-
-def non_negative(gram: Matrix, target: Vector) -> list[float]:
-    """Least squares without negative numbers (Lawson and Hanson). `gram` are the products of columns with
-    each other, `target` those with what they are to sum up to. A column of zeros gets 0.
-    """
-    norms = [sqrt(row[place]) for place, row in enumerate(gram)]
-    used = [place for place, norm in enumerate(norms) if norm]
-    unit = [[gram[i][j] / norms[i] / norms[j] + (RIDGE if i == j else 0.0) for j in used] for i in used]
-    aims = [target[i] / norms[i] for i in used]
-    x, chosen = [0.0] * len(used), list[int]()
-    for _ in range(3 * len(used)):
-        slopes = [aim - value for aim, value in zip(aims, applied(unit, x), strict=True)]
-        left = [place for place in range(len(used)) if place not in chosen]
-        best = max(left, key=slopes.__getitem__, default=None)
-        if best is None or slopes[best] <= RIDGE * max(aims):
-            break
-        x = _with(unit, aims, x, [*chosen, best])
-        chosen = [place for place, value in enumerate(x) if value > 0]
-    found = dict(zip(used, x, strict=True))
-    return [found[place] / norm if norm else 0.0 for place, norm in enumerate(norms)]
-
-
-def _with(unit: Matrix, aims: Vector, x: list[float], chosen: list[int]) -> list[float]:
-    """The best solution with no other columns than `chosen`, less those that would become negative; `x` is
-    one that is not as good.
-    """
-    while chosen:
-        solved = [0.0] * len(x)
-        part = inverse([[unit[i][j] for j in chosen] for i in chosen])
-        for place, value in zip(chosen, applied(part, [aims[i] for i in chosen]), strict=True):
-            solved[place] = value
-        below = {i: x[i] / (x[i] - solved[i]) for i in chosen if solved[i] <= 0}
-        share = min(below.values(), default=1.0)
-        x = [old + share * (new - old) for old, new in zip(x, solved, strict=True)]
-        if not below:
-            break
-        gone = min(below, key=below.__getitem__)
-        x[gone] = 0.0
-        chosen = [i for i in chosen if i != gone]
-    return x
 
 
 def applied(matrix: Matrix, vector: Vector) -> list[float]:

@@ -191,7 +191,6 @@ MISSING = {
     "tracing": ("serve", "--otlp-traces-endpoint", "http://127.0.0.1:1/v1/traces"),
     "engine": ("--engine", "llm", "--model", "tiny"),
     "engine of a command": ("generate", "--model", "tiny", "hello"),
-    "engine of a rehearsal": ("rehearse", "--model", "tiny"),
     "fleet": ("fleet", "--png", "fleet.png"),
     "fleet of a simulation": ("simulate", "--num-requests", "1", "--plot", "run.png"),
     "calibrate": ("calibrate", "run.json", "--out", "mine.yaml"),

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from app.fidelity.playing import RecordedStep
 from app.fidelity.plot import BLUE, GREY, RED, Axes, new_figure
 from app.fidelity.record import COLUMNS
-from app.fidelity.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
 from app.fidelity.replay import Recording
 from app.fidelity.report import markdown, milliseconds
-from app.fidelity.step_fitting import predicted
+from benchmarks.rehearse.playing import RecordedStep
+from benchmarks.rehearse.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
+from benchmarks.rehearse.step_fitting import predicted
 
 HEAD = ("", "real", "real again", "noise", "simulated", "error", "at most")
 BOUND = f"noise + {MOST_MEDIAN:.0%} in the median, noise + {MOST_SINGLE:.0%} each"
