@@ -135,8 +135,10 @@ def _rehearse(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("benchmarks"):
             raise
-        print("error: rehearse is a benchmark: python -m benchmarks.rehearse in a clone", file=sys.stderr)
-        return 1
+        asked = "--help" in argv or "-h" in argv
+        told = "rehearse is a benchmark, which a clone of the repository has (docs/fidelity.md)"
+        print(told if asked else f"error: {told}", file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 1
     status: int = command.run(argv)
     return status
 

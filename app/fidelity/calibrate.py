@@ -14,9 +14,7 @@ from app.fidelity import calibration_report as report
 from app.fidelity.benchmark_files import read_recordings
 from app.fidelity.files import check_target, whole_file
 from app.fidelity.fitting import Problem, Run, make_problem, relative
-from app.fidelity.identified import certainties
 from app.fidelity.replay import Recording, replay
-from app.fidelity.search import Progress, Search, mapped
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.durations import parse_duration
@@ -102,6 +100,8 @@ def _calibrate(given: argparse.Namespace, now: Callable[[], float]) -> None:
 
 
 def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: Callable[[], float]) -> None:
+    from app.fidelity.search import Progress, Search, certainties, mapped  # and numpy, which is optional
+
     begun_s, told_s = now(), float("-inf")
 
     def tell(progress: Progress) -> None:

@@ -14,11 +14,9 @@ import pytest
 from app.fidelity import calibrate
 from app.fidelity.calibration_report import as_yaml, constants_table, warnings
 from app.fidelity.files import whole_file
-from app.fidelity.fitting import CONSTANTS, Problem, Run, make_problem
-from app.fidelity.identified import Certainty, certainties
-from app.fidelity.linear import applied, inverse, root
+from app.fidelity.fitting import CONSTANTS, Certainty, Problem, Run, make_problem
 from app.fidelity.replay import Recording, replay
-from app.fidelity.search import Search, mapped
+from app.fidelity.search import Search, certainties, mapped
 from config import ConfigError
 from config.profile import Profile, read_profile
 
@@ -137,16 +135,6 @@ def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
     path.write_text(as_yaml(small, [Certainty("tile", 1, 1, 0.5)]))
     assert read_profile(str(path)) == small
     assert "# Not identified by the recordings: tile." in path.read_text()
-
-
-def test_algebra() -> None:
-    matrix = [[4.0, 2.0, 0.6], [2.0, 5.0, 1.0], [0.6, 1.0, 3.0]]
-    lower = root(matrix)
-    vector = [1.0, -2.0, 3.0]
-    assert applied(inverse(matrix), applied(matrix, vector)) == pytest.approx(vector)
-    for i in range(3):
-        for j in range(3):
-            assert sum(a * b for a, b in zip(lower[i], lower[j], strict=False)) == pytest.approx(matrix[i][j])
 
 
 # The command.

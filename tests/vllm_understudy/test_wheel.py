@@ -217,6 +217,16 @@ def test_help_names_what_an_installation_has(
 
 
 @pytest.mark.timeout(300)
+def test_a_command_that_is_a_benchmark_says_so(installed: Path, elsewhere: Path) -> None:
+    done = run(installed / "understudy", "rehearse", "--model", "tiny", cwd=elsewhere)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        done.stderr
+        == "error: rehearse is a benchmark, which a clone of the repository has (docs/fidelity.md)\n"
+    )
+
+
+@pytest.mark.timeout(300)
 def test_it_claims_no_other_name(installed: Path, elsewhere: Path) -> None:
     code = "import vllm_understudy, app, config; app.MINE"
     said = run(installed / "python", "-c", code, cwd=elsewhere)
