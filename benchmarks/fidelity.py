@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 from app.fidelity.benchmark_files import read_recordings
 from app.fidelity.client import OfflineRequest
-from app.fidelity.figures import NAMES, quantile, twelve
 from app.fidelity.record import Prompts
 from app.fidelity.replay import Recording, play
 from app.load.recording_client import Measured, RecordingClient, read_target
+from app.load.report import NAMES, quantile, twelve
 from app.load.trace import Load
 from benchmarks import cores, servers
 from benchmarks.connections import HOST

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from app.fidelity.figures import NAMES, TIMES
 from app.fidelity.fitting import Certainty, Problem
 from app.fidelity.replay import Replayed
+from app.load.report import NAMES, TIMES
 from config.profile import Profile
 
 IDLE_STEPS = 20

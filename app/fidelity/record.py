@@ -18,8 +18,8 @@ from string import ascii_lowercase
 
 import msgspec
 
-from app.fidelity.files import check_target, whole_file
 from app.load import recording_client as client
+from app.load.report import check_target, whole_file
 from app.load.synthetic import Recipe, draw_load, read_lengths
 from app.load.trace import MOST_TOKENS, Load, read_trace
 from config import ConfigError

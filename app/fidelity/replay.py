@@ -12,9 +12,9 @@ from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
 from app.fidelity.client import Client, OfflineRequest, note_moments
-from app.fidelity.figures import twelve
 from app.fidelity.pod import scheduler_limits
 from app.kvcache.counted import CountedBlocks
+from app.load.report import twelve
 from config.profile import CostConstants, EngineLimits, FrontCosts
 
 

@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from app.fidelity.files import check_target, whole_file
-from app.fidelity.simulate_flags import lengths, number_of
-from app.load.synthetic import Recipe
+from app.load.report import check_target, whole_file
+from app.load.synthetic import Recipe, lengths
 from benchmarks.rehearse import report
 from benchmarks.rehearse.playing import Clock
 from benchmarks.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
 from config import ConfigError
-from config.flags import Parser, as_command, whole_number
+from config.flags import Parser, as_command, number_of, whole_number
 from config.installation import check_installed, install, missing
 from config.profile import CostConstants, Profile
 

@@ -13,7 +13,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from app.fidelity.figures import NAMES
+from app.load.report import NAMES
 from app.load.synthetic import Recipe, draw_load
 from app.load.trace import Load
 from benchmarks.rehearse.playing import Clock, Played, RecordedStep, ServingEngine, play_offline, play_on

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from app import cli
 from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.fleet import simulate
 from app.fidelity.replay import Recording
-from app.fidelity.simulation import Plan
+from app.fidelity.simulation import Plan, simulate
 from app.load.synthetic import Between, Recipe
 from app.load.trace import Load
 from benchmarks.rehearse import command, report

@@ -13,10 +13,10 @@ import pytest
 
 from app.fidelity import calibrate
 from app.fidelity.calibration_report import as_yaml, constants_table, warnings
-from app.fidelity.files import whole_file
 from app.fidelity.fitting import CONSTANTS, Certainty, Problem, Run, make_problem
 from app.fidelity.replay import Recording, replay
 from app.fidelity.search import Search, certainties, mapped
+from app.load.report import whole_file
 from config import ConfigError
 from config.profile import Profile, read_profile
 
@@ -195,7 +195,7 @@ def test_it_starts_from_a_data_sheet(tmp_path: Path) -> None:
         ([], "profile auto: device must be given, too"),
         (["--start", "nothing"], "profile nothing: neither a file nor one of"),
         (["--start", "qwen3-14b-h100", "--device", "h100"], "start is given, so device"),
-        (["--start", "qwen3-14b-h100", "--turnaround", "soon"], "turnaround 'soon' must be a duration"),
+        (["--start", "qwen3-14b-h100", "--turnaround", "soon"], "--turnaround: 'soon' must be a duration"),
         (["--start", "qwen3-14b-h100", "--num-gpu-blocks", "10"], "do not fit into the KV cache of 144"),
         (["--start", "qwen3-14b-h100", "--png", "/nowhere/x.png"], "there is no folder /nowhere"),
         (["--start", "qwen3-14b-h100", "--check", "nowhere.csv"], "nowhere.csv: cannot be read"),

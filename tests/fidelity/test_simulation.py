@@ -14,11 +14,10 @@ from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
 from app.fidelity.client import Client, OfflineRequest
-from app.fidelity.fleet import simulate
 from app.fidelity.pod import Timeline, scheduler_limits
-from app.fidelity.routing import BLIND, POLICIES
-from app.fidelity.simulation import Outcome, Plan, Simulation
+from app.fidelity.simulation import Outcome, Plan, Simulation, simulate
 from app.kvcache.counted import CountedBlocks
+from app.load.policies import BLIND, POLICIES
 from app.load.trace import Load
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from tests.fidelity.recorder import MomentRecorder
