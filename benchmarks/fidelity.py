@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from app.fidelity.benchmark_files import read_recordings
 from app.fidelity.client import OfflineRequest
-from app.fidelity.record import Prompts
+from app.fidelity.record import Prompts, read_target
 from app.fidelity.replay import Recording, play
-from app.load.recording_client import Measured, RecordingClient, read_target
+from app.load.recording_client import Measured, RecordingClient
 from app.load.report import NAMES, quantile, twelve
 from app.load.trace import Load
 from benchmarks import cores, servers
@@ -68,7 +68,7 @@ def _live(port: int, recording: Recording, options: argparse.Namespace) -> list[
         array("i", recording.output_tokens[:count]),
     )
     target = read_target(f"http://{HOST}:{port}")
-    client = RecordingClient(target, {}, options.in_flight, time.perf_counter, lambda *counts: None)
+    client = RecordingClient(target, {}, options.in_flight, time.perf_counter, lambda sent: None)
     gc.collect()
     gc.disable()  # a collection would make moments late
     try:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from itertools import repeat
+from types import MappingProxyType
+from urllib.parse import urlsplit
 
 import gevent
 import gevent.socket
+import gevent.ssl
 import msgspec
 from gevent.pool import Pool
 from msgspec import UNSET, Struct
 
 from app.load.workload import Workload
+from config import ConfigError
 
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
@@ -22,6 +26,8 @@ ROUTED_TO = "x-routed-to"
 """Header in which a proxy says which pod has answered."""
 PATIENCE_S = 120.0
 """How long an answer may pause before the request counts as failed."""
+PORTS = {"http": 80, "https": 443}
+NOTHING: Mapping[str, str] = MappingProxyType({})
 DATA = b"data: "
 DONE = b"[DONE]"
 
@@ -49,11 +55,68 @@ class Connection(HTTPConnection):
                 self._open.shutdown(socket.SHUT_RDWR)
 
 
+class SecureConnection(Connection):
+    """A connection over TLS to a server whose certificate is good."""
+
+    default_port = PORTS["https"]
+
+    def connect(self) -> None:
+        """Open the connection. OSError when no one listens, or the certificate is not good."""
+        super().connect()
+        context = gevent.ssl.create_default_context()
+        self._open = self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+
+
+class Target(Struct, frozen=True):
+    """The server that requests are passed on to; `prefix` stands before their paths."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str
+
+    @classmethod
+    def of(cls, url: str) -> Target:
+        """A /v1 at the end is the client's affair. ConfigError for what is no URL of a server."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or PORTS.get(parts.scheme, 0)
+        except ValueError as error:
+            raise ConfigError(f"target {url}: {error}") from None
+        if not port or not parts.hostname:
+            raise ConfigError(f"target {url}: must be like http://host:8000 or https://host")
+        return cls(parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1"))
+
+    @property
+    def url(self) -> str:
+        """Without user and password."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def connection(self, timeout_s: float) -> Connection:
+        """Returns a connection that is not open yet."""
+        kind = SecureConnection if self.scheme == "https" else Connection
+        return kind(self.address, timeout_s)
+
+
+Answer = tuple[int, bytes]
+"""Status and body."""
+
+
 def exchange(
-    address: str, method: str, path: str, body: bytes | None = None, timeout_s: float = 5.0
-) -> tuple[int, bytes]:
-    """Status and body of one request. OSError for whatever keeps it from being answered."""
-    headers = {} if body is None else JSON
+    address: str,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    timeout_s: float = 5.0,
+    headers: Mapping[str, str] = NOTHING,
+) -> Answer:
+    """Returns the answer to one request. OSError for whatever keeps it from being answered."""
+    headers = {**headers, **({} if body is None else JSON)}
     with closing(Connection(address, timeout_s)) as connection:
         try:
             connection.request(method, path, body, headers)
