@@ -183,9 +183,7 @@ def _check_fits(start: Profile, recording: Recording) -> None:
 
 
 def _errors(profile: Profile, run: Run) -> list[float]:
-    played = replay(
-        run.recording, profile.engine, profile.cost, profile.front, run.in_flight, run.turnaround_s
-    )
+    played = replay(run.recording, profile, run.in_flight, run.turnaround_s)
     return relative(played.figures, run.figures)
 
 

@@ -105,12 +105,7 @@ class Problem(Struct, frozen=True):
     def play(self, x: Sequence[float]) -> list[Replayed]:
         """Each run with a candidate."""
         profile = self.profile(x)
-        return [
-            replay(
-                run.recording, profile.engine, profile.cost, profile.front, run.in_flight, run.turnaround_s
-            )
-            for run in self.runs
-        ]
+        return [replay(run.recording, profile, run.in_flight, run.turnaround_s) for run in self.runs]
 
     def errors(self, x: Sequence[float]) -> list[list[float]]:
         """Of each run's figures, relative."""

@@ -46,7 +46,7 @@ def load(rate: float, count: int, tokens: int) -> Recording:
 
 def run_of(recording: Recording) -> Run:
     """What the true constants make of it."""
-    return Run(recording, 64, 60e-6, replay(recording, TRUE.engine, TRUE.cost, TRUE.front, 64, 60e-6).figures)
+    return Run(recording, 64, 60e-6, replay(recording, TRUE, 64, 60e-6).figures)
 
 
 def start() -> Profile:
