@@ -8,7 +8,8 @@ from pathlib import Path
 
 from app.fleet.routing import COMPARED
 from app.load.policies import POLICIES
-from config import ConfigError, UsageError
+from app.load.report import check_target
+from config import UsageError
 from config.flags import Parser, number_of, whole_number
 from config.installation import COMMAND, check_installed
 
@@ -44,8 +45,7 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
     if given.png is not None and not given.no_png:
         check_installed("fleet", "--png")
     for path in (given.png, given.json):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"{path}: there is no folder {path.parent}")
+        check_target(path)
     options = Options(
         pods=given.pods,
         requests=given.requests,

@@ -126,24 +126,27 @@ def exchange(
             raise ConnectionError(f"{address}: {error!r}") from error
 
 
-class _Choice(Struct):
+class Choice(Struct):
     text: str | None = None
 
 
-class _PromptDetails(Struct):
+class PromptDetails(Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(Struct):
+class Usage(Struct):
+    """The tokens of a request, as the last event of a stream has them."""
+
     prompt_tokens: int
-    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
 
 
-class _Chunk(Struct):
-    """An event of a stream, as far as the client looks at it."""
+class Event(Struct):
+    """An event of a stream, as far as the clients look at it."""
 
-    choices: Sequence[_Choice] = ()
-    usage: _Usage | None = None
+    choices: Sequence[Choice] = ()
+    usage: Usage | None = None
     error: object = UNSET
 
 
@@ -213,7 +216,7 @@ class LoadClient:
 
     def _read(self, response: HTTPResponse, pod: str, sent_s: float) -> Sample:
         ttft_s: float | None = None
-        usage: _Usage | None = None
+        usage: Usage | None = None
         for chunk in _chunks(response):
             if chunk.error is not UNSET:
                 return Sample(pod, 0.0, 0, 0, f"the stream has an error: {chunk.error}")
@@ -222,17 +225,17 @@ class LoadClient:
             usage = chunk.usage or usage
         if ttft_s is None or usage is None:
             return Sample(pod, 0.0, 0, 0, "the stream ended without a token or without its usage")
-        details = usage.prompt_tokens_details or _PromptDetails()
+        details = usage.prompt_tokens_details or PromptDetails()
         return Sample(pod, ttft_s, usage.prompt_tokens, details.cached_tokens or 0)
 
 
-def _chunks(response: HTTPResponse) -> Iterator[_Chunk]:
+def _chunks(response: HTTPResponse) -> Iterator[Event]:
     """The events of a stream. HTTPException when it ends before it says so."""
     for line in response:
         if line.startswith(DATA):
             if line.removeprefix(DATA).strip() == DONE:
                 return
-            yield msgspec.json.decode(line.removeprefix(DATA), type=_Chunk)
+            yield msgspec.json.decode(line.removeprefix(DATA), type=Event)
     raise HTTPException("the stream broke off")
 
 

@@ -20,7 +20,7 @@ from gevent.socket import wait
 from msgspec import UNSET, Struct
 from urllib3.util.wait import wait_for_read
 
-from app.load.client import COMPLETIONS, DATA, DONE, JSON, Connection, Target
+from app.load.client import COMPLETIONS, DATA, DONE, JSON, Connection, Event, Target
 
 END = b"0\r\n\r\n"
 """Of a chunked body."""
@@ -68,21 +68,6 @@ class Load(Protocol):
     def __len__(self) -> int: ...
 
     def wanted(self, number: int) -> Wanted: ...
-
-
-class _Choice(Struct):
-    text: str | None = None
-
-
-class _Usage(Struct):
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class _Event(Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: object = UNSET
 
 
 class RecordingClient:
@@ -250,7 +235,7 @@ def _measured(named: str, number: int, wanted: Wanted, send_s: float, pieces: Pi
             done = True
             continue
         try:
-            event = msgspec.json.decode(line, type=_Event)
+            event = msgspec.json.decode(line, type=Event)
         except msgspec.MsgspecError as error:
             raise RecordError(f"{named}: an event of its stream cannot be read: {error}") from None
         if event.error is not UNSET:

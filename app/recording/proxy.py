@@ -13,14 +13,13 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-import msgspec
-
 from app.fleet.proxy import (
     CLIENT,
     HOP_BY_HOP,
     READ_TIMEOUT_S,
     ClientHandler,
     Relay,
+    refuse,
     request_headers,
     watched,
 )
@@ -136,12 +135,7 @@ class Passing:
         """There is no answer: what the client gets instead."""
         self._kept.give_up(why)
         self.close()
-        error = {"message": why, "type": "Bad Gateway", "param": None, "code": 502}
-        text = msgspec.json.encode({"error": error})
-        start_response(
-            "502 Bad Gateway", [("Content-Type", "application/json"), ("Content-Length", str(len(text)))]
-        )
-        return [text]
+        return refuse(start_response, "502 Bad Gateway", why)
 
     def __iter__(self) -> Iterator[bytes]:
         """The pieces. ConnectionResetError when the answer breaks off: the client's is to break off, too."""

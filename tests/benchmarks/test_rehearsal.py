@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from app import cli
 from app.fidelity.benchmark_files import read_recordings
 from app.fidelity.replay import Recording
-from app.fidelity.simulation import Plan, simulate
 from app.load.synthetic import Between, Recipe
 from app.load.trace import Load
 from benchmarks.rehearse import command, report
@@ -102,19 +101,6 @@ def test_an_engine_and_its_simulation_tell_the_same_moments_and_steps(
         assert getattr(real.recording, name) == pytest.approx(getattr(simulated.recording, name), abs=1e-6)
     seconds = [it.seconds for it in simulated.steps]
     assert [it.seconds for it in real.steps] == pytest.approx(seconds, abs=1e-6)
-
-
-@settings(max_examples=40, deadline=None)
-@given(requests=REQUESTS, in_flight=st.one_of(st.none(), st.integers(1, 8)))
-def test_simulate_tells_the_same_moments(
-    requests: list[tuple[float, int, int]], in_flight: int | None
-) -> None:
-    load = load_of(requests)
-    plan = Plan(profile=profile_of(CPU), in_flight=in_flight, turnaround_s=TURNAROUND_S)
-    outcome = simulate(load, plan, 1, lambda done: None)
-    recording = play_offline(profile_of(CPU), load, in_flight).recording
-    for name in ("send_s", "first_s", "last_s"):
-        assert list(getattr(outcome, name)) == getattr(recording, name)
 
 
 def test_the_client_sleeps_until_the_next_request_and_no_longer() -> None:

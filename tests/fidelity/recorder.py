@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from app.engine.batch import Batch
 from app.fidelity.prefix_blocks import OfflineRequest
 from config.profile import FrontCosts
+from tests.engine.loops import Moments
 
 
 class Client:
@@ -66,17 +67,13 @@ class Client:
         self._line.append((self._seen_s, request))
 
 
-class MomentRecorder:
+class MomentRecorder(Moments):
+    """Tells the client of what has ended, too."""
+
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def step_made(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
-        pass
-
     def step_over(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
-        for place, request in enumerate([*batch.decodes, *batch.prefilled]):
-            if request.first_s < 0:
-                request.first_s = first_s + place * gap_s
-            if request in batch.ends:
-                request.last_s = first_s + place * gap_s
-                self._client.left(request.last_s)
+        super().step_over(batch, first_s, gap_s)
+        for request in batch.ends:
+            self._client.left(request.last_s)
