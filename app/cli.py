@@ -6,8 +6,8 @@ servers and shows what routing does (docs/fleet.md); `python -m app simulate [fl
 would do with a load; `record` and `calibrate` make a profile of a real one (docs/fidelity.md);
 `record --proxy` keeps whole exchanges, `drift` compares them with a live server (docs/recording.md);
 `python -m app script` checks and tries scripted replies (docs/scripts.md); `python -m app generate` runs a
-real model (docs/llm.md), and `rehearse` shows it beside its simulation; `python -m app plugins` tells which
-plugins there are (docs/plugins.md), `completion` helps shells.
+real model (docs/llm.md), and `rehearse`, a benchmark, shows it beside its simulation; `python -m app plugins`
+tells which plugins there are (docs/plugins.md), `completion` helps shells.
 
 Exit status: 0; 1 when a setting, a file or a server is not what it should be; 2 when the words of the command
 line cannot be understood.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from config import VERSION, ConfigError, Settings, UsageError
@@ -129,9 +130,17 @@ def _drift(argv: Sequence[str]) -> int:
 
 
 def _rehearse(argv: Sequence[str]) -> int:
-    from app.fidelity import rehearse
-
-    return rehearse.run(argv)
+    try:
+        command = import_module("benchmarks.rehearse.command")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("benchmarks"):
+            raise
+        asked = "--help" in argv or "-h" in argv
+        told = "rehearse is a benchmark, which a clone of the repository has (docs/fidelity.md)"
+        print(told if asked else f"error: {told}", file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 1
+    status: int = command.run(argv)
+    return status
 
 
 def _simulate(argv: Sequence[str]) -> int:

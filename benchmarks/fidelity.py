@@ -14,11 +14,11 @@ from array import array
 from collections.abc import Sequence
 
 from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.client import OfflineRequest
-from app.fidelity.figures import NAMES, quantile, twelve
-from app.fidelity.record import Prompts
-from app.fidelity.replay import Recording, play
-from app.load.recording_client import Measured, RecordingClient, read_target
+from app.fidelity.record import Prompts, read_target
+from app.fidelity.replay import Recording
+from app.fidelity.simulation import Outcome, Plan, simulate
+from app.load.recording_client import Measured, RecordingClient
+from app.load.report import NAMES, quantile, twelve
 from app.load.trace import Load
 from benchmarks import cores, servers
 from benchmarks.connections import HOST
@@ -68,7 +68,7 @@ def _live(port: int, recording: Recording, options: argparse.Namespace) -> list[
         array("i", recording.output_tokens[:count]),
     )
     target = read_target(f"http://{HOST}:{port}")
-    client = RecordingClient(target, {}, options.in_flight, time.perf_counter, lambda *counts: None)
+    client = RecordingClient(target, {}, options.in_flight, time.perf_counter, lambda sent: None)
     gc.collect()
     gc.disable()  # a collection would make moments late
     try:
@@ -77,13 +77,15 @@ def _live(port: int, recording: Recording, options: argparse.Namespace) -> list[
         gc.enable()
 
 
-def _simulated(lived: Sequence[Measured], profile: Profile) -> list[OfflineRequest]:
-    load = [
-        OfflineRequest(it.send_s, it.input_tokens, it.output_tokens)
-        for it in sorted(lived, key=lambda it: it.send_s)
-    ]
-    play(load, profile.engine, profile.cost, profile.front)
-    return load
+def _simulated(lived: Sequence[Measured], profile: Profile) -> Outcome:
+    """Returns what the simulation makes of requests (at least one) that arrive when those were sent."""
+    load = Load(
+        "lived",
+        array("d", [it.send_s for it in lived]),
+        array("i", [it.input_tokens for it in lived]),
+        array("i", [it.output_tokens for it in lived]),
+    )
+    return simulate(load, Plan(profile=profile), 1, lambda done: None)
 
 
 def _show(recording: Recording, lived: Sequence[Measured], profile: Profile, seconds: float) -> None:
@@ -113,11 +115,12 @@ def _show(recording: Recording, lived: Sequence[Measured], profile: Profile, sec
 
 
 def _show_simulated(lived: Sequence[Measured], profile: Profile, seconds: float) -> None:
-    ours = [it for it in sorted(lived, key=lambda it: it.send_s) if it.arrival_s < seconds]
-    simulated = _simulated(lived, profile)[: len(ours)]
+    ours = sorted(lived, key=lambda it: it.send_s)
+    outcome = _simulated(ours, profile)
     apart = sorted(
-        1e3 * ((mine.first_s - mine.send_s) - (its.first_s - its.send_s))
-        for mine, its in zip(ours, simulated, strict=True)
+        1e3 * (mine.first_s - first_s)
+        for mine, first_s in zip(ours, outcome.first_s, strict=True)
+        if mine.arrival_s < seconds
     )
     middle, low, high = (quantile(apart, share) for share in (0.5, 0.05, 0.95))
     print(f"TTFT live less simulated: median {middle:.2f} ms, p5 {low:.2f}, p95 {high:.2f}.")

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, NoReturn, ParamSpec, cast
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from config.declaration import DURATION, JSON, OBJECTS, ConfigError, UsageError
+from config.durations import parse_duration
 from config.installation import COMMAND
 from config.kinds import LIST, SWITCH
 from config.plugins import kind_named_by
@@ -41,6 +42,7 @@ _NO_FLAG = re.compile("-[^-]")
 
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
@@ -117,6 +119,46 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], float]:
+    """Reads numbers above `low`, or with `zero` from `low` on, up to `high`."""
+    wanted = f"from {low:g} to" if zero else f"above {low:g}, at most"
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high or (number == low and not zero):
+            raise ValueError(f"must be a number {wanted} {high:,.0f}")
+        return number
+
+    return as_argument(read)
+
+
+def duration_of(most_s: float) -> Callable[[str], float]:
+    """Reads durations as seconds, from 0 to `most_s`."""
+
+    def read(text: str) -> float:
+        seconds = parse_duration(text)
+        if not 0 <= seconds <= most_s:
+            raise ValueError(f"must be from 0 to {most_s / 3600:g}h")
+        return seconds
+
+    return as_argument(read)
+
+
+def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Makes a type of argparse of what raises ValueError with a rule."""
+
+    def convert(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+
+    return convert
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Flags:
@@ -249,7 +291,7 @@ def _add(group: argparse._ActionsContainer, row: Setting) -> None:
 def _add_ignored(parser: SettingsParser, name: str) -> None:
     is_switch = name in IGNORED_SWITCHES
     forms = [f"--{name}", f"--no-{name}"] if is_switch else [f"--{name}"]
-    read = _switch if is_switch else str
+    read = as_argument(SWITCH.read) if is_switch else str
     parser.add_argument(
         *forms, action=_Ignored, dest="warnings", nargs="?", type=read, help=argparse.SUPPRESS
     )
@@ -284,13 +326,6 @@ def _with_dashes(word: str) -> str:
 
 def _without_empty(value: str | list[str]) -> str | list[str]:
     return [item for item in value if item] if isinstance(value, list) else value
-
-
-def _switch(text: str) -> object:
-    try:
-        return SWITCH.read(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
 
 
 def _log_level(text: str) -> str:

@@ -14,7 +14,7 @@ IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file
 """Requirements files lie in a clone, not in a wheel or an image."""
 COMMAND = "python -m app" if IS_CLONE else "understudy"
 PACKAGES: Mapping[Extra, tuple[str, ...]] = {
-    "calibrate": ("cma",),
+    "calibrate": ("cma", "numpy"),
     "engine": ("torch", "safetensors", "llguidance"),
     "fleet": ("matplotlib",),
     "grpc": ("smg_grpc_proto", "grpc_health", "grpc_reflection"),

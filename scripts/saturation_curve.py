@@ -14,14 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from app.fidelity.fleet import simulate  # noqa: E402
-from app.fidelity.limits import longest_tokens  # noqa: E402
-from app.fidelity.plot import BLUE, RED, draw_curves, new_figure  # noqa: E402
 from app.fidelity.processes import cores, each  # noqa: E402
-from app.fidelity.progress import Progress  # noqa: E402
-from app.fidelity.simulation import Plan  # noqa: E402
-from app.fidelity.summary import LATENCIES, Summary, summarize  # noqa: E402
-from app.fidelity.sweep import Point  # noqa: E402
+from app.fidelity.simulation import Plan, longest_tokens, simulate  # noqa: E402
+from app.fidelity.summary import LATENCIES, Point, Summary, draw_curves, summarize  # noqa: E402
+from app.load.report import BLUE, RED, Progress, new_figure  # noqa: E402
 from app.load.synthetic import Between, Lognormal, Recipe, draw_load  # noqa: E402
 from config.profile import DEFAULT_PROFILE, read_profile  # noqa: E402
 

@@ -12,15 +12,12 @@ import msgspec
 
 from app.fidelity import calibration_report as report
 from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.files import check_target, whole_file
 from app.fidelity.fitting import Problem, Run, make_problem, relative
-from app.fidelity.identified import certainties
 from app.fidelity.replay import Recording, replay
-from app.fidelity.search import Progress, Search, mapped
+from app.load.report import check_target, whole_file
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
-from config.durations import parse_duration
-from config.flags import Parser, as_command, whole_number
+from config.flags import Parser, as_command, duration_of, whole_number
 from config.installation import COMMAND, check_installed
 from config.profile import Profile, read_profile
 
@@ -58,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-num-seqs", type=whole_number(1), metavar="N", help="what the server was started with")
     add("--max-num-batched-tokens", type=whole_number(1), metavar="N", help="the same")
     add("--in-flight", type=whole_number(1), metavar="N", help="most requests that the client had under way")
-    add("--turnaround", default="0s", metavar="DURATION", help="from an answer to the next request [0s]")
+    pause = "from an answer to the next request [0s]"
+    add("--turnaround", type=duration_of(3600), default="0s", metavar="DURATION", help=pause)
     add(
         "--check",
         action="append",
@@ -85,7 +83,7 @@ def _calibrate(given: argparse.Namespace, now: Callable[[], float]) -> None:
         check_installed("fleet", "--png")
     for path in (given.out, given.png):
         check_target(path)
-    turnaround_s = _duration(given.turnaround)
+    turnaround_s: float = given.turnaround
     start = _start(given)
     runs = _runs(given.recordings, given.in_flight, turnaround_s)
     kept = _runs(given.check, given.in_flight, turnaround_s)
@@ -102,6 +100,8 @@ def _calibrate(given: argparse.Namespace, now: Callable[[], float]) -> None:
 
 
 def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: Callable[[], float]) -> None:
+    from app.fidelity.search import Progress, Search, certainties, mapped  # and numpy, which is optional
+
     begun_s, told_s = now(), float("-inf")
 
     def tell(progress: Progress) -> None:
@@ -183,9 +183,7 @@ def _check_fits(start: Profile, recording: Recording) -> None:
 
 
 def _errors(profile: Profile, run: Run) -> list[float]:
-    played = replay(
-        run.recording, profile.engine, profile.cost, profile.front, run.in_flight, run.turnaround_s
-    )
+    played = replay(run.recording, profile, run.in_flight, run.turnaround_s)
     return relative(played.figures, run.figures)
 
 
@@ -200,13 +198,3 @@ def _rounded(profile: Profile) -> Profile:
             for part, costs in (("cost", profile.cost), ("front", profile.front))
         },
     )
-
-
-def _duration(text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"turnaround {text!r} {error}") from None
-    if seconds < 0:
-        raise UsageError(f"turnaround {text!r} must not be negative")
-    return seconds

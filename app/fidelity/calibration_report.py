@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from math import exp
 from pathlib import Path
 
 import msgspec
 import yaml
 
-from app.fidelity.figures import NAMES, TIMES
-from app.fidelity.fitting import Problem
-from app.fidelity.identified import Certainty, off_as_text
+from app.fidelity.fitting import Certainty, Problem
 from app.fidelity.replay import Replayed
+from app.load.report import NAMES, TIMES
 from config.profile import Profile
 
 IDLE_STEPS = 20
@@ -69,7 +69,8 @@ def constants_table(known: Sequence[Certainty]) -> str:
     """Start, what was found, how sure that is."""
     lines = [f"{'constant':<16}{'start':>12}{'fitted':>12}{'off by':>9}"]
     for it in known:
-        name, off = it.name.replace("_", "-"), off_as_text(it.off)
+        name = it.name.replace("_", "-")
+        off = f"+-{it.off:.1%}" if it.off < 0.3 else f"x/{exp(it.off):.1f}"  # a factor once it is large
         sure = "identified" if it.identified else "not identified"
         lines.append(f"{name:<16}{it.start:>12.5g}{it.value:>12.5g}{off:>9}  {sure}")
     return "\n".join(lines)

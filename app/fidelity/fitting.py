@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, log, sqrt
+from math import exp, sqrt
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +16,8 @@ SOFT = 0.004
 """Errors below it hardly matter: two runs of the same server differ by as much."""
 PULL = 2e-5
 """What it costs to be one spread away from the start."""
-
+KNOWN = 0.03
+"""A constant that may be off by this share at most is identified."""
 
 Costs = TypeVar("Costs", CostConstants, FrontCosts)
 
@@ -51,6 +52,19 @@ CONSTANTS = (
     Constant("out_per_stream", 0.4, 20e-6),
 )
 """In the order in which people read them."""
+
+
+class Certainty(Struct, frozen=True):
+    """A constant, and the share by which it may be off (one standard deviation)."""
+
+    name: str
+    start: float
+    value: float
+    off: float
+
+    @property
+    def identified(self) -> bool:
+        return self.off <= KNOWN
 
 
 class Run(Struct, frozen=True):
@@ -91,12 +105,7 @@ class Problem(Struct, frozen=True):
     def play(self, x: Sequence[float]) -> list[Replayed]:
         """Each run with a candidate."""
         profile = self.profile(x)
-        return [
-            replay(
-                run.recording, profile.engine, profile.cost, profile.front, run.in_flight, run.turnaround_s
-            )
-            for run in self.runs
-        ]
+        return [replay(run.recording, profile, run.in_flight, run.turnaround_s) for run in self.runs]
 
     def errors(self, x: Sequence[float]) -> list[list[float]]:
         """Of each run's figures, relative."""
@@ -120,14 +129,6 @@ def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ())
 def relative(simulated: Sequence[float], recorded: Sequence[float]) -> list[float]:
     """Errors, as shares of what was recorded."""
     return [ours / theirs - 1 for ours, theirs in zip(simulated, recorded, strict=True)]
-
-
-def spreads_away(problem: Problem, given: Mapping[str, float]) -> list[float]:
-    """The candidate that has these constants."""
-    return [
-        log(given[constant.name] / value) / constant.spread
-        for constant, value in zip(problem.constants, problem.values, strict=True)
-    ]
 
 
 def _values(profile: Profile) -> dict[str, float]:

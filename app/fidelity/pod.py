@@ -11,7 +11,6 @@ from app.engine.scheduler import Scheduler
 from app.engine.speculation import Drafts
 from app.engine.step_cost import CostModel
 from app.engine.step_loop import StepLoop
-from app.fidelity.client import note_moments
 from app.fidelity.prefix_blocks import GroupedRequest, PrefixBlocks
 from app.kvcache.counted import CountedBlocks
 from config.profile import EngineLimits, Profile
@@ -161,8 +160,14 @@ class Pod:
             self._watch(self, batch, start_s, end_s)
 
     def step_over(self, batch: Batch[GroupedRequest], first_s: float, gap_s: float) -> None:
-        note_moments(batch, first_s, gap_s)
+        decodes, prefilled = batch.decodes, batch.prefilled
+        for place, request in enumerate(prefilled, len(decodes)):
+            if request.first_s < 0:
+                request.first_s = first_s + place * gap_s
         for request in batch.ends:
+            late = request in prefilled
+            place = len(decodes) + prefilled.index(request) if late else decodes.index(request)
+            request.last_s = first_s + place * gap_s
             self._ended(request)
 
 

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from app.fidelity.client import OfflineRequest
+from app.engine.batch import SequenceState
 from app.kvcache.block_pool import Block, BlockPool
+
+
+class OfflineRequest(SequenceState):
+    """A request of an offline run, with its moments in seconds."""
+
+    __slots__ = ("arrival_s", "first_s", "last_s", "send_s")
+
+    def __init__(self, arrival_s: float, prompt_tokens: int, output_tokens: int) -> None:
+        super().__init__(prompt_tokens, output_tokens)
+        self.arrival_s = arrival_s
+        """When the load wants to send it."""
+        self.send_s = arrival_s
+        self.first_s = -1.0
+        self.last_s = -1.0
 
 
 class GroupedRequest(OfflineRequest):

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
-import gzip
-import io
-import math
 import sys
 import time
 from collections.abc import Sequence
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 
 import msgspec
 
-from app.fidelity.files import check_target, whole_file
-from app.load import recording_client as client
-from app.load.synthetic import Recipe, draw_load, read_lengths
+from app.load.client import Answer, Target, exchange
+from app.load.recording_client import Measured, RecordError, RecordingClient, Wanted
+from app.load.report import check_target, progress_of, whole_file, write_rows
+from app.load.synthetic import Recipe, draw_load, lengths
 from app.load.trace import MOST_TOKENS, Load, read_trace
 from config import ConfigError
-from config.flags import Parser, as_command, whole_number
+from config.flags import Parser, as_command, number_of, whole_number
 from config.installation import COMMAND
 
 ABOUT = f"""\
@@ -37,11 +33,10 @@ TOKEN_IDS = range(1000, 30000)
 """Of prompts to a server that does not tokenize: ids that are in most vocabularies, and special in none."""
 WORDS = " ".join(one + other for one in ascii_lowercase for other in ascii_lowercase)
 """What a server is asked the ids of."""
-TELL_EVERY_S = 2.0
 ANSWER_S = 10.0
 
 
-@as_command(client.RecordError)
+@as_command(RecordError)
 def run(argv: Sequence[str]) -> int:
     """Exit status."""
     _record(_parser().parse_args(argv))
@@ -54,10 +49,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--target", required=True, metavar="URL", help="the server, such as http://host:8000")
     add("--out", required=True, type=Path, metavar="FILE.csv[.gz]", help="file to write")
     add("--trace", type=Path, metavar="FILE", help="the load: a CSV file, see simulate")
-    add("--rate", type=_positive, metavar="R", help="or: requests a second, Poisson")
-    add("--seconds", type=_positive, default=60.0, metavar="S", help="for so long [60]")
-    add("--input-tokens", default="1000", metavar="LENGTHS", help="of prompts, see simulate [1000]")
-    add("--output-tokens", default="128", metavar="LENGTHS", help="of answers [128]")
+    add("--rate", type=number_of(0, 1e6), metavar="R", help="or: requests a second, Poisson")
+    add("--seconds", type=number_of(0, 1e6), default=60.0, metavar="S", help="for so long [60]")
+    add(
+        "--input-tokens",
+        type=lengths("input"),
+        default="1000",
+        metavar="LENGTHS",
+        help="of prompts, see simulate [1000]",
+    )
+    add("--output-tokens", type=lengths("output"), default="128", metavar="LENGTHS", help="of answers [128]")
     add("--in-flight", type=whole_number(1, 10000), metavar="N", help="requests under way at most [all]")
     add("--model", metavar="NAME", help="to ask for [the first that the server serves]")
     add("--api-key", metavar="KEY", help="of the server")
@@ -74,21 +75,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def _record(given: argparse.Namespace) -> None:
     check_target(given.out)
-    target = client.read_target(given.target)
+    target = read_target(given.target)
     load = _load(given)
     headers = {} if given.api_key is None else {"Authorization": f"Bearer {given.api_key}"}
     model = given.model or _first_model(target, headers)
     ids = _token_ids(target, headers, model)
-    progress = _Progress()
-    recording = client.RecordingClient(target, headers, given.in_flight, time.perf_counter, progress)
     gc.collect()
     gc.disable()  # a collection would make moments late
     try:
-        measured = recording.run(Prompts(load, model, ids, given.seed))
+        with progress_of(sys.stderr, "sent", len(load), "requests") as sent:
+            recording = RecordingClient(target, headers, given.in_flight, time.perf_counter, sent)
+            measured = recording.run(Prompts(load, model, ids, given.seed))
     finally:
         gc.enable()
     with whole_file(given.out) as part:
-        part.write_bytes(_packed(given.out, _as_csv(measured)))
+        write_rows(part, COLUMNS, map(_row, measured))
     took_s = measured[-1].last_s
     late_ms = 1000 * max(it.send_s - it.arrival_s for it in measured)
     held = "" if given.in_flight is None else f"; --in-flight {given.in_flight} held back sends"
@@ -97,21 +98,22 @@ def _record(given: argparse.Namespace) -> None:
     )
 
 
+def read_target(url: str) -> Target:
+    """ConfigError for what is no URL of a server without TLS."""
+    target = Target.of(url)
+    if target.scheme != "http":
+        raise ConfigError(f"target {url}: must be like http://host:8000 (TLS is not measured)")
+    return target
+
+
 def _load(given: argparse.Namespace) -> Load:
     if (given.trace is None) == (given.rate is None):
         raise ConfigError("record: either trace or rate must be given")
     if given.trace is not None:
         return read_trace(given.trace)
-    lengths = []
-    for name in ("input", "output"):
-        text = getattr(given, f"{name}_tokens")
-        try:
-            lengths.append(read_lengths(text, name))
-        except ValueError as error:
-            raise ConfigError(f"{name}-tokens {text!r} {error}") from None
     recipe = Recipe(
-        input_tokens=lengths[0],
-        output_tokens=lengths[1],
+        input_tokens=given.input_tokens,
+        output_tokens=given.output_tokens,
         rate=given.rate,
         seconds=given.seconds,
         seed=given.seed,
@@ -131,7 +133,7 @@ class Prompts:
     def __len__(self) -> int:
         return len(self._load)
 
-    def wanted(self, number: int) -> client.Wanted:
+    def wanted(self, number: int) -> Wanted:
         load = self._load
         count, output = load.input_tokens[number], load.output_tokens[number]
         prompt: list[int] = []
@@ -148,7 +150,7 @@ class Prompts:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        return client.Wanted(load.arrival_s[number], msgspec.json.encode(body), output)
+        return Wanted(load.arrival_s[number], msgspec.json.encode(body), output)
 
     def _ids(self, of: str, count: int) -> list[int]:
         return Random(f"{self._seed}/{of}").choices(self._token_ids, k=count)
@@ -166,20 +168,20 @@ class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
-def _first_model(target: client.Target, headers: dict[str, str]) -> str:
-    status, body = _asked(target, headers, "GET", "/v1/models")
+def _first_model(target: Target, headers: dict[str, str]) -> str:
+    status, body = _ask(target, headers, "GET", "/v1/models")
     if status != 200:
-        raise client.RecordError(f"GET /v1/models: status {status}; does the server want an --api-key?")
+        raise RecordError(f"GET /v1/models: status {status}; does the server want an --api-key?")
     try:
         return msgspec.json.decode(body, type=_Models).data[0].id
     except (msgspec.MsgspecError, IndexError):
-        raise client.RecordError("GET /v1/models: names no model; give --model") from None
+        raise RecordError("GET /v1/models: names no model; give --model") from None
 
 
-def _token_ids(target: client.Target, headers: dict[str, str], model: str) -> Sequence[int]:
+def _token_ids(target: Target, headers: dict[str, str], model: str) -> Sequence[int]:
     """Ids that the model has, and that are not special."""
     question = msgspec.json.encode({"model": model, "prompt": WORDS, "add_special_tokens": False})
-    status, body = _asked(target, headers, "POST", "/tokenize", question)
+    status, body = _ask(target, headers, "POST", "/tokenize", question)
     if status != 200:
         return TOKEN_IDS
     try:
@@ -188,53 +190,15 @@ def _token_ids(target: client.Target, headers: dict[str, str], model: str) -> Se
         return TOKEN_IDS
 
 
-def _asked(
-    target: client.Target, headers: dict[str, str], method: str, path: str, body: bytes | None = None
-) -> tuple[int, bytes]:
-    connection = HTTPConnection(target.host, target.port, timeout=ANSWER_S)
+def _ask(
+    target: Target, headers: dict[str, str], method: str, path: str, body: bytes | None = None
+) -> Answer:
     try:
-        given = {**headers, "Content-Type": "application/json"}
-        connection.request(method, target.prefix + path, body, given)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    except (OSError, HTTPException) as error:
-        raise client.RecordError(f"{target.host}:{target.port}: {error}") from None
-    finally:
-        connection.close()
+        return exchange(target.address, method, target.prefix + path, body, ANSWER_S, headers)
+    except OSError as error:
+        raise RecordError(f"{target.address}: {error}") from None
 
 
-class _Progress:
-    """A line now and then."""
-
-    def __init__(self) -> None:
-        self._next_s = time.monotonic() + TELL_EVERY_S
-
-    def __call__(self, sent: int, under_way: int, of: int) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + TELL_EVERY_S
-            print(f"{sent} of {of} requests sent, {under_way} under way", file=sys.stderr, flush=True)
-
-
-def _as_csv(measured: Sequence[client.Measured]) -> str:
-    file = io.StringIO()
-    rows = csv.writer(file, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    for it in measured:
-        moments = (f"{it.send_s:.6f}", f"{it.first_s:.6f}", f"{it.last_s:.6f}")
-        rows.writerow((f"{it.arrival_s:.6f}", it.input_tokens, it.output_tokens, *moments))
-    return file.getvalue()
-
-
-def _packed(path: Path, text: str) -> bytes:
-    return gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
-    return number
+def _row(it: Measured) -> tuple[object, ...]:
+    moments = (f"{it.send_s:.6f}", f"{it.first_s:.6f}", f"{it.last_s:.6f}")
+    return f"{it.arrival_s:.6f}", it.input_tokens, it.output_tokens, *moments

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 from math import inf
 
 from msgspec import Struct
 
 from app.engine.batch import Batch
-from app.engine.scheduler import Scheduler
-from app.engine.step_cost import StepCost
-from app.engine.step_loop import StepLoop
-from app.fidelity.client import Client, OfflineRequest, note_moments
-from app.fidelity.figures import twelve
-from app.fidelity.pod import scheduler_limits
-from app.kvcache.counted import CountedBlocks
-from config.profile import CostConstants, EngineLimits, FrontCosts
+from app.fidelity.pod import Pod
+from app.fidelity.prefix_blocks import GroupedRequest
+from app.fidelity.simulation import Plan, simulate
+from app.load.report import twelve
+from app.load.trace import Load
+from config.profile import Profile
 
 
 class Recording(Struct, kw_only=True):
@@ -34,6 +32,11 @@ class Recording(Struct, kw_only=True):
     notes: list[str] = []
     """What is to be known of the file."""
 
+    @property
+    def load(self) -> Load:
+        columns = array("d", self.arrival_s), array("i", self.input_tokens), array("i", self.output_tokens)
+        return Load(self.name, *columns)
+
     def figures(self) -> list[float]:
         return twelve(self.send_s, self.first_s, self.last_s, self.output_tokens)
 
@@ -42,88 +45,27 @@ class Replayed(Struct):
     """What became of a recording's load in the simulation."""
 
     figures: list[float]
-    steps: int
     idle_steps: int
     """Steps that found the device idle."""
     most_running: int
     """Sequences in the fullest step."""
     preemptions: int
-    waited: int
-    """Requests that the client sent later than the load wanted."""
 
 
-class CountingClient(Client):
-    """Writes down the moments of each request, too."""
+def replay(recording: Recording, profile: Profile, in_flight: int | None, turnaround_s: float) -> Replayed:
+    """Plays the load of `recording` on virtual time; the client keeps at most `in_flight` under way."""
+    idle, end_s = 0, -inf
 
-    steps = idle_steps = most_running = 0
-    _end_s = -inf
+    def watch(pod: Pod, batch: Batch[GroupedRequest], start_s: float, step_end_s: float) -> None:
+        nonlocal idle, end_s
+        idle += start_s > end_s
+        end_s = step_end_s
 
-    def step_made(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
-        self.steps += 1
-        if start_s > self._end_s:
-            self.idle_steps += 1
-        self._end_s = end_s
-        if batch.sequences > self.most_running:
-            self.most_running = batch.sequences
-
-    def step_over(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
-        note_moments(batch, first_s, gap_s)
-        for request in batch.ends:
-            self.left(request.last_s)
-
-
-def play(
-    load: Sequence[OfflineRequest],
-    limits: EngineLimits,
-    cost: CostConstants,
-    front: FrontCosts,
-    in_flight: int | None = None,
-    turnaround_s: float = 0.0,
-) -> tuple[CountingClient, Scheduler[OfflineRequest]]:
-    """Write the moments of a load on the virtual clock into its requests; who sent it, and who served it."""
-    client = CountingClient(load, front, in_flight, turnaround_s)
-    return client, serve(client, limits, cost, front)
-
-
-def serve(
-    client: CountingClient, limits: EngineLimits, cost: CostConstants, front: FrontCosts
-) -> Scheduler[OfflineRequest]:
-    """Serve all that `client` sends, on the virtual clock; who did so."""
-    scheduler: Scheduler[OfflineRequest] = Scheduler(
-        scheduler_limits(limits),
-        CountedBlocks(limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching),
-    )
-    depth = 2 if limits.async_scheduling else 1
-    StepLoop(scheduler, StepCost(cost), client, client, front.out_per_stream, depth).advance(inf)
-    return scheduler
-
-
-def replay(
-    recording: Recording,
-    limits: EngineLimits,
-    cost: CostConstants,
-    front: FrontCosts,
-    in_flight: int | None,
-    turnaround_s: float,
-) -> Replayed:
-    """Play the load of `recording` on the virtual clock; the client keeps at most `in_flight` under way."""
-    load = [
-        OfflineRequest(arrival_s, tokens, output)
-        for arrival_s, tokens, output in zip(
-            recording.arrival_s, recording.input_tokens, recording.output_tokens, strict=True
-        )
-    ]
-    client, scheduler = play(load, limits, cost, front, in_flight, turnaround_s)
+    plan = Plan(profile=profile, in_flight=in_flight, turnaround_s=turnaround_s)
+    outcome = simulate(recording.load, plan, 1, lambda done: None, watch)
     return Replayed(
-        figures=twelve(
-            [it.send_s for it in load],
-            [it.first_s for it in load],
-            [it.last_s for it in load],
-            recording.output_tokens,
-        ),
-        steps=client.steps,
-        idle_steps=client.idle_steps,
-        most_running=client.most_running,
-        preemptions=scheduler.preemptions,
-        waited=sum(it.send_s > it.arrival_s for it in load),
+        figures=twelve(outcome.send_s, outcome.first_s, outcome.last_s, recording.output_tokens),
+        idle_steps=idle,
+        most_running=outcome.timeline.most_sequences,
+        preemptions=outcome.preemptions,
     )

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from app.fidelity import report
-from app.fidelity.fleet import simulate
-from app.fidelity.limits import check_load, longest_tokens
-from app.fidelity.plot import draw_run, draw_sweep
 from app.fidelity.processes import each
-from app.fidelity.progress import Progress
 from app.fidelity.simulate_options import STDOUT, Options, Plugged, read
-from app.fidelity.simulation import Outcome, Told
-from app.fidelity.summary import Summary, summarize
-from app.fidelity.sweep import Point, Sweep, best
+from app.fidelity.simulation import Outcome, Told, check_load, longest_tokens, simulate
+from app.fidelity.summary import (
+    Point,
+    Summary,
+    Sweep,
+    best,
+    curve,
+    draw_run,
+    draw_sweep,
+    summarize,
+    table,
+    write_requests,
+)
+from app.load.report import progress_of, whole_file
 from app.load.synthetic import draw_load
 from app.load.trace import Load, read_trace
 from config.flags import as_command
@@ -31,7 +36,7 @@ from config.installation import check_installed
 if TYPE_CHECKING:
     from app.fidelity.film import Film
 
-Write = Callable[[Path], None]
+Write = Callable[[Path], object]
 
 
 @as_command()
@@ -59,16 +64,16 @@ def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) 
 
 def _run_once(options: Options) -> None:
     name, unit = ("drawn", "requests") if options.trace is None else ("read", "bytes")
-    with _progress(name, _size(options), unit) as progress:
+    with progress_of(sys.stderr, name, _size(options), unit) as progress:
         load = _load(options, progress)
     film = None if options.html is None else _film(options, load)
-    with _progress("simulated", len(load), "requests") as progress:
+    with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
         watch = None if film is None else film.watch
         outcome = simulate(load, options.plan, options.processes, progress, watch)
         summary = summarize(load, options.plan, outcome, options.profile_name)
     files: dict[Path, Write] = {}
     if options.requests is not None:
-        files[options.requests] = lambda path: _write_requests(path, load, outcome)
+        files[options.requests] = lambda path: write_requests(path, load, outcome)
     if options.html is not None and film is not None:
         files[options.html] = lambda path: _write_film(path, film, outcome)
     if options.plot is not None:
@@ -78,7 +83,7 @@ def _run_once(options: Options) -> None:
     _give(
         options,
         msgspec.json.encode(summary),
-        "\n".join([_head(options), report.table(summary), *verdicts]),
+        "\n".join([_head(options), table(summary), *verdicts]),
         files,
     )
 
@@ -98,7 +103,7 @@ def _write_film(path: Path, film: Film, outcome: Outcome) -> None:
 def _run_sweep(options: Options, sweep: Sweep) -> None:
     jobs = [_at(options, sweep.name, value) for value in sweep.values]
     summaries: dict[int, Summary] = {}
-    with _progress(f"swept {sweep.name}", len(jobs), "points") as progress:
+    with progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress:
         for number, summary in each(_point, jobs, options.processes, lambda: progress(len(summaries))):
             summaries[number] = summary
     points = [
@@ -110,7 +115,7 @@ def _run_sweep(options: Options, sweep: Sweep) -> None:
     files: dict[Path, Write] = {}
     if options.plot is not None:
         files[options.plot] = lambda path: draw_sweep(sweep.name, points, options.profile_name, path)
-    text = report.curve(sweep.name, points, options.objectives)
+    text = curve(sweep.name, points, options.objectives)
     _give(options, msgspec.json.encode(document), f"{_head(options)}\n{text}", files)
 
 
@@ -178,41 +183,12 @@ def _told(options: Options, load: Load) -> str:
     return f"{len(load):,} requests, {origin}{fleet}"
 
 
-@contextmanager
-def _progress(name: str, total: int, unit: str) -> Iterator[Progress]:
-    progress = Progress(sys.stderr, name, total, unit)
-    try:
-        yield progress
-    finally:
-        progress.end()
-
-
 def _give(options: Options, document: bytes, text: str, files: dict[Path, Write]) -> None:
-    """Write all files, or none; then say what came of it."""
+    """Writes all files, or none; then prints the table, or the document where stdout is asked for."""
     document = msgspec.json.format(document) + b"\n"
     if options.json is not None and options.json != STDOUT:
-        files[options.json] = lambda path: _write_bytes(path, document)
-    _write_all(files)
-    print(document.decode() if options.json == STDOUT else text, end="" if options.json == STDOUT else "\n")
-
-
-def _write_all(files: dict[Path, Write]) -> None:
-    """Each file is written beside its place, and gets there when all are whole."""
-    parts = {path: path.with_name(f".{path.name}.{os.getpid()}.part") for path in files}
-    try:
+        files[options.json] = lambda path: path.write_bytes(document)
+    with ExitStack() as parts:
         for path, write in files.items():
-            write(parts[path])
-        for path, part in parts.items():
-            os.replace(part, path)
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
-
-
-def _write_bytes(path: Path, document: bytes) -> None:
-    path.write_bytes(document)
-
-
-def _write_requests(path: Path, load: Load, outcome: Outcome) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        report.write_requests(file, load, outcome)
+            write(parts.enter_context(whole_file(path)))
+    print(document.decode() if options.json == STDOUT else text, end="" if options.json == STDOUT else "\n")

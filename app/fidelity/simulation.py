@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from random import Random
+
+from msgspec import Struct
 
 from app.engine.step_cost import CostModel, StepCost
 from app.fidelity.pod import Pod, Timeline, Watch
 from app.fidelity.prefix_blocks import GroupedRequest, shared_keys
-from app.fidelity.routing import BLIND, RANDOM, policy_of
+from app.fidelity.processes import each
+from app.load.policies import BLIND, RANDOM, RandomChoice, RoundRobin, make_policy
 from app.load.trace import Load
-from config.profile import Profile
+from config import ConfigError
+from config.profile import EngineLimits, Profile
 
 OFTEN = 1024
 """Requests after which progress is told."""
@@ -46,6 +51,11 @@ class Plan:
     """From the last token of a request until the next one takes its place."""
     seed: int = 1
     step_costs: StepCosts = usual_costs
+
+    @property
+    def routing(self) -> Random:
+        """A new stream of randomness for the policy."""
+        return Random(f"{self.seed}/{self.policy}")
 
     @property
     def apart(self) -> bool:
@@ -110,7 +120,8 @@ class Simulation:
             )
             for number in range(first_pod, first_pod + plan.pods)
         ]
-        self._policy = policy_of(plan.policy, plan.seed, self._cached)
+        self._policy = make_policy(plan.policy, self._cached, plan.routing)
+        self._numbers = range(plan.pods)
         self._due: list[tuple[float, int]] = []
         """When pods have something to do; what is not the `due_s` of its pod is out of date."""
         self._places = None if plan.in_flight is None else [-math.inf] * plan.in_flight
@@ -147,10 +158,10 @@ class Simulation:
             request.group, request.prefix_tokens = load.group[number], load.prefix_tokens[number]
         return request
 
-    def _cached(self, request: GroupedRequest) -> list[int]:
-        """Blocks that each pod has of what a request shares."""
+    def _cached(self, request: GroupedRequest) -> dict[int, float]:
+        """Returns the blocks that each pod has of what a request shares: an indexer without delay."""
         keys = shared_keys(request, self._plan.profile.engine.block_size)
-        return [pod.cached_blocks(keys) for pod in self.pods]
+        return {number: pod.cached_blocks(keys) for number, pod in enumerate(self.pods)} if keys else {}
 
     def _send_s(self, arrival_s: float) -> float:
         """When a request is sent that the load wants to send at `arrival_s`: it may wait for a place."""
@@ -180,7 +191,7 @@ class Simulation:
         endings, counts = self._endings, self._counts
         while endings and endings[0][0] <= request.send_s:
             counts[heappop(endings)[1]] -= 1
-        number = self._policy.choose(request, counts)
+        number = self._policy.choose(request, self._numbers, counts)
         counts[number] += 1
         self.outcome.pod[request.number] = number
         pod = self.pods[number]
@@ -198,3 +209,87 @@ class Simulation:
         if self._places is not None:
             heappush(self._places, last_s + self._plan.turnaround_s)
         self._done += 1
+
+
+class _PodJob(Struct, frozen=True):
+    load: Load
+    plan: Plan
+    pod: int
+    begin_s: float
+
+
+def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | None = None) -> Outcome:
+    """What becomes of `load`. `told` is called with the requests that are done, `watch` with each step."""
+    if watch is not None or not plan.apart:
+        return Simulation(load, plan, told, watch=watch).run()
+    numbers = _by_pod(load, plan)
+    begin_s, done = load.arrival_s[0], [0]
+    jobs = []
+    for pod, its in enumerate(numbers):
+        jobs.append(_PodJob(load.part(its), plan, pod, begin_s))
+        told(0)
+    outcome = Outcome(load)
+    for pod, part in each(_simulate_pod, jobs, processes, lambda: told(sum(done))):
+        outcome.put(numbers[pod], pod, part)
+        done.append(len(numbers[pod]))
+        told(sum(done))
+    return outcome
+
+
+def _by_pod(load: Load, plan: Plan) -> list[array[int]]:
+    """The numbers of the requests that each pod gets."""
+    policy = RandomChoice(plan.routing) if plan.policy == RANDOM else RoundRobin()
+    numbers: list[array[int]] = [array("i") for _ in range(plan.pods)]
+    nobody = [0] * plan.pods
+    for number in range(len(load)):
+        numbers[policy.choose(None, range(plan.pods), nobody)].append(number)
+    return numbers
+
+
+def _simulate_pod(job: _PodJob) -> Outcome:
+    alone = replace(job.plan, pods=1)
+    simulation = Simulation(job.load, alone, lambda done: None, job.pod)
+    simulation.outcome.timeline.begin_s = job.begin_s
+    return simulation.run()
+
+
+def check_engine(at: EngineLimits, origin: str) -> None:
+    """ConfigError, which begins with `origin`, unless an engine of these limits can do its work."""
+    if at.max_num_batched_tokens < at.max_num_seqs:
+        raise ConfigError(
+            f"{origin}: max-num-batched-tokens {at.max_num_batched_tokens} must not be less than "
+            f"max-num-seqs {at.max_num_seqs}, or some sequences would never get a token"
+        )
+    if at.max_model_len is None:
+        return
+    blocks = -(-at.max_model_len // at.block_size) + 1
+    if at.num_gpu_blocks < blocks:
+        raise ConfigError(
+            f"{origin}: {at.num_gpu_blocks} blocks of {at.block_size} tokens must hold a prompt of "
+            f"max-model-len {at.max_model_len}, and the null block: {blocks} do"
+        )
+    if not at.enable_chunked_prefill and at.max_num_batched_tokens < at.max_model_len:
+        raise ConfigError(
+            f"{origin}: without chunked prefill max-num-batched-tokens {at.max_num_batched_tokens} must not "
+            f"be less than max-model-len {at.max_model_len}"
+        )
+
+
+def longest_tokens(at: EngineLimits) -> int:
+    """Most tokens that a request may have, prompt and answer."""
+    longest = (at.num_gpu_blocks - 1) * at.block_size
+    if not at.enable_chunked_prefill:
+        longest = min(longest, at.max_num_batched_tokens)
+    return longest if at.max_model_len is None else min(longest, at.max_model_len)
+
+
+def check_load(load: Load, at: EngineLimits) -> None:
+    """ConfigError for the first request that the engine could never finish."""
+    longest = longest_tokens(at)
+    for number, (tokens_in, tokens_out) in enumerate(zip(load.input_tokens, load.output_tokens, strict=True)):
+        if tokens_in + tokens_out > longest:
+            rule = "max-model-len" if longest == at.max_model_len else "what cache and budget hold"
+            raise ConfigError(
+                f"{load.row(number)}: input_tokens {tokens_in} and output_tokens {tokens_out} together must "
+                f"not exceed {rule}, {longest} tokens"
+            )

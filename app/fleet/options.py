@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.fleet.routing import POLICIES
-from config import ConfigError, UsageError
-from config.flags import Parser, whole_number
+from app.fleet.routing import COMPARED
+from app.load.policies import POLICIES
+from app.load.report import check_target
+from config import UsageError
+from config.flags import Parser, number_of, whole_number
 from config.installation import COMMAND, check_installed
 
 ABOUT = """\
@@ -32,7 +32,7 @@ class Options:
     concurrency: int | None
     rate: float | None
     policies: tuple[str, ...]
-    """Empty is all; see `with_policies`."""
+    """Empty is most of them; see `with_policies`."""
     seed: int
     png: Path | None
     json: Path | None
@@ -45,8 +45,7 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
     if given.png is not None and not given.no_png:
         check_installed("fleet", "--png")
     for path in (given.png, given.json):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"{path}: there is no folder {path.parent}")
+        check_target(path)
     options = Options(
         pods=given.pods,
         requests=given.requests,
@@ -64,13 +63,13 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
 
 
 def with_policies(options: Options, more: Iterable[str]) -> Options:
-    """Where no policies are asked for, all; else ConfigError for one that is neither ours nor of `more`."""
+    """Fills in the policies where none is asked for. UsageError for an unknown one."""
     known = (*POLICIES, *more)
     for name in options.policies:
         if name not in known:
             told = ", ".join(map(repr, known))
             raise UsageError(f"argument --policies: invalid choice: {name!r} (choose from {told})")
-    return replace(options, policies=options.policies or known)
+    return replace(options, policies=options.policies or (*COMPARED, *more))
 
 
 def _parser() -> Parser:
@@ -82,11 +81,13 @@ def _parser() -> Parser:
     flags.add_argument("--prefix-tokens", type=whole, default=2000, help="length of a system prompt [2000]")
     load = flags.add_mutually_exclusive_group()
     load.add_argument("--concurrency", type=whole, default=12, help="requests that run at once [12]")
-    load.add_argument("--rate", type=_rate, help="requests a second instead, however many then run at once")
+    load.add_argument(
+        "--rate", type=number_of(0, 1e6), help="requests a second instead, however many then run at once"
+    )
     flags.add_argument(
         "--policies",
         nargs="+",
-        help=f"ways of routing: {', '.join(POLICIES)}, and those of plugins [all]",
+        help=f"ways of routing: {', '.join(POLICIES)}, and those of plugins [all but least-requests]",
         metavar="POLICY",
     )
     flags.add_argument(
@@ -98,13 +99,3 @@ def _parser() -> Parser:
     flags.add_argument("--json", type=Path, help="file for the figures, every TTFT among them")
     flags.add_argument("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")
     return flags
-
-
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = math.nan
-    if not 0 < rate < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
-    return rate

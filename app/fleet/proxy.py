@@ -58,7 +58,7 @@ class Proxy:
             return self._forward(incoming, environ, start_response, _least_loaded)
         if method == "GET" and path in ("/health", "/routing"):
             return _reply(start_response, "200 OK", self.statistics())
-        return _refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
+        return refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
 
     def statistics(self) -> dict[str, object]:
         """What has been done so far, for GET /routing."""
@@ -85,7 +85,7 @@ class Proxy:
                 left.remove(pod)
                 continue
             return self._relayed(pod, connection, incoming, environ, start_response)
-        return _refuse(start_response, "502 Bad Gateway", "no pod can be reached")
+        return refuse(start_response, "502 Bad Gateway", "no pod can be reached")
 
     def _relayed(
         self,
@@ -104,7 +104,7 @@ class Proxy:
             response = connection.getresponse()
         except (OSError, HTTPException) as error:
             relay.close()
-            return _refuse(start_response, "502 Bad Gateway", f"{pod} gave no answer: {error!r}", pod)
+            return refuse(start_response, "502 Bad Gateway", f"{pod} gave no answer: {error!r}", pod)
         except BaseException:
             relay.close()
             raise
@@ -222,7 +222,7 @@ def _response_headers(response: HTTPResponse, pod: str) -> list[tuple[str, str]]
     return [*headers, (ROUTED_TO, pod)]
 
 
-def _refuse(
+def refuse(
     start_response: StartResponse, status: str, message: str, pod: str | None = None
 ) -> Iterable[bytes]:
     """An error in the form in which vLLM writes them."""

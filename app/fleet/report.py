@@ -6,18 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 from app.load.client import Sample
+from app.load.report import BLUE, GREY, RED, Axes, four, markdown, new_figure
 
 HEADINGS = ("policy", "TTFT mean", "p50", "p90", "p99", "cached", "requests/s", "per pod", "failed")
-COLORS = ("#9a9a9a", "#5b8db8", "#d1495b")
+COLORS = (GREY, BLUE, RED)
 QUANTILES = ("mean", "p50", "p90", "p99")
-Axes = Any
-"""Of matplotlib, which is optional."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +50,17 @@ def summarize(
     """The figures of `samples`, which took `took_s` in all."""
     answered = [sample for sample in samples if not sample.error]
     ttfts_s = tuple(sorted(sample.ttft_s for sample in answered))
+    mean, p50, p90, p99 = four(ttfts_s) if ttfts_s else [math.nan] * 4
     prompt_tokens = sum(sample.prompt_tokens for sample in answered)
     counts = Counter(sample.pod for sample in answered)
     return Summary(
         policy=policy,
         requests=len(samples),
         failed=len(samples) - len(answered),
-        ttft_mean_s=fmean(ttfts_s) if ttfts_s else math.nan,
-        ttft_p50_s=quantile(ttfts_s, 0.5),
-        ttft_p90_s=quantile(ttfts_s, 0.9),
-        ttft_p99_s=quantile(ttfts_s, 0.99),
+        ttft_mean_s=mean,
+        ttft_p50_s=p50,
+        ttft_p90_s=p90,
+        ttft_p99_s=p99,
         ttfts_s=ttfts_s,
         cached_share=sum(sample.cached_tokens for sample in answered) / max(1, prompt_tokens),
         requests_per_s=len(answered) / took_s if took_s > 0 else 0.0,
@@ -73,23 +70,10 @@ def summarize(
     )
 
 
-def quantile(ascending: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the values lie, linear between neighbours; NaN of none."""
-    if not ascending:
-        return math.nan
-    place = share * (len(ascending) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ascending) - 1)
-    return ascending[low] + (ascending[high] - ascending[low]) * (place - low)
-
-
 def table(summaries: Sequence[Summary]) -> str:
     """A Markdown table, a row for each policy."""
     rows = [HEADINGS, *(_row(summary) for summary in summaries)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    ruler = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = [_line(rows[0], widths), "| " + " | ".join(ruler) + " |"]
-    return "\n".join(lines + [_line(row, widths) for row in rows[1:]])
+    return markdown(rows)
 
 
 def notes(summaries: Sequence[Summary]) -> list[str]:
@@ -121,26 +105,12 @@ def _ms(time_s: float) -> str:
     return "-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms"
 
 
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [row[0].ljust(widths[0])]
-    cells += [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
-    return "| " + " | ".join(cells) + " |"
-
-
 def draw(summaries: Sequence[Summary], title: str, path: Path) -> None:
     """Write a PNG: the TTFTs, their quantiles, the cached share of the prompts. OSError if it cannot."""
-    # Imported when needed: it is optional, and takes a second.
-    figure = import_module("matplotlib.figure").Figure(figsize=(11, 4.2), layout="constrained")
-    canvas = import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=10)
-    shares, bars, cached = figure.subplots(1, 3, width_ratios=(5, 4, 2))
+    canvas, (shares, bars, cached) = new_figure(title, (11, 4.2), (1, 3), (5, 4, 2))
     _draw_shares(shares, summaries)
     _draw_quantiles(bars, summaries)
     _draw_cached(cached, summaries)
-    for axes in (shares, bars, cached):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.3)
-        axes.set_axisbelow(True)
     canvas.print_png(path)
 
 

@@ -1,4 +1,4 @@
-"""Which pod gets a request: what the indexer knows of its prompt, and the policies that decide."""
+"""What the indexer knows of a request's prompt, and the policies of a fleet, those of plugins among them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from app.load.client import COMPLETIONS, exchange
+from app.load.policies import PREFIX_AWARE, RANDOM, ROUND_ROBIN, IndexerError, make_policy
 
 CHAT = "/v1/chat/completions"
 GENERATING = frozenset({COMPLETIONS, CHAT})
@@ -27,16 +28,9 @@ OF_CHAT = (
     "continue_final_message",
 )
 """Fields of a request that decide about its tokens and its blocks."""
-RANDOM, ROUND_ROBIN, PREFIX_AWARE = "random", "round-robin", "prefix-aware"
-POLICIES = (RANDOM, ROUND_ROBIN, PREFIX_AWARE)
+COMPARED = (RANDOM, ROUND_ROBIN, PREFIX_AWARE)
+"""Policies that are played where none is asked for, before those of plugins."""
 NO_MORE: Mapping[str, PolicyMaker] = MappingProxyType({})
-BLOCKS_PER_REQUEST = 25.0
-"""What a request in flight counts against a pod. A prefix of 2,000 tokens is 125 blocks: the pod that has it
-gets its requests until it has five more in flight than another pod."""
-
-
-class IndexerError(Exception):
-    """The indexer gave no scores: it cannot be reached, refused, or answered something else."""
 
 
 class Incoming(Struct, frozen=True):
@@ -129,73 +123,10 @@ class Policy(Protocol):
         """The pod that `incoming` goes to."""
 
 
-class RandomChoice:
-    """Any pod."""
-
-    fallbacks = 0
-
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
-
-    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
-        """Any of them, each as likely."""
-        return self._rng.choice(pods)
-
-
-class RoundRobin:
-    """One pod after the other."""
-
-    fallbacks = 0
-
-    def __init__(self) -> None:
-        self._turn = 0
-
-    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
-        """The one whose turn it is."""
-        pod = pods[self._turn % len(pods)]
-        self._turn += 1
-        return pod
-
-
-class PrefixAware:
-    """The pod with the most cached blocks, less those that its requests in flight count for.
-
-    Without scores (nothing is cached, or the indexer fails) this is the pod with the fewest requests.
-    """
-
-    def __init__(self, scores: Scores, rng: Random, blocks_per_request: float = BLOCKS_PER_REQUEST) -> None:
-        """`rng` decides between equals: always taking the first one would give it every new prefix."""
-        self._scores = scores
-        self._rng = rng
-        self._blocks_per_request = blocks_per_request
-        self.fallbacks = 0
-
-    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
-        """Waits for the indexer; the requests in flight are those of afterwards."""
-        scores: Mapping[str, float] = {}
-        try:
-            scores = self._scores(incoming)
-        except IndexerError:
-            self.fallbacks += 1
-        worth = {pod: scores.get(pod, 0.0) - self._blocks_per_request * in_flight[pod] for pod in pods}
-        return self._rng.choice(_best(worth))
-
-
 PolicyMaker = Callable[[Scores, Random], Policy]
 """Makes a policy of what asks the index, and a stream of randomness."""
 
 
 def policy_of(name: str, scores: Scores, rng: Random, more: Mapping[str, PolicyMaker] = NO_MORE) -> Policy:
     """The policy of that name, one of `POLICIES` or of `more`."""
-    if name in more:
-        return more[name](scores, rng)
-    if name == RANDOM:
-        return RandomChoice(rng)
-    if name == ROUND_ROBIN:
-        return RoundRobin()
-    return PrefixAware(scores, rng)
-
-
-def _best(worth: Mapping[str, float]) -> list[str]:
-    most = max(worth.values())
-    return [pod for pod, value in worth.items() if value == most]
+    return more[name](scores, rng) if name in more else make_policy(name, scores, rng)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from itertools import repeat
+from types import MappingProxyType
+from urllib.parse import urlsplit
 
 import gevent
 import gevent.socket
+import gevent.ssl
 import msgspec
 from gevent.pool import Pool
 from msgspec import UNSET, Struct
 
 from app.load.workload import Workload
+from config import ConfigError
 
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
@@ -22,6 +26,8 @@ ROUTED_TO = "x-routed-to"
 """Header in which a proxy says which pod has answered."""
 PATIENCE_S = 120.0
 """How long an answer may pause before the request counts as failed."""
+PORTS = {"http": 80, "https": 443}
+NOTHING: Mapping[str, str] = MappingProxyType({})
 DATA = b"data: "
 DONE = b"[DONE]"
 
@@ -49,11 +55,68 @@ class Connection(HTTPConnection):
                 self._open.shutdown(socket.SHUT_RDWR)
 
 
+class SecureConnection(Connection):
+    """A connection over TLS to a server whose certificate is good."""
+
+    default_port = PORTS["https"]
+
+    def connect(self) -> None:
+        """Open the connection. OSError when no one listens, or the certificate is not good."""
+        super().connect()
+        context = gevent.ssl.create_default_context()
+        self._open = self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+
+
+class Target(Struct, frozen=True):
+    """The server that requests are passed on to; `prefix` stands before their paths."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str
+
+    @classmethod
+    def of(cls, url: str) -> Target:
+        """A /v1 at the end is the client's affair. ConfigError for what is no URL of a server."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or PORTS.get(parts.scheme, 0)
+        except ValueError as error:
+            raise ConfigError(f"target {url}: {error}") from None
+        if not port or not parts.hostname:
+            raise ConfigError(f"target {url}: must be like http://host:8000 or https://host")
+        return cls(parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1"))
+
+    @property
+    def url(self) -> str:
+        """Without user and password."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def connection(self, timeout_s: float) -> Connection:
+        """Returns a connection that is not open yet."""
+        kind = SecureConnection if self.scheme == "https" else Connection
+        return kind(self.address, timeout_s)
+
+
+Answer = tuple[int, bytes]
+"""Status and body."""
+
+
 def exchange(
-    address: str, method: str, path: str, body: bytes | None = None, timeout_s: float = 5.0
-) -> tuple[int, bytes]:
-    """Status and body of one request. OSError for whatever keeps it from being answered."""
-    headers = {} if body is None else JSON
+    address: str,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    timeout_s: float = 5.0,
+    headers: Mapping[str, str] = NOTHING,
+) -> Answer:
+    """Returns the answer to one request. OSError for whatever keeps it from being answered."""
+    headers = {**headers, **({} if body is None else JSON)}
     with closing(Connection(address, timeout_s)) as connection:
         try:
             connection.request(method, path, body, headers)
@@ -63,24 +126,27 @@ def exchange(
             raise ConnectionError(f"{address}: {error!r}") from error
 
 
-class _Choice(Struct):
+class Choice(Struct):
     text: str | None = None
 
 
-class _PromptDetails(Struct):
+class PromptDetails(Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(Struct):
+class Usage(Struct):
+    """The tokens of a request, as the last event of a stream has them."""
+
     prompt_tokens: int
-    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
 
 
-class _Chunk(Struct):
-    """An event of a stream, as far as the client looks at it."""
+class Event(Struct):
+    """An event of a stream, as far as the clients look at it."""
 
-    choices: Sequence[_Choice] = ()
-    usage: _Usage | None = None
+    choices: Sequence[Choice] = ()
+    usage: Usage | None = None
     error: object = UNSET
 
 
@@ -150,7 +216,7 @@ class LoadClient:
 
     def _read(self, response: HTTPResponse, pod: str, sent_s: float) -> Sample:
         ttft_s: float | None = None
-        usage: _Usage | None = None
+        usage: Usage | None = None
         for chunk in _chunks(response):
             if chunk.error is not UNSET:
                 return Sample(pod, 0.0, 0, 0, f"the stream has an error: {chunk.error}")
@@ -159,17 +225,17 @@ class LoadClient:
             usage = chunk.usage or usage
         if ttft_s is None or usage is None:
             return Sample(pod, 0.0, 0, 0, "the stream ended without a token or without its usage")
-        details = usage.prompt_tokens_details or _PromptDetails()
+        details = usage.prompt_tokens_details or PromptDetails()
         return Sample(pod, ttft_s, usage.prompt_tokens, details.cached_tokens or 0)
 
 
-def _chunks(response: HTTPResponse) -> Iterator[_Chunk]:
+def _chunks(response: HTTPResponse) -> Iterator[Event]:
     """The events of a stream. HTTPException when it ends before it says so."""
     for line in response:
         if line.startswith(DATA):
             if line.removeprefix(DATA).strip() == DONE:
                 return
-            yield msgspec.json.decode(line.removeprefix(DATA), type=_Chunk)
+            yield msgspec.json.decode(line.removeprefix(DATA), type=Event)
     raise HTTPException("the stream broke off")
 
 

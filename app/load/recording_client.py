@@ -1,51 +1,45 @@
 """A client that measures: sends requests at their moments, and writes down when what came.
 
-It does next to nothing between looking at the clock and looking again: one thread waits for all sockets at
-once, what they have by then came by then, and bytes are only put away. What they say is read when nothing
-else is to be done. So many streams that come in one burst, as those of an engine's step do, make no moment
-later than it was.
+Each request is a greenlet that only puts bytes away. All that the event loop found in one look has the moment
+of that look, and answers are read when nothing else is to be done. So many streams that come in one burst, as
+those of an engine's step do, make no moment later than it was.
 """
 
 from __future__ import annotations
 
-import select
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Protocol
-from urllib.parse import urlsplit
 
+import gevent
 import msgspec
+from gevent.pool import Pool
+from gevent.socket import wait
 from msgspec import UNSET, Struct
+from urllib3.util.wait import wait_for_read
 
-from config import ConfigError
+from app.load.client import COMPLETIONS, DATA, DONE, JSON, Connection, Event, Target
 
 END = b"0\r\n\r\n"
 """Of a chunked body."""
 HEAD_END = b"\r\n\r\n"
-DATA = b"data: "
-DONE = b"[DONE]"
 RECEIVE_BYTES = 1 << 18
 REUSE_S = 2.0
 """A connection that has been idle for longer is not used again: servers close those after a few seconds."""
 AHEAD = 64
 """Requests that are written before they are due."""
 PATIENCE_S = 300.0
-"""How long nothing at all may come while requests are under way."""
+"""How long nothing may come of an answer."""
+CONNECT_S = 10.0
+
+Pieces = list[tuple[float, bytes]]
+"""What came, and when."""
 
 
 class RecordError(Exception):
     """What went wrong at the server, in one line."""
-
-
-class Target(Struct, frozen=True):
-    """Where requests go."""
-
-    host: str
-    port: int
-    prefix: str
-    """Of its paths."""
 
 
 class Wanted(Struct):
@@ -76,66 +70,6 @@ class Load(Protocol):
     def wanted(self, number: int) -> Wanted: ...
 
 
-class _Choice(Struct):
-    text: str | None = None
-
-
-class _Usage(Struct):
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class _Event(Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: object = UNSET
-
-
-class _Stream:
-    """A connection, and what came for the request that it has."""
-
-    __slots__ = ("idle_s", "number", "pieces", "send_s", "size", "socket", "tail", "unsent", "wanted")
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.pieces: list[tuple[float, bytes]] = []
-        """What came, and when."""
-        self.tail = b""
-        """The last bytes of it."""
-        self.size: int | None = None
-        """Of the whole answer: 0 when it comes in chunks, None as long as its head has not come."""
-        self.unsent = b""
-        self.number = -1
-        self.send_s = self.idle_s = 0.0
-        self.wanted: Wanted
-
-    def begin(self, number: int, wanted: Wanted, request: bytes, send_s: float) -> None:
-        self.number, self.wanted, self.unsent, self.send_s = number, wanted, request, send_s
-        self.pieces, self.tail, self.size = [], b"", None
-
-    def take(self, now_s: float, data: bytes) -> bool:
-        """Put away what came; whether the answer is whole with it."""
-        self.pieces.append((now_s, data))
-        self.tail = data[-len(END) :] if len(data) >= len(END) else (self.tail + data)[-len(END) :]
-        if self.size is None:
-            self.size = _size(b"".join(piece for _, piece in self.pieces))
-        if self.size:
-            return sum(len(piece) for _, piece in self.pieces) >= self.size
-        return self.tail == END
-
-
-def read_target(url: str) -> Target:
-    """ConfigError for what is no URL of a server."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or 80
-    except ValueError as error:
-        raise ConfigError(f"target {url}: {error}") from None
-    if parts.scheme != "http" or not parts.hostname:
-        raise ConfigError(f"target {url}: must be like http://host:8000 (TLS is not measured)")
-    return Target(parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1"))
-
-
 class RecordingClient:
     """Sends a load to a server, at most `in_flight` requests at a time."""
 
@@ -145,155 +79,141 @@ class RecordingClient:
         headers: dict[str, str],
         in_flight: int | None,
         now: Callable[[], float],
-        tell: Callable[[int, int, int], None],
+        tell: Callable[[int], None],
     ) -> None:
-        """`tell` gets how many requests were sent, are under way, and are to be sent in all."""
+        """`now` gives seconds, `tell` gets how many requests were sent."""
         self._target = target
-        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._in_flight = in_flight
+        given = {"Host": target.address, **JSON, **headers}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        self._running = Pool(in_flight)
         self._now = now
         self._tell = tell
-        self._epoll = select.epoll()
-        self._streams: dict[int, _Stream] = {}
-        """All that are open, by file number."""
-        self._idle: deque[_Stream] = deque()
-        """Who has no request; the last has been idle for the shortest time."""
-        self._over: deque[tuple[int, Wanted, float, list[tuple[float, bytes]]]] = deque()
-        """Answers that are there, and nobody has read."""
-        self._ready: deque[Wanted] = deque()
-        self._sent = self._under_way = 0
+        self._start_s = self._woken_s = 0.0
+        self._idle: deque[tuple[float, Connection]] = deque()
+        """Connections without a request; the last has been idle for the shortest time."""
+        self._measured: list[Measured] = []
 
     def run(self, load: Load) -> list[Measured]:
-        """In order of arrival. RecordError, in one line, as soon as anything fails."""
-        measured: list[Measured] = []
-        start_s = heard_s = self._now()
+        """Returns what became of the requests, in order of arrival.
+
+        RecordError, in one line, as soon as anything fails.
+        """
+        self._start_s = self._now()
+        caller = gevent.getcurrent()
         try:
-            while self._sent < len(load) or self._under_way or self._over:
-                self._prepare(load, 1)
-                now_s = self._now() - start_s
-                while self._may_send() and self._ready and self._ready[0].arrival_s <= now_s:
-                    self._send(self._ready.popleft(), start_s)
-                    self._prepare(load, 1)
-                busy = self._wait(self._pause_s(start_s), start_s)
-                if busy:
-                    heard_s = self._now()
-                else:
-                    self._work(load, measured)
-                if self._under_way and self._now() - heard_s > PATIENCE_S:
-                    raise RecordError(f"nothing came for {PATIENCE_S:g} s, with {self._under_way} under way")
-                self._tell(self._sent, self._under_way, len(load))
+            with self._looking():
+                for number, wanted in enumerate(self._due(load)):
+                    self._running.spawn(self._measure, number, wanted, caller)
+                    self._tell(number + 1)
+                self._running.join()
         finally:
-            for stream in self._streams.values():
-                stream.socket.close()
-            self._epoll.close()
-        return sorted(measured, key=lambda it: it.number)
+            self._running.kill()
+            for _, connection in self._idle:
+                connection.close()
+        return sorted(self._measured, key=lambda it: it.number)
 
-    def _prepare(self, load: Load, count: int) -> bool:
-        """Write requests that come next; whether there were any to write."""
-        following = self._sent + len(self._ready)
-        if len(self._ready) >= count or following >= len(load):
-            return False
-        self._ready.append(load.wanted(following))
-        return True
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Keeps the moment of the event loop's last look at the sockets."""
+        loop = gevent.get_hub().loop
+        look = loop.check(ref=False, priority=loop.MAXPRI)
 
-    def _work(self, load: Load, measured: list[Measured]) -> None:
-        """One thing that is not urgent."""
-        if self._over:
-            measured.append(_measured(*self._over.popleft()))
-        else:
-            self._prepare(load, AHEAD)
+        def looked() -> None:
+            self._woken_s = self._passed_s()
 
-    def _may_send(self) -> bool:
-        return self._in_flight is None or self._under_way < self._in_flight
-
-    def _pause_s(self, start_s: float) -> float:
-        """How long there is nothing to do but wait."""
-        if self._over or (len(self._ready) < AHEAD and self._ready):
-            return 0.0
-        if not self._ready or not self._may_send():
-            return 1.0
-        return max(0.0, min(1.0, self._ready[0].arrival_s - (self._now() - start_s)))
-
-    def _wait(self, pause_s: float, start_s: float) -> bool:
-        """Take what has come; whether anything had."""
-        ready = self._epoll.poll(pause_s)
-        now_s = self._now() - start_s
-        for number, event in ready:
-            stream = self._streams[number]
-            if event & select.EPOLLOUT and stream.unsent:
-                self._write(stream)
-            if event & ~select.EPOLLOUT:
-                self._read(stream, now_s)
-        return bool(ready)
-
-    def _send(self, wanted: Wanted, start_s: float) -> None:
-        stream = self._connection()
-        target = self._target
-        head = (
-            f"POST {target.prefix}/v1/completions HTTP/1.1\r\nHost: {target.host}:{target.port}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(wanted.body)}\r\n{self._headers}\r\n"
-        )
-        request = head.encode() + wanted.body
-        stream.begin(self._sent, wanted, request, self._now() - start_s)
-        self._sent += 1
-        self._under_way += 1
-        self._write(stream)
-
-    def _connection(self) -> _Stream:
-        """One that is open; a new one where there is none."""
-        while self._idle:
-            stream = self._idle.pop()
-            if self._now() - stream.idle_s < REUSE_S:
-                return stream
-            self._close(stream)
+        look.start(looked)
         try:
-            connection = socket.create_connection((self._target.host, self._target.port), 10)
+            yield
+        finally:
+            look.stop()
+            look.close()
+
+    def _passed_s(self) -> float:
+        return self._now() - self._start_s
+
+    def _due(self, load: Load) -> Iterator[Wanted]:
+        """Yields each request when it is due; those that come next are written meanwhile."""
+        ready: deque[Wanted] = deque()
+        for number in range(len(load)):
+            wanted = ready.popleft() if ready else load.wanted(number)
+            while (left_s := wanted.arrival_s - self._passed_s()) > 0:
+                following = number + 1 + len(ready)
+                if len(ready) < AHEAD and following < len(load):
+                    ready.append(load.wanted(following))
+                    left_s = 0.0
+                gevent.sleep(left_s)
+            yield wanted
+
+    def _measure(self, number: int, wanted: Wanted, caller: gevent.Greenlet) -> None:
+        """Greenlet: one request."""
+        named = f"request {number + 1}"
+        try:
+            send_s, pieces = self._exchange(wanted)
+            gevent.idle()
+            self._measured.append(_measured(named, number, wanted, send_s, pieces))
+        except RecordError as error:
+            gevent.kill(caller, error)
+        except OSError as error:
+            gevent.kill(caller, RecordError(f"{named}: {error.strerror or error}"))
+
+    def _exchange(self, wanted: Wanted) -> tuple[float, Pieces]:
+        """Returns when a request was sent, and what came."""
+        connection = self._connection()
+        try:
+            head = f"POST {self._target.prefix}{COMPLETIONS} HTTP/1.1\r\n{self._headers}"
+            request = f"{head}Content-Length: {len(wanted.body)}\r\n\r\n".encode() + wanted.body
+            send_s = self._passed_s()
+            with suppress(BrokenPipeError, ConnectionResetError):  # what it has said by then says why
+                connection.sock.sendall(request)
+            pieces, is_whole = self._received(connection.sock)
+        except BaseException:
+            connection.close()
+            raise
+        if is_whole:
+            self._idle.append((self._now(), connection))
+        else:
+            connection.close()
+        return send_s, pieces
+
+    def _received(self, sock: socket.socket) -> tuple[Pieces, bool]:
+        """Returns what came, and whether it ended as an answer does: not by the end of the connection."""
+        pieces: Pieces = []
+        tail, size, received = b"", None, 0
+        readable = gevent.get_hub().loop.io(sock.fileno(), 1)
+        try:
+            while True:
+                wait(readable, PATIENCE_S)
+                at_s = self._woken_s
+                data = sock.recv(RECEIVE_BYTES)
+                if not data:
+                    return pieces, False
+                pieces.append((at_s, data))
+                received += len(data)
+                tail = (tail + data)[-len(END) :]
+                if size is None:
+                    size = _size(b"".join(piece for _, piece in pieces))
+                if received >= size if size else tail == END:
+                    return pieces, True
+        finally:
+            readable.close()
+
+    def _connection(self) -> Connection:
+        """Returns a connection that is open; a new one where there is none."""
+        while self._idle:
+            idle_s, connection = self._idle.pop()
+            if self._now() - idle_s < REUSE_S and not wait_for_read(connection.sock, 0):
+                return connection
+            connection.close()
+        connection = Connection(self._target.address, CONNECT_S)
+        try:
+            connection.connect()
         except OSError as error:
             raise RecordError(f"cannot connect: {error.strerror or error}") from None
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setblocking(False)
-        stream = self._streams[connection.fileno()] = _Stream(connection)
-        self._epoll.register(connection, select.EPOLLIN)
-        return stream
-
-    def _close(self, stream: _Stream) -> None:
-        del self._streams[stream.socket.fileno()]
-        stream.socket.close()
-
-    def _write(self, stream: _Stream) -> None:
-        with suppress(BlockingIOError):
-            try:
-                stream.unsent = stream.unsent[stream.socket.send(stream.unsent) :]
-            except (BrokenPipeError, ConnectionResetError):
-                raise RecordError(f"request {stream.number + 1}: the server closed the connection") from None
-        events = select.EPOLLIN | (select.EPOLLOUT if stream.unsent else 0)
-        self._epoll.modify(stream.socket, events)
-
-    def _read(self, stream: _Stream, now_s: float) -> None:
-        try:
-            data = stream.socket.recv(RECEIVE_BYTES)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise RecordError(f"request {stream.number + 1}: {error.strerror}") from None
-        if stream.number < 0:  # idle, and closed by the server
-            self._idle.remove(stream)
-            self._close(stream)
-            return
-        if data and not stream.take(now_s, data):
-            return
-        self._over.append((stream.number, stream.wanted, stream.send_s, stream.pieces))
-        self._under_way -= 1
-        stream.number = -1
-        if data:
-            stream.idle_s = self._now()
-            self._idle.append(stream)
-        else:
-            self._close(stream)
+        return connection
 
 
 def _size(begun: bytes) -> int | None:
-    """Bytes of an answer that begins so, if its head tells; 0 for chunks, None for half a head."""
+    """Returns the bytes of an answer that begins so; 0 for chunks, None for half a head."""
     head, found, _ = begun.partition(HEAD_END)
     if not found:
         return None
@@ -302,9 +222,8 @@ def _size(begun: bytes) -> int | None:
     return len(head) + len(HEAD_END) + int(digits) if found and digits.isdigit() else 0
 
 
-def _measured(number: int, wanted: Wanted, send_s: float, pieces: list[tuple[float, bytes]]) -> Measured:
-    """Read an answer. RecordError when it is not what was asked for."""
-    named = f"request {number + 1}"
+def _measured(named: str, number: int, wanted: Wanted, send_s: float, pieces: Pieces) -> Measured:
+    """Reads an answer. RecordError when it is not what was asked for."""
     head, _, body = b"".join(data for _, data in pieces).partition(HEAD_END)
     status = head.partition(b"\r\n")[0]
     if b" 200 " not in status + b" ":
@@ -316,7 +235,7 @@ def _measured(number: int, wanted: Wanted, send_s: float, pieces: list[tuple[flo
             done = True
             continue
         try:
-            event = msgspec.json.decode(line, type=_Event)
+            event = msgspec.json.decode(line, type=Event)
         except msgspec.MsgspecError as error:
             raise RecordError(f"{named}: an event of its stream cannot be read: {error}") from None
         if event.error is not UNSET:
@@ -326,24 +245,17 @@ def _measured(number: int, wanted: Wanted, send_s: float, pieces: list[tuple[flo
         usage = event.usage or usage
     if not done or not moments or usage is None:
         raise RecordError(f"{named}: its stream broke off, or has no usage")
-    if usage.completion_tokens != wanted.output_tokens:
+    tokens_in, tokens_out = usage.prompt_tokens, usage.completion_tokens
+    if tokens_out != wanted.output_tokens:
         raise RecordError(
-            f"{named}: has {usage.completion_tokens} output tokens, not the {wanted.output_tokens} asked for"
+            f"{named}: has {tokens_out} output tokens, not the {wanted.output_tokens} asked for"
             " with ignore_eos and min_tokens"
         )
-    return Measured(
-        number,
-        wanted.arrival_s,
-        send_s,
-        moments[0],
-        moments[-1],
-        usage.prompt_tokens,
-        usage.completion_tokens,
-    )
+    return Measured(number, wanted.arrival_s, send_s, moments[0], moments[-1], tokens_in, tokens_out)
 
 
-def _events(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The events of a stream, with the moments of their last bytes."""
+def _events(pieces: Pieces) -> Iterator[tuple[float, bytes]]:
+    """Yields the events of a stream, with the moments of their last bytes."""
     rest = b""
     for at_s, data in pieces:
         *lines, rest = (rest + data).split(b"\n")

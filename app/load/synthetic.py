@@ -11,6 +11,7 @@ from typing import Protocol
 
 from app.load.trace import MOST_TOKENS, TELL_EVERY, Load
 from config import ConfigError
+from config.flags import as_argument
 
 POISSON, BURSTY, RAMP, CONSTANT = "poisson", "bursty", "ramp", "constant"
 ARRIVALS = (POISSON, BURSTY, RAMP, CONSTANT)
@@ -80,6 +81,11 @@ def read_lengths(text: str, which: str) -> Lengths:
     if kind:
         raise ValueError(f"must be {FORMS}")
     return Between(tokens, tokens)
+
+
+def lengths(which: str) -> Callable[[str], Lengths]:
+    """Reads the argument LENGTHS of "input" or "output"."""
+    return as_argument(lambda text: read_lengths(text, which))
 
 
 def _tokens(text: str) -> int:

@@ -13,8 +13,9 @@ from pluggy import HookCaller, HookImpl, PluginManager, PluginValidationError
 from app.engine.request import EngineRequest
 from app.engine.step_cost import CostModel
 from app.faults.injector import FaultSource
-from app.fleet.routing import POLICIES, PolicyMaker
+from app.fleet.routing import PolicyMaker
 from app.http.route import Route
+from app.load.policies import POLICIES
 from app.metrics.exposition import Families
 from app.middleware.stack import Middleware
 from app.plugins import hooks as specifications

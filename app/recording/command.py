@@ -13,9 +13,10 @@ import gevent
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 
+from app.load.client import Target
 from app.recording.exchange import MOST_BODY_BYTES
 from app.recording.file import RecordingFile
-from app.recording.proxy import RecordingHandler, RecordingProxy, Target
+from app.recording.proxy import RecordingHandler, RecordingProxy
 from config import ConfigError
 from config.flags import Parser, whole_number
 from config.installation import COMMAND

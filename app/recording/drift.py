@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from app.fleet.proxy import NOT_FORWARDED
+from app.fleet.proxy import NOT_FORWARDED, READ_TIMEOUT_S
+from app.load.client import Target
 from app.middleware.masking import MASK
 from app.recording.exchange import (
     MOST_LINE_BYTES,
@@ -21,7 +22,6 @@ from app.recording.exchange import (
     bytes_of,
 )
 from app.recording.library import recorded
-from app.recording.proxy import Target
 from app.recording.shapes import Seen, content_type_of, differences
 from config import ConfigError
 from config.flags import Parser
@@ -87,7 +87,7 @@ def asked(target: Target, exchange: Exchange, key: str | None, model: str | None
     if key is not None:
         headers["authorization"] = f"Bearer {key}"
     body = _with_model(bytes_of(request.body), model)
-    with closing(target.connection()) as connection:
+    with closing(target.connection(READ_TIMEOUT_S)) as connection:
         try:
             connection.request(request.method, target.prefix + request.target, body or None, headers)
             response = connection.getresponse()

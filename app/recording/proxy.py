@@ -11,13 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
 from typing import Any
-from urllib.parse import urlsplit
 from wsgiref.types import StartResponse, WSGIEnvironment
-
-import gevent.socket
-import gevent.ssl
-import msgspec
-from msgspec import Struct
 
 from app.fleet.proxy import (
     CLIENT,
@@ -25,68 +19,17 @@ from app.fleet.proxy import (
     READ_TIMEOUT_S,
     ClientHandler,
     Relay,
+    refuse,
     request_headers,
     watched,
 )
-from app.load.client import Connection
+from app.load.client import Connection, Target
 from app.recording.exchange import MOST_BODY_BYTES, sendable
 from app.recording.file import KeptExchange, RecordingFile
-from config import ConfigError
 
 PIECE = 65536
 TARGET = "recording.target"
 """Key of the WSGI environ: path and query as they were sent."""
-PORTS = {"http": 80, "https": 443}
-
-
-class Target(Struct, frozen=True):
-    """The server that requests are passed on to; `prefix` stands before their paths."""
-
-    scheme: str
-    host: str
-    port: int
-    prefix: str
-
-    @classmethod
-    def of(cls, url: str) -> Target:
-        """A /v1 at the end is the client's affair. ConfigError for what is no URL of a server."""
-        try:
-            parts = urlsplit(url)
-            port = parts.port or PORTS.get(parts.scheme, 0)
-        except ValueError as error:
-            raise ConfigError(f"target {url}: {error}") from None
-        if not port or not parts.hostname:
-            raise ConfigError(f"target {url}: must be like http://host:8000 or https://host")
-        return cls(parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1"))
-
-    @property
-    def url(self) -> str:
-        """Without user and password."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
-
-    def connection(self) -> Connection:
-        """One that is not open yet."""
-        return SecureConnection(self) if self.scheme == "https" else Connection(self._address, READ_TIMEOUT_S)
-
-    @property
-    def _address(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-class SecureConnection(Connection):
-    """A connection over TLS to a server whose certificate is good."""
-
-    default_port = PORTS["https"]
-
-    def __init__(self, target: Target) -> None:
-        super().__init__(f"{target.host}:{target.port}", READ_TIMEOUT_S)
-
-    def connect(self) -> None:
-        """Open the connection. OSError when no one listens, or the certificate is not good."""
-        super().connect()
-        context = gevent.ssl.create_default_context()
-        self._open = self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
 
 
 class RecordingHandler(ClientHandler):
@@ -119,7 +62,7 @@ class RecordingProxy:
         method, target = environ["REQUEST_METHOD"], environ[TARGET]
         kept = KeptExchange(self._file, method, target, self._most, self._now())
         kept.request_headers = list(request_headers(environ).items())
-        connection = self._target.connection()
+        connection = self._target.connection(READ_TIMEOUT_S)
         passing = Passing(connection, kept, environ.get(CLIENT), self._now)
         try:
             connection.connect()
@@ -192,12 +135,7 @@ class Passing:
         """There is no answer: what the client gets instead."""
         self._kept.give_up(why)
         self.close()
-        error = {"message": why, "type": "Bad Gateway", "param": None, "code": 502}
-        text = msgspec.json.encode({"error": error})
-        start_response(
-            "502 Bad Gateway", [("Content-Type", "application/json"), ("Content-Length", str(len(text)))]
-        )
-        return [text]
+        return refuse(start_response, "502 Bad Gateway", why)
 
     def __iter__(self) -> Iterator[bytes]:
         """The pieces. ConnectionResetError when the answer breaks off: the client's is to break off, too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.engine.batch import Batch
-from app.fidelity.client import OfflineRequest
+from app.fidelity.prefix_blocks import OfflineRequest
 
 
 class Moments:

@@ -21,10 +21,11 @@ from app.engine.batch import SchedulerLimits
 from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
-from app.fidelity.client import Client, OfflineRequest
+from app.fidelity.prefix_blocks import OfflineRequest
 from app.kvcache.counted import CountedBlocks
 from config.profile import SHIPPED, Profile, read_profile
 from tests.engine.loops import Moments
+from tests.fidelity.recorder import Client
 from tests.running_server import RunningServer, running_server
 from tests.tracing.collector import SERVER, Collector, Received, running_collector
 

@@ -16,13 +16,14 @@ from app.engine.outputs import Started
 from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
-from app.fidelity.client import Client, OfflineRequest
+from app.fidelity.prefix_blocks import OfflineRequest
 from app.kvcache.counted import CountedBlocks
 from config.profile import FrontCosts, SpeculationRates
 from config.settings import Settings, StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
 from tests.engine.loops import Moments
 from tests.engine.stepped import PROFILE, moments, stepped
+from tests.fidelity.recorder import Client
 
 BLOCKS = 40
 STEP_S = 0.02

@@ -13,12 +13,10 @@ import pytest
 
 from app.fidelity import calibrate
 from app.fidelity.calibration_report import as_yaml, constants_table, warnings
-from app.fidelity.files import whole_file
-from app.fidelity.fitting import CONSTANTS, Problem, Run, make_problem
-from app.fidelity.identified import Certainty, certainties
-from app.fidelity.linear import applied, inverse, root
+from app.fidelity.fitting import CONSTANTS, Certainty, Problem, Run, make_problem
 from app.fidelity.replay import Recording, replay
-from app.fidelity.search import Search, mapped
+from app.fidelity.search import Search, certainties, mapped
+from app.load.report import whole_file
 from config import ConfigError
 from config.profile import Profile, read_profile
 
@@ -48,7 +46,7 @@ def load(rate: float, count: int, tokens: int) -> Recording:
 
 def run_of(recording: Recording) -> Run:
     """What the true constants make of it."""
-    return Run(recording, 64, 60e-6, replay(recording, TRUE.engine, TRUE.cost, TRUE.front, 64, 60e-6).figures)
+    return Run(recording, 64, 60e-6, replay(recording, TRUE, 64, 60e-6).figures)
 
 
 def start() -> Profile:
@@ -139,16 +137,6 @@ def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
     assert "# Not identified by the recordings: tile." in path.read_text()
 
 
-def test_algebra() -> None:
-    matrix = [[4.0, 2.0, 0.6], [2.0, 5.0, 1.0], [0.6, 1.0, 3.0]]
-    lower = root(matrix)
-    vector = [1.0, -2.0, 3.0]
-    assert applied(inverse(matrix), applied(matrix, vector)) == pytest.approx(vector)
-    for i in range(3):
-        for j in range(3):
-            assert sum(a * b for a, b in zip(lower[i], lower[j], strict=False)) == pytest.approx(matrix[i][j])
-
-
 # The command.
 
 
@@ -207,7 +195,7 @@ def test_it_starts_from_a_data_sheet(tmp_path: Path) -> None:
         ([], "profile auto: device must be given, too"),
         (["--start", "nothing"], "profile nothing: neither a file nor one of"),
         (["--start", "qwen3-14b-h100", "--device", "h100"], "start is given, so device"),
-        (["--start", "qwen3-14b-h100", "--turnaround", "soon"], "turnaround 'soon' must be a duration"),
+        (["--start", "qwen3-14b-h100", "--turnaround", "soon"], "--turnaround: 'soon' must be a duration"),
         (["--start", "qwen3-14b-h100", "--num-gpu-blocks", "10"], "do not fit into the KV cache of 144"),
         (["--start", "qwen3-14b-h100", "--png", "/nowhere/x.png"], "there is no folder /nowhere"),
         (["--start", "qwen3-14b-h100", "--check", "nowhere.csv"], "nowhere.csv: cannot be read"),

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from app.cli import main
-from app.fidelity.progress import Progress
 from app.fidelity.simulate import run
-from app.fidelity.sweep import read_objectives, read_sweep
+from app.fidelity.summary import read_objectives, read_sweep
+from app.load.report import Progress
 from tests.running_server import ROOT
 
 HEADER = "arrival_s,input_tokens,output_tokens\n"
@@ -253,7 +253,7 @@ def test_words_that_say_nothing_are_told_in_one_line(
         ([*FEW, "--num-requests", "1", "--input-tokens", "2000"], "the load, request 1: input_tokens 2000"),
         ([*DRAWN, "--html", "absent/x.html"], "absent/x.html: there is no folder absent"),
         ([*DRAWN, "--json", "absent/x.json"], "absent/x.json: there is no folder absent"),
-        ([*DRAWN, "--plot", "app"], "app is a folder"),
+        ([*DRAWN, "--plot", "app"], "app: is a folder"),
         (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
     ],
 )

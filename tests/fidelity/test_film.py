@@ -14,9 +14,8 @@ from app.console.report import report_of
 from app.engine.standing import Phase
 from app.fidelity import film as films
 from app.fidelity.film import Film
-from app.fidelity.fleet import simulate
 from app.fidelity.simulate import run
-from app.fidelity.simulation import Outcome, Plan
+from app.fidelity.simulation import Outcome, Plan, simulate
 from app.load.synthetic import Between, Recipe, draw_load
 from app.load.trace import Load
 from config.datasheet import profile_of

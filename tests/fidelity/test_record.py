@@ -14,7 +14,8 @@ import pytest
 
 from app.fidelity import record
 from app.fidelity.benchmark_files import read_recordings
-from app.load.recording_client import RecordError, RecordingClient, Wanted, read_target
+from app.fidelity.record import read_target
+from app.load.recording_client import RecordError, RecordingClient, Wanted
 from config import ConfigError
 from tests.running_server import RunningServer
 
@@ -93,7 +94,7 @@ class Clock:
 
 
 def client(url: str, now: Callable[[], float] = perf_counter) -> RecordingClient:
-    return RecordingClient(read_target(url), {}, 1, now, lambda sent, under_way, of: None)
+    return RecordingClient(read_target(url), {}, 1, now, lambda sent: None)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -185,7 +186,7 @@ def test_a_trace_is_played_with_the_prefixes_of_its_groups(server: RunningServer
         (["--rate", "1"], "127.0.0.1:1: "),
         ([], "either trace or rate must be given"),
         (["--rate", "0"], "must be a number above 0"),
-        (["--rate", "1", "--input-tokens", "many"], "input-tokens 'many'"),
+        (["--rate", "1", "--input-tokens", "many"], "--input-tokens: 'many'"),
         (["--trace", "nothing.csv"], "nothing.csv"),
     ],
 )
@@ -193,7 +194,7 @@ def test_what_is_wrong_is_told_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
 ) -> None:
     out = tmp_path / "run.csv"
-    status = 2 if "must be a number" in rule else 1
+    status = 2 if "must be a number" in rule or "many" in rule else 1
     assert record.run(["--target", "http://127.0.0.1:1", "--out", str(out), *words]) == status
     told = capsys.readouterr().err
     assert rule in told and told.count("\n") == 1 and not out.exists()

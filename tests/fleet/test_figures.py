@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from statistics import quantiles
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from app.fleet.report import Summary, draw, notes, quantile, summarize, table
+from app.fleet.report import Summary, draw, notes, summarize, table
 from app.load.client import Sample
 from config.installation import missing
 
@@ -26,19 +22,6 @@ SAMPLES = [
 
 def summary(policy: str = "random", fallbacks: int = 0) -> Summary:
     return summarize(policy, SAMPLES, 2.0, ["a", "b", "c"], fallbacks)
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=50))
-def test_quantiles_are_those_of_the_standard_library(values: list[float]) -> None:
-    cuts = quantiles(values, n=100, method="inclusive")
-    assert quantile(sorted(values), 0.5) == pytest.approx(cuts[49])
-    assert quantile(sorted(values), 0.9) == pytest.approx(cuts[89])
-    assert quantile(sorted(values), 0.99) == pytest.approx(cuts[98])
-
-
-def test_quantiles_of_one_value_and_of_none() -> None:
-    assert quantile([7.0], 0.9) == 7.0
-    assert math.isnan(quantile([], 0.9))
 
 
 def test_a_summary_counts_what_was_answered() -> None:
@@ -55,7 +38,7 @@ def test_the_table_has_a_row_for_each_policy() -> None:
     lines = table([summary(), summary("round-robin")]).splitlines()
     assert len(lines) == 4 and len({len(line) for line in lines}) == 1
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
-    assert cells == ["round-robin", "200 ms", "200 ms", "280 ms", "298 ms", "50%", "1.5", "0-2", "1"]
+    assert cells == ["round-robin", "200 ms", "200 ms", "300 ms", "300 ms", "50%", "1.5", "0-2", "1"]
 
 
 def test_failures_and_fallbacks_are_told_below_it() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer, IndexerError
+from app.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer
+from app.load.policies import IndexerError
 from tests.fleet import stubs
 
 MESSAGES = [{"role": "user", "content": "Hello!"}]

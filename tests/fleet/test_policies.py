@@ -8,22 +8,15 @@ from random import Random
 
 import pytest
 
-from app.fleet.routing import (
-    POLICIES,
-    Incoming,
-    IndexerError,
-    PrefixAware,
-    RandomChoice,
-    RoundRobin,
-    policy_of,
-)
+from app.fleet.routing import Incoming, policy_of
+from app.load.policies import POLICIES, IndexerError, PrefixAware, RandomChoice, RoundRobin
 
 ANY = Incoming("/v1/completions", b"{}")
 PODS = ("a", "b", "c")
 IDLE = dict.fromkeys(PODS, 0)
 
 
-def prefix_aware(scores: Mapping[str, float], seed: int = 1) -> PrefixAware:
+def prefix_aware(scores: Mapping[str, float], seed: int = 1) -> PrefixAware[Incoming, str]:
     return PrefixAware(lambda incoming: scores, Random(seed), blocks_per_request=10)
 
 

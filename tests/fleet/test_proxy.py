@@ -13,8 +13,9 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from app.fleet.routing import Incoming, Indexer, PrefixAware, RoundRobin
+from app.fleet.routing import Incoming, Indexer
 from app.load.client import JSON, Connection, exchange
+from app.load.policies import PrefixAware, RoundRobin
 from tests.fleet import stubs
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -15,10 +15,10 @@ import pytest
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 
-from app.load.client import JSON, Connection
+from app.load.client import JSON, Connection, Target
 from app.recording.exchange import Exchange, RecordingError, bytes_of
 from app.recording.file import PIECE_BYTES, RecordingFile
-from app.recording.proxy import RecordingHandler, RecordingProxy, Target
+from app.recording.proxy import RecordingHandler, RecordingProxy
 from config import ConfigError
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of

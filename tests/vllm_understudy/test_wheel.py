@@ -191,7 +191,6 @@ MISSING = {
     "tracing": ("serve", "--otlp-traces-endpoint", "http://127.0.0.1:1/v1/traces"),
     "engine": ("--engine", "llm", "--model", "tiny"),
     "engine of a command": ("generate", "--model", "tiny", "hello"),
-    "engine of a rehearsal": ("rehearse", "--model", "tiny"),
     "fleet": ("fleet", "--png", "fleet.png"),
     "fleet of a simulation": ("simulate", "--num-requests", "1", "--plot", "run.png"),
     "calibrate": ("calibrate", "run.json", "--out", "mine.yaml"),
@@ -215,6 +214,16 @@ def test_help_names_what_an_installation_has(
     told = run(installed / "understudy", *words, "--help", cwd=elsewhere)
     assert told.returncode == 0
     assert not re.search(r"python -m|requirements-|gunicorn wsgi", told.stdout)
+
+
+@pytest.mark.timeout(300)
+def test_a_command_that_is_a_benchmark_says_so(installed: Path, elsewhere: Path) -> None:
+    done = run(installed / "understudy", "rehearse", "--model", "tiny", cwd=elsewhere)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        done.stderr
+        == "error: rehearse is a benchmark, which a clone of the repository has (docs/fidelity.md)\n"
+    )
 
 
 @pytest.mark.timeout(300)

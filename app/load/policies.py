@@ -1,0 +1,116 @@
+"""Which pod gets a request: the policies of simulated fleets and of real ones; plugins may add theirs.
+
+A pod is whatever names it: its address, or its number. `in_flight` has the requests of every pod now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Generic, Protocol, TypeVar
+
+RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE = "random", "round-robin", "least-requests", "prefix-aware"
+POLICIES = (RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE)
+BLIND = frozenset({RANDOM, ROUND_ROBIN})
+"""They look at nothing: each pod can be simulated for itself."""
+BLOCKS_PER_REQUEST = 25.0
+"""What a request in flight counts against a pod. A prefix of 2,000 tokens is 125 blocks: the pod that has it
+gets its requests until it has five more in flight than another pod."""
+
+Pod = TypeVar("Pod")
+PodIn = TypeVar("PodIn", contravariant=True)
+Request = TypeVar("Request")
+
+
+class IndexerError(Exception):
+    """The indexer gave no scores: it cannot be reached, refused, or answered something else."""
+
+
+class InFlight(Protocol[PodIn]):
+    """Has the number of requests of each pod: a mapping, or a sequence where pods are numbers."""
+
+    def __getitem__(self, pod: PodIn, /) -> int: ...
+
+
+class RandomChoice:
+    """Chooses any pod, each as likely."""
+
+    fallbacks = 0
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def choose(self, incoming: object, pods: Sequence[Pod], in_flight: InFlight[Pod]) -> Pod:
+        return self._rng.choice(pods)
+
+
+class RoundRobin:
+    """Chooses one pod after the other."""
+
+    fallbacks = 0
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(self, incoming: object, pods: Sequence[Pod], in_flight: InFlight[Pod]) -> Pod:
+        pod = pods[self._turn % len(pods)]
+        self._turn += 1
+        return pod
+
+
+class LeastRequests:
+    """Chooses one of those that have the fewest in flight, by chance."""
+
+    fallbacks = 0
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def choose(self, incoming: object, pods: Sequence[Pod], in_flight: InFlight[Pod]) -> Pod:
+        return _best(pods, [-in_flight[pod] for pod in pods], self._rng)
+
+
+class PrefixAware(Generic[Request, Pod]):
+    """Chooses the pod with the most cached blocks, less those that its requests in flight count for.
+
+    Without scores (nothing is cached, or the indexer fails) this is the pod with the fewest requests.
+    """
+
+    def __init__(
+        self,
+        scores: Callable[[Request], Mapping[Pod, float]],
+        rng: Random,
+        blocks_per_request: float = BLOCKS_PER_REQUEST,
+    ) -> None:
+        """`rng` decides between equals: always taking the first one would give it every new prefix."""
+        self._scores = scores
+        self._rng = rng
+        self._blocks_per_request = blocks_per_request
+        self.fallbacks = 0
+
+    def choose(self, incoming: Request, pods: Sequence[Pod], in_flight: InFlight[Pod]) -> Pod:
+        """Waits for the indexer; the requests in flight are those of afterwards."""
+        scores: Mapping[Pod, float] = {}
+        try:
+            scores = self._scores(incoming)
+        except IndexerError:
+            self.fallbacks += 1
+        price = self._blocks_per_request
+        return _best(pods, [scores.get(pod, 0.0) - price * in_flight[pod] for pod in pods], self._rng)
+
+
+def make_policy(
+    name: str, scores: Callable[[Request], Mapping[Pod, float]], rng: Random
+) -> RandomChoice | RoundRobin | LeastRequests | PrefixAware[Request, Pod]:
+    """Returns the policy of that name, one of `POLICIES`."""
+    if name == RANDOM:
+        return RandomChoice(rng)
+    if name == ROUND_ROBIN:
+        return RoundRobin()
+    return LeastRequests(rng) if name == LEAST_REQUESTS else PrefixAware(scores, rng)
+
+
+def _best(pods: Sequence[Pod], worth: Sequence[float], rng: Random) -> Pod:
+    most = max(worth)
+    best = [pod for pod, value in zip(pods, worth, strict=True) if value == most]
+    return best[0] if len(best) == 1 else rng.choice(best)

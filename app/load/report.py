@@ -1,0 +1,179 @@
+"""What reports of loads share: figures of times, tables, pictures, progress, and files that are whole."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TextIO
+
+from config import ConfigError
+
+TIMES = ("TTFT", "ITL", "E2E")
+QUANTILES = (0.5, 0.9, 0.99)
+NAMES = tuple(f"{time} {figure}" for time in TIMES for figure in ("mean", "p50", "p90", "p99"))
+"""Of the twelve, in the order in which they always stand."""
+BLUE, RED, GREY = "#5b8db8", "#d1495b", "#9a9a9a"
+Axes = Any
+"""Of matplotlib, which is optional."""
+PART = ".part"
+"""Behind the name of a file that is not whole yet."""
+QUIET_S = 1.0
+"""What takes less is not worth a word."""
+TERMINAL_EVERY_S = 0.2
+LINE_EVERY_S = 10.0
+
+
+def four(values: Iterable[float]) -> list[float]:
+    """Mean, p50, p90 and p99; a quantile is one of the values."""
+    ascending = sorted(values)
+    return [sum(ascending) / len(ascending), *(quantile(ascending, share) for share in QUANTILES)]
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The value below which that share of them lies."""
+    return ascending[int(len(ascending) * share)]
+
+
+def twelve(
+    send_s: Sequence[float], first_s: Sequence[float], last_s: Sequence[float], output_tokens: Sequence[int]
+) -> list[float]:
+    """Those of TTFT, of the mean ITL of each request that has one, and of E2E. One has to have one."""
+    ttft = [first - send for send, first in zip(send_s, first_s, strict=True)]
+    itl = [
+        (last - first) / (tokens - 1)
+        for first, last, tokens in zip(first_s, last_s, output_tokens, strict=True)
+        if tokens > 1
+    ]
+    e2e = [last - send for send, last in zip(send_s, last_s, strict=True)]
+    return four(ttft) + four(itl) + four(e2e)
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Returns seconds as text in milliseconds; a dash for none."""
+    if seconds is None:
+        return "-"
+    thousandths = seconds * 1000
+    return f"{thousandths:,.0f} ms" if thousandths >= 1000 else f"{thousandths:.1f} ms"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table, the first of `rows` being its head and the first column its names."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    ruler = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = [_line(rows[0], widths), "| " + " | ".join(ruler) + " |"]
+    return "\n".join(lines + [_line(row, widths) for row in rows[1:]])
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [row[0].ljust(widths[0])]
+    cells += [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
+    return "| " + " | ".join(cells) + " |"
+
+
+def new_figure(
+    title: str,
+    size: tuple[float, float] = (11, 6.4),
+    grid: tuple[int, int] = (2, 2),
+    widths: Sequence[float] | None = None,
+) -> tuple[Any, list[Axes]]:
+    """Returns a canvas, which writes files, and the axes on it: `grid` rows and columns, `size` in inches."""
+    # Imported when needed: it is optional, and takes a second.
+    figure = import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
+    canvas = import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=10)
+    axes = list(figure.subplots(*grid, width_ratios=widths, squeeze=False).flat)
+    for its in axes:
+        its.spines[["top", "right"]].set_visible(False)
+        its.grid(axis="y", alpha=0.3)
+        its.set_axisbelow(True)
+    return canvas, axes
+
+
+def write_rows(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Writes a CSV file; one whose name ends with .gz is packed, always to the same bytes."""
+    with path.open("wb") as raw:
+        is_packed = path.name.removesuffix(PART).endswith(".gz")
+        binary = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if is_packed else raw
+        with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(header)
+            writer.writerows(rows)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write a file that gets the name `path` when the block ends well, and vanishes otherwise."""
+    part = path.with_name(path.name + PART)
+    try:
+        yield part
+        os.replace(part, path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def check_target(path: Path | None) -> None:
+    """ConfigError when there is no folder for a file; better now than after hours."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.parent}")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{path}: is a folder")
+
+
+@contextmanager
+def progress_of(stream: TextIO, name: str, total: int, unit: str) -> Iterator[Progress]:
+    """Yields the progress of a block, which leaves no line behind on a terminal."""
+    progress = Progress(stream, name, total, unit)
+    try:
+        yield progress
+    finally:
+        progress.end()
+
+
+class Progress:
+    """Writes to `stream`: `name` and the share that is done, and how long the rest will take."""
+
+    def __init__(
+        self, stream: TextIO, name: str, total: int, unit: str, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
+        self._name = name
+        self._total = total
+        self._unit = unit
+        self._now = now
+        self._begun_s = now()
+        self._next_s = self._begun_s + QUIET_S
+        self._terminal = stream.isatty()
+        self._width = 0
+
+    def __call__(self, done: int) -> None:
+        """So much is done."""
+        now_s = self._now()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + (TERMINAL_EVERY_S if self._terminal else LINE_EVERY_S)
+        spent_s = now_s - self._begun_s
+        left = f", {spent_s * max(0, self._total - done) / done:.0f} s left" if done else ""
+        text = f"{self._name}: {done:,} of {self._total:,} {self._unit}, {spent_s:.0f} s{left}"
+        if self._terminal:
+            self._rewrite(text)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def end(self) -> None:
+        """Leave no line behind on a terminal."""
+        if self._terminal and self._width:
+            self._rewrite("")
+
+    def _rewrite(self, text: str) -> None:
+        self._stream.write(f"\r{text.ljust(self._width)}" + ("" if text else "\r"))
+        self._stream.flush()
+        self._width = len(text)
