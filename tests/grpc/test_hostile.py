@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-import struct
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from random import Random
 
 import grpc
@@ -16,7 +14,7 @@ from h2.errors import ErrorCodes as Reason
 
 from tests.grpc import raw as frames
 from tests.grpc.client import Engine, connected, ends_of, generate
-from tests.grpc.raw import PREFACE, RawClient, encode, frame, headers, message, opening, settings_frame
+from tests.grpc.raw import RawClient, encode, frame, headers, message, opening, settings_frame
 from tests.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.grpc
@@ -34,61 +32,6 @@ def others_are_served(request: pytest.FixtureRequest, engine: Engine) -> Iterato
     yield
     assert ends_of(engine.said(generate()))
     assert engine.running() == 0
-
-
-BROKEN = {
-    "data of no stream": (frame(frames.DATA, 0, 1, b"x"), Reason.PROTOCOL_ERROR),
-    "an even stream": (opening(2), Reason.PROTOCOL_ERROR),
-    "a frame that is too long": (struct.pack(">BHBBL", 1, 0, 0, 0, 1), Reason.FRAME_SIZE_ERROR),
-    "no header block": (opening(1, b"\xff\xff\xff\xff\xff\xff"), Reason.COMPRESSION_ERROR),
-    "an unknown header": (opening(1, b"\xfe"), Reason.COMPRESSION_ERROR),
-    "a block that goes on and does not": (
-        opening(1, flags=0) + frame(frames.PING, 0, 0, bytes(8)),
-        Reason.PROTOCOL_ERROR,
-    ),
-    "a block that never began": (frame(frames.CONTINUATION, 4, 1, b""), Reason.PROTOCOL_ERROR),
-    "a block without end": (
-        opening(1, flags=0) + frame(frames.CONTINUATION, 0, 1, b"x" * 8000) * 4,
-        Reason.ENHANCE_YOUR_CALM,
-    ),
-    "padding beyond the frame": (frame(frames.HEADERS, 0xC, 1, b"\xffabc"), Reason.PROTOCOL_ERROR),
-    "a ping of a wrong size": (frame(frames.PING, 0, 0, b"x"), Reason.FRAME_SIZE_ERROR),
-    "settings of a wrong size": (frame(frames.SETTINGS, 0, 0, b"x"), Reason.FRAME_SIZE_ERROR),
-    "a window that is too large": (settings_frame({4: 2**31}), Reason.FLOW_CONTROL_ERROR),
-    "a window that grows by nothing": (frames.window_update(0, 0), Reason.PROTOCOL_ERROR),
-    "a window without end": (frames.window_update(0, 2**31 - 1) * 2, Reason.FLOW_CONTROL_ERROR),
-    "settings of a stream": (frame(frames.SETTINGS, 0, 1), Reason.PROTOCOL_ERROR),
-    "an answer to settings with settings": (frame(frames.SETTINGS, 1, 0, bytes(6)), Reason.FRAME_SIZE_ERROR),
-    "headers of no stream": (opening(0), Reason.PROTOCOL_ERROR),
-    "an end of no stream": (frames.reset(7, Reason.CANCEL), Reason.PROTOCOL_ERROR),
-    "an end of a wrong size": (opening() + frame(frames.RST_STREAM, 0, 1, b"x"), Reason.FRAME_SIZE_ERROR),
-    "a priority of a wrong size": (frame(frames.PRIORITY, 0, 1, bytes(4)), Reason.FRAME_SIZE_ERROR),
-    "a window of no stream": (frames.window_update(9, 1), Reason.PROTOCOL_ERROR),
-    "a stream's window that grows by nothing": (
-        opening() + frames.window_update(1, 0),
-        Reason.PROTOCOL_ERROR,
-    ),
-    "an end of a stream": (frame(frames.GOAWAY, 0, 1, bytes(8)), Reason.PROTOCOL_ERROR),
-    "a promise": (frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), Reason.PROTOCOL_ERROR),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_who_breaks_the_protocol_is_sent_away(raw: RawClient, name: str) -> None:
-    sent, reason = BROKEN[name]
-    raw.send(sent)
-    assert raw.reason() == reason
-
-
-@pytest.mark.parametrize(
-    "first",
-    [frame(frames.PING, 0, 0, bytes(8)), frame(frames.SETTINGS, frames.ACK, 0), opening()],
-    ids=["a ping", "an answer", "a call"],
-)
-def test_settings_come_first(served: RunningServer, first: bytes) -> None:
-    client = RawClient(served.port, PREFACE + first)
-    with closing(client.sock):
-        assert client.reason() == Reason.PROTOCOL_ERROR
 
 
 def test_what_is_no_call_is_refused_alone(raw: RawClient) -> None:
