@@ -78,11 +78,10 @@ class Http2Connection(CallTransport[RpcCall]):
         self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
 
     def begin(self, data: bytes) -> None:
-        """Takes over: `data` is what has come so far."""
-        self._reader.start(self._readable)
-        self.send_pending()
+        """Takes over: `data`, which is what has come so far, is read in the turn of this connection."""
         self._in = data
-        self.guarded(self._read)
+        self.send_pending()
+        self._wait()
 
     # What the client sends.
 

@@ -28,7 +28,7 @@ from hyperframe.frame import GoAwayFrame
 from app.http.connection import Connection, GeventSocket, Watcher
 from app.http.rpc import PREFIX_BYTES
 from app.http.stream import WRITE
-from app.server.fair_turns import Share
+from app.server.fair_turns import TURN_S, Share
 from app.server.fast.path import FastPath
 from app.server.http2.heads import Headers
 
@@ -137,7 +137,7 @@ class CallTransport(Generic[CallT]):
         """Calls whose client gives no room for their answers; the one that waits longest comes first."""
         self.buffered = 0
         self.is_open = True
-        self.share = Share()
+        self.share = Share(TURN_S)  # long, until it is known to be short
         self.blocked = False
         self.blocked_since_s = 0.0
         self.connection = Connection(client)
