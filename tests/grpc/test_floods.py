@@ -163,6 +163,13 @@ def test_a_stream_that_is_too_late_has_one_line_in_the_log() -> None:
         assert server.log().count("VllmEngine/Generate") == 1
 
 
+def test_no_log_shows_the_keys_of_calls() -> None:
+    with running_server("--grpc", "--log-level", "debug") as server:
+        with connected(server.port) as engine:
+            engine.said(generate(), metadata=[("authorization", "Bearer secret-words")])
+        assert "secret-words" not in server.log()
+
+
 def test_many_streams_of_one_client_end_with_it() -> None:
     flags = ["--max-num-seqs", "500", "--inter-token-latency", "200ms"]
     with running_server("--grpc", *flags) as server, connected(server.port) as engine:
