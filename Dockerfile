@@ -4,7 +4,7 @@ FROM python:3.13-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 # pip stays in the base image. Nothing in the image runs the tests of its packages, or speaks gRPC by grpcio: the
-# server has its own HTTP/2, and reads messages only.
+# server speaks HTTP/2 by h2, and uses grpcio's messages only.
 RUN python -m venv --without-pip /venv
 COPY requirements.txt requirements-grpc.txt requirements-tracing.txt ./
 RUN pip --python /venv/bin/python install \

@@ -13,10 +13,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from struct import Struct
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.settings import SettingCodes
+from hyperframe.frame import DataFrame, HeadersFrame
 
 from app.api.grpc.messages import SERVICE, engine
 from app.http.rpc import framed
-from app.server.http2 import frames, hpack
 from benchmarks import cores
 from benchmarks.connections import HOST
 from benchmarks.options import counts, parser
@@ -31,6 +36,9 @@ HTTP = 0
 """In the place of a number of connections."""
 WARM_UP_STREAMS, WARM_UP_TOKENS = 50, 10
 RECEIVE = 1 << 18
+MOST_WINDOW = 2**31 - 1
+FRAME_HEAD = Struct(">BHBBL")
+DATA, HEADERS, END_STREAM = 0x0, 0x1, 0x1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +112,14 @@ class Calls:
         request = engine.GenerateRequest(text="Hello!", stream=True, sampling_params=params)
         self._request = framed(request.SerializeToString())
         names = {":method": "POST", ":scheme": "http", ":path": f"/{SERVICE}/Generate", ":authority": HOST}
-        self._headers = hpack.encode({**names, "content-type": "application/grpc", "te": "trailers"}.items())
-        windows = {frames.INITIAL_WINDOW_SIZE: frames.MOST_WINDOW}
-        room = frames.window_update(0, frames.MOST_WINDOW - frames.WINDOW)
-        self._hello = frames.PREFACE + frames.settings_frame(windows) + room
+        fields = {**names, "content-type": "application/grpc", "te": "trailers"}
+        protocol = H2Connection(H2Configuration(client_side=True))
+        self._headers = protocol.encoder.encode([(*field, True) for field in fields.items()])
+        protocol.local_settings[SettingCodes.INITIAL_WINDOW_SIZE] = MOST_WINDOW
+        protocol.local_settings.acknowledge()
+        protocol.initiate_connection()
+        protocol.increment_flow_control_window(MOST_WINDOW - 65_535)
+        self._hello = protocol.data_to_send()
         self._connections = [_Connection(plan.port, self._hello) for _ in range(connections)]
         self._epoll = select.epoll()
         self._by_fd = {one.sock.fileno(): one for one in self._connections}
@@ -139,8 +151,9 @@ class Calls:
         connection = self._connections[number % len(self._connections)]
         stream = connection.next_stream
         connection.next_stream += 2
-        head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self._headers)
-        connection.sock.sendall(head + frames.frame(frames.DATA, frames.END_STREAM, stream, self._request))
+        head = HeadersFrame(stream, self._headers, flags=("END_HEADERS",))
+        data = DataFrame(stream, self._request, flags=("END_STREAM",))
+        connection.sock.sendall(head.serialize() + data.serialize())
 
 
 class _Connection:
@@ -156,14 +169,14 @@ class _Connection:
 
     def read(self) -> None:
         data, at = self._rest + self.sock.recv(RECEIVE), 0
-        while len(data) - at >= frames.HEAD_BYTES:
-            high, low, kind, flags, _ = frames.HEAD.unpack_from(data, at)
-            end = at + frames.HEAD_BYTES + (high << 16 | low)
+        while len(data) - at >= FRAME_HEAD.size:
+            high, low, kind, flags, _ = FRAME_HEAD.unpack_from(data, at)
+            end = at + FRAME_HEAD.size + (high << 16 | low)
             if end > len(data):
                 break
-            if kind == frames.DATA:
-                self.chunks += _messages(data, at + frames.HEAD_BYTES, end)
-            elif kind == frames.HEADERS and flags & frames.END_STREAM:
+            if kind == DATA:
+                self.chunks += _messages(data, at + FRAME_HEAD.size, end)
+            elif kind == HEADERS and flags & END_STREAM:
                 self.ended += 1
             at = end
         self._rest = data[at:]

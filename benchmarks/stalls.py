@@ -223,7 +223,7 @@ CROWDS: dict[str, Attack] = {
     "400 pipeline GET /health": _crowd(400, get("/health") * 4000),
     "60 send heads of 54 KB": _crowd(60, LONG_HEAD),
 }
-ATTACKS: dict[str, Attack] = CROWDS | {
+ATTACKS: dict[str, Attack] = {
     "1 GB to POST /ping": _push(_body("/ping", GIGABYTE)),
     "1 GB with a refused key": _push(_body("/admin/config", GIGABYTE, "X-Admin-Key: wrong")),
     "1 GB to a chat (413)": _push(_body(PATH, GIGABYTE)),
@@ -273,12 +273,18 @@ def main(argv: Sequence[str]) -> int:
         "SIM_MAX_MODEL_LEN": "300000",
         "SIM_MAX_REQUEST_BODY_SIZE_MB": "8",
     }
+    crowds = dict(CROWDS)
+    if options.grpc:
+        from benchmarks.http2_crowds import http2_crowds  # whose packages need not be here
+
+        settings["SIM_GRPC"] = "true"
+        crowds |= {f"{name} (HTTP/2)": _crowd(60, data) for name, data in http2_crowds().items()}
     rows, fine = [], True
     with ours(LOAD, more=settings) as server:
         play(StreamPlan(server.port, STREAMS, 20, 0.1, 1.0))
-        for name, attack in ATTACKS.items():
+        for name, attack in (crowds | ATTACKS).items():
             if options.only in name:
-                limit_ms = CROWD_HEALTH_LIMIT_MS if name in CROWDS else HEALTH_LIMIT_MS
+                limit_ms = CROWD_HEALTH_LIMIT_MS if name in crowds else HEALTH_LIMIT_MS
                 seen = _watch(server, index, attack, limit_ms)
                 fine &= seen.is_fine
                 rows.append(_row(name, seen))
@@ -289,6 +295,9 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("stalls", __doc__)
     flags.add_argument("--only", default="", help="attacks whose name has this in it")
+    flags.add_argument(
+        "--grpc", action="store_true", help="crowds of HTTP/2, too; needs requirements-grpc.txt"
+    )
     return flags.parse_args(argv)
 
 

@@ -17,10 +17,10 @@ PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "calibrate": ("cma", "numpy"),
     "engine": ("torch", "safetensors", "llguidance"),
     "fleet": ("matplotlib",),
-    "grpc": ("smg_grpc_proto", "grpc_health", "grpc_reflection"),
+    "grpc": ("smg_grpc_proto", "grpc_health", "grpc_reflection", "h2"),
     "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
-"""Modules that an optional part imports. Of gRPC these are messages alone: HTTP/2 is spoken by app/server."""
+"""Modules that an optional part imports."""
 
 
 def install(extra: Extra) -> str:

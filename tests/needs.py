@@ -79,7 +79,7 @@ NEEDS = (
         "pip install -r requirements-grpc.txt",
         all(
             find_spec(name) is not None
-            for name in ("grpc", "smg_grpc_proto", "grpc_health", "grpc_reflection")
+            for name in ("grpc", "smg_grpc_proto", "grpc_health", "grpc_reflection", "h2")
         ),
     ),
     Need(

@@ -135,6 +135,7 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             root.addHandler(handler)
         for logger in (root, logging.getLogger("app")):
             logger.setLevel(level)
+        logging.getLogger("hpack").setLevel(logging.INFO)  # else --log-level debug would show clients' keys
         if own.access_log and cfg.accesslog is None:
             self._set_handler(self.access_log, "-", None, sys.stdout)
             _have_lines(self._get_gunicorn_handler(self.access_log), own, AccessFields(), RequestId())

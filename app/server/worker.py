@@ -122,6 +122,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         except SystemExit as reason:
             self.log.error("%s", reason.code)
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
+        if getattr(self.wsgi, "rpc", None) is not None:
+            import app.server.http2.connection  # noqa: F401  # or the first client would hold up all others
 
     def run(self) -> None:
         """Serve until SIGTERM, then let running requests end, within `graceful_timeout`."""

@@ -6,57 +6,50 @@ import logging
 import time
 
 import gevent
+from h2.errors import ErrorCodes
+from h2.stream import H2Stream
 
+from app.api.errors import as_api_error, forget_frames
 from app.http.connection import Watcher
 from app.http.context import RequestContext, current_request
 from app.http.errors import ApiError
 from app.http.response import CLIENT_GONE, Response, StreamingBody
 from app.http.rpc import PREFIX_BYTES, RpcCode, RpcMethod, RpcOutcome, RpcResponse, error_response
 from app.http.stream import StreamSource
-from app.server.http2.frames import (
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    Reason,
-    data_frames,
-    frame,
-    head,
-    reset,
-)
 from app.server.http2.heads import as_rpc, metadata, status, timeout_s
-from app.server.http2.owner import CallConnection
+from app.server.http2.transport import CallTransport
 
 log = logging.getLogger(__name__)
+
+
+MOST_EACH_BYTES = 1 << 16
+"""Bytes of messages that wait for an answer, where each is answered by itself."""
 
 
 class RpcCall:
     """A call of `method`, None when there is no such method. It is what a `StreamTransport` is for HTTP/1.1.
 
-    `window` is how many bytes of messages the client allows. `has_request` says that the client has said all.
+    `has_request` says that the client has sent all. `size` is how many bytes of memory its headers take.
     """
 
     __slots__ = (
         *("_begun", "_body", "_connection", "_context", "_deadline", "_headers", "_is_logged", "_lagging"),
-        *("_last", "_method", "_most_bytes", "_outbox", "_response", "_size", "_source", "_unsent"),
-        *("has_request", "id", "is_open", "since_s", "stalled", "window"),
+        *("_last", "_method", "_most_bytes", "_response", "_size", "_source", "_stream", "_unsent"),
+        *("has_request", "id", "is_open", "since_s", "stalled"),
     )
 
     def __init__(
         self,
-        connection: CallConnection[RpcCall],
-        id: int,
-        window: int,
+        connection: CallTransport[RpcCall],
+        stream: H2Stream,
         method: RpcMethod | None,
         headers: dict[str, str],
         size: int,
     ) -> None:
-        """`size`: the bytes of memory that its headers take."""
-        self.id, self.window = id, window
-        self._connection, self._outbox = connection, connection.outbox
+        self._connection, self._stream, self.id = connection, stream, stream.stream_id
         self._method, self._headers, self._size = method, headers, size
         connection.buffered += size
-        self._most_bytes = connection.most_message_bytes
+        self._most_bytes = MOST_EACH_BYTES if method and method.each else connection.most_message_bytes
         self._body = bytearray()
         """What has come of the next message."""
         self._context: RequestContext | None = None
@@ -67,13 +60,13 @@ class RpcCall:
         self._deadline: Watcher | None = None
         self.has_request = False
         self.stalled = False
-        """The client's windows have no room for what is to be said next."""
+        """The client's windows have no room for the rest of `_unsent`."""
         self.since_s = time.monotonic()
         """Since when the rest of its request, or room for its answer, is awaited."""
         self.is_open = True
         if (limit_s := timeout_s(headers)) is not None:
             self._deadline = gevent.get_hub().loop.timer(limit_s)
-            self._deadline.start(connection.chores.put, self._expire)
+            self._deadline.start(connection.soon, self._expire)
 
     # What the client says.
 
@@ -153,10 +146,12 @@ class RpcCall:
 
     def _handle(self, context: RequestContext) -> None:
         """Greenlet: find the answer."""
+        connection = self._connection
+        connection.path.turns.wait(connection.share)
         if not self.is_open:
             return
         current_request.set(context)
-        method, middleware = self._method, self._connection.path.middleware
+        method, middleware = self._method, connection.path.middleware
         try:
             response: Response | None = middleware.begin(context)
             if response is None:
@@ -164,12 +159,12 @@ class RpcCall:
                     raise ApiError(501, "NotImplementedError", f"There is no method {context.path[:200]}.")
                 response = method.handle(context)
         except Exception as error:
-            response = self._connection.response_to(error)
+            response = _response_to(error)
         try:
-            self._connection.guarded(self._end, response)
+            connection.guarded(self._end, response)
         except Exception:  # it could not be rendered
             log.exception("an answer broke off")
-            self._connection.guarded(self.fail, RpcCode.INTERNAL, "The answer broke off.")
+            connection.guarded(self.fail, RpcCode.INTERNAL, "The answer broke off.")
 
     def _end(self, response: Response) -> None:
         """This is the answer: finish it with the middleware, and send it."""
@@ -180,7 +175,7 @@ class RpcCall:
         try:
             self._connection.path.middleware.end(self._context, answer)
         except Exception as error:
-            self._connection.response_to(error)
+            _response_to(error)
             answer = error_response(ApiError(500, "InternalServerError", "The answer could not be finished."))
         if not self.is_open:
             answer.close()
@@ -200,12 +195,12 @@ class RpcCall:
         """Send the metadata before the first message."""
         if not self._begun:
             self._begun = True
-            self._outbox.put(frame(HEADERS, END_HEADERS, self.id, metadata(response)))
+            self._connection.send_headers(self.id, metadata(response))
 
     @property
     def lags(self) -> bool:
         """What is to be said has to wait until it is asked for."""
-        return self._lagging or self._outbox.blocked
+        return self._lagging or self._connection.blocked
 
     def start(self, source: StreamSource) -> None:
         """Take pieces of `source` from now on."""
@@ -219,51 +214,41 @@ class RpcCall:
 
     def send_soon(self, data: bytes) -> None:
         """As `write`, of a short message."""
-        outbox, size = self._outbox, len(data)
-        if self._unsent or size > self.window or size > outbox.window:
+        if self._unsent or len(data) > self._connection.room(self._stream):
             self.write(data)
-            return
-        self.window -= size
-        outbox.window -= size
-        outbox.put(head(0, size, DATA, 0, self.id) + data)
+        else:
+            self._connection.send_data(self._stream, data)
 
     def _push(self) -> None:
         """As much as the client's windows allow."""
-        outbox, unsent = self._outbox, self._unsent
-        size = min(len(unsent), self.window, outbox.window)
+        connection, unsent = self._connection, self._unsent
+        size = min(len(unsent), connection.room(self._stream))
         if size > 0:
-            self.window -= size
-            outbox.window -= size
-            outbox.put(data_frames(self.id, unsent[:size]))
+            connection.send_data(self._stream, unsent[:size])
             self._unsent = unsent = unsent[size:]
         if unsent:
             self._wait_for_room(size > 0)
-        else:
-            if self.stalled:
-                self.stalled = False
-                self._connection.stalled.pop(self, None)
-                self._connection.hungry.pop(self, None)
-            if self._last:
-                self._finish()
-
-    def _wait_for_room(self, has_said: bool) -> None:
-        """Until a window grows; the time that the client has for that begins when it `has_said` something."""
-        connection = self._connection
-        if has_said or not self.stalled:
-            self.since_s = time.monotonic()
+            return
+        if self.stalled:
+            self.stalled = False
             connection.stalled.pop(self, None)
-            connection.stalled[self] = None
+        if self._last:
+            self._finish()
+
+    def _wait_for_room(self, has_sent: bool) -> None:
+        """Until a window grows; the time that the client has for that begins when it `has_sent` something."""
+        stalled = self._connection.stalled
+        if has_sent or not self.stalled:
+            self.since_s = time.monotonic()
+            stalled.pop(self, None)
+            stalled[self] = None
         self.stalled = self._lagging = True
-        if self.window > 0:
-            connection.hungry[self] = None
-        else:
-            connection.hungry.pop(self, None)
 
     def lag(self) -> None:
         """Ask the source for slices, in turns with other calls."""
         if self._source is not None:
             self._lagging = True
-            self._connection.ask_soon(self)
+            self._connection.soon(self.ask)
 
     def go_on(self) -> None:
         """There may be room again."""
@@ -272,21 +257,22 @@ class RpcCall:
             if not self.stalled and self.is_open:
                 self.lag()
 
-    def ask(self) -> bool:
-        """Take a slice of what waits; whether more does."""
-        if self.stalled or self._source is None or not self.is_open:
-            return False
+    def ask(self) -> None:
+        """Take a slice of what waits, and another one in the next turn."""
+        connection = self._connection
+        if self.stalled or connection.blocked or self._source is None or not self.is_open:
+            return
         try:
             data, more, last = self._source.next_slice()
         except Exception:  # it could not be rendered
             log.exception("an answer broke off")
-            self._connection.guarded(self.fail, RpcCode.INTERNAL, "The answer broke off.")
-            return False
-        self._connection.guarded(self.write, data, last)
-        if self.stalled or not self.is_open:
-            return False
-        self._lagging = more
-        return more
+            self.fail(RpcCode.INTERNAL, "The answer broke off.")
+            return
+        self.write(data, last)
+        if not self.stalled and self.is_open:
+            self._lagging = more
+            if more:
+                connection.soon(self.ask)
 
     # How it ends.
 
@@ -294,10 +280,11 @@ class RpcCall:
         """Everything is said: the status, and that is all."""
         response = self._response
         assert response is not None
-        block = status(response.outcome) if self._begun else metadata(response) + status(response.outcome)
-        self._outbox.put(frame(HEADERS, END_HEADERS | END_STREAM, self.id, block))
+        trailers = status(response.outcome)
+        headers = trailers if self._begun else metadata(response) + trailers
+        self._connection.send_headers(self.id, headers, ends=True)
         if not self.has_request:
-            self._outbox.put(reset(self.id, Reason.NO_ERROR))
+            self._connection.reset(self.id, ErrorCodes.NO_ERROR)
         self._close()
 
     def fail(self, code: RpcCode, text: str) -> None:
@@ -319,7 +306,7 @@ class RpcCall:
     def cut_off(self) -> None:
         """The client has given no room for what is to be said."""
         if self.is_open:
-            self._outbox.put(reset(self.id, Reason.CANCEL))
+            self._connection.reset(self.id, ErrorCodes.CANCEL)
             self.gone()
 
     def leave(self) -> None:
@@ -362,7 +349,7 @@ class RpcCall:
             self._deadline = None
         self._connection.buffered -= len(self._body) + self._size
         self._body = bytearray()
-        self._connection.forget_call(self)
+        self._connection.forget_call(self.id, self)
         if self._response is not None:
             self._close_response()
 
@@ -376,3 +363,62 @@ class RpcCall:
             self._is_logged = True
             path.log_access(context, response)
         response.close()
+
+
+class EachCall(RpcCall):
+    """Answers a message a turn, in the hub; for the middleware all of them are one request."""
+
+    __slots__ = ()
+
+    def _arrived(self) -> None:
+        self.lag()
+
+    def lag(self) -> None:
+        """There may be a message to answer, or room for an answer."""
+        self._connection.soon(self.ask)
+
+    def ask(self) -> None:
+        """Answers a message, and another one in the next turn."""
+        if self._may_answer and (self._body or self.has_request):
+            self._answer_next()
+        if self._may_answer and (self.has_request or len(self._body) >= self._end_of_message):
+            self._connection.soon(self.ask)
+
+    @property
+    def _may_answer(self) -> bool:
+        return self.is_open and not self.stalled and not self._connection.blocked
+
+    def _answer_next(self) -> None:
+        """Answer the next message of several, or end with the last one."""
+        message = self._message()
+        if message is None:
+            if self.is_open and self.has_request:
+                self._end(RpcResponse())
+            return
+        self.since_s = time.monotonic()
+        context = self._new_context(message)
+        try:
+            if self._context is None:
+                self._context = context
+                if (refusal := self._connection.path.middleware.begin(context)) is not None:
+                    self._end(refusal)
+                    return
+            data = bytes(self._method.handle(context).body)  # type: ignore[arg-type, union-attr]
+        except Exception as error:
+            self._end(_response_to(error))
+            return
+        self._open(RpcResponse())
+        self.write(data)
+
+    def _abandon(self) -> None:
+        if self._context is not None and self._response is None:
+            self._response = RpcResponse(status=CLIENT_GONE)
+            self._connection.path.middleware.end(self._context, self._response)
+        super()._abandon()
+
+
+def _response_to(error: Exception) -> RpcResponse:
+    """Returns the answer to a call that raised `error`."""
+    known = as_api_error(error)
+    forget_frames(error)
+    return error_response(known)

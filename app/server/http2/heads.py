@@ -7,42 +7,46 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
 import msgspec
+from h2.exceptions import ProtocolError
+from h2.utilities import HeaderValidationFlags, validate_headers
+from hpack.struct import Header
 
 from app.http.errors import ApiError
 from app.http.response import Response
 from app.http.rpc import RpcOutcome, RpcResponse, error_response
-from app.server.http2.hpack import Header, encode
 
-OK = b"\x88\x0f\x10\x10application/grpc"
-"""`:status: 200` and the content type, by their places in HPACK's table."""
-UNSUPPORTED = b"\x08\x03415\x0f\x10\x0atext/plain"
-"""Status 415 and a content type: what is no call of gRPC (grpc/doc/PROTOCOL-HTTP2.md)."""
+Headers = list[tuple[bytes, bytes]]
+
+OK: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+UNSUPPORTED: Headers = [(b":status", b"415"), (b"content-type", b"text/plain")]
+"""The answer to what is no call of gRPC (grpc/doc/PROTOCOL-HTTP2.md)."""
 LONGEST_MESSAGE = 2000
 """Characters of a status' message."""
 PLAIN = " !#$&'()*+,/:;=?@[]"
 """Characters of it that are told as they are, besides letters and digits."""
 OF_HTTP = ("content-type", "content-length")
-
-
 TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 LONGEST_S = 1e9
 UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-MALFORMED = re.compile(r"[^ -~\t\x80-\xff]")
-"""What no header has in it (RFC 9113, 8.2.1): it could be a line of its own wherever headers are shown."""
-UPPER = re.compile(r"[A-Z]")
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""Characters that no header has in it here: they could be a line of their own wherever headers are shown."""
 
 
-def read_headers(block: Iterable[Header]) -> dict[str, str] | None:
-    """Headers of a call by their names; None when they are malformed."""
+def read_headers(block: Iterable[Header], is_trailer: bool = False) -> dict[str, str] | None:
+    """Returns the headers of a call by their names; None when they are malformed (RFC 9113, section 8.2)."""
     found: dict[str, str] = {}
-    for name, value in block:
-        if not name or MALFORMED.search(value) or MALFORMED.search(name) or UPPER.search(name):
+    flags = HeaderValidationFlags(
+        is_client=False, is_trailer=is_trailer, is_response_header=False, is_push_promise=False
+    )
+    try:
+        checked = list(validate_headers(block, flags))
+    except ProtocolError:
+        return None
+    for raw_name, raw_value in checked:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if CONTROL.search(value):
             return None
-        if name in found:
-            if name.startswith(":"):
-                return None
-            value = f"{found[name]},{value}"
-        found[name] = value
+        found[name] = f"{found[name]},{value}" if name in found else value
     return found
 
 
@@ -52,18 +56,23 @@ def timeout_s(headers: Mapping[str, str]) -> float | None:
     return found and min(LONGEST_S, int(found[1]) * UNITS_S[found[2]])
 
 
-def metadata(response: Response) -> bytes:
-    """The block before the first message: the headers of the response, but for those of HTTP alone."""
+def metadata(response: Response) -> Headers:
+    """Returns what is sent before the first message: the response's headers, but for those of HTTP alone."""
     names = ((name.lower(), value) for name, value in response.headers.items())
-    return OK + encode((name, value) for name, value in names if name not in OF_HTTP)
+    return OK + [_encoded(name, value) for name, value in names if name not in OF_HTTP]
 
 
-def status(outcome: RpcOutcome) -> bytes:
-    """The block behind the last message."""
-    told = [("grpc-status", str(int(outcome.code)))]
+def status(outcome: RpcOutcome) -> Headers:
+    """Returns what is sent behind the last message."""
+    trailers = [_encoded("grpc-status", str(int(outcome.code)))]
     if outcome.message:
-        told.append(("grpc-message", quote(outcome.message[:LONGEST_MESSAGE], safe=PLAIN)))
-    return encode(told)
+        message = quote(outcome.message[:LONGEST_MESSAGE], safe=PLAIN)
+        trailers.append(_encoded("grpc-message", message))
+    return trailers
+
+
+def _encoded(name: str, value: str) -> tuple[bytes, bytes]:
+    return name.encode("latin-1", "replace"), value.encode("latin-1", "replace")
 
 
 def as_rpc(response: Response) -> RpcResponse:
