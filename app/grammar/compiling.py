@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from app.clock.pause import Slices
@@ -11,12 +10,12 @@ from app.grammar.gbnf import GbnfParser
 from app.grammar.lark_ebnf import LarkParser
 from app.grammar.nodes import Grammar, Node
 from app.grammar.structural_tags import ROOT as TAG_ROOT
-from app.grammar.structural_tags import TagReader
+from app.grammar.structural_tags import tag_rules
 from app.schema import Schemas
 from app.schema.errors import SchemaError
 
 MOST_CHARACTERS = 50_000
-"""Of the longest grammar, or structural tag, that is read."""
+"""Characters of the longest grammar."""
 COMMENT = re.compile(r"(?:#|//).*")
 
 
@@ -28,14 +27,8 @@ def compile_grammar(source: str, slices: Slices) -> Grammar:
 
 def compile_structural_tag(source: str, schemas: Schemas, slices: Slices) -> Grammar:
     """The grammar of a structural tag, which is JSON. SchemaError says why it is none."""
-    if len(source) > MOST_CHARACTERS:
-        raise SchemaError(f"{len(source)} characters are too many")
     try:
-        tag: object = json.loads(source)
-    except (ValueError, RecursionError):
-        raise SchemaError("it is not JSON") from None
-    try:
-        rules = TagReader(schemas, lambda inner: _read(inner, slices)).rules(tag)
+        rules = tag_rules(source, schemas, lambda inner: _read(inner, slices))
     except RecursionError:
         raise SchemaError("it is too deep") from None
     return Grammar(rules, TAG_ROOT, slices)
