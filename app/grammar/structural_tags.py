@@ -37,11 +37,11 @@ class _RuleBuilder:
 
     def _node(self, found: formats.Format) -> Node:
         match found:
-            case formats.ConstString(value=text) | formats.TokenContent(token=text):
+            case formats.ConstString(value=text) | formats.Token(token=text):
                 return Text(text)
             case formats.JsonContent(json_schema=schema):
                 return Json(self._schemas.compile(schema))
-            case formats.AnyText() | formats.AnyTokens():
+            case formats.AnyText():
                 return SPEECH
             case formats.RegexContent(pattern=pattern):
                 return Match(Pattern(pattern))
@@ -56,12 +56,6 @@ class _RuleBuilder:
                 return Run([Text(found.begin_text), self._node(found.content), closing])
             case formats.TriggeredTags() | formats.SeparatedTags():
                 return self._tags(found)
-            case formats.Optional(content=content):
-                return Many(self._node(content), 0, 1)
-            case formats.Star(content=content):
-                return Many(self._node(content))
-            case formats.Plus(content=content):
-                return Many(self._node(content), 1)
         return Many(self._node(found.content), *found.limits)
 
     def _grammar(self, source: str) -> Node:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -15,63 +14,63 @@ MOST_CHARACTERS = 100_000
 """Characters of the longest structural tag; reading one takes up to 5 ms."""
 
 
-class _Format(Struct, frozen=True, tag_field="type"):
+class _Format(Struct, tag_field="type"):
     pass
 
 
-class ConstString(_Format, frozen=True, tag="const_string"):
+class ConstString(_Format, tag="const_string"):
     """This very text."""
 
     value: str
 
 
-class JsonContent(_Format, frozen=True, tag="json_schema"):
+class Token(_Format, tag="token"):
+    """One token, by its text."""
+
+    token: str
+
+
+class JsonContent(_Format, tag="json_schema"):
     """JSON that satisfies a schema."""
 
     json_schema: bool | dict[str, object]
     style: Literal["json"] = "json"
 
 
-class AnyText(_Format, frozen=True, tag="any_text"):
+class AnyText(_Format, tag="any_text"):
     """Text of any kind."""
 
 
-class AnyTokens(_Format, frozen=True, tag="any_tokens"):
+class AnyTokens(AnyText, tag="any_tokens"):
     """Tokens of any kind."""
 
 
-class TokenContent(_Format, frozen=True, tag="token"):
-    """One token, by its text."""
-
-    token: str
-
-
-class RegexContent(_Format, frozen=True, tag="regex"):
+class RegexContent(_Format, tag="regex"):
     """A match of a regular expression."""
 
     pattern: str
 
 
-class GrammarContent(_Format, frozen=True, tag="grammar"):
+class GrammarContent(_Format, tag="grammar"):
     """A text that a grammar derives, in GBNF or in Lark's notation."""
 
     grammar: str
 
 
-class SequenceOf(_Format, frozen=True, tag="sequence"):
+class SequenceOf(_Format, tag="sequence"):
     """One element after the other."""
 
     elements: Formats
 
 
-class AnyOf(_Format, frozen=True, tag="or"):
+class AnyOf(_Format, tag="or"):
     """One of the elements."""
 
     elements: Formats
 
 
-class Tag(_Format, frozen=True, tag="tag"):
-    """Content between two marks."""
+class Tag(_Format, tag="tag"):
+    """Content between two marks; of several `end` marks one is written."""
 
     begin: Mark
     content: Format
@@ -85,11 +84,11 @@ class Tag(_Format, frozen=True, tag="tag"):
     @property
     def end_texts(self) -> list[str]:
         """Texts of the marks behind the content, one of which is written."""
-        return [_text(end) for end in (self.end if isinstance(self.end, list) else [self.end])]
+        return list(map(_text, self.end if isinstance(self.end, list) else [self.end]))
 
 
-class TriggeredTags(_Format, frozen=True, tag="triggered_tags"):
-    """Text of any kind, in which a trigger begins one of the tags."""
+class TriggeredTags(_Format, tag="triggered_tags"):
+    """Text of any kind, in which a trigger begins one of the tags. ValueError for a tag without a trigger."""
 
     triggers: list[Annotated[str, Meta(min_length=1)]]
     tags: Tags
@@ -97,19 +96,17 @@ class TriggeredTags(_Format, frozen=True, tag="triggered_tags"):
     stop_after_first: bool = False
 
     def __post_init__(self) -> None:
-        for _ in self.triggered():
-            pass
-
-    def triggered(self) -> Iterator[tuple[str, Tag]]:
-        """Each tag with the trigger that begins it. Raises ValueError for a tag without one."""
         for tag in self.tags:
-            trigger = next(filter(tag.begin_text.startswith, self.triggers), None)
-            if trigger is None:
-                raise ValueError(f"no trigger begins the tag {tag.begin_text[:40]!r}")
-            yield trigger, tag
+            self.trigger(tag)
+
+    def trigger(self, tag: Tag) -> str:
+        """Returns the trigger that begins `tag`."""
+        for trigger in filter(tag.begin_text.startswith, self.triggers):
+            return trigger
+        raise ValueError(f"no trigger begins the tag {tag.begin_text[:40]!r}")
 
 
-class SeparatedTags(_Format, frozen=True, tag="tags_with_separator"):
+class SeparatedTags(_Format, tag="tags_with_separator"):
     """Tags with a text between them."""
 
     tags: Tags
@@ -118,58 +115,49 @@ class SeparatedTags(_Format, frozen=True, tag="tags_with_separator"):
     stop_after_first: bool = False
 
 
-class Optional(_Format, frozen=True, tag="optional"):
+class Star(_Format, tag="star"):
+    """The content, any number of times."""
+
+    content: Format
+
+    @property
+    def limits(self) -> tuple[int, int | None]:
+        """Fewest and most times; None is no limit."""
+        return 0, None
+
+
+class Plus(Star, tag="plus"):
+    """The content, once or more."""
+
+    limits = 1, None
+
+
+class Optional(Star, tag="optional"):
     """The content or nothing."""
 
-    content: Format
+    limits = 0, 1
 
 
-class Star(_Format, frozen=True, tag="star"):
-    """The content any number of times."""
+class Repeat(Star, tag="repeat"):
+    """The content, `min` to `max` times; a negative `max` is no limit."""
 
-    content: Format
-
-
-class Plus(_Format, frozen=True, tag="plus"):
-    """The content once or more."""
-
-    content: Format
-
-
-class Repeat(_Format, frozen=True, tag="repeat"):
-    """The content `min` to `max` times; a negative `max` is no limit."""
-
-    content: Format
     min: Annotated[int, Meta(ge=0)]
     max: int
 
     @property
     def limits(self) -> tuple[int, int | None]:
-        """Fewest and most times."""
+        """See `Star`."""
         return self.min, None if self.max < 0 else max(self.max, self.min)
 
 
-Mark: TypeAlias = str | TokenContent
 Format: TypeAlias = (
-    ConstString
-    | JsonContent
-    | AnyText
-    | AnyTokens
-    | TokenContent
-    | RegexContent
-    | GrammarContent
-    | SequenceOf
-    | AnyOf
-    | Tag
-    | TriggeredTags
-    | SeparatedTags
-    | Optional
-    | Star
-    | Plus
-    | Repeat
+    (ConstString | Token | JsonContent | AnyText | AnyTokens | RegexContent | GrammarContent)
+    | (SequenceOf | AnyOf | Tag | TriggeredTags | SeparatedTags)
+    | (Star | Plus | Optional | Repeat)
 )
 Formats: TypeAlias = Annotated[list[Format], Meta(min_length=1)]
 Tags: TypeAlias = Annotated[list[Tag], Meta(min_length=1)]
+Mark: TypeAlias = str | Token
 
 
 class _Structure(Struct):
@@ -177,11 +165,14 @@ class _Structure(Struct):
     end: str
     schema: bool | dict[str, object] | None = None
 
+    def tag(self) -> Tag:
+        return Tag(self.begin, JsonContent(True if self.schema is None else self.schema), self.end)
+
 
 class _StructuralTag(Struct):
     format: Format | None = None
-    structures: list[_Structure] | None = None
-    triggers: list[str] | None = None
+    structures: Annotated[list[_Structure], Meta(min_length=1)] | None = None
+    triggers: list[Annotated[str, Meta(min_length=1)]] = []
 
 
 def read_structural_tag(source: str) -> Format:
@@ -193,23 +184,10 @@ def read_structural_tag(source: str) -> Format:
     except RecursionError:
         raise ValueError("it is too deep") from None
     if tag.structures is not None:
-        return _modern(tag.structures, tag.triggers or [])
+        return TriggeredTags(tag.triggers, [each.tag() for each in tag.structures])
     if tag.format is None:
         raise ValueError("it has no format")
     return tag.format
-
-
-def _modern(structures: list[_Structure], triggers: list[str]) -> Format:
-    """Returns the older notation in the words of the newer one."""
-    tags = [
-        {
-            "begin": each.begin,
-            "content": {"type": "json_schema", "json_schema": True if each.schema is None else each.schema},
-            "end": each.end,
-        }
-        for each in structures
-    ]
-    return msgspec.convert({"triggers": triggers, "tags": tags}, TriggeredTags)
 
 
 def _text(mark: Mark) -> str:

@@ -35,7 +35,7 @@ class _LarkWriter:
 
     def _expression(self, found: formats.Format) -> str:
         match found:
-            case formats.ConstString(value=text) | formats.TokenContent(token=text):
+            case formats.ConstString(value=text) | formats.Token(token=text):
                 return self._literal(text)
             case formats.JsonContent(json_schema=schema):
                 return self._rule(f"%json {json.dumps(schema)}")
@@ -43,7 +43,7 @@ class _LarkWriter:
                 return self._rule(f"/{_slashed(pattern)}/")
             case formats.GrammarContent(grammar=source):
                 return self._rule(f"%lark {{\n{source}\n}}")
-            case formats.AnyText() | formats.AnyTokens():
+            case formats.AnyText():
                 return self._rule(TEXT)
             case formats.SequenceOf():
                 return self._sequence(found)
@@ -55,12 +55,6 @@ class _LarkWriter:
                 return self._triggered(found)
             case formats.SeparatedTags():
                 return self._separated(found)
-            case formats.Optional(content=content):
-                return f"({self._expression(content)})?"
-            case formats.Star(content=content):
-                return f"({self._expression(content)})*"
-            case formats.Plus(content=content):
-                return f"({self._expression(content)})+"
         least, most = found.limits
         return f"({self._expression(found.content)}){{{least},{'' if most is None else most}}}"
 
@@ -88,8 +82,8 @@ class _LarkWriter:
         return f"({self._literal(begin)} {content})" if begin else content
 
     def _triggered(self, found: formats.TriggeredTags) -> str:
-        begun = found.triggered()
-        one = _either(f"{self._until(trigger)} {self._tag(tag, trigger)}" for trigger, tag in begun)
+        begun = ((tag, found.trigger(tag)) for tag in found.tags)
+        one = _either(f"{self._until(trigger)} {self._tag(tag, trigger)}" for tag, trigger in begun)
         rest = self._rule(TEXT)
         if found.stop_after_first:
             return one
