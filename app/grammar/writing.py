@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from random import Random
 
-from app.clock.pause import Slices
 from app.grammar.nodes import (
     SHORTEST_JSON,
     Cost,
@@ -23,7 +22,7 @@ from app.grammar.nodes import (
     Text,
 )
 from app.schema import Ranges, Size
-from app.schema.errors import Allowance, SchemaError
+from app.schema.errors import SchemaError, WorkBudget
 
 Speak = Callable[[int, Random], str]
 """A text of at most so many characters, about anything."""
@@ -42,20 +41,16 @@ SURROGATES = range(0xD800, 0xE000)
 
 def write(grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak) -> str:
     """A text of about `size` characters, or the shortest there is. SchemaError when it takes too much."""
-    allowance = Allowance(STEPS, Slices())
-    try:
-        return _Writer(grammar, size, rng, ranges, speak, allowance).text()
-    finally:
-        allowance.settle()
+    return _Writer(grammar, size, rng, ranges, speak, WorkBudget(STEPS)).text()
 
 
 class _Writer:
     def __init__(
-        self, grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak, allowance: Allowance
+        self, grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak, budget: WorkBudget
     ) -> None:
         self._grammar = grammar
         self._rng, self._ranges, self._speak = rng, ranges, speak
-        self._allowance = allowance
+        self._budget = budget
         self._parts: list[str] = []
         self._waiting: list[Node] = [Rule(grammar.root)]
         self._room = size - self._cost(self._waiting[0]).characters
@@ -63,8 +58,8 @@ class _Writer:
 
     def text(self) -> str:
         while self._waiting:
-            self._allowance.spend()
-            if self._allowance.left < STEPS // 3:
+            self._budget.spend()
+            if self._budget.left < STEPS // 3:
                 self._room = 0
             self._take(self._waiting.pop())
         return "".join(self._parts)
@@ -85,7 +80,7 @@ class _Writer:
                 self._waiting.extend([node.item] * self._times(node))
             case Match(pattern):
                 most = pattern.least + min(max(self._room, 0), EXTRA)
-                self._write(pattern.write(self._rng, self._allowance, 0, most, whole=True), pattern.least)
+                self._write(pattern.write(self._rng, self._budget, 0, most, whole=True), pattern.least)
             case Json():
                 self._write(self._json(node), SHORTEST_JSON)
             case Speech():

@@ -15,7 +15,7 @@ from random import Random
 from re import _parser  # type: ignore[attr-defined]  # the parser that re.compile uses
 from typing import Any
 
-from app.schema.errors import Allowance
+from app.schema.errors import WorkBudget
 
 LONGEST = 8192
 """Characters of the longest text that is written."""
@@ -24,9 +24,9 @@ LONGEST = 8192
 class Pen:
     """A text on its way, with the groups written so far."""
 
-    def __init__(self, rng: Random, allowance: Allowance, look_around: bool) -> None:
+    def __init__(self, rng: Random, budget: WorkBudget, look_around: bool) -> None:
         self.rng = rng
-        self.allowance = allowance
+        self.budget = budget
         self.look_around = look_around
         self.groups: dict[int, str] = {}
         self.parts: list[str] = []
@@ -65,7 +65,7 @@ class Run(Piece):
         self.size = 1 + sum(part.size for part in parts)
 
     def write(self, length: int, pen: Pen) -> None:
-        pen.allowance.spend(1 + len(self.parts) // 4)
+        pen.budget.spend(1 + len(self.parts) // 4)
         spare = max(length - self.least, 0)
         room = sum(part.most - part.least for part in self.parts)
         for part in self.parts:
@@ -86,7 +86,7 @@ class Either(Piece):
         self.size = 1 + sum(option.size for option in options)
 
     def write(self, length: int, pen: Pen) -> None:
-        pen.allowance.spend()
+        pen.budget.spend()
         fitting = [option for option in self.options if option.least <= length <= option.most]
         option = pen.rng.choice(fitting or self.options)
         option.write(min(max(length, option.least), option.most), pen)
@@ -104,12 +104,12 @@ class Repeat(Piece):
     def write(self, length: int, pen: Pen) -> None:
         part = self.part
         if isinstance(part, Characters):
-            pen.allowance.spend(1 + length // 16)
+            pen.budget.spend(1 + length // 16)
             pen.parts.extend(pen.rng.choices(part.choices, k=length))
             return
         times = self._times(length, pen.rng)
         for left in range(times, 0, -1):
-            pen.allowance.spend()
+            pen.budget.spend()
             lowest = max(part.least, length - (left - 1) * part.most)
             own = pen.rng.randint(lowest, max(lowest, min(part.most, length - (left - 1) * part.least)))
             part.write(min(own, part.most), pen)
@@ -148,7 +148,7 @@ class Again(Piece):
 
     def write(self, length: int, pen: Pen) -> None:
         text = pen.groups.get(self.number, "")
-        pen.allowance.spend(1 + len(text) // 64)
+        pen.budget.spend(1 + len(text) // 64)
         pen.parts.append(text)
 
 

@@ -154,7 +154,7 @@ def test_keywords_that_are_not_supported_are_refused_or_with_leniency_left_out(s
 
 
 def test_a_schema_is_compiled_once_while_it_is_kept() -> None:
-    schemas = Schemas(limit_bytes=4_000)
+    schemas = Schemas(limit_bytes=10_000)
     first = schemas.compile(PLAIN)
     assert schemas.compile(dict(PLAIN)) is first
     schemas.compile({"enum": ["x" * 500]})
@@ -188,7 +188,7 @@ SHAPES: dict[str, Callable[[int], Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_thousands_of_schemas_keep_within_the_limit_of_memory(shape: str) -> None:
-    """What the cache says that it holds is about what it holds, and rather more than less."""
+    """The cache holds no more than it says."""
     schemas = Schemas(limit_bytes=200_000)
     schemas.compile(PLAIN)
     tracemalloc.start()
@@ -199,5 +199,5 @@ def test_thousands_of_schemas_keep_within_the_limit_of_memory(shape: str) -> Non
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 0.9 * schemas.limit_bytes < schemas.size_bytes <= schemas.limit_bytes
-    assert 0.85 * held_bytes < schemas.size_bytes < 1.5 * held_bytes
+    assert 0.85 * schemas.limit_bytes < schemas.size_bytes <= schemas.limit_bytes
+    assert 0.9 * held_bytes < schemas.size_bytes
