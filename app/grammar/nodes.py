@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from app.clock.pause import Slices
 from app.schema.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -104,12 +103,11 @@ class Cost(NamedTuple):
 class Grammar:
     """Rules, of which `root` derives the whole text. SchemaError when it derives none."""
 
-    def __init__(self, rules: Mapping[str, Node], root: str, slices: Slices) -> None:
+    def __init__(self, rules: Mapping[str, Node], root: str) -> None:
         self.rules = rules
         self.root = root
         if root not in rules:
             raise SchemaError(f"the grammar has no rule {root!r}")
-        self._slices = slices
         self._known: dict[str, Cost] = {}
         self._costs: dict[int, Cost | None] = {}
         self._solve()
@@ -142,7 +140,6 @@ class Grammar:
             seen: dict[int, Cost | None] = {}
             cost = self._look_at(self.rules[name], seen)
             looks += len(seen) + 1
-            self._slices.spend()
             if looks > MOST_LOOKS:
                 raise SchemaError("the grammar takes too much work")
             if cost is not None and cost != self._known.get(name):
@@ -154,7 +151,6 @@ class Grammar:
         waiting, seen = [node], {id(node)}
         while waiting:
             one = waiting.pop()
-            self._slices.spend()
             if isinstance(one, Rule):
                 yield one.name
             for inner in _inner(one):
@@ -186,7 +182,6 @@ class Grammar:
         return cost
 
     def _together(self, node: Run | Either | Many, seen: dict[int, Cost | None], depth: int) -> Cost | None:
-        self._slices.spend()
         costs = [self._look_at(inner, seen, depth) for inner in _inner(node)]
         if isinstance(node, Many):
             once = costs[0] if node.least else Cost(0)

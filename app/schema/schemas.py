@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from cachetools import LRUCache
+from gevent._hub_local import get_hub_if_exists
 
 from app.clock.pause import Slices, call_off_hub
 from app.schema.errors import SchemaError
@@ -86,8 +87,12 @@ class Schemas:
 
 
 def off_hub_if_long(length: int, work: Callable[[], T]) -> T:
-    """Returns what `work` returns, done in a native thread for a text of a `length` that takes long."""
-    return call_off_hub(work) if length > LONG_BYTES else work()
+    """Returns what `work` returns, done in a native thread for a text of a `length` that takes long.
+
+    A thread without an event loop does the work itself.
+    """
+    is_long = length > LONG_BYTES and get_hub_if_exists() is not None
+    return call_off_hub(work) if is_long else work()
 
 
 def _canonical(schema: object) -> bytes:

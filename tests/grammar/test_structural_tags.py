@@ -9,7 +9,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from app.clock.pause import Slices
 from app.grammar.compiling import compile_structural_tag
 from app.schema import SchemaError, Schemas
 from tests.grammar.deriving import SPOKEN, tag, text, texts
@@ -118,4 +117,4 @@ def test_what_is_no_json_or_too_deep_is_refused() -> None:
         deep = {"type": "optional", "content": deep}
     for source in ("{", "[" * 5000, json.dumps({"format": deep}), '{"format": "' + "a" * 60_000 + '"}'):
         with pytest.raises(SchemaError):
-            compile_structural_tag(source, Schemas(), Slices())
+            compile_structural_tag(source, Schemas())

@@ -119,7 +119,7 @@ def tag_of(wanted: StructuredOutputs | None, request: GenerationRequest, schemas
     from app.grammar.compiling import compile_structural_tag
 
     try:
-        return compile_structural_tag(wanted.structural_tag, schemas, slices())
+        return compile_structural_tag(wanted.structural_tag, schemas)
     except SchemaError as error:
         raise bad_request(f"Invalid structural tag specification: {error}", field) from None
 
@@ -147,7 +147,7 @@ def _grammar_of(text: str, schemas: Schemas) -> Grammar:
     from app.grammar.compiling import compile_grammar
 
     try:
-        return compile_grammar(text, slices())
+        return compile_grammar(text)
     except SchemaError as error:
         raise bad_request(f"Invalid grammar specification: {error}") from None
 
