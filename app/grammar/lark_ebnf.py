@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from ast import literal_eval
 
-from app.grammar.nodes import Many, Match, Node, OneOf, Rule, Text
+from app.grammar.nodes import Match, Node, OneOf, Repetition, Rule, Text
 from app.grammar.parsing import Parser, Times, Token
 from app.schema.patterns import Pattern
 
@@ -93,7 +93,7 @@ class LarkParser(Parser):
             case "pattern":
                 return self._pattern(self.step())
         if self.skip("["):
-            return Many(self.bracketed(depth, "]"), 0, 1)
+            return Repetition(self.bracketed(depth, "]"), 0, 1)
         return self.bracketed(depth, ")") if self.skip("(") else None
 
     def numbers(self, text: str) -> Times:

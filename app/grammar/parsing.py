@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from app.grammar.nodes import Either, Many, Node, Run
+from app.grammar.nodes import Alternation, Node, Repetition, Series
 from app.schema.errors import SchemaError
 
 DEEPEST = 60
@@ -54,16 +54,16 @@ class Parser(ABC):
         options = [self.run(depth)]
         while self.skip("|"):
             options.append(self.run(depth))
-        return options[0] if len(options) == 1 else Either(options)
+        return options[0] if len(options) == 1 else Alternation(options)
 
     def run(self, depth: int) -> Node:
         """One alternative."""
         items: list[Node] = []
         while (node := self.item(depth)) is not None:
             while (times := self.times()) is not None:
-                node = Many(node, *times)
+                node = Repetition(node, *times)
             items.append(node)
-        return items[0] if len(items) == 1 else Run(items)
+        return items[0] if len(items) == 1 else Series(items)
 
     def bracketed(self, depth: int, closing: str) -> Node:
         """Alternatives in a bracket that is open."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from app.grammar import tag_formats as formats
-from app.grammar.nodes import SPEECH, Either, Json, Many, Match, Node, Rule, Run, Text
+from app.grammar.nodes import FREE_TEXT, Alternation, Json, Match, Node, Repetition, Rule, Series, Text
 from app.schema import Schemas
 from app.schema.errors import SchemaError
 from app.schema.patterns import Pattern
@@ -42,21 +42,21 @@ class _RuleBuilder:
             case formats.JsonContent(json_schema=schema):
                 return Json(self._schemas.compile(schema))
             case formats.AnyText():
-                return SPEECH
+                return FREE_TEXT
             case formats.RegexContent(pattern=pattern):
                 return Match(Pattern(pattern))
             case formats.GrammarContent(grammar=source):
                 return self._grammar(source)
             case formats.SequenceOf(elements=elements):
-                return Run([self._node(each) for each in elements])
+                return Series([self._node(each) for each in elements])
             case formats.AnyOf(elements=elements):
-                return _either([self._node(each) for each in elements])
+                return _alternation([self._node(each) for each in elements])
             case formats.Tag():
-                closing = _either([Text(end) for end in found.end_texts])
-                return Run([Text(found.begin_text), self._node(found.content), closing])
+                closing = _alternation([Text(end) for end in found.end_texts])
+                return Series([Text(found.begin_text), self._node(found.content), closing])
             case formats.TriggeredTags() | formats.SeparatedTags():
                 return self._tags(found)
-        return Many(self._node(found.content), *found.limits)
+        return Repetition(self._node(found.content), *found.limits)
 
     def _grammar(self, source: str) -> Node:
         """Adds the rules of an inner grammar, with a number in front of their names."""
@@ -68,13 +68,15 @@ class _RuleBuilder:
 
     def _tags(self, found: formats.TriggeredTags | formats.SeparatedTags) -> Node:
         """One tag at least: a client that asks for tags wants to see some."""
-        tag = _either([self._node(each) for each in found.tags])
+        tag = _alternation([self._node(each) for each in found.tags])
         if isinstance(found, formats.SeparatedTags):
-            more = Many(Run([Text(found.separator), tag]))
-            return tag if found.stop_after_first else Run([tag, more])
-        before: list[Node] = [] if found.at_least_one else [SPEECH]
-        after: list[Node] = [] if found.stop_after_first else [Many(Run([SPEECH, tag])), SPEECH]
-        return Run([*before, tag, *after])
+            more = Repetition(Series([Text(found.separator), tag]))
+            return tag if found.stop_after_first else Series([tag, more])
+        before: list[Node] = [] if found.at_least_one else [FREE_TEXT]
+        after: list[Node] = (
+            [] if found.stop_after_first else [Repetition(Series([FREE_TEXT, tag])), FREE_TEXT]
+        )
+        return Series([*before, tag, *after])
 
 
 def _renamed(node: Node, prefix: str, made: dict[int, Node]) -> Node:
@@ -85,15 +87,15 @@ def _renamed(node: Node, prefix: str, made: dict[int, Node]) -> Node:
     match node:
         case Rule(name):
             new = Rule(prefix + name)
-        case Run(items):
-            new = Run([_renamed(each, prefix, made) for each in items])
-        case Either(options):
-            new = Either([_renamed(each, prefix, made) for each in options])
-        case Many(item, least, most):
-            new = Many(_renamed(item, prefix, made), least, most)
+        case Series(items):
+            new = Series([_renamed(each, prefix, made) for each in items])
+        case Alternation(options):
+            new = Alternation([_renamed(each, prefix, made) for each in options])
+        case Repetition(item, least, most):
+            new = Repetition(_renamed(item, prefix, made), least, most)
     made[id(node)] = new
     return new
 
 
-def _either(nodes: Sequence[Node]) -> Node:
-    return nodes[0] if len(nodes) == 1 else Either(nodes)
+def _alternation(nodes: Sequence[Node]) -> Node:
+    return nodes[0] if len(nodes) == 1 else Alternation(nodes)

@@ -8,17 +8,17 @@ from random import Random
 
 from app.grammar.nodes import (
     SHORTEST_JSON,
+    Alternation,
     Cost,
-    Either,
+    FreeText,
     Grammar,
     Json,
-    Many,
     Match,
     Node,
     OneOf,
+    Repetition,
     Rule,
-    Run,
-    Speech,
+    Series,
     Text,
 )
 from app.schema import Ranges, Size
@@ -72,18 +72,18 @@ class _Writer:
                 self._parts.append(self._character(node))
             case Rule(name):
                 self._waiting.append(self._grammar.rules[name])
-            case Run(items):
+            case Series(items):
                 self._waiting.extend(reversed(items))
-            case Either():
+            case Alternation():
                 self._waiting.append(self._option(node))
-            case Many():
+            case Repetition():
                 self._waiting.extend([node.item] * self._times(node))
             case Match(pattern):
                 most = pattern.least + min(max(self._room, 0), EXTRA)
                 self._write(pattern.write(self._rng, self._budget, 0, most, whole=True), pattern.least)
             case Json():
                 self._write(self._json(node), SHORTEST_JSON)
-            case Speech():
+            case FreeText():
                 self._write(self._speak(min(max(self._room, 0), SPOKEN), self._rng), 0)
 
     def _write(self, text: str, least: int) -> None:
@@ -96,7 +96,7 @@ class _Writer:
             raise SchemaError("nothing can be derived from a part of the grammar")
         return cost
 
-    def _option(self, node: Either) -> Node:
+    def _option(self, node: Alternation) -> Node:
         """Any option that there is room for; without room the one that ends soonest."""
         known = [
             (cost, option) for option in node.options if (cost := self._grammar.cost(option)) is not None
@@ -110,7 +110,7 @@ class _Writer:
         self._room -= cost.characters - least.characters
         return option
 
-    def _times(self, node: Many) -> int:
+    def _times(self, node: Repetition) -> int:
         times = node.least
         once = self._grammar.cost(node.item)
         if once is None:

@@ -10,7 +10,7 @@ from time import thread_time
 import regex
 
 from app.schema.errors import SchemaError, Unsatisfiable, WorkBudget
-from app.schema.pattern_pieces import LONGEST, PLAIN, Pen, Piece, parse
+from app.schema.pattern_pieces import LONGEST, PLAIN, PatternPiece, PatternText, parse
 
 MOST_SOURCE = 4000
 """Characters of the longest pattern that is read."""
@@ -70,7 +70,7 @@ class Pattern(str):
 
     source: str
     _engine: regex.Pattern[str]
-    _piece: Piece
+    _piece: PatternPiece
 
     def __new__(cls, source: str) -> Pattern:
         if len(source) > MOST_SOURCE:
@@ -127,9 +127,9 @@ class Pattern(str):
         for attempt in range(TRIES if lowest <= min(highest, piece.most) else 0):
             extra = USUAL_EXTRA if attempt < TRIES // 4 else MOST_EXTRA
             length = rng.randint(lowest, min(lowest + extra, highest, piece.most))
-            pen = Pen(rng, budget, look_around=attempt % 4 == 3)
-            piece.write(length, pen)
-            text = "".join(pen.parts)
+            out = PatternText(rng, budget, look_around=attempt % 4 == 3)
+            piece.write(length, out)
+            text = "".join(out.parts)
             for padded in (text,) if len(text) >= least else _padded(text, least, rng):
                 if least <= len(padded) <= highest and self._search(padded, budget, whole):
                     return padded
