@@ -26,6 +26,8 @@ PLENTY = 150
 """Values drawn after which the rest is kept small."""
 MOST_TRIES, FEWEST_TRIES = 16, 3
 """Draws for one place of the value, at the top and deep down; each level has half as many."""
+COMBINING = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"))
+"""Keywords that apply further schemas to the same value."""
 ENUM = frozenset(("enum", "default", "examples"))
 """Keywords beside which any option will do."""
 DIGITS = 9
@@ -143,13 +145,15 @@ class Draw:
         waiting = list(schemas)
         while waiting:
             schema = waiting.pop()
-            self.budget.spend()
             if schema is False:
                 return False
-            if schema is True or any(schema is each for each in plain):
+            if schema is True or (plain and any(schema is each for each in plain)):
+                self.budget.spend()
                 continue
-            self.budget.spend(_breadth(schema))
+            self.budget.spend(1 + _breadth(schema))
             plain.append(schema)
+            if COMBINING.isdisjoint(schema):
+                continue
             waiting += schema.get("allOf", ())
             if "$ref" in schema:
                 waiting.append(self._document.definitions[schema["$ref"]])
@@ -232,5 +236,5 @@ def _choices(schema: Keywords) -> Iterator[list[list[Schema]]]:
 
 def _breadth(schema: Keywords) -> int:
     """Returns the steps that looking at long lists and maps costs; of an enum one option is picked."""
-    members = sum(len(each) for each in schema.values() if isinstance(each, (list, dict)))
+    members = sum([len(each) for each in schema.values() if isinstance(each, (list, dict))])
     return (members - len(schema.get("enum", ()))) // MEMBERS_A_STEP

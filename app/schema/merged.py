@@ -38,7 +38,7 @@ class MergedSchema:
 
     def __init__(self, plain: Sequence[Keywords]) -> None:
         self.plain = plain
-        self.keywords = frozenset().union(*plain)
+        self.keywords = plain[0].keys() if len(plain) == 1 else frozenset().union(*plain)
         self.types = set(TYPES)
         for names in self.all("type"):
             self.types &= {*names, "integer"} if "number" in names else set(names)
@@ -48,15 +48,17 @@ class MergedSchema:
 
     def all(self, keyword: str) -> list[Any]:
         """Returns what each schema holds under `keyword`, where it is there."""
+        if keyword not in self.keywords:
+            return []
         return [schema[keyword] for schema in self.plain if keyword in schema]  # type: ignore[literal-required]
 
     def least(self, keyword: str) -> int:
         """Returns the greatest of lower limits such as ``minItems``; 0 without one."""
-        return int(max(self.all(keyword), default=0)) if keyword in self.keywords else 0
+        return int(max(self.all(keyword), default=0))
 
     def most(self, keyword: str, default: int) -> int:
         """Returns the lowest of upper limits such as ``maxItems``."""
-        return int(min(self.all(keyword))) if keyword in self.keywords else default
+        return int(min(self.all(keyword), default=default))
 
     def bounds(self) -> tuple[Bound | None, Bound | None]:
         """Returns the ends of the range of a number. Raises Unsatisfiable for an empty one."""

@@ -60,6 +60,8 @@ def _fits(number: Number, low: Bound | None, high: Bound | None) -> bool:
 def _draw_multiple(merged: MergedSchema, rng: Random, usual: tuple[int, int], whole: bool) -> Number:
     """Draws a multiple of all that is asked; 0 is the last try, as dividing floats may not be exact."""
     multiples, bounds = merged.all("multipleOf"), merged.bounds()
+    if bounds == (None, None) and not multiples:
+        return rng.randint(*usual)
     step = _step(multiples, whole)
     first, last = _multiples_within(step, usual, *bounds)
     for attempt in range(NUMBER_TRIES):
