@@ -168,20 +168,14 @@ def test_a_schema_that_is_larger_than_the_limit_is_not_kept() -> None:
 
 
 SHAPES: dict[str, Callable[[int], Any]] = {
-    "small": lambda n: {"type": "integer", "minimum": n},
     "tool": lambda n: {
         "type": "object",
         "properties": {f"p{n}": {"type": "string", "format": "date"}, "b": {"enum": ["x", n]}},
         "required": ["b"],
     },
-    "references": lambda n: {
-        "$ref": "#/$defs/a",
-        "$defs": {"a": {"items": {"$ref": "#/$defs/a"}, "title": str(n)}},
-    },
     "enum": lambda n: {"enum": [f"value {n} {k}" for k in range(100)]},
     "objects": lambda n: {"enum": [{"a": n, "b": [k]} for k in range(50)]},
     "pattern": lambda n: {"type": "string", "pattern": f"^[a-z]{{0,{n}}}-(red|green)+$"},
-    "names": lambda n: {"required": [f"p{n}_{k}" for k in range(100)]},
 }
 
 
