@@ -2,49 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import re
 
-from app.clock.pause import Slices
 from app.grammar import gbnf, lark_ebnf
 from app.grammar.gbnf import GbnfParser
 from app.grammar.lark_ebnf import LarkParser
 from app.grammar.nodes import Grammar, Node
 from app.grammar.structural_tags import ROOT as TAG_ROOT
-from app.grammar.structural_tags import TagReader
+from app.grammar.structural_tags import tag_rules
 from app.schema import Schemas
 from app.schema.errors import SchemaError
+from app.schema.schemas import off_hub_if_long
 
 MOST_CHARACTERS = 50_000
-"""Of the longest grammar, or structural tag, that is read."""
+"""Characters of the longest grammar."""
 COMMENT = re.compile(r"(?:#|//).*")
 
 
-def compile_grammar(source: str, slices: Slices) -> Grammar:
-    """The grammar in `source`, GBNF or Lark's EBNF. SchemaError says why it is none."""
-    rules, root = _read(source, slices)
-    return Grammar(rules, root, slices)
+def compile_grammar(source: str) -> Grammar:
+    """Returns the grammar in `source`, GBNF or Lark's EBNF. Raises SchemaError for anything else."""
+    return off_hub_if_long(len(source), lambda: Grammar(*_parsed(source)))
 
 
-def compile_structural_tag(source: str, schemas: Schemas, slices: Slices) -> Grammar:
-    """The grammar of a structural tag, which is JSON. SchemaError says why it is none."""
-    if len(source) > MOST_CHARACTERS:
-        raise SchemaError(f"{len(source)} characters are too many")
+def compile_structural_tag(source: str, schemas: Schemas) -> Grammar:
+    """Returns the grammar of a structural tag, which is JSON. Raises SchemaError for anything else."""
+    return off_hub_if_long(len(source), lambda: _tag_grammar(source, schemas))
+
+
+def _tag_grammar(source: str, schemas: Schemas) -> Grammar:
     try:
-        tag: object = json.loads(source)
-    except (ValueError, RecursionError):
-        raise SchemaError("it is not JSON") from None
-    try:
-        rules = TagReader(schemas, lambda inner: _read(inner, slices)).rules(tag)
+        return Grammar(tag_rules(source, schemas, _parsed), TAG_ROOT)
     except RecursionError:
         raise SchemaError("it is too deep") from None
-    return Grammar(rules, TAG_ROOT, slices)
 
 
-def _read(source: str, slices: Slices) -> tuple[dict[str, Node], str]:
-    """The rules of a grammar, and its root. It is Lark's unless a line has ``::=``, as vLLM sees it."""
+def _parsed(source: str) -> tuple[dict[str, Node], str]:
+    """Returns the rules of a grammar, and its root. It is Lark's unless a line has ``::=``, as in vLLM."""
     if len(source) > MOST_CHARACTERS:
         raise SchemaError(f"a grammar of {len(source)} characters is too long")
     if any("::=" in COMMENT.sub("", line) for line in source.split("\n")):
-        return GbnfParser(source, slices).rules(), gbnf.ROOT
-    return LarkParser(source, slices).rules(), lark_ebnf.ROOT
+        return GbnfParser(source).rules(), gbnf.ROOT
+    return LarkParser(source).rules(), lark_ebnf.ROOT

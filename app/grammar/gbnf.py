@@ -66,7 +66,6 @@ class GbnfParser(Parser):
     def _points(self, token: Token) -> Iterator[tuple[int, bool]]:
         """The code points between the signs around them, and whether each was escaped."""
         for found in ESCAPE.finditer(token.text[1:-1]):
-            self._slices.spend()
             *codes, named, plain = found.groups()
             if plain is not None:
                 yield ord(plain), False

@@ -6,12 +6,10 @@ that one grammar serves any number of texts.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from app.clock.pause import Slices
 from app.schema.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -56,26 +54,26 @@ class Json:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Speech:
+class FreeText:
     """Any text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class Series:
     """One item after the other."""
 
     items: Sequence[Node]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Either:
+class Alternation:
     """One of the options."""
 
     options: Sequence[Node]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Many:
+class Repetition:
     """`item`, `least` to `most` times; None is without end."""
 
     item: Node
@@ -90,8 +88,8 @@ class Rule:
     name: str
 
 
-Node: TypeAlias = Text | OneOf | Match | Json | Speech | Run | Either | Many | Rule
-SPEECH = Speech()
+Node: TypeAlias = Text | OneOf | Match | Json | FreeText | Series | Alternation | Repetition | Rule
+FREE_TEXT = FreeText()
 
 
 class Cost(NamedTuple):
@@ -104,12 +102,11 @@ class Cost(NamedTuple):
 class Grammar:
     """Rules, of which `root` derives the whole text. SchemaError when it derives none."""
 
-    def __init__(self, rules: Mapping[str, Node], root: str, slices: Slices) -> None:
+    def __init__(self, rules: Mapping[str, Node], root: str) -> None:
         self.rules = rules
         self.root = root
         if root not in rules:
             raise SchemaError(f"the grammar has no rule {root!r}")
-        self._slices = slices
         self._known: dict[str, Cost] = {}
         self._costs: dict[int, Cost | None] = {}
         self._solve()
@@ -127,34 +124,28 @@ class Grammar:
         return self._costs[key]
 
     def _solve(self) -> None:
-        """Find the costs of all rules: each is looked at again when one that it uses has become cheaper."""
-        users: dict[str, list[str]] = {}
+        """Finds the costs of all rules, in passes forwards and backwards until none gets cheaper."""
         for name, node in self.rules.items():
-            for used in set(self._rules_in(node)):
+            for used in self._rules_in(node):
                 if used not in self.rules:
                     raise SchemaError(f"the grammar has no rule {used!r}, which {name!r} uses")
-                users.setdefault(used, []).append(name)
-        waiting, looks = deque(self.rules), 0
-        queued = set(waiting)
-        while waiting:
-            name = waiting.popleft()
-            queued.discard(name)
-            seen: dict[int, Cost | None] = {}
-            cost = self._look_at(self.rules[name], seen)
-            looks += len(seen) + 1
-            self._slices.spend()
-            if looks > MOST_LOOKS:
-                raise SchemaError("the grammar takes too much work")
-            if cost is not None and cost != self._known.get(name):
-                self._known[name] = cost
-                waiting.extend(user for user in users.get(name, ()) if user not in queued)
-                queued.update(users.get(name, ()))
+        names, looks, changed = list(self.rules), 0, True
+        while changed:
+            names, changed = names[::-1], False
+            for name in names:
+                seen: dict[int, Cost | None] = {}
+                cost = self._look_at(self.rules[name], seen)
+                looks += len(seen) + 1
+                if looks > MOST_LOOKS:
+                    raise SchemaError("the grammar takes too much work")
+                if cost is not None and cost != self._known.get(name):
+                    self._known[name] = cost
+                    changed = True
 
     def _rules_in(self, node: Node) -> Iterator[str]:
         waiting, seen = [node], {id(node)}
         while waiting:
             one = waiting.pop()
-            self._slices.spend()
             if isinstance(one, Rule):
                 yield one.name
             for inner in _inner(one):
@@ -177,7 +168,7 @@ class Grammar:
                 return Cost(pattern.least)
             case Json():
                 return Cost(SHORTEST_JSON)
-            case Speech():
+            case FreeText():
                 return Cost(0)
             case Rule(name):
                 known = self._known.get(name)
@@ -185,14 +176,15 @@ class Grammar:
         cost = seen[id(node)] = self._together(node, seen, depth + 1)
         return cost
 
-    def _together(self, node: Run | Either | Many, seen: dict[int, Cost | None], depth: int) -> Cost | None:
-        self._slices.spend()
+    def _together(
+        self, node: Series | Alternation | Repetition, seen: dict[int, Cost | None], depth: int
+    ) -> Cost | None:
         costs = [self._look_at(inner, seen, depth) for inner in _inner(node)]
-        if isinstance(node, Many):
+        if isinstance(node, Repetition):
             once = costs[0] if node.least else Cost(0)
             return once and Cost(min(once.characters * node.least, LONGEST + 1), once.height)
         found = [cost for cost in costs if cost is not None]
-        if isinstance(node, Either):
+        if isinstance(node, Alternation):
             return min(found, default=None)
         if len(found) < len(costs):
             return None
@@ -202,10 +194,10 @@ class Grammar:
 
 def _inner(node: Node) -> Sequence[Node]:
     match node:
-        case Run(items):
+        case Series(items):
             return items
-        case Either(options):
+        case Alternation(options):
             return options
-        case Many(item):
+        case Repetition(item):
             return (item,)
     return ()

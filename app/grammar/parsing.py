@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from app.clock.pause import Slices
-from app.grammar.nodes import Either, Many, Node, Run
+from app.grammar.nodes import Alternation, Node, Repetition, Series
 from app.schema.errors import SchemaError
 
 DEEPEST = 60
@@ -31,9 +30,8 @@ class Parser(ABC):
     tokens: re.Pattern[str]
     """What there is, each in a named group; `blank` is skipped."""
 
-    def __init__(self, source: str, slices: Slices) -> None:
+    def __init__(self, source: str) -> None:
         self._source = source
-        self._slices = slices
         self._tokens = list(self._split())
         self._at = 0
 
@@ -56,16 +54,16 @@ class Parser(ABC):
         options = [self.run(depth)]
         while self.skip("|"):
             options.append(self.run(depth))
-        return options[0] if len(options) == 1 else Either(options)
+        return options[0] if len(options) == 1 else Alternation(options)
 
     def run(self, depth: int) -> Node:
         """One alternative."""
         items: list[Node] = []
         while (node := self.item(depth)) is not None:
             while (times := self.times()) is not None:
-                node = Many(node, *times)
+                node = Repetition(node, *times)
             items.append(node)
-        return items[0] if len(items) == 1 else Run(items)
+        return items[0] if len(items) == 1 else Series(items)
 
     def bracketed(self, depth: int, closing: str) -> Node:
         """Alternatives in a bracket that is open."""
@@ -82,7 +80,6 @@ class Parser(ABC):
         """The next token, which is left behind."""
         token = self.look()
         self._at += 1
-        self._slices.spend()
         return token
 
     def skip(self, sign: str) -> bool:
@@ -123,7 +120,6 @@ class Parser(ABC):
             found = self.tokens.match(source, at)
             if found is None:
                 raise _wrong(source, at, "an unexpected character")
-            self._slices.spend()
             if found.lastgroup != "blank":
                 yield Token(str(found.lastgroup), found.group(), at)
             at = found.end()

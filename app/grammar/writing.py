@@ -6,24 +6,23 @@ import json
 from collections.abc import Callable
 from random import Random
 
-from app.clock.pause import Slices
 from app.grammar.nodes import (
     SHORTEST_JSON,
+    Alternation,
     Cost,
-    Either,
+    FreeText,
     Grammar,
     Json,
-    Many,
     Match,
     Node,
     OneOf,
+    Repetition,
     Rule,
-    Run,
-    Speech,
+    Series,
     Text,
 )
 from app.schema import Ranges, Size
-from app.schema.errors import Allowance, SchemaError
+from app.schema.errors import SchemaError, WorkBudget
 
 Speak = Callable[[int, Random], str]
 """A text of at most so many characters, about anything."""
@@ -42,20 +41,16 @@ SURROGATES = range(0xD800, 0xE000)
 
 def write(grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak) -> str:
     """A text of about `size` characters, or the shortest there is. SchemaError when it takes too much."""
-    allowance = Allowance(STEPS, Slices())
-    try:
-        return _Writer(grammar, size, rng, ranges, speak, allowance).text()
-    finally:
-        allowance.settle()
+    return _Writer(grammar, size, rng, ranges, speak, WorkBudget(STEPS)).text()
 
 
 class _Writer:
     def __init__(
-        self, grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak, allowance: Allowance
+        self, grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak, budget: WorkBudget
     ) -> None:
         self._grammar = grammar
         self._rng, self._ranges, self._speak = rng, ranges, speak
-        self._allowance = allowance
+        self._budget = budget
         self._parts: list[str] = []
         self._waiting: list[Node] = [Rule(grammar.root)]
         self._room = size - self._cost(self._waiting[0]).characters
@@ -63,8 +58,8 @@ class _Writer:
 
     def text(self) -> str:
         while self._waiting:
-            self._allowance.spend()
-            if self._allowance.left < STEPS // 3:
+            self._budget.spend()
+            if self._budget.left < STEPS // 3:
                 self._room = 0
             self._take(self._waiting.pop())
         return "".join(self._parts)
@@ -77,18 +72,18 @@ class _Writer:
                 self._parts.append(self._character(node))
             case Rule(name):
                 self._waiting.append(self._grammar.rules[name])
-            case Run(items):
+            case Series(items):
                 self._waiting.extend(reversed(items))
-            case Either():
+            case Alternation():
                 self._waiting.append(self._option(node))
-            case Many():
+            case Repetition():
                 self._waiting.extend([node.item] * self._times(node))
             case Match(pattern):
                 most = pattern.least + min(max(self._room, 0), EXTRA)
-                self._write(pattern.write(self._rng, self._allowance, 0, most, whole=True), pattern.least)
+                self._write(pattern.write(self._rng, self._budget, 0, most, whole=True), pattern.least)
             case Json():
                 self._write(self._json(node), SHORTEST_JSON)
-            case Speech():
+            case FreeText():
                 self._write(self._speak(min(max(self._room, 0), SPOKEN), self._rng), 0)
 
     def _write(self, text: str, least: int) -> None:
@@ -101,7 +96,7 @@ class _Writer:
             raise SchemaError("nothing can be derived from a part of the grammar")
         return cost
 
-    def _option(self, node: Either) -> Node:
+    def _option(self, node: Alternation) -> Node:
         """Any option that there is room for; without room the one that ends soonest."""
         known = [
             (cost, option) for option in node.options if (cost := self._grammar.cost(option)) is not None
@@ -115,7 +110,7 @@ class _Writer:
         self._room -= cost.characters - least.characters
         return option
 
-    def _times(self, node: Many) -> int:
+    def _times(self, node: Repetition) -> int:
         times = node.least
         once = self._grammar.cost(node.item)
         if once is None:

@@ -1,128 +1,101 @@
-"""Structural tags, texts around tags with content of their own format, as grammars of llguidance.
-
-They come in the words of xgrammar, as vLLM takes them: `{"type": "structural_tag", "format": ...}`, or the
-older `{"structures": [...], "triggers": [...]}`.
-"""
+"""Writes structural tags as grammars of llguidance."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from app.llm.errors import RequestError
+from app.grammar import tag_formats as formats
 
-DEEPEST: Final = 40
-"""Formats in one another."""
 TEXT: Final = r"/(.|\n)*/"
 
 
-def lark_of(tag: object, is_special: Callable[[str], bool]) -> str:
-    """A grammar; `is_special` says which texts are tokens of their own. RequestError for what is no tag."""
-    if not isinstance(tag, Mapping):
-        raise RequestError("A structural tag is an object.")
-    return _Writer(is_special).grammar(_modern(tag) if "structures" in tag else tag.get("format"))
+def structural_tag_grammar(source: str, is_special: Callable[[str], bool]) -> str:
+    """Returns the grammar of a structural tag, which is JSON. Raises ValueError for anything else.
+
+    `is_special` returns True for texts that are tokens of their own.
+    """
+    return _LarkWriter(is_special).grammar(formats.read_structural_tag(source))
 
 
-def _modern(tag: Mapping[str, object]) -> object:
-    """The older notation in the words of the newer."""
-    tags = [
-        {
-            "begin": each.get("begin"),
-            "content": {"type": "json_schema", "json_schema": each.get("schema", True)},
-            "end": each.get("end"),
-        }
-        for each in _objects(tag, "structures")
-    ]
-    return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
-
-
-class _Writer:
-    """Writes the rules of one grammar."""
-
+class _LarkWriter:
     def __init__(self, is_special: Callable[[str], bool]) -> None:
         self._is_special = is_special
         self._rules: list[str] = []
 
-    def grammar(self, found: object) -> str:
-        return "\n".join(["%llguidance {}", f"start: {self._format(found, 0)}", *self._rules])
+    def grammar(self, found: formats.Format) -> str:
+        return "\n".join(["%llguidance {}", f"start: {self._expression(found)}", *self._rules])
 
     def _rule(self, body: str, attributes: str = "") -> str:
-        """The name of a new rule."""
+        """Adds a rule and returns its name."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {body}")
         return name
 
-    def _format(self, found: object, depth: int, end: str | None = None) -> str:
-        """An expression; text of any kind goes on until `end`, which it then includes."""
-        if depth > DEEPEST:
-            raise RequestError("A structural tag has too many formats in one another.")
-        if not isinstance(found, Mapping):
-            raise RequestError("A format of a structural tag is an object.")
-        expression = self._of_kind(found, depth + 1, end)
-        open_ended = end is not None and found.get("type") != "any_text"
-        return f"{expression} {self._literal(end or '')}" if open_ended else expression
+    def _expression(self, found: formats.Format) -> str:
+        match found:
+            case formats.ConstString(value=text) | formats.Token(token=text):
+                return self._literal(text)
+            case formats.JsonContent(json_schema=schema):
+                return self._rule(f"%json {json.dumps(schema)}")
+            case formats.RegexContent(pattern=pattern):
+                return self._rule(f"/{_slashed(pattern)}/")
+            case formats.GrammarContent(grammar=source):
+                return self._rule(f"%lark {{\n{source}\n}}")
+            case formats.AnyText():
+                return self._rule(TEXT)
+            case formats.SequenceOf():
+                return self._sequence(found)
+            case formats.AnyOf(elements=elements):
+                return _either(map(self._expression, elements))
+            case formats.Tag():
+                return self._tag(found)
+            case formats.TriggeredTags():
+                return self._triggered(found)
+            case formats.SeparatedTags():
+                return self._separated(found)
+        least, most = found.limits
+        return f"({self._expression(found.content)}){{{least},{'' if most is None else most}}}"
 
-    def _of_kind(self, found: Mapping[str, object], depth: int, end: str | None) -> str:
-        match found.get("type"):
-            case "const_string":
-                return self._literal(_text(found, "value"))
-            case "json_schema":
-                return self._rule(f"%json {json.dumps(found.get('json_schema', True))}")
-            case "regex":
-                return self._rule(f"/{_slashed(_text(found, 'pattern'))}/")
-            case "grammar":
-                return self._rule(f"%lark {{\n{_text(found, 'grammar')}\n}}")
-            case "any_text":
-                return self._rule(TEXT) if not end else self._rule(TEXT, f"[suffix={_quoted(end)}]")
-            case "sequence":
-                return self._sequence(found, depth)
-            case "or":
-                return _either(self._format(it, depth) for it in _objects(found, "elements"))
-            case "tag":
-                return self._tag(found, depth)
-            case "triggered_tags":
-                return self._triggered(found, depth)
-            case kind:
-                raise RequestError(f"The format {str(kind)[:40]!r} of a structural tag is not supported.")
+    def _ended(self, content: formats.Format, end: str) -> str:
+        """Returns `content` and the text behind it, where text of any kind ends."""
+        if isinstance(content, formats.AnyText) and end:
+            return self._rule(TEXT, f"[suffix={_quoted(end)}]")
+        return f"{self._expression(content)} {self._literal(end)}"
 
-    def _sequence(self, found: Mapping[str, object], depth: int) -> str:
+    def _sequence(self, found: formats.SequenceOf) -> str:
         """Text of any kind ends where a literal that follows begins."""
-        parts, elements = [], _objects(found, "elements")
-        place = 0
-        while place < len(elements):
-            follows = elements[place + 1] if place + 1 < len(elements) else {}
-            literal = follows.get("type") == "const_string" and elements[place].get("type") == "any_text"
-            end = _text(follows, "value") if literal else None
-            parts.append(self._format(elements[place], depth, end))
-            place += 2 if literal else 1
+        parts, elements = [], iter(found.elements)
+        for element in elements:
+            following = next(elements, None) if isinstance(element, formats.AnyText) else None
+            if isinstance(following, formats.ConstString):
+                parts.append(self._ended(element, following.value))
+            else:
+                parts += [self._expression(each) for each in (element, following) if each is not None]
         return f"({' '.join(parts)})"
 
-    def _tag(self, found: Mapping[str, object], depth: int, trigger: str = "") -> str:
-        """Without the trigger, which has come already."""
-        begin, end = _text(found, "begin").removeprefix(trigger), _text(found, "end")
-        content = self._format(found.get("content"), depth, end or None)
-        return f"({self._literal(begin)} {content})" if begin else f"({content})"
+    def _tag(self, found: formats.Tag, trigger: str = "") -> str:
+        """Returns a tag without its trigger, which has come already."""
+        begin = found.begin_text.removeprefix(trigger)
+        content = _either(self._ended(found.content, end) for end in found.end_texts)
+        return f"({self._literal(begin)} {content})" if begin else content
 
-    def _triggered(self, found: Mapping[str, object], depth: int) -> str:
-        """Any text, in which a trigger begins a tag."""
-        triggers, tags = found.get("triggers"), _objects(found, "tags")
-        if not isinstance(triggers, list) or not all(isinstance(it, str) and it for it in triggers):
-            raise RequestError("The triggers of a structural tag are texts.")
-        choices = []
-        for tag in tags:
-            begin = _text(tag, "begin")
-            trigger = next((it for it in triggers if begin.startswith(it)), None)
-            if trigger is None:
-                raise RequestError(f"No trigger begins the tag {begin[:40]!r}.")
-            choices.append(f"{self._until(trigger)} {self._tag(tag, depth, trigger)}")
-        one, rest = _either(choices), self._rule(TEXT)
-        if found.get("stop_after_first"):
+    def _triggered(self, found: formats.TriggeredTags) -> str:
+        begun = ((tag, found.trigger(tag)) for tag in found.tags)
+        one = _either(f"{self._until(trigger)} {self._tag(tag, trigger)}" for tag, trigger in begun)
+        rest = self._rule(TEXT)
+        if found.stop_after_first:
             return one
-        return f"{one}{'+' if found.get('at_least_one') else '*'} {rest}"
+        return f"{one}{'+' if found.at_least_one else '*'} {rest}"
+
+    def _separated(self, found: formats.SeparatedTags) -> str:
+        tag = _either(map(self._tag, found.tags))
+        several = tag if found.stop_after_first else f"({tag} ({self._literal(found.separator)} {tag})*)"
+        return several if found.at_least_one else f"{several}?"
 
     def _until(self, trigger: str) -> str:
-        """Any text, and the trigger behind it."""
+        """Returns text of any kind and the trigger behind it."""
         if self._is_special(trigger):
             return f"{self._rule(TEXT)} {trigger}"
         return self._rule(f"{TEXT} {_quoted(trigger)}", "[lazy]")
@@ -140,23 +113,9 @@ def _quoted(text: str) -> str:
 
 
 def _slashed(pattern: str) -> str:
-    """A pattern between slashes."""
+    """Returns a pattern as it is written between slashes."""
     escaped, kept = False, []
     for character in pattern:
         kept.append("\\/" if character == "/" and not escaped else character)
         escaped = character == "\\" and not escaped
     return "".join(kept).replace("\n", "\\n")
-
-
-def _text(found: Mapping[str, object], name: str) -> str:
-    value = found.get(name)
-    if not isinstance(value, str):
-        raise RequestError(f"{name} of a structural tag is a text.")
-    return value
-
-
-def _objects(found: Mapping[str, object], name: str) -> list[Mapping[str, object]]:
-    value = found.get(name)
-    if not isinstance(value, list) or not value or not all(isinstance(it, Mapping) for it in value):
-        raise RequestError(f"{name} of a structural tag is a list of objects.")
-    return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -15,7 +14,7 @@ from app.engine.wire import TextForm, Thoughts
 from app.llm.errors import RequestError
 from app.llm.form_trial import FormTrial, Setup, limits
 from app.llm.sampler import Form
-from app.llm.structural_tag import lark_of
+from app.llm.structural_tag import structural_tag_grammar
 from app.tokenization.huggingface import LocalTokenizer
 
 JSON_STYLE: Final[Mapping[str, object]] = {
@@ -103,7 +102,7 @@ class Forms:
         elif form.grammar is not None:
             grammar = make.grammar_from_lark(_counted(any_to_lark(form.grammar)))
         elif form.structural_tag is not None:
-            grammar = make.grammar_from_lark(lark_of(json.loads(form.structural_tag), self._is_special))
+            grammar = make.grammar_from_lark(structural_tag_grammar(form.structural_tag, self._is_special))
         else:
             raise RequestError("The structured output has no form.")
         return grammar

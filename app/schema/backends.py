@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from app.clock.pause import Slices
 from app.schema.keywords import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS
 
 Keywords = Mapping[str, object]
@@ -27,21 +26,22 @@ UNIMPLEMENTED = (
 """Keywords that the second one refuses."""
 
 
-def untaken(schema: object, slices: Slices) -> str | None:
-    """The keyword for which vLLM refuses `schema`, decoded JSON, as the form of a text; None without one."""
-    if not any(_is_missed(each) for each in _schemas(schema, slices)):
+def untaken(schema: object) -> str | None:
+    """Returns the keyword for which vLLM refuses `schema`, as the form of a text; None without one.
+
+    `schema` is decoded JSON that has been compiled, which bounds its size.
+    """
+    schemas = list(_schemas(schema))
+    if not any(map(_is_missed, schemas)) or any("patternProperties" in each for each in schemas):
         return None
-    if any("patternProperties" in each for each in _schemas(schema, slices)):
-        return None
-    return next(filter(None, map(_unimplemented, _schemas(schema, slices))), None)
+    return next(filter(None, map(_unimplemented, schemas)), None)
 
 
-def _schemas(schema: object, slices: Slices) -> Iterator[Keywords]:
-    """`schema` and those inside of it."""
+def _schemas(schema: object) -> Iterator[Keywords]:
+    """Yields `schema` and the schemas inside of it."""
     waiting = [schema]
     while waiting:
         each = waiting.pop()
-        slices.spend()
         if isinstance(each, list):
             waiting += each
         elif isinstance(each, dict):
@@ -54,7 +54,7 @@ def _schemas(schema: object, slices: Slices) -> Iterator[Keywords]:
 
 
 def _is_missed(schema: Keywords) -> bool:
-    """The first backend would miss something of this schema."""
+    """Returns True when the first backend would miss something of this schema."""
     kind, all_of = schema.get("type"), schema.get("allOf")
     types = kind if isinstance(kind, list) else (kind,)
     return (

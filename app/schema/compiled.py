@@ -3,106 +3,86 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Iterator
 from random import Random
 
-from app.clock.pause import Slices
-from app.schema.choices import Heights
 from app.schema.document import JSON, Document
 from app.schema.draw import Draw
-from app.schema.errors import Allowance, Contradiction, SchemaError, Unsatisfiable
-from app.schema.judge import Judge
+from app.schema.errors import SchemaError, Unsatisfiable, WorkBudget, WorkExhausted
 from app.schema.ranges import Ranges, Size
 from app.schema.reader import read
+from app.schema.validation import accepts
 
 STEPS = 12_000
-"""Steps that one draw may take."""
+"""Steps of work that one draw may take, with all its attempts: about 100 ms."""
 ATTEMPTS = 6
-"""Values drawn and judged, half of them with ``format`` as a rule, before giving up."""
-ENTRY_BYTES = 1_200
-"""Memory of a kept schema beside its document: the objects around it, its place in the cache; measured."""
-
-
-class _Nothing:
-    """Stands for a value that was not found: null is one, too."""
-
-
-NOTHING = _Nothing()
+"""Values drawn and validated, half of them with ``format`` as a rule, before giving up."""
+ENTRY_BYTES, BYTES_A_SCHEMA, BYTES_A_CHARACTER = 800, 600, 14
+"""Memory of a kept schema, of each object in it, and of each character of its JSON: measured, at the most."""
 
 
 class CompiledSchema:
-    """A schema ready to draw from."""
+    """A schema ready to draw from; `size_bytes` is the memory that it holds at most."""
 
-    def __init__(self, document: Document, slices: Slices) -> None:
+    def __init__(self, document: Document, size_bytes: int) -> None:
         self._document = document
-        self._slices = slices
-        self._heights = Heights(document, slices)
-        self._judge = Judge(document)
+        self.size_bytes = size_bytes
 
     def sample(self, rng: Random, ranges: Ranges, size: Size = Size.USUAL) -> JSON:
-        """A JSON value that satisfies the schema, of `size` or, where that fails, smaller.
+        """Returns a JSON value that satisfies the schema, of `size` or, where that fails, smaller.
 
         It does so whether ``format`` is a rule or, as the specification has it, a remark; where no
-        such value is found, in one of the two readings. Raises Unsatisfiable when no value was
-        found, after about 100 ms of work at most, in slices between which other greenlets run.
+        such value is found, in one of the two readings. Raises SchemaError when no value was
+        found, after about 100 ms of work at most, with pauses in which other greenlets run.
         """
-        allowance = Allowance(STEPS, self._slices)
-        try:
-            return self._sample(rng, ranges, allowance, size)
-        finally:
-            allowance.settle()
-
-    def accepts(self, value: JSON) -> bool:
-        """Whether `value` satisfies the schema, where ``format`` is a remark. SchemaError: too much work."""
-        allowance = Allowance(STEPS, self._slices)
-        try:
-            return self._judge.accepts(self._document.root, value, allowance, formats=False)
-        finally:
-            allowance.settle()
-
-    def _sample(self, rng: Random, ranges: Ranges, allowance: Allowance, size: Size) -> JSON:
-        strictly: JSON | _Nothing = NOTHING
+        budget, fallback = WorkBudget(STEPS), list[JSON]()
         try:
             for attempt in range(ATTEMPTS):
                 formats = attempt < ATTEMPTS // 2
                 tried = min(size, Size.FRUGAL) if attempt % 2 else size
-                value = self._try(rng, ranges, allowance, formats, tried)
-                if isinstance(value, _Nothing):
-                    continue
-                if not formats or self._holds_without_formats(value, allowance):
-                    return value
-                strictly = value
-        except Unsatisfiable:
-            if isinstance(strictly, _Nothing):
+                draw = Draw(self._document, ranges, rng, budget, formats, tried)
+                for value in self._valid(draw):
+                    if not formats or self._holds_without_formats(value, budget):
+                        return value
+                    fallback = [value]
+        except WorkExhausted:
+            if not fallback:
                 raise
-        if isinstance(strictly, _Nothing):
+        if not fallback:
             raise Unsatisfiable("no value was found that satisfies the schema")
-        return strictly
+        return fallback[0]
 
-    def _try(
-        self, rng: Random, ranges: Ranges, allowance: Allowance, formats: bool, size: Size
-    ) -> JSON | _Nothing:
-        """A value, judged; nothing when this try has found none."""
+    def accepts(self, value: JSON) -> bool:
+        """Returns True when `value` satisfies the schema, where ``format`` is a remark.
+
+        Raises SchemaError when that takes too much work.
+        """
+        return accepts(self._document, self._document.root, value, WorkBudget(STEPS), formats=False)
+
+    def _valid(self, draw: Draw) -> Iterator[JSON]:
+        """Yields the value of `draw`, if it has found one that is valid."""
         root = self._document.root
-        draw = Draw(self._document, self._heights, self._judge, ranges, rng, allowance, formats, size)
         try:
             value = draw.value([root])
-        except Contradiction:
-            return NOTHING
+        except Unsatisfiable:
+            return
         except RecursionError:
-            raise Unsatisfiable("the schema is too deep to be satisfied") from None
-        return value if draw.accepts(root, value) else NOTHING
+            raise WorkExhausted("the schema is too deep to be satisfied") from None
+        if draw.accepts(root, value):
+            yield value
 
-    def _holds_without_formats(self, value: JSON, allowance: Allowance) -> bool:
-        if not self._document.reads_formats_backwards:
-            return True
-        return self._judge.accepts(self._document.root, value, allowance, formats=False)
+    def _holds_without_formats(self, value: JSON, budget: WorkBudget) -> bool:
+        document = self._document
+        return not document.reads_formats_backwards or accepts(
+            document, document.root, value, budget, formats=False
+        )
 
 
-def compile_schema(text: bytes, lenient: bool, slices: Slices) -> tuple[CompiledSchema, int]:
-    """The schema in `text`, and the bytes of memory that it takes when it is kept. Raises SchemaError."""
+def compile_schema(text: bytes, lenient: bool) -> CompiledSchema:
+    """Returns the schema in `text`, which is JSON. Raises SchemaError."""
     try:
-        document = read(json.loads(text), lenient, slices)
+        document = read(json.loads(text), lenient)
     except RecursionError:
         raise SchemaError("the schema is too deep") from None
-    return CompiledSchema(document, slices), ENTRY_BYTES + sys.getsizeof(text) + document.size_bytes
+    held = BYTES_A_SCHEMA * text.count(b"{") + BYTES_A_CHARACTER * len(text)
+    return CompiledSchema(document, ENTRY_BYTES + held + document.pattern_bytes)

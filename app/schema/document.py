@@ -1,87 +1,47 @@
-"""A schema that has been read: what its keywords hold, and the values of its enums."""
+"""A schema that has been read: what its keywords hold, how deep its values are, the values of its enums."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from typing import TypeAlias, TypedDict, cast
+from math import inf
+from typing import TypeAlias, TypedDict
 
-from app.clock.pause import Slices
-from app.schema.errors import PART, STEPS_A_PART, SchemaError
+from app.schema.errors import SchemaError
 from app.schema.keywords import BACKWARDS
 from app.schema.patterns import Pattern
 
 JSON: TypeAlias = "dict[str, JSON] | list[JSON] | str | int | float | bool | None"
 Number: TypeAlias = int | float
 
-NODE_BYTES = 140
-"""Memory of what is noted about a schema elsewhere: its place in lists, its height; measured."""
-IDENTITY_FACTOR = 2
-"""Memory of arrays and objects with their identities, to that without: measured."""
+ROUNDS = 40
+"""Passes over all schemas that look for minimal depths; what is unknown then counts as endless."""
 
 
-def identity(value: JSON, slices: Slices) -> Hashable:
-    """Something hashable that is equal for equal JSON values, and only for those.
+def identity(value: JSON) -> Hashable:
+    """Returns a hashable that is equal for equal JSON values, and only for those.
 
     1 and 1.0 are one number, true is none, and the names of an object have no order.
     """
     if isinstance(value, bool):
         return ("boolean", value)
     if isinstance(value, list):
-        slices.spend()
-        return ("array", tuple(identities(value, slices)))
+        return ("array", tuple(map(identity, value)))
     if isinstance(value, dict):
-        slices.spend()
-        return ("object", frozenset(zip(value, identities(list(value.values()), slices), strict=True)))
+        return ("object", frozenset((name, identity(each)) for name, each in value.items()))
     return value
 
 
-def identities(values: Sequence[JSON], slices: Slices) -> Iterable[Hashable]:
-    """The identity of each value."""
-    one = partial(identity, slices=slices)
-    if len(values) <= PART:
-        return map(one, values)
-    return [each for part in slices.parts(values, PART, STEPS_A_PART) for each in map(one, part)]
-
-
-def held_bytes(value: JSON, slices: Slices) -> int:
-    """Memory of a JSON value with all that is in it."""
-    total, waiting = sys.getsizeof(value), [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, (dict, list)):
-            members = each if isinstance(each, list) else [*each, *each.values()]
-            for part in slices.parts(members, PART, 1 + STEPS_A_PART):
-                total += sum(map(sys.getsizeof, part))
-                waiting += [member for member in part if isinstance(member, (dict, list))]
-    return total
-
-
 class Options(list[JSON]):
-    """The values of an ``enum`` (or the one of a ``const``), quick to be looked for."""
+    """The values of an ``enum``, or the one of a ``const``, found by hash."""
 
-    def __init__(self, values: Sequence[JSON], slices: Slices) -> None:
+    def __init__(self, values: Sequence[JSON]) -> None:
         super().__init__(values)
-        self._identities = frozenset(identities(values, slices))
-        self._slices = slices
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory of the values, and of their identities: tuples and sets in the shape of the values."""
-        values = held_bytes(list(self), self._slices)
-        scalars = not any(isinstance(each, (dict, list)) for each in self)
-        return sys.getsizeof(self._identities) + values * (1 if scalars else IDENTITY_FACTOR)
+        self._identities = frozenset(map(identity, values))
 
     def has(self, value: JSON) -> bool:
-        """True when `value` is equal to one of the options."""
-        return identity(value, self._slices) in self._identities
-
-    def among(self, values: Sequence[JSON]) -> list[JSON]:
-        """Those of `values` that are options."""
-        parts = self._slices.parts(values, PART, STEPS_A_PART)
-        return [value for part in parts for value in part if self.has(value)]
+        """Returns True when `value` is equal to one of the options."""
+        return identity(value) in self._identities
 
 
 _NoNames = TypedDict(
@@ -135,59 +95,86 @@ class Keywords(_NoNames, total=False):
 Schema: TypeAlias = Keywords | bool
 
 
-def schema_bytes(schema: Keywords, slices: Slices) -> int:
-    """Memory of a schema, without the schemas inside of it."""
-    slices.spend()
-    total = NODE_BYTES + sys.getsizeof(schema)
-    for keyword, value in schema.items():
-        if isinstance(value, (Options, Pattern)):
-            total += value.size_bytes
-        elif isinstance(value, dict):
-            names = (name.size_bytes if isinstance(name, Pattern) else sys.getsizeof(name) for name in value)
-            total += sys.getsizeof(value) + sum(names)
-            if keyword == "dependentRequired":
-                total += sum(held_bytes(each, slices) for each in value.values())
-        elif keyword in ("type", "required", "examples", "default"):
-            total += held_bytes(cast(JSON, value), slices)
-        elif not isinstance(value, bool):
-            total += sys.getsizeof(value)
-    return total
-
-
 class Document:
-    """A schema, `root`, and the `definitions` that its references name.
+    """A schema, `root`, and the `definitions` that its references name; `schemas` are all objects in it.
 
-    `schemas` lists every schema in it that is an object, each once; `size_bytes` is what they hold. Raises
-    SchemaError for one that cannot be judged.
+    Raises SchemaError for a schema that is applied to its own value again and again.
     """
 
     def __init__(
-        self, root: Schema, definitions: dict[str, Schema], schemas: list[Keywords], slices: Slices
+        self, root: Schema, definitions: dict[str, Schema], schemas: list[Keywords], pattern_bytes: int
     ) -> None:
         self.root = root
         self.definitions = definitions
-        self.schemas = schemas
-        self.size_bytes = sys.getsizeof(definitions) + sum(schema_bytes(each, slices) for each in schemas)
+        self.pattern_bytes = pattern_bytes
+        """Memory of the compiled patterns."""
         keywords: set[str] = set().union(*schemas)
         self.reads_formats_backwards = "format" in keywords and not keywords.isdisjoint(BACKWARDS)
         """True when a value may satisfy the schema only because it lacks a ``format``."""
         if definitions:
-            self._refuse_endless(slices)
+            self._refuse_endless(schemas)
+        self._min_depths: dict[int, float] = {id(schema): inf for schema in schemas}
+        for _ in range(ROUNDS):
+            schemas = schemas[::-1]  # what is inside of a schema comes behind it
+            if not self._find_depths(schemas):
+                break
 
-    def _refuse_endless(self, slices: Slices) -> None:
-        """Raise SchemaError if a schema is applied to its own value again and again."""
-        graph: dict[int, list[int]] = {}
-        for schema in self.schemas:
-            slices.spend()
-            if inner := [id(each) for each in self._in_place(schema)]:
-                graph[id(schema)] = inner
+    def min_depth(self, *schemas: Schema) -> float:
+        """Returns how many levels of nesting a value of all `schemas` has at least.
+
+        Infinite for a value that could not end, 0 for schemas that are not of this document. A lower bound:
+        keywords of several schemas are not held against each other.
+        """
+        return max((self._depth_of(schema) for schema in schemas), default=0)
+
+    def _depth_of(self, schema: Schema) -> float:
+        if isinstance(schema, bool):
+            return 0 if schema else inf
+        return self._min_depths.get(id(schema), 0)
+
+    def _find_depths(self, schemas: Iterable[Keywords]) -> bool:
+        """Computes minimal depths from those known; returns True when one has changed."""
+        changed = False
+        for schema in schemas:
+            depth = self._min_depth(schema)
+            if depth != self._min_depths[id(schema)]:
+                self._min_depths[id(schema)] = depth
+                changed = True
+        return changed
+
+    def _min_depth(self, schema: Keywords) -> float:
+        if "const" in schema or "enum" in schema:
+            return 0
+        depth = max(self._nesting(schema), self.min_depth(*schema.get("allOf", ())))
+        if "$ref" in schema:
+            depth = max(depth, self.min_depth(self.definitions[schema["$ref"]]))
+        for branches in (schema.get("anyOf"), schema.get("oneOf")):
+            if branches is not None:
+                depth = max(depth, min(map(self.min_depth, branches)))
+        return depth
+
+    def _nesting(self, schema: Keywords) -> float:
+        types = schema.get("type", ["null"])
+        depths: list[float] = []
+        if "object" in types:
+            properties = schema.get("properties", {})
+            needed = [properties.get(name, True) for name in schema.get("required", ())]
+            depths.append(1 + self.min_depth(*needed))
+        if "array" in types:
+            fewest, prefix = int(schema.get("minItems", 0)), schema.get("prefixItems", [])
+            more = [schema.get("items", True)] if fewest > len(prefix) else []
+            depths.append(1 + self.min_depth(*prefix[:fewest], *more))
+        return min(depths) if len(depths) == len(types) else 0
+
+    def _refuse_endless(self, schemas: Iterable[Keywords]) -> None:
+        graph = {id(schema): [id(inner) for inner in self._in_place(schema)] for schema in schemas}
         try:
             TopologicalSorter(graph).prepare()
         except CycleError:
             raise SchemaError("a reference leads back to itself without going into the value") from None
 
     def _in_place(self, schema: Keywords) -> Iterator[Schema]:
-        """The schemas that `schema` applies to the very value it speaks of."""
+        """Yields the schemas that `schema` applies to its own value."""
         for schemas in (schema.get("allOf"), schema.get("anyOf"), schema.get("oneOf")):
             yield from schemas or ()
         for one in (schema.get("not"), schema.get("if"), schema.get("then"), schema.get("else")):

@@ -1,20 +1,13 @@
-"""What can be wrong with a schema, and the allowance of work that every draw has."""
+"""Errors of schemas, and the budget of work that every draw has."""
 
 from __future__ import annotations
 
-from app.clock.pause import Slices
+from app.clock.pause import pause_if_possible
 
 LONGEST_PATH = 200
 """Characters of a path that an error shows, from its end."""
-
-PART = 500
-"""Items of a long list that are looked at in one go."""
-MEMBERS_A_STEP = 20
-"""Items or properties that take one step of work to look at."""
-STEPS_A_PART = PART // MEMBERS_A_STEP
-
-SETTLED_STEPS = 50
-"""Steps of an allowance that are counted together: most draws take fewer."""
+STEPS_A_PAUSE = 400
+"""Steps of work, about 4 ms, after which other greenlets have their turn."""
 
 
 class SchemaError(ValueError):
@@ -26,42 +19,32 @@ class SchemaError(ValueError):
 
 
 def inner_path(path: str, name: str) -> str:
-    """The path of `name` in `path`, no longer than what an error shows of it."""
+    """Returns the path of `name` in `path`, no longer than what an error shows."""
     return f"{path}.{name}"[-LONGEST_PATH - 1 :] if path else name
 
 
 class Unsatisfiable(SchemaError):
-    """Well formed, but no value (or text) was found that it accepts."""
+    """No value or text was found that a schema or pattern accepts; another draw may find one."""
 
 
-class Contradiction(Exception):
-    """The demands made of one value exclude each other; another choice may still do."""
+class WorkExhausted(SchemaError):
+    """The work budget is used up: no further draw helps."""
 
 
-class Allowance:
-    """How many steps of work are left: what a hostile schema asks for ends when they are used up.
+class WorkBudget:
+    """Steps of work, about 10 us each, that one draw may still take; pauses for other greenlets."""
 
-    A step is a few microseconds: one keyword checked, one value drawn. Work comes in slices, after each of
-    which other greenlets have their turn.
-    """
+    __slots__ = ("_pause_at", "left")
 
-    __slots__ = ("_settled", "_stop", "left", "slices")
-
-    def __init__(self, steps: int, slices: Slices) -> None:
-        self.slices = slices
-        self.left = self._settled = steps
-        self._stop = max(0, steps - SETTLED_STEPS)
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+        self._pause_at = steps - STEPS_A_PAUSE
 
     def spend(self, steps: int = 1) -> None:
-        """Use `steps` up; raises Unsatisfiable when there are no more."""
+        """Takes `steps` off. Raises WorkExhausted when none are left."""
         self.left -= steps
-        if self.left < self._stop:
+        if self.left < self._pause_at:
             if self.left < 0:
-                raise Unsatisfiable("the schema takes too much work to satisfy")
-            self.settle()
-
-    def settle(self) -> None:
-        """Count what was spent towards the slice of work that is under way; the end of a draw does, too."""
-        spent, self._settled = self._settled - self.left, self.left
-        self._stop = max(0, self.left - SETTLED_STEPS)
-        self.slices.spend(spent)
+                raise WorkExhausted("the schema takes too much work to satisfy")
+            self._pause_at = self.left - STEPS_A_PAUSE
+            pause_if_possible()

@@ -15,35 +15,35 @@ from random import Random
 from re import _parser  # type: ignore[attr-defined]  # the parser that re.compile uses
 from typing import Any
 
-from app.schema.errors import Allowance
+from app.schema.errors import WorkBudget
 
 LONGEST = 8192
 """Characters of the longest text that is written."""
 
 
-class Pen:
-    """A text on its way, with the groups written so far."""
+class PatternText:
+    """A text that is being written, with its groups so far."""
 
-    def __init__(self, rng: Random, allowance: Allowance, look_around: bool) -> None:
+    def __init__(self, rng: Random, budget: WorkBudget, look_around: bool) -> None:
         self.rng = rng
-        self.allowance = allowance
+        self.budget = budget
         self.look_around = look_around
         self.groups: dict[int, str] = {}
         self.parts: list[str] = []
 
 
-class Piece:
+class PatternPiece:
     """Writes nothing: anchors, boundaries and negative look-around."""
 
     least = 0
     most = 0
     size = 1
 
-    def write(self, length: int, pen: Pen) -> None:
+    def write(self, length: int, out: PatternText) -> None:
         """Write about `length` characters, `least` to `most`."""
 
 
-class Characters(Piece):
+class Characters(PatternPiece):
     """One of `choices`."""
 
     least = most = 1
@@ -51,68 +51,68 @@ class Characters(Piece):
     def __init__(self, choices: str) -> None:
         self.choices = choices
 
-    def write(self, length: int, pen: Pen) -> None:
-        pen.parts.append(pen.rng.choice(self.choices))
+    def write(self, length: int, out: PatternText) -> None:
+        out.parts.append(out.rng.choice(self.choices))
 
 
-class Run(Piece):
+class Series(PatternPiece):
     """`parts`, one after the other."""
 
-    def __init__(self, parts: Sequence[Piece]) -> None:
+    def __init__(self, parts: Sequence[PatternPiece]) -> None:
         self.parts = parts
         self.least = min(sum(part.least for part in parts), LONGEST + 1)
         self.most = min(sum(part.most for part in parts), LONGEST)
         self.size = 1 + sum(part.size for part in parts)
 
-    def write(self, length: int, pen: Pen) -> None:
-        pen.allowance.spend(1 + len(self.parts) // 4)
+    def write(self, length: int, out: PatternText) -> None:
+        out.budget.spend(1 + len(self.parts) // 4)
         spare = max(length - self.least, 0)
         room = sum(part.most - part.least for part in self.parts)
         for part in self.parts:
             own = part.most - part.least
             room -= own
-            extra = pen.rng.randint(max(0, spare - room), min(own, spare)) if spare and own else 0
-            part.write(part.least + extra, pen)
+            extra = out.rng.randint(max(0, spare - room), min(own, spare)) if spare and own else 0
+            part.write(part.least + extra, out)
             spare -= extra
 
 
-class Either(Piece):
+class Alternation(PatternPiece):
     """One of `options`."""
 
-    def __init__(self, options: Sequence[Piece]) -> None:
+    def __init__(self, options: Sequence[PatternPiece]) -> None:
         self.options = options
         self.least = min(option.least for option in options)
         self.most = max(option.most for option in options)
         self.size = 1 + sum(option.size for option in options)
 
-    def write(self, length: int, pen: Pen) -> None:
-        pen.allowance.spend()
+    def write(self, length: int, out: PatternText) -> None:
+        out.budget.spend()
         fitting = [option for option in self.options if option.least <= length <= option.most]
-        option = pen.rng.choice(fitting or self.options)
-        option.write(min(max(length, option.least), option.most), pen)
+        option = out.rng.choice(fitting or self.options)
+        option.write(min(max(length, option.least), option.most), out)
 
 
-class Repeat(Piece):
+class Repeat(PatternPiece):
     """`part`, `fewest` to `highest` times."""
 
-    def __init__(self, part: Piece, fewest: int, highest: int) -> None:
+    def __init__(self, part: PatternPiece, fewest: int, highest: int) -> None:
         self.part, self.fewest, self.highest = part, fewest, highest
         self.least = min(part.least * fewest, LONGEST + 1)
         self.most = min(part.most * highest, LONGEST)
         self.size = 1 + part.size * max(fewest, 1)
 
-    def write(self, length: int, pen: Pen) -> None:
+    def write(self, length: int, out: PatternText) -> None:
         part = self.part
         if isinstance(part, Characters):
-            pen.allowance.spend(1 + length // 16)
-            pen.parts.extend(pen.rng.choices(part.choices, k=length))
+            out.budget.spend(1 + length // 16)
+            out.parts.extend(out.rng.choices(part.choices, k=length))
             return
-        times = self._times(length, pen.rng)
+        times = self._times(length, out.rng)
         for left in range(times, 0, -1):
-            pen.allowance.spend()
+            out.budget.spend()
             lowest = max(part.least, length - (left - 1) * part.most)
-            own = pen.rng.randint(lowest, max(lowest, min(part.most, length - (left - 1) * part.least)))
-            part.write(min(own, part.most), pen)
+            own = out.rng.randint(lowest, max(lowest, min(part.most, length - (left - 1) * part.least)))
+            part.write(min(own, part.most), out)
             length -= own
 
     def _times(self, length: int, rng: Random) -> int:
@@ -125,56 +125,56 @@ class Repeat(Piece):
         return rng.randint(lowest, highest) if lowest < highest else lowest
 
 
-class Group(Piece):
+class Group(PatternPiece):
     """`part`, remembered under `number`."""
 
-    def __init__(self, part: Piece, number: int) -> None:
+    def __init__(self, part: PatternPiece, number: int) -> None:
         self.part, self.number = part, number
         self.least, self.most, self.size = part.least, part.most, 1 + part.size
 
-    def write(self, length: int, pen: Pen) -> None:
-        start = len(pen.parts)
-        self.part.write(length, pen)
-        pen.groups[self.number] = "".join(pen.parts[start:])
+    def write(self, length: int, out: PatternText) -> None:
+        start = len(out.parts)
+        self.part.write(length, out)
+        out.groups[self.number] = "".join(out.parts[start:])
 
 
-class Again(Piece):
+class BackReference(PatternPiece):
     """What group `number` has written."""
 
-    def __init__(self, number: int, group: Piece | None) -> None:
+    def __init__(self, number: int, group: PatternPiece | None) -> None:
         self.number = number
         self.least = group.least if group else 0
         self.most = group.most if group else 0
 
-    def write(self, length: int, pen: Pen) -> None:
-        text = pen.groups.get(self.number, "")
-        pen.allowance.spend(1 + len(text) // 64)
-        pen.parts.append(text)
+    def write(self, length: int, out: PatternText) -> None:
+        text = out.groups.get(self.number, "")
+        out.budget.spend(1 + len(text) // 64)
+        out.parts.append(text)
 
 
-class IfWritten(Piece):
+class IfWritten(PatternPiece):
     """`then` if group `number` has been written, else `otherwise`."""
 
-    def __init__(self, number: int, then: Piece, otherwise: Piece) -> None:
+    def __init__(self, number: int, then: PatternPiece, otherwise: PatternPiece) -> None:
         self.number, self.then, self.otherwise = number, then, otherwise
         self.least, self.most = min(then.least, otherwise.least), max(then.most, otherwise.most)
         self.size = 1 + then.size + otherwise.size
 
-    def write(self, length: int, pen: Pen) -> None:
-        part = self.then if self.number in pen.groups else self.otherwise
-        part.write(min(max(length, part.least), part.most), pen)
+    def write(self, length: int, out: PatternText) -> None:
+        part = self.then if self.number in out.groups else self.otherwise
+        part.write(min(max(length, part.least), part.most), out)
 
 
-class Around(Piece):
+class Assertion(PatternPiece):
     """What must follow or precede: usually other pieces write it by chance, else it is written out."""
 
-    def __init__(self, part: Piece) -> None:
+    def __init__(self, part: PatternPiece) -> None:
         self.part = part
         self.size = 1 + part.size
 
-    def write(self, length: int, pen: Pen) -> None:
-        if pen.look_around:
-            self.part.write(self.part.least, pen)
+    def write(self, length: int, out: PatternText) -> None:
+        if out.look_around:
+            self.part.write(self.part.least, out)
 
 
 PLAIN = string.ascii_lowercase + string.digits + string.ascii_uppercase
@@ -208,7 +208,7 @@ Members = Sequence[tuple[str, Any]]
 """Those of a class of characters."""
 
 
-def parse(translated: str) -> Piece:
+def parse(translated: str) -> PatternPiece:
     """The pieces of `translated`; raises re.error, RecursionError or OverflowError when it is none."""
     return _Builder().run(_parser.parse(translated, re.ASCII))
 
@@ -217,13 +217,13 @@ class _Builder:
     """Makes pieces of what the parser tells; anchors and boundaries write nothing."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, Piece] = {}
+        self._groups: dict[int, PatternPiece] = {}
 
-    def run(self, tokens: Tokens) -> Piece:
+    def run(self, tokens: Tokens) -> PatternPiece:
         parts = [self._piece(str(name), operand) for name, operand in tokens]
-        return parts[0] if len(parts) == 1 else Run(parts)
+        return parts[0] if len(parts) == 1 else Series(parts)
 
-    def _piece(self, name: str, operand: Any) -> Piece:
+    def _piece(self, name: str, operand: Any) -> PatternPiece:
         match name:
             case "LITERAL":
                 return _characters("".join(_unprintable([(name, operand)])))
@@ -234,7 +234,7 @@ class _Builder:
             case "IN":
                 return self._class([(str(kind), member) for kind, member in operand])
             case "BRANCH":
-                return Either([self.run(option) for option in operand[1]])
+                return Alternation([self.run(option) for option in operand[1]])
             case "SUBPATTERN":
                 return self._group(operand[0], self.run(operand[-1]))
             case "ATOMIC_GROUP":
@@ -242,28 +242,28 @@ class _Builder:
             case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
                 return Repeat(self.run(operand[2]), int(operand[0]), int(operand[1]))
             case "ASSERT":
-                return Around(self.run(operand[1]))
+                return Assertion(self.run(operand[1]))
             case "GROUPREF":
-                return Again(operand, self._groups.get(operand))
+                return BackReference(operand, self._groups.get(operand))
             case "GROUPREF_EXISTS":
                 number, then, otherwise = operand
                 return IfWritten(number, self.run(then), self.run(otherwise or []))
-        return Piece()
+        return PatternPiece()
 
-    def _class(self, members: Members) -> Piece:
+    def _class(self, members: Members) -> PatternPiece:
         if members[0][0] == "NEGATE":
             return _characters(_outside(members[1:]))
         return _characters(_within(members))
 
-    def _group(self, number: int | None, part: Piece) -> Piece:
+    def _group(self, number: int | None, part: PatternPiece) -> PatternPiece:
         if number is None:
             return part
         self._groups[number] = part
         return Group(part, number)
 
 
-def _characters(choices: str) -> Piece:
-    return Characters(choices) if choices else Piece()
+def _characters(choices: str) -> PatternPiece:
+    return Characters(choices) if choices else PatternPiece()
 
 
 def _within(items: Members) -> str:

@@ -9,14 +9,11 @@ from time import thread_time
 
 import regex
 
-from app.clock.pause import Slices, call_off_hub
-from app.schema.errors import Allowance, SchemaError, Unsatisfiable
-from app.schema.pattern_pieces import LONGEST, PLAIN, Pen, Piece, parse
+from app.schema.errors import SchemaError, Unsatisfiable, WorkBudget
+from app.schema.pattern_pieces import LONGEST, PLAIN, PatternPiece, PatternText, parse
 
 MOST_SOURCE = 4000
 """Characters of the longest pattern that is read."""
-LONG_SOURCE = 400
-"""Characters of a pattern that takes a millisecond or more to compile: that is done beside the event loop."""
 SHORT_TEXT = 60
 """Characters up to which the library's tables of a text take no time."""
 MOST_SIZE = 20_000
@@ -24,7 +21,7 @@ MOST_SIZE = 20_000
 MATCH_S = 0.01
 """Seconds after which a search is given up: the pattern makes it try too many ways."""
 STEP_S = 8e-6
-"""Seconds of CPU time that a search may take for one step of its allowance."""
+"""Seconds of CPU time that a search may take for one step of its budget."""
 TRIES = 40
 USUAL_EXTRA, MOST_EXTRA = 8, 24
 """Characters drawn beyond the shortest text, usually and after some failures."""
@@ -73,17 +70,11 @@ class Pattern(str):
 
     source: str
     _engine: regex.Pattern[str]
-    _piece: Piece
+    _piece: PatternPiece
 
     def __new__(cls, source: str) -> Pattern:
         if len(source) > MOST_SOURCE:
             raise SchemaError(f"a pattern of {len(source)} characters is too long")
-        pattern = cls._compiled(source) if len(source) < LONG_SOURCE else call_off_hub(cls._compiled, source)
-        regex.purge()  # the library would keep a note of every pattern
-        return pattern
-
-    @classmethod
-    def _compiled(cls, source: str) -> Pattern:
         translated = translate(source)
         pattern = super().__new__(cls, translated)
         pattern.source = source
@@ -92,6 +83,7 @@ class Pattern(str):
             if pattern._piece.size > MOST_SIZE:
                 raise SchemaError(f"the pattern {_short(source)} repeats too much")
             pattern._engine = regex.compile(_without_tables(translated), regex.ASCII, cache_pattern=False)
+            regex.purge()  # the library would keep a note of every pattern
         except (re.error, regex.error) as error:
             raise SchemaError(f"the pattern {_short(source)} is not understood: {error}") from None
         except (RecursionError, OverflowError, MemoryError):
@@ -108,22 +100,22 @@ class Pattern(str):
         """Characters of the shortest text that matches it all."""
         return self._piece.least
 
-    def found_in(self, text: str, allowance: Allowance) -> bool:
+    def found_in(self, text: str, budget: WorkBudget) -> bool:
         """True when some part of `text` matches, as JSON Schema wants it; SchemaError if too costly."""
-        return self._search(text, allowance, whole=False)
+        return self._search(text, budget, whole=False)
 
-    def _search(self, text: str, allowance: Allowance, whole: bool) -> bool:
+    def _search(self, text: str, budget: WorkBudget, whole: bool) -> bool:
         search = self._engine.fullmatch if whole else self._engine.search
         begun = thread_time()
         try:
             found = search(text, timeout=MATCH_S) is not None
-            allowance.spend(1 + int((thread_time() - begun) / STEP_S))
+            budget.spend(1 + int((thread_time() - begun) / STEP_S))
             return found
         except (TimeoutError, MemoryError):
             raise SchemaError(f"the pattern {_short(self.source)} takes too long to match") from None
 
     def write(
-        self, rng: Random, allowance: Allowance, least: int = 0, most: int | None = None, whole: bool = False
+        self, rng: Random, budget: WorkBudget, least: int = 0, most: int | None = None, whole: bool = False
     ) -> str:
         """A text of `least` to `most` characters that satisfies the pattern, all of it if `whole`.
 
@@ -135,21 +127,21 @@ class Pattern(str):
         for attempt in range(TRIES if lowest <= min(highest, piece.most) else 0):
             extra = USUAL_EXTRA if attempt < TRIES // 4 else MOST_EXTRA
             length = rng.randint(lowest, min(lowest + extra, highest, piece.most))
-            pen = Pen(rng, allowance, look_around=attempt % 4 == 3)
-            piece.write(length, pen)
-            text = "".join(pen.parts)
+            out = PatternText(rng, budget, look_around=attempt % 4 == 3)
+            piece.write(length, out)
+            text = "".join(out.parts)
             for padded in (text,) if len(text) >= least else _padded(text, least, rng):
-                if least <= len(padded) <= highest and self._search(padded, allowance, whole):
+                if least <= len(padded) <= highest and self._search(padded, budget, whole):
                     return padded
         raise Unsatisfiable(f"no text was found for the pattern {_short(self.source)}")
 
 
-def matching_text(pattern: str, rng: Random, whole: bool = True) -> str:
-    """A text that matches `pattern` from start to end, or, with `whole` false, contains a match.
+def matching_text(pattern: Pattern, rng: Random, whole: bool = True) -> str:
+    """Returns a text that matches `pattern` from start to end, or, with `whole` false, contains a match.
 
-    Raises SchemaError for a pattern that is wrong or not supported, Unsatisfiable when no text was found.
+    Raises Unsatisfiable when none was found.
     """
-    return Pattern(pattern).write(rng, Allowance(STEPS, Slices()), whole=whole)
+    return pattern.write(rng, WorkBudget(STEPS), whole=whole)
 
 
 def _padded(text: str, length: int, rng: Random) -> tuple[str, ...]:

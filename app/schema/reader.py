@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import cast
 
-from app.clock.pause import Slices
 from app.schema.document import JSON, Document, Keywords, Options, Schema
 from app.schema.errors import SchemaError, inner_path
 from app.schema.keywords import (
@@ -33,30 +32,29 @@ REFERENCE_ALONE = ("draft-04", "draft-06", "draft-07")
 """Drafts in which keywords beside a reference say nothing."""
 
 
-def read(raw: JSON, lenient: bool, slices: Slices) -> Document:
-    """The document that `raw` is. Raises SchemaError; with `lenient` what is wrong is left out instead.
+def read(raw: JSON, lenient: bool) -> Document:
+    """Returns the document that `raw` holds. Raises SchemaError; with `lenient` wrong keywords are left out.
 
     A reference to another document is wrong: none is fetched.
     """
-    return _Reader(raw, lenient, slices).document()
+    return _Reader(raw, lenient).document()
 
 
 class _Reader:
-    def __init__(self, raw: JSON, lenient: bool, slices: Slices) -> None:
+    def __init__(self, raw: JSON, lenient: bool) -> None:
         dialect = _dialect(raw)
         self._lenient = lenient
-        self._slices = slices
-        self._references = References(raw, "id" if "draft-04" in dialect else "$id", slices)
+        self._references = References(raw, "id" if "draft-04" in dialect else "$id")
         self._reference_alone = any(draft in dialect for draft in REFERENCE_ALONE)
         self._schemas: list[Keywords] = []
         self._read: dict[int, Schema] = {}
         """By the id of what was sent."""
         self._names: dict[int, str] = {}
         self._waiting: deque[tuple[str, Target, str]] = deque()
-        self._pattern_text = 0
+        self._pattern_text = self._pattern_bytes = 0
 
     def document(self) -> Document:
-        """All that the reader was made for, once."""
+        """Reads the whole document; called once."""
         target = self._references.root
         root = self._schema(target.raw, target.base, "", 0)
         definitions: dict[str, Schema] = {}
@@ -64,10 +62,9 @@ class _Reader:
             name, target, path = self._waiting.popleft()
             read = self._read.get(id(target.raw))
             definitions[name] = self._schema(target.raw, target.base, path, 0) if read is None else read
-        return Document(root, definitions, self._schemas, self._slices)
+        return Document(root, definitions, self._schemas, self._pattern_bytes)
 
     def _schema(self, raw: JSON, base: str, path: str, depth: int) -> Schema:
-        self._slices.spend()
         if isinstance(raw, bool):
             return raw
         if depth > DEEPEST or len(self._schemas) >= MOST_SCHEMAS:
@@ -88,13 +85,13 @@ class _Reader:
             except SchemaError:
                 if not self._lenient:
                     raise
-        _modernise(schema, self._reference_alone, self._slices)
+        _modernise(schema, self._reference_alone)
         return read
 
     def _take(
         self, schema: dict[str, object], keyword: str, value: JSON, base: str, path: str, depth: int
     ) -> None:
-        """Check `value` and put it, read, into `schema`."""
+        """Checks `value`, and puts what it holds into `schema`."""
         if keyword in LISTS_OF_SCHEMAS or (keyword == "items" and isinstance(value, list)):
             schema[keyword] = list(self._each(value, base, path, depth))
         elif keyword in SCHEMAS:
@@ -146,14 +143,15 @@ class _Reader:
         self._pattern_text += cost
         if self._pattern_text > MOST_PATTERNS:
             raise SchemaError("the patterns are too many or too long", path)
-        self._slices.spend(cost // 2)
         try:
-            return Pattern(source)
+            pattern = Pattern(source)
         except SchemaError as error:
             raise SchemaError(str(error), path) from None
+        self._pattern_bytes += pattern.size_bytes
+        return pattern
 
     def _reference(self, reference: str, base: str, path: str) -> str:
-        """What `reference` is called in this document; what it leads to is read later."""
+        """Returns the name of what `reference` leads to, which is read later."""
         target = self._references.find(reference, base)
         if target is None:
             message = f"{reference!r} leads to nothing in this schema, and others are not fetched"
@@ -166,7 +164,7 @@ class _Reader:
 
 
 def _dialect(raw: JSON) -> str:
-    """The URI of the draft that `raw` names; empty when it names none. SchemaError for what is no schema."""
+    """Returns the URI of the draft that `raw` names, or "". Raises SchemaError for what is no schema."""
     if not isinstance(raw, (dict, bool)):
         raise SchemaError("a schema must be an object, or true or false")
     if isinstance(raw, bool):
@@ -179,7 +177,7 @@ def _dialect(raw: JSON) -> str:
     return named if isinstance(named, str) else ""
 
 
-def _modernise(schema: dict[str, object], reference_alone: bool, slices: Slices) -> None:
+def _modernise(schema: dict[str, object], reference_alone: bool) -> None:
     """Rewrite `schema` in Draft 2020-12, in place.
 
     `reference_alone`: keywords beside ``$ref`` say nothing, as up to Draft 7.
@@ -197,9 +195,9 @@ def _modernise(schema: dict[str, object], reference_alone: bool, slices: Slices)
     if isinstance(schema.get("type"), str):
         schema["type"] = [schema["type"]]
     if "enum" in schema:
-        schema["enum"] = Options(cast(list[JSON], schema["enum"]), slices)
+        schema["enum"] = Options(cast(list[JSON], schema["enum"]))
     if "const" in schema:
-        schema["const"] = Options([cast(JSON, schema["const"])], slices)
+        schema["const"] = Options([cast(JSON, schema["const"])])
 
 
 def _modernise_items(schema: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Where the references of a schema lead: within the schema itself, as no other document is fetched."""
+"""Resolves references within one schema; no other document is fetched."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
-from app.clock.pause import Slices
 from app.schema.document import JSON
 from app.schema.keywords import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS
 
@@ -27,20 +26,19 @@ class References:
     `id_keyword` is ``id`` in Draft 4. Ids and anchors are collected when first asked for.
     """
 
-    def __init__(self, root: JSON, id_keyword: str, slices: Slices) -> None:
+    def __init__(self, root: JSON, id_keyword: str) -> None:
         self._id_keyword = id_keyword
-        self._slices = slices
         self.root = Target(root, self.base_of(root, ""))
         self._resources = {self.root.base: self.root, "": self.root}
         self._anchors: dict[tuple[str, str], Target] | None = None
 
     def base_of(self, raw: JSON, base: str) -> str:
-        """The URI that references in `raw` are relative to, when they are to `base` around it."""
+        """Returns the URI that references in `raw` are relative to; `base` is that of the schema around."""
         own = raw.get(self._id_keyword) if isinstance(raw, dict) else None
         return _joined(base, own).partition("#")[0] if isinstance(own, str) else base
 
     def find(self, reference: str, base: str) -> Target | None:
-        """What `reference` leads to from a schema with that `base`; None when it is not in this document."""
+        """Returns the target of `reference` in a schema with that `base`; None where there is none."""
         if len(reference) > LONGEST:
             return None
         uri, fragment = urldefrag(_joined(base, reference))
@@ -53,7 +51,7 @@ class References:
         return resource and self._follow(resource, fragment)
 
     def _follow(self, target: Target, pointer: str) -> Target | None:
-        """What a JSON pointer (RFC 6901) leads to from `target`."""
+        """Returns the target of a JSON pointer (RFC 6901) that starts from `target`."""
         raw, base = target
         for part in pointer.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -67,13 +65,12 @@ class References:
         return Target(raw, base)
 
     def _collected(self) -> dict[tuple[str, str], Target]:
-        """All anchors, by the URI they belong to; the schemas with ids become known, too."""
+        """Returns all anchors, by the URI that they belong to, and notes the schemas with ids."""
         if self._anchors is not None:
             return self._anchors
         self._anchors = {}
         waiting = [self.root]
         while waiting:
-            self._slices.spend()
             target = waiting.pop()
             self._note(target, self._anchors)
             for raw in _schemas_in(target.raw):
@@ -97,7 +94,7 @@ class References:
 
 
 def _joined(base: str, reference: str) -> str:
-    """`reference` as seen from `base`; as it is when one of them is no URI."""
+    """Returns `reference` joined to `base`, or unchanged where one of them is no URI."""
     if not base or not reference or len(reference) > LONGEST:
         return reference or base
     if reference.startswith("#"):
@@ -109,7 +106,7 @@ def _joined(base: str, reference: str) -> str:
 
 
 def _schemas_in(raw: JSON) -> Iterator[JSON]:
-    """The schemas directly inside of `raw`."""
+    """Yields the schemas directly inside of `raw`."""
     if not isinstance(raw, dict):
         return
     for keyword, value in raw.items():

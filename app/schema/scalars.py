@@ -7,12 +7,11 @@ from fractions import Fraction
 from math import ceil, floor, inf, isfinite, lcm, nextafter
 from random import Random
 
-from app.schema.demands import Bound, Demands
 from app.schema.document import Number
-from app.schema.errors import Allowance, Contradiction, Unsatisfiable
+from app.schema.errors import Unsatisfiable, WorkBudget
 from app.schema.formats import CHECKER, DRAWS, WORDS, words_for
+from app.schema.merged import Bound, MergedSchema
 from app.schema.pattern_pieces import LONGEST
-from app.schema.patterns import Pattern
 
 INT64 = (-(2**63), 2**63 - 1)
 MOST_BITS = 14_000
@@ -25,57 +24,59 @@ BRIEF = 6
 """Characters of a brief text, where it may be so short."""
 
 
-def draw_integer(demands: Demands, rng: Random, usual: tuple[int, int]) -> int:
-    """A whole number; where the schema leaves an end open, of the `usual` range or near the other end."""
-    return int(_draw_multiple(demands, rng, usual, whole=True))
+def draw_integer(merged: MergedSchema, rng: Random, usual: tuple[int, int]) -> int:
+    """Draws a whole number, of the `usual` range or near where the schema leaves it. Raises Unsatisfiable."""
+    return int(_draw_multiple(merged, rng, usual, whole=True))
 
 
 def draw_number(
-    demands: Demands, rng: Random, usual: tuple[float, float], decimals: int | None = DECIMALS
+    merged: MergedSchema, rng: Random, usual: tuple[float, float], decimals: int | None = DECIMALS
 ) -> Number:
-    """A finite number, of the `usual` range where the schema leaves an end open.
+    """Draws a finite number, of the `usual` range where the schema leaves it. Raises Unsatisfiable.
 
-    It has `decimals` where that does; None is an integer.
+    It has `decimals` where the bounds allow that; None is an integer.
     """
-    if demands.multiples:
-        return _draw_multiple(demands, rng, (ceil(usual[0]), floor(usual[1])), whole=False)
-    low, high = _window(demands.low, demands.high, usual)
+    if "multipleOf" in merged.keywords:
+        return _draw_multiple(merged, rng, (ceil(usual[0]), floor(usual[1])), whole=False)
+    bounds = merged.bounds()
+    low, high = _window(*bounds, usual)
     try:
         drawn = _between(float(low), float(high), rng)
     except OverflowError:  # only a whole number is large enough
-        return draw_integer(demands, rng, (0, 0))
+        return draw_integer(merged, rng, (0, 0))
     near = (round(drawn, decimals), drawn, nextafter(drawn, -inf), nextafter(drawn, inf))
     for candidate in (*near, low, high):
-        if isfinite(candidate) and fits(candidate, demands):
+        if isfinite(candidate) and _fits(candidate, *bounds):
             return candidate
-    raise Contradiction
+    raise Unsatisfiable("no number was found within the bounds")
 
 
-def fits(number: Number, demands: Demands) -> bool:
-    """True when `number` is within the bounds of `demands`."""
-    low, high = demands.low, demands.high
+def _fits(number: Number, low: Bound | None, high: Bound | None) -> bool:
     if low and (number < low.number or (low.open and number == low.number)):
         return False
     return not (high and (number > high.number or (high.open and number == high.number)))
 
 
-def _draw_multiple(demands: Demands, rng: Random, usual: tuple[int, int], whole: bool) -> Number:
-    """A multiple of all that is asked; 0 is the last try, since dividing floats may not be exact."""
-    step = _step(demands.multiples, whole)
-    first, last = _multiples_within(demands, step, usual)
+def _draw_multiple(merged: MergedSchema, rng: Random, usual: tuple[int, int], whole: bool) -> Number:
+    """Draws a multiple of all that is asked; 0 is the last try, as dividing floats may not be exact."""
+    multiples, bounds = merged.all("multipleOf"), merged.bounds()
+    if bounds == (None, None) and not multiples:
+        return rng.randint(*usual)
+    step = _step(multiples, whole)
+    first, last = _multiples_within(step, usual, *bounds)
     for attempt in range(NUMBER_TRIES):
         count = 0 if attempt == NUMBER_TRIES - 1 and first <= 0 <= last else rng.randint(first, last)
         exact = count * step
         number: Number = int(exact) if exact.denominator == 1 else float(exact)
         if isinstance(number, int) and number.bit_length() > MOST_BITS:
             break
-        if fits(number, demands) and all(_is_multiple(number, of) for of in demands.multiples):
+        if _fits(number, *bounds) and all(_is_multiple(number, of) for of in multiples):
             return number
-    raise Contradiction
+    raise Unsatisfiable("no multiple was found within the bounds")
 
 
 def _is_multiple(number: Number, of: Number) -> bool:
-    """As `jsonschema` sees it: the division is one of floats when `of` is one."""
+    """Divides as `jsonschema` does: floats when `of` is one."""
     if isinstance(of, float):
         quotient = number / of
         return isfinite(quotient) and int(quotient) == quotient
@@ -83,7 +84,7 @@ def _is_multiple(number: Number, of: Number) -> bool:
 
 
 def _step(multiples: list[Number], whole: bool) -> Fraction:
-    """The smallest number above 0 that is a multiple of all; of some, when those are too large already."""
+    """Returns the smallest number above 0 that is a multiple of all; of some, once it is too large."""
     step = Fraction(1) if whole else _exact(multiples[0])
     for other in map(_exact, multiples):
         if step.numerator.bit_length() > MOST_BITS:
@@ -94,43 +95,37 @@ def _step(multiples: list[Number], whole: bool) -> Fraction:
 
 
 def _exact(number: Number) -> Fraction:
-    """`number` in decimals, as it was written."""
+    """Returns `number` in decimals, as it was written."""
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
-def _multiples_within(demands: Demands, step: Fraction, usual: tuple[int, int]) -> tuple[int, int]:
-    """First and last count of `step`s within the bounds, near the usual range. Raises Contradiction."""
-    least, most = _counts(demands, step)
+def _multiples_within(
+    step: Fraction, usual: tuple[int, int], low: Bound | None, high: Bound | None
+) -> tuple[int, int]:
+    """Returns first and last count of `step`s within the bounds, near the usual range."""
+    least = most = None
+    if low:
+        ratio = _exact(low.number) / step
+        least = ceil(ratio) + (low.open and ratio.denominator == 1)
+    if high:
+        ratio = _exact(high.number) / step
+        most = floor(ratio) - (high.open and ratio.denominator == 1)
     if least is not None and most is not None:
         if least > most:
-            raise Contradiction
+            raise Unsatisfiable("no multiple is within the bounds")
         return least, most
-    low, high = _window(demands.low, demands.high, usual)
-    first = ceil(_exact(low) / step) if least is None else max(least, ceil(_exact(low) / step))
-    last = floor(_exact(high) / step) if most is None else min(most, floor(_exact(high) / step))
+    near = _window(low, high, usual)
+    first, last = ceil(_exact(near[0]) / step), floor(_exact(near[1]) / step)
+    first, last = first if least is None else max(least, first), last if most is None else min(most, last)
     if first <= last:
         return first, last
     if least is not None:
         return least, least + BEYOND
-    if most is not None:
-        return most - BEYOND, most
-    return 0, BEYOND
-
-
-def _counts(demands: Demands, step: Fraction) -> tuple[int | None, int | None]:
-    """The fewest and the most `step`s that the bounds allow."""
-    least = most = None
-    if demands.low:
-        ratio = _exact(demands.low.number) / step
-        least = ceil(ratio) + (demands.low.open and ratio.denominator == 1)
-    if demands.high:
-        ratio = _exact(demands.high.number) / step
-        most = floor(ratio) - (demands.high.open and ratio.denominator == 1)
-    return least, most
+    return (0, BEYOND) if most is None else (most - BEYOND, most)
 
 
 def _window(low: Bound | None, high: Bound | None, usual: tuple[Number, Number]) -> tuple[Number, Number]:
-    """The range to draw from: with one end given, what the usual range leaves, else as wide a range there."""
+    """Returns the range to draw from: what the usual range leaves, else one as wide at the given end."""
     width = max(usual[1] - usual[0], 1)
     if low and high:
         return low.number, high.number
@@ -144,7 +139,7 @@ def _window(low: Bound | None, high: Bound | None, usual: tuple[Number, Number])
 
 
 def _plus(number: Number, width: Number) -> Number:
-    """`number` moved by `width`, within 64 bits when it is itself."""
+    """Returns `number` moved by `width`, within 64 bits when it is itself."""
     if not INT64[0] <= number <= INT64[1] or isinstance(number, float):
         return number + (int(width) if isinstance(number, int) else width)
     return min(max(int(number + width), INT64[0]), INT64[1])
@@ -155,53 +150,48 @@ def _between(low: float, high: float, rng: Random) -> float:
 
 
 def draw_text(
-    demands: Demands, rng: Random, allowance: Allowance, name: str, formats: bool, brief: bool = False
+    merged: MergedSchema, rng: Random, budget: WorkBudget, name: str, formats: bool, brief: bool = False
 ) -> str:
-    """A string for a property called `name`; ``format`` is a rule only with `formats`.
+    """Draws a string for a property called `name`; ``format`` is a rule only with `formats`.
 
-    Raises Contradiction when none was found.
+    Raises Unsatisfiable when none was found.
     """
-    least = demands.counts.get("minLength", 0)
-    most = demands.counts.get("maxLength", LONGEST)
-    if brief and not demands.patterns and not demands.formats:
+    least, most = merged.least("minLength"), merged.most("maxLength", LONGEST)
+    patterns, asked = merged.all("pattern"), merged.all("format")
+    if brief and not patterns and not asked:
         most = min(most, max(least, BRIEF))
     if least > LONGEST:
-        raise Contradiction
-    for text in _candidates(demands, rng, allowance, name, least, most):
-        allowance.spend(1 + len(text) // 64)
+        raise Unsatisfiable("a text would be too long")
+    for text in _candidates(merged, rng, budget, name, least, most):
+        budget.spend(1 + len(text) // 64)
         if (
             least <= len(text) <= most
-            and all(pattern.found_in(text, allowance) for pattern in demands.patterns)
-            and (not formats or all(CHECKER.conforms(text, name) for name in demands.formats))
+            and all(pattern.found_in(text, budget) for pattern in patterns)
+            and (not formats or all(CHECKER.conforms(text, each) for each in asked))
         ):
             return text
-    raise Contradiction
+    raise Unsatisfiable("no text was found that satisfies the schema")
 
 
 def _candidates(
-    demands: Demands, rng: Random, allowance: Allowance, name: str, least: int, most: int
+    merged: MergedSchema, rng: Random, budget: WorkBudget, name: str, least: int, most: int
 ) -> Iterator[str]:
-    formats = [each for each in demands.formats if each in DRAWS]
-    for attempt in range(TEXT_TRIES if formats or demands.patterns else 0):
+    patterns, formats = merged.all("pattern"), [each for each in merged.all("format") if each in DRAWS]
+    for attempt in range(TEXT_TRIES if formats or patterns else 0):
         if formats:
             yield DRAWS[formats[attempt % len(formats)]](rng)
-        if demands.patterns:
-            pattern = demands.patterns[attempt % len(demands.patterns)]
-            yield from _written(pattern, rng, allowance, least, most)
-    yield from (text for text in demands.examples if isinstance(text, str))
-    if not demands.patterns:
+        if patterns:
+            try:
+                yield patterns[attempt % len(patterns)].write(rng, budget, least, most)
+            except Unsatisfiable:
+                budget.spend()
+    yield from (text for text in merged.examples() if isinstance(text, str))
+    if not patterns:
         yield _of_length(rng.choice(words_for(name)), least, most, rng)
 
 
-def _written(pattern: Pattern, rng: Random, allowance: Allowance, least: int, most: int) -> Iterator[str]:
-    try:
-        yield pattern.write(rng, allowance, least, most)
-    except Unsatisfiable:
-        allowance.spend()
-
-
 def _of_length(text: str, least: int, most: int, rng: Random) -> str:
-    """`text`, with words added or letters cut off until it has `least` to `most` characters."""
+    """Returns `text` with words added or letters cut off until it has `least` to `most` characters."""
     words = [text]
     length = len(text)
     while length < least:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from app.clock.pause import Slices
 from app.grammar.compiling import compile_grammar, compile_structural_tag
 from app.grammar.nodes import Grammar
 from app.grammar.writing import write
@@ -18,11 +17,11 @@ SPOKEN = "said of this and that "
 
 
 def grammar(source: str) -> Grammar:
-    return compile_grammar(source, Slices())
+    return compile_grammar(source)
 
 
 def tag(value: Any) -> Grammar:
-    return compile_structural_tag(json.dumps(value), Schemas(), Slices())
+    return compile_structural_tag(json.dumps(value), Schemas())
 
 
 def texts(of: Grammar, seeds: int = 25) -> Iterator[str]:

@@ -9,7 +9,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from app.clock.pause import Slices
 from app.grammar.compiling import compile_structural_tag
 from app.schema import SchemaError, Schemas
 from tests.grammar.deriving import SPOKEN, tag, text, texts
@@ -87,23 +86,24 @@ def test_formats_in_one_another() -> None:
 @pytest.mark.parametrize(
     ("value", "flaw"),
     [
-        ([], "is an object"),
-        ({}, "a format is an object"),
-        ({"format": {}}, "there is no format"),
-        ({"format": {"type": ["tag"]}}, "there is no format"),
-        ({"format": {"type": "const_string"}}, "value is a text"),
+        ([], "Expected `object`"),
+        ({}, "has no format"),
+        ({"format": {}}, "required field `type`"),
+        ({"format": {"type": ["tag"]}}, "$.format.type"),
+        ({"format": {"type": "poem"}}, "Invalid value 'poem'"),
+        ({"format": {"type": "const_string"}}, "required field `value`"),
         ({"format": {"type": "json_schema", "json_schema": {"type": "x"}}}, "type"),
-        ({"format": {"type": "json_schema", "json_schema": 5}}, "is a schema"),
-        ({"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}, "style"),
+        ({"format": {"type": "json_schema", "json_schema": 5}}, "$.format.json_schema"),
+        ({"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}, "$.format.style"),
         ({"format": {"type": "grammar", "grammar": "root ::= ("}}, "expected )"),
-        ({"format": {"type": "sequence", "elements": []}}, "must not be empty"),
-        ({"format": {"type": "sequence", "elements": "x"}}, "is a list"),
-        ({"format": {"type": "repeat", "min": 3, "max": "x", "content": {"type": "any_text"}}}, "min"),
-        ({"format": TAG | {"type": "tag", "end": []}}, "has an end"),
-        ({"structures": [], "triggers": ["<"]}, "must not be empty"),
+        ({"format": {"type": "sequence", "elements": []}}, "length >= 1"),
+        ({"format": {"type": "sequence", "elements": "x"}}, "Expected `array`"),
+        ({"format": {"type": "repeat", "min": 3, "max": "x", "content": {"type": "any_text"}}}, "max"),
+        ({"format": TAG | {"type": "tag", "end": []}}, "length >= 1"),
+        ({"structures": [], "triggers": ["<"]}, "length >= 1"),
         ({"structures": LEGACY["structures"], "triggers": ["<other"]}, "no trigger begins"),
         ({"structures": LEGACY["structures"], "triggers": []}, "no trigger begins"),
-        ({"structures": [{"begin": "<"}], "triggers": ["<"]}, "end is a text"),
+        ({"structures": [{"begin": "<"}], "triggers": ["<"]}, "required field `end`"),
     ],
 )
 def test_what_is_no_structural_tag_is_refused(value: Any, flaw: str) -> None:
@@ -117,4 +117,4 @@ def test_what_is_no_json_or_too_deep_is_refused() -> None:
         deep = {"type": "optional", "content": deep}
     for source in ("{", "[" * 5000, json.dumps({"format": deep}), '{"format": "' + "a" * 60_000 + '"}'):
         with pytest.raises(SchemaError):
-            compile_structural_tag(source, Schemas(), Slices())
+            compile_structural_tag(source, Schemas())

@@ -177,6 +177,13 @@ def triggered(**more: object) -> Schema:
             ["END", "x", "a/b"],
         ),
         ({"type": "or", "elements": [literal("x"), GRAMMAR]}, ["x", "yz", "yzz"], ["", "y", "xyz"]),
+        ({"type": "repeat", "min": 1, "max": 2, "content": literal("x")}, ["x", "xx"], ["", "xxx"]),
+        ({"type": "optional", "content": {"type": "plus", "content": literal("x")}}, ["", "xx"], ["y"]),
+        (
+            {"type": "tags_with_separator", "separator": ",", "tags": [tagged(NUMBER)], "at_least_one": True},
+            ["<f=a>1</f>", "<f=a>1</f>,<f=a>2</f>"],
+            ["", "<f=a>1</f><f=a>2</f>"],
+        ),
     ],
 )
 def test_structural_tags(llm: LLM, format: Schema, right: list[str], wrong: list[str]) -> None:

@@ -16,6 +16,6 @@ def sample(schema: object, rng: Random, ranges: Ranges, lenient: bool = False) -
 
 def check_schema(schema: object, strict: bool = False) -> None:
     """Raise SchemaError for what is no schema, or with `strict` not a plain one."""
+    Schemas().compile(schema)
     if strict:
         check_strict(schema)
-    Schemas().compile(schema)

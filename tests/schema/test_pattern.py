@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.schema import SchemaError, Unsatisfiable
-from app.schema.patterns import matching_text
+from app.schema.patterns import Pattern
+from app.schema.patterns import matching_text as matching
 
 PYTHON = [
     "",
@@ -56,6 +57,12 @@ ECMA = {
     r"^\u0041$": "A",
 }
 WRONG = ["(", "[a", "*", r"\e", "a{3,2}", r"\p{Sanskrit}", "\\", "(?<a", "a{99999999999}", "(?P<a>x)(?P<a>y)"]
+
+
+def matching_text(pattern: str, rng: Random, whole: bool = True) -> str:
+    return matching(Pattern(pattern), rng, whole)
+
+
 NEVER = ["[]", "a^b", r"\d\b\d", "(?!)", "(?=a)b", r"[\ud800-\udfff]"]
 
 

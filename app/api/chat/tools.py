@@ -98,9 +98,9 @@ def _check_tools(params: Sequence[ToolParam], narrow: bool, schemas: Schemas, wi
     for tool in each(params, within, CHECK):
         function = tool.function
         try:
+            schemas.compile(function.parameters or NO_PARAMETERS)
             if narrow:
                 check_strict(function.parameters)
-            schemas.compile(function.parameters or NO_PARAMETERS)
         except SchemaError as error:
             message = f"The parameters of tool {function.name!r} cannot be used: {error}."
             raise bad_request(message, None if function.strict else "tools") from None
@@ -119,7 +119,7 @@ def tag_of(wanted: StructuredOutputs | None, request: GenerationRequest, schemas
     from app.grammar.compiling import compile_structural_tag
 
     try:
-        return compile_structural_tag(wanted.structural_tag, schemas, slices())
+        return compile_structural_tag(wanted.structural_tag, schemas)
     except SchemaError as error:
         raise bad_request(f"Invalid structural tag specification: {error}", field) from None
 
@@ -147,7 +147,7 @@ def _grammar_of(text: str, schemas: Schemas) -> Grammar:
     from app.grammar.compiling import compile_grammar
 
     try:
-        return compile_grammar(text, slices())
+        return compile_grammar(text)
     except SchemaError as error:
         raise bad_request(f"Invalid grammar specification: {error}") from None
 
@@ -165,6 +165,6 @@ def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:
         schemas.compile(schema)
     except SchemaError as error:
         raise bad_request(f"The schema of the reply cannot be used: {error}.") from None
-    if (keyword := untaken(schema, slices())) is not None:
+    if (keyword := untaken(schema)) is not None:
         raise bad_request(f"The schema of the reply cannot be used: {keyword} is not implemented.")
     return cast(JsonSchema, schema)
