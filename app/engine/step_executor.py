@@ -1,7 +1,7 @@
 """Runs sequences in the steps of one engine, on the live clock.
 
-`StepLoop` says at which moment each token of a step is there. One alarm in the timer wheel serves the whole
-engine: it takes the loop on, and hands out the tokens that are due.
+`StepLoop` computes at which moment each token of a step is there. One alarm in the timer wheel serves the
+whole engine: it takes the loop on, and hands out the tokens that are due.
 """
 
 from __future__ import annotations
@@ -9,38 +9,33 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
-from functools import partial
-from itertools import chain
 from math import inf, nextafter
 from random import Random
-from typing import ParamSpec, TypeVar
 
 from app.engine.batch import Batch, Blocks, SchedulerLimits, Speculation
 from app.engine.cache_manager import KVCacheManager
 from app.engine.scheduler import Scheduler
-from app.engine.sequence import Runtime
+from app.engine.sequence import SequenceContext
 from app.engine.speculation import Drafts
 from app.engine.step_cost import CostModel, StepCost
 from app.engine.step_loop import StepLoop
-from app.engine.stepped import HashedBlocks, StepCall, StepOwner, StepQueue, StepState
+from app.engine.stepped import HashedBlocks, SteppedSequence
+from app.engine.waiting import WaitingQueue
 from app.kvcache.counted import CountedBlocks
 from app.lora.adapters import LoRASlots
 from config.profile import FrontCosts, Profile
 from config.settings import Settings
 
-P = ParamSpec("P")
-T = TypeVar("T")
 MOST_PER_TURN = 256
-"""Tokens handed out before others have their turn: about two milliseconds of work."""
-WatchStep = Callable[[Batch[StepState], float, float], None]
+"""Most tokens handed out in one turn of the event loop: about two milliseconds of work."""
+WatchStep = Callable[[Batch[SteppedSequence], float, float], None]
 log = logging.getLogger(__name__)
 
 
 def step_executor(
     settings: Settings,
     profile: Profile,
-    runtime: Runtime,
+    runtime: SequenceContext,
     lora: LoRASlots,
     cache: KVCacheManager | None,
     rng: Random,
@@ -55,7 +50,7 @@ def step_executor(
         enable_chunked_prefill=at.enable_chunked_prefill,
         by_priority=scheduling.scheduling_policy == "priority",
     )
-    blocks: Blocks[StepState] = (
+    blocks: Blocks[SteppedSequence] = (
         CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
         if cache is None
         else HashedBlocks(cache)
@@ -74,20 +69,19 @@ def step_executor(
     )
 
 
-class StepExecutor(Executor):
+class StepExecutor:
     """Runs sequences in the steps of one engine: `StepLoop` on the live clock.
 
-    It tells the metrics what a step was, and the cache's events at the end of each. Calls that are submitted,
-    as to any executor, wait for a place among the sequences and are made at the end of their step.
+    It counts each step, and publishes the cache's events at its end.
     """
 
     def __init__(
         self,
         limits: SchedulerLimits,
-        blocks: Blocks[StepState],
+        blocks: Blocks[SteppedSequence],
         cost: CostModel,
         front: FrontCosts,
-        runtime: Runtime,
+        context: SequenceContext,
         lora: LoRASlots,
         manager: KVCacheManager | None,
         speculation: Speculation | None,
@@ -97,30 +91,27 @@ class StepExecutor(Executor):
         self.slots = limits.max_num_seqs
         self.limits = limits
         self.watch_step: WatchStep | None = None
-        """Is told of every step that is made, with the moments of its begin and end."""
-        self.block_size = blocks.block_size
+        """Called with every step that is made, and the moments of its begin and end."""
         self._blocks, self._front, self._manager = blocks, front, manager
-        self._clock, self._wheel, self._recorder = runtime.clock, runtime.wheel, runtime.recorder
-        self._lora = lora
-        self._scheduler: Scheduler[StepState] = Scheduler(
-            limits, blocks, StepQueue(lora, limits.by_priority), speculation
-        )
-        self._loop: StepLoop[StepState] = StepLoop(
+        self._clock, self._wheel, self._recorder = context.clock, context.wheel, context.recorder
+        self._queue: WaitingQueue[SteppedSequence] = WaitingQueue(lora, limits.by_priority)
+        self._scheduler = Scheduler(limits, blocks, self._queue, speculation)
+        self._loop: StepLoop[SteppedSequence] = StepLoop(
             self._scheduler, cost, self, self, front.out_per_stream, depth, self._transfer
         )
-        self._timing = runtime.timing
+        self._timing = context.timing
         if speculation is not None:
-            runtime.recorder.expect_drafts(speculation.drafts)
-        self._line: deque[tuple[float, StepState]] = deque()
-        """Requests in the front, with the moments at which the scheduler sees them."""
+            context.recorder.expect_drafts(speculation.drafts)
+        self._line: deque[tuple[float, SteppedSequence]] = deque()
+        """Sequences in the front, with the moments at which the scheduler sees them."""
         self._in_line = 0
         """Those of them that are not over."""
         self._seen_s = -inf
-        self._out: deque[HandOut] = deque()
+        self._out: deque[DueTokens] = deque()
         self._alarm: Alarm | None = None
         self._due_s = inf
         """When the alarm rings."""
-        self._turning = self._closed = False
+        self._turning = False
 
     @property
     def running(self) -> int:
@@ -128,68 +119,51 @@ class StepExecutor(Executor):
         return len(self._scheduler.running)
 
     @property
-    def prefilling(self) -> Iterable[StepState]:
+    def prefilling(self) -> Iterable[SteppedSequence]:
         """Sequences with a part of the prompt left, after the step that was made last."""
         return self._scheduler.prefilling
 
     @property
     def waiting(self) -> int:
-        """Sequences that have none yet."""
-        return self._in_line + len(self._scheduler.waiting) + len(self._scheduler.fetching)
+        """Sequences without a place."""
+        return self._in_line + len(self._queue.members) + len(self._scheduler.fetching)
 
     def free(self, adapter: str | None = None) -> int:
-        """Places that sequences with this adapter could have now."""
-        ready = adapter is None or self._lora.is_ready(adapter) or self._lora.has_room()
-        return self.slots - self.running if ready and not self._scheduler.paused else 0
+        """Returns the places that sequences with this adapter could have now."""
+        ready = not self._scheduler.paused and self._queue.is_ready(adapter)
+        return self.slots - len(self._scheduler.running) if ready else 0
 
     def pause(self) -> None:
-        """Give no more places away; who has one keeps it."""
+        """Gives no more places away; running sequences keep theirs."""
         self._scheduler.paused = True
 
     def resume(self) -> None:
-        """Give places away again."""
+        """Gives places away again."""
         self._scheduler.paused = False
         self._look()
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call `fn` at the end of a step in which it has a place. RuntimeError after `shutdown`."""
-        if self._closed:
-            raise RuntimeError("no new tasks after shutdown")
-        call: StepCall[T] = StepCall(partial(fn, *args, **kwargs), self._clock.now())
-        self.enter(StepState(call, prompt_tokens=1, output_tokens=0))
-        return call
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls; with `cancel_futures` drop those that the scheduler has not seen."""
-        self._closed = True
-        for _, state in self._line if cancel_futures else ():
-            if isinstance(state.owner, StepCall):
-                state.owner.cancel()
-
-    def enter(self, state: StepState, apart: bool = False) -> None:
-        """A sequence has come; if `apart`, the scheduler sees it after those that have come before."""
-        owner = state.owner
-        if owner is None:
-            return
-        due_s = self._front.visible_s(owner.arrival_s, state.prompt_tokens)
+    def submit(self, sequence: SteppedSequence, apart: bool = False) -> None:
+        """Takes a sequence into the front; if `apart`, the scheduler sees it after those before it."""
+        due_s = self._front.visible_s(sequence.request.arrival_s, sequence.prompt_tokens)
         if (late_s := self._clock.now() - due_s) > 0:
             self._recorder.late(late_s)
         self._seen_s = max(nextafter(self._seen_s, inf) if apart else self._seen_s, due_s)
-        self._line.append((self._seen_s, state))
+        self._line.append((self._seen_s, sequence))
         self._in_line += 1
         self._arm()
 
-    def withdraw(self, state: StepState) -> None:
-        """A sequence is over, perhaps before its time."""
-        if not state.arrived:
+    def withdraw(self, sequence: SteppedSequence) -> None:
+        """Takes out a sequence that is over, perhaps before its time."""
+        if not sequence.arrived:
             self._in_line -= 1
             return
-        self._scheduler.remove(state)
-        self._tell_usage()
+        self._scheduler.remove(sequence)
+        if not self._turning:
+            self._tell_usage()
         self._look()
 
     def _look(self) -> None:
-        """Something has changed: if no step is under way, perhaps one can be made."""
+        """Makes a step where none is under way, and something has changed."""
         if not self._loop.busy and not self._scheduler.idle:
             self._loop.wake(self._clock.now())
             self._arm()
@@ -200,74 +174,56 @@ class StepExecutor(Executor):
         """See `Arrivals`."""
         return self._line[0][0] if self._line else None
 
-    def take(self, until_s: float) -> list[StepState]:
+    def take(self, until_s: float) -> list[SteppedSequence]:
         """See `Arrivals`."""
-        taken = []
+        taken: list[SteppedSequence] = []
         while self._line and self._line[0][0] <= until_s:
-            at_s, state = self._line.popleft()
-            if state.owner is not None and self._is_seen(state.owner, at_s):
-                taken.append(state)
-        # What one of them says may have ended it, or others: those have withdrawn by themselves.
-        taken = [state for state in taken if state.owner is not None]
-        self._in_line -= len(taken)
+            at_s, sequence = self._line.popleft()
+            if not sequence.over and self._is_seen(sequence, at_s):
+                taken.append(sequence)
+        if taken:
+            # Outputs of one may have ended it, or others: those have withdrawn by themselves.
+            taken = [sequence for sequence in taken if not sequence.over]
+            self._in_line -= len(taken)
         return taken
 
-    def _is_seen(self, owner: StepOwner, at_s: float) -> bool:
+    def _is_seen(self, sequence: SteppedSequence, at_s: float) -> bool:
         """Whether the scheduler is to have it. A sequence that is over withdraws by itself."""
         try:
-            if owner.seen(at_s):
-                return True
-            if isinstance(owner, StepCall):
-                self._in_line -= 1
+            return sequence.seen(at_s)
         except Exception as error:
             log.exception("what ends a sequence at once could not be handed out")
-            owner.fail(error)
+            sequence.fail(error)
         return False
 
-    def _transfer(self, state: StepState) -> float:
-        return self._timing.time_to_first_token(state.prompt_tokens, remote=True)
+    def _transfer(self, sequence: SteppedSequence) -> float:
+        return self._timing.time_to_first_token(sequence.prompt_tokens, remote=True)
 
-    def step_made(self, batch: Batch[StepState], start_s: float, end_s: float) -> None:
+    def step_made(self, batch: Batch[SteppedSequence], start_s: float, end_s: float) -> None:
         """See `Outputs`."""
         if self.watch_step is not None:
             self.watch_step(batch, start_s, end_s)
-        now_s = self._loop.now_s
-        for state in batch.admitted:
-            if state.owner is not None:
-                state.owner.admitted(now_s)
+        for sequence in batch.admitted:
+            if not sequence.over:
+                sequence.admitted(self._loop.now_s)
 
-    def step_over(self, batch: Batch[StepState], first_s: float, gap_s: float) -> None:
+    def step_over(self, batch: Batch[SteppedSequence], first_s: float, gap_s: float) -> None:
         """See `Outputs`."""
+        due = DueTokens(batch, first_s, gap_s)
         if self._manager is not None:
-            for state in chain(batch.decodes, batch.prefilled):
-                self._store(state, batch.count(state))
-            self._manager.end_step()
+            for sequence, count in due.tokens:
+                sequence.store(count, self._blocks.block_size)
+            self._manager.publish()
         for drafted, accepted in batch.drafts.values():
             self._recorder.drafted(drafted, accepted)
-        for state in batch.ends:
-            if state.owner is not None:
-                state.owner.has_last()
-        self._count(batch)
-        self._out.append(HandOut(batch, first_s, gap_s))
-
-    def _count(self, batch: Batch[StepState]) -> None:
-        """Count a step with outputs; a prompt counts in the step of its last chunk, as in vLLM."""
-        outputs = len(batch.decodes) + len(batch.prefilled)
-        if not outputs:
-            return
-        prompts = sum(it.prompt_tokens - it.owner.cached_tokens for it in batch.prefilled if it.owner)
-        more = sum(accepted for _, accepted in batch.drafts.values())
-        self._recorder.step(outputs + more + prompts)
-
-    def _store(self, state: StepState, count: int) -> None:
-        """Tokens of the reply are known: a block that they fill up is told to the cache."""
-        state.handed += count
-        known = state.prompt_tokens + state.handed - 1
-        if state.running and state.blocks is not None and state.owner is not None:
-            full = known // self.block_size * self.block_size
-            if full > state.prompt_tokens + state.stored - 1:
-                state.blocks.write(state.owner.written(state.handed)[state.stored :])
-                state.stored = state.handed
+        for sequence in batch.ends:
+            if not sequence.over:
+                sequence.has_last()
+        if due.tokens:
+            # A prompt counts in the step of its last chunk, as in vLLM.
+            prompts = sum([it.prompt_tokens - it.cached_tokens for it in batch.prefilled if not it.over])
+            self._recorder.step(sum([count for _, count in due.tokens]) + prompts)
+        self._out.append(due)
 
     def _tell_usage(self) -> None:
         self._recorder.cache_used(1.0 - self._blocks.free / self._blocks.capacity)
@@ -298,6 +254,7 @@ class StepExecutor(Executor):
             due_s = self._run(now_s)
         finally:
             self._turning = False
+            self._tell_usage()
         if due_s is None:
             self._alarm, self._due_s = None, inf
         else:
@@ -317,55 +274,54 @@ class StepExecutor(Executor):
                 return event_s
             else:
                 self._loop.go_on(event_s)
-                self._tell_usage()
                 budget -= 1
 
     def _next_out(self) -> float | None:
         return self._out[0].next_s if self._out else None
 
     def _hand_out(self, until_s: float, most: int) -> int:
-        """Hand out what is due by then, `most` tokens of the first step at the most; how many."""
+        """Hands out what is due by then, at most `most` tokens of the first step; returns how many."""
         first = self._out[0]
         count = 0
         while first.left and count < most and (at_s := first.next_s) <= until_s:
-            state, tokens = first.pop()
+            sequence, tokens = first.pop()
             count += 1
-            if (owner := state.owner) is None:
+            if sequence.over:
                 continue
             try:
-                owner.token(at_s, tokens)
+                sequence.take(at_s, tokens)
             except Exception as error:
                 log.exception("a token could not be handed out")
-                owner.fail(error)
+                sequence.fail(error)
         if not first.left:
             self._out.popleft()
         return count
 
 
-class HandOut:
-    """The tokens of a step that are not handed out yet."""
+class DueTokens:
+    """The tokens of a step, due one sequence after another: at `first_s`, and `gap_s` seconds apart."""
 
-    __slots__ = ("_batch", "_gap_s", "_place", "_streams", "left", "next_s")
+    __slots__ = ("_gap_s", "left", "next_s", "tokens")
 
-    def __init__(self, batch: Batch[StepState], first_s: float, gap_s: float) -> None:
-        self._streams = [*batch.decodes, *batch.prefilled]
-        self._batch = batch
+    def __init__(self, batch: Batch[SteppedSequence], first_s: float, gap_s: float) -> None:
+        counts = batch.drafts
+        self.tokens = [
+            (it, 1 + counts[it][1] if it in counts else 1) for it in (*batch.decodes, *batch.prefilled)
+        ]
+        """Sequences, and how many tokens each gets."""
         self._gap_s = gap_s
-        self._place = 0
-        self.left = len(self._streams)
+        self.left = len(self.tokens)
         self.next_s = first_s
 
-    def pop(self) -> tuple[StepState, int]:
-        """Whose turn it is, and how many tokens it gets."""
-        state = self._streams[self._place]
-        self._place += 1
+    def pop(self) -> tuple[SteppedSequence, int]:
+        """Returns the next sequence, and how many tokens it gets."""
         self.left -= 1
         self.next_s += self._gap_s
-        return state, self._batch.count(state)
+        return self.tokens[-self.left - 1]
 
 
 class Alarm:
-    """What stands in the timer wheel for a whole engine; only the latest one rings."""
+    """Stands in the timer wheel for a whole engine; only the latest one rings."""
 
     __slots__ = ("_executor",)
 
@@ -376,5 +332,5 @@ class Alarm:
         return self._executor.ring(self, now_s)
 
     def fail(self, error: Exception) -> None:
-        """The wheel has written it down; the others go on."""
+        """Goes on with the others: the wheel has logged the error."""
         self._executor.rearm()

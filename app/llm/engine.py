@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from app.engine.batch import Batch, SchedulerLimits
 from app.engine.scheduler import Scheduler
+from app.engine.waiting import WaitingQueue
 from app.engine.wire import TextForm
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
@@ -27,7 +28,7 @@ from app.llm.model_runner import Chunk, ModelRunner, StepLogits
 from app.llm.requests import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from app.llm.sampler import Form, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
-from app.llm.sequence import PagedBlocks, PriorityQueue, Sequence
+from app.llm.sequence import PagedBlocks, Sequence
 from app.tokenization.huggingface import LocalTokenizer
 
 NO_NUMBERS: Final = "The model's logits for this request are not numbers."
@@ -116,7 +117,7 @@ class LLMEngine:
             max_num_batched_tokens=options.max_num_batched_tokens,
             by_priority=True,
         )
-        self._waiting = PriorityQueue()
+        self._waiting: WaitingQueue[Sequence] = WaitingQueue(by_priority=True)
         self.scheduler: Scheduler[Sequence] = Scheduler(limits, PagedBlocks(self.cache), self._waiting)
         self._choices: dict[str, list[Sequence]] = {}
         """The choices of each request that are not over."""
@@ -223,7 +224,7 @@ class LLMEngine:
             sequence.computed, sequence.written = 0, len(sequence.output_ids)
             sequence.preemptions += 1
             self.scheduler.preemptions += 1
-            self._waiting.add(sequence)
+            self._waiting.add(sequence, sequence.arrived)
 
     def clear_stats(self) -> None:
         self.stats = EngineStats()
@@ -239,7 +240,7 @@ class LLMEngine:
     def _expire(self) -> list[EngineOutput]:
         """Whoever has waited for too long waits no more."""
         now = self._now()
-        late = [it for it in self._waiting.sequences if it.deadline_s is not None and it.deadline_s <= now]
+        late = [it for it in self._waiting.members if it.deadline_s is not None and it.deadline_s <= now]
         late = [it for it in late if not it.preemptions]
         outputs = []
         for sequence in late:

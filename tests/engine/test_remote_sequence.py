@@ -19,8 +19,9 @@ from app.engine.outputs import (
     TokenLogprob,
     Tokens,
 )
-from app.engine.remote_choice import RemoteChoice
+from app.engine.remote_sequence import RemoteSequence
 from app.engine.request import Outcome
+from app.engine.submission import Submission
 from app.engine.wire import Said, WireLogprob
 from app.metrics.recorder import Recorder
 from tests.engine.harness import engine_request
@@ -55,7 +56,8 @@ class Play:
         self.left: list[bool] = []
         self.takes_plain = takes_plain
         self.recorder = Recorder("test", 4096, {})
-        self.choice = RemoteChoice(
+        submission = Submission({})
+        self.choice = RemoteSequence(
             engine_request(arrival_s=ARRIVAL_S, prompt_ids=[1] * 10),
             1,
             self.emit,
@@ -63,9 +65,10 @@ class Play:
             lambda: NOW_S,
             lambda ids: ["\N{REPLACEMENT CHARACTER}" if it == 99 else f"<{it}>" for it in ids],
             reader,
-            lambda choice, is_computed: self.left.append(is_computed),
-            lambda choice: (1, choice.tokens),
+            lambda choice: self.left.append(choice.is_computed),
+            submission,
         )
+        submission.begin([self.choice])
 
     def emit(self, output: EngineOutput) -> Any:
         self.outputs.append(output)
