@@ -17,8 +17,8 @@ from msgspec import Struct
 from app.clock.pause import Slices
 from app.console.frames import EndRow, Frame, NewBar, PhaseRow
 from app.engine.request import EngineRequest, Outcome, Watch
-from app.engine.sequence import Sequence
-from app.engine.status import Phase, SequenceStatus, WatchedEngine
+from app.engine.sequence import Sequence, WatchedEngine
+from app.engine.status import Phase, SequenceStatus
 from app.http.context import RequestContext, client_name
 
 MOST_NEW = 500

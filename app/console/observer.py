@@ -16,7 +16,8 @@ from app.console.steps import Steps
 from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
 from app.engine.lifecycle import Operations
-from app.engine.status import Phase, WatchedEngine
+from app.engine.sequence import WatchedEngine
+from app.engine.status import Phase
 from app.metrics.figures import Figures
 
 if TYPE_CHECKING:

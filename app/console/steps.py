@@ -9,9 +9,8 @@ from app.console.frames import Frame, StepRow
 from app.engine.batch import Batch
 from app.engine.engine import Engine
 from app.engine.request import EngineRequest
-from app.engine.status import WatchedEngine
-from app.engine.step_executor import StepExecutor
-from app.engine.stepped import SteppedSequence
+from app.engine.sequence import WatchedEngine
+from app.engine.stepped import StepExecutor, SteppedSequence
 from app.metrics.figures import Figures
 
 MOST_STEPS = 400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as Listed
 from functools import partial
@@ -18,20 +19,30 @@ from app.engine.beams import BeamSearch
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import Emit, Handle
 from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
+from app.engine.outputs import Started, Tokens
 from app.engine.pool import SequencePool
 from app.engine.reply import Model, Reply
 from app.engine.request import EngineRequest
-from app.engine.sequence import MOST_AT_ONCE, ReplySequence, Sequence, SequenceContext, emit_immediately
-from app.engine.submission import Submission, interrupt
+from app.engine.sequence import (
+    COUNTED_AS,
+    MOST_AT_ONCE,
+    ReplySequence,
+    Sequence,
+    SequenceContext,
+    Submission,
+    emit_failure,
+    interrupt,
+)
 from app.engine.timeline import TimedSequence
 from app.engine.timing import PerRequestTiming
 from app.lora.adapters import LoRASlots
 from app.metrics.recorder import Recorder
+from app.metrics.sequences import FinishedSequence
 from config.settings import Settings
 
 if TYPE_CHECKING:
     from app.engine.step_cost import CostModel
-    from app.engine.step_executor import StepExecutor
+    from app.engine.stepped import StepExecutor
     from config.profile import Profile
 
 MOST_TOKENS_UNPAUSED = 65_536
@@ -46,6 +57,7 @@ LONGEST_WORK_S = 0.005
 """After so long others have their turn."""
 SEEDS = 2**48
 """The seeds of large requests are below this."""
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -84,10 +96,10 @@ class Engine:
             slots = SequencePool(limits.max_num_seqs, lora, by_priority, self.wheel.call_soon)
             self.executor, self._sequence = slots, partial(TimedSequence, pool=slots)
         else:
-            from app.engine.step_executor import (
+            from app.engine.stepped import (
+                SteppedSequence,
                 step_executor,  # and all of a scheduler, which others do without
             )
-            from app.engine.stepped import SteppedSequence
 
             steps = step_executor(settings, profile, self._context, lora, cache, streams("drafts"), cost)
             self.executor, self._sequence = steps, partial(SteppedSequence, executor=steps)
@@ -231,6 +243,32 @@ class Engine:
                 request = replace(request, seed=seed)
             replies.append(reply(request))
         return replies
+
+
+def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: SequenceContext) -> None:
+    """Emits and counts a reply that waits for nothing, as a sequence would, in a fifth of its time."""
+    at_s, recorder, tokens = request.arrival_s, context.recorder, 0
+    prompt_tokens, begun, failure = len(request.prompt_ids), False, None
+    try:
+        emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
+        begun, tokens = True, len(reply.ids)
+        emit(Tokens(request.index, reply.texts, reply.ids, at_s, None, reply.finish))
+        reason = COUNTED_AS[reply.finish.reason]
+    except Exception as error:
+        log.exception("a sequence failed at its start")
+        reason, failure = "error", error
+    e2e_s = context.clock.now() - at_s
+    if begun:
+        recorder.prefilled(0.0, prompt_tokens, 0, at_s, 1 if tokens else 0)
+    if tokens > 1:
+        recorder.decoded(tokens - 1, 0.0, at_s)
+    recorder.sequence_finished(
+        FinishedSequence(
+            reason, prompt_tokens, tokens, 0, request.max_tokens, 0.0, 0.0, 0.0, e2e_s, 0, 1, tokens
+        )
+    )
+    if failure is not None:
+        emit_failure(request, failure, emit)
 
 
 def _work(request: EngineRequest) -> int:

@@ -55,7 +55,9 @@ class SequencePool:
 
     def free(self, adapter: str | None = None) -> int:
         """Returns the slots that sequences with this adapter would get at once."""
-        return 0 if self.paused or not self._queue.is_ready(adapter) else self.slots - self.running
+        if self.paused or adapter is not None and not self._queue.is_ready(adapter):
+            return 0
+        return self.slots - self.running
 
     def submit(self, sequence: Runnable, soon: bool = False) -> bool:
         """Starts `sequence` as soon as a slot is free; True when that was now.

@@ -19,7 +19,7 @@ from app.engine.link import EngineLink
 from app.engine.outputs import PartReader
 from app.engine.remote_sequence import Names, RemoteSequence
 from app.engine.request import EngineRequest
-from app.engine.submission import Submission, interrupt
+from app.engine.sequence import Submission, interrupt
 from app.engine.wire import Abort, Answer, Blocks, Command, Generate, Load, Notice, Ready, Said, Sampling
 from app.metrics.recorder import Recorder
 from config.settings import Settings

@@ -10,9 +10,8 @@ from app.engine.errors import EngineError, EngineFailed, RequestRefused
 from app.engine.lazy import LazySequence
 from app.engine.outputs import Finish, Part, PartReader, Piece, TokenLogprob, Tokens
 from app.engine.request import EngineRequest
-from app.engine.sequence import COUNTED_AS, Sequence
+from app.engine.sequence import COUNTED_AS, Sequence, Submission
 from app.engine.status import Phase, SequenceStatus
-from app.engine.submission import Submission
 from app.engine.wire import Said, WireLogprob
 from app.metrics.recorder import Recorder
 

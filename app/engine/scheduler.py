@@ -103,7 +103,7 @@ class Scheduler(Generic[S]):
         """The next step; None when there is nothing to compute."""
         batch: Batch[S] = Batch()
         preempted = self._continue(batch)
-        if not preempted and not self.paused:
+        if not preempted and not self.paused and len(self.waiting):
             self._admit(batch)
         if batch.tokens:
             self._step += 1
@@ -150,7 +150,7 @@ class Scheduler(Generic[S]):
             allotted = self._allotted(budget)
             blocks += sum(self._lacks(it, it.computed + tokens) for it, tokens in allotted)
         lacks = blocks > 0 and blocks > self.blocks.free
-        if not self._in_bulk or budget < 0 or lacks or not self._prefills_last():
+        if not self._in_bulk or budget < 0 or lacks or self.prefilling and not self._prefills_last():
             return self._one_by_one(batch)
         self._advance(batch, needs)
         for sequence, tokens in allotted:
@@ -159,8 +159,7 @@ class Scheduler(Generic[S]):
 
     def _prefills_last(self) -> bool:
         """Whether those with a part of the prompt left were admitted after all others."""
-        prefilling = self.prefilling
-        return not prefilling or self.running[-len(prefilling) :] == prefilling
+        return self.running[-len(self.prefilling) :] == self.prefilling
 
     def _allotted(self, budget: int) -> list[tuple[S, int]]:
         """How many tokens each prompt goes on by."""

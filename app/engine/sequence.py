@@ -8,12 +8,15 @@ another process computes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as Listed
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
+from typing import Protocol
 
 from app.clock.clock import Clock
+from app.clock.pause import Slices
 from app.clock.timer_wheel import TimerWheel
 from app.engine.batch import SequenceState
 from app.engine.cache_manager import SequenceBlocks
@@ -22,7 +25,6 @@ from app.engine.outputs import Failed, Finish, Part, Started, TokenLogprob, Toke
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest, Outcome, Watch, notify, watches_of
 from app.engine.status import SequenceStatus
-from app.engine.submission import Submission
 from app.engine.timing import PerRequestTiming
 from app.metrics.recorder import Recorder
 from app.metrics.sequences import FinishedSequence, FinishReason
@@ -39,6 +41,10 @@ COUNTED_AS: dict[str, FinishReason] = {
 """Names of vLLM's metrics for the reasons to finish."""
 MOST_AT_ONCE = 1024
 """Most tokens in one output, fewer with log probabilities; bounds the rendering of one event."""
+INTERRUPT_STEPS = 4
+"""Work of ending one choice, in steps of `Slices`."""
+STARTED_AT_ONCE = 128
+"""Most choices of a request that start in the turn in which it came; keeps other streams on time."""
 log = logging.getLogger(__name__)
 
 
@@ -325,38 +331,116 @@ class ReplySequence(Sequence):
         super()._end(reason, counted)
 
 
+class Submission:
+    """The `Handle` of the choices of one request: admitted together, aborted together.
+
+    The last choice that ends releases all of them, so no cycle is left for the garbage collector.
+    """
+
+    __slots__ = ("_active", "_future", "_lengths", "_sequences", "_unfinished")
+
+    def __init__(self, active: dict[Submission, None]) -> None:
+        """`active` holds the unfinished submissions of the engine, in order of arrival."""
+        self._active = active
+        self._sequences: Listed[Sequence] = ()
+        self._unfinished = 0
+        self._lengths: dict[int, list[int]] | None = None
+        """Tokens of the finished choices, by prompt."""
+        self._future: Future[None] | None = None
+
+    @property
+    def choices(self) -> Listed[Sequence]:
+        """All choices; none when the last one is over."""
+        return self._sequences
+
+    @property
+    def future(self) -> Future[None]:
+        """See `Handle.future`. Made when it is first read: a stream never needs one, and it takes 1.7 KB."""
+        if self._future is None:
+            self._future = Future()
+            self._future.set_running_or_notify_cancel()
+            if not self._unfinished:
+                self._future.set_result(None)
+        return self._future
+
+    def begin(self, sequences: Listed[Sequence]) -> None:
+        """Submits every sequence, in order; of many, most start in later turns of the event loop."""
+        self._sequences = sequences
+        self._unfinished = len(sequences)
+        self._active[self] = None
+        for number, sequence in enumerate(sequences):
+            if not sequence.over:
+                sequence.enter(soon=number >= STARTED_AT_ONCE)
+
+    def abort(self) -> None:
+        """See `Handle.abort`. Ends the last choice first, so that none gets a slot on the way out."""
+        for sequence in reversed(self._sequences):
+            sequence.abort()
+
+    def interrupt(self, request_ids: Container[str] | None, slices: Slices, counted: bool) -> int:
+        """Ends each choice with one of these request ids, or all, with the reason `abort`.
+
+        Returns the number of choices, and one more for each prompt with several choices, as vLLM counts them.
+        """
+        found = [
+            it
+            for it in reversed(self._sequences)
+            if not it.over and (request_ids is None or it.request.request_id in request_ids)
+        ]
+        parents = {it.request.index // it.request.n for it in found if it.request.n > 1}
+        for sequence in found:
+            sequence.interrupt(counted)
+            slices.spend(INTERRUPT_STEPS)
+        return len(found) + len(parents)
+
+    def count(self, sequence: Sequence) -> tuple[int, int]:
+        """Returns `choices` and `longest` of `FinishedSequence`: 0, 0 before the prompt's last choice."""
+        n, tokens = sequence.request.n, sequence.tokens
+        if n == 1:
+            return 1, tokens
+        if self._lengths is None:
+            self._lengths = {}
+        lengths = self._lengths.setdefault(sequence.request.index // n, [])
+        lengths.append(tokens)
+        return (n, max(lengths)) if len(lengths) == n else (0, 0)
+
+    def end_one(self) -> None:
+        """Notes that one choice is over and has emitted its last output; the last one sets the future."""
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._sequences = ()
+            del self._active[self]
+            if self._future is not None:
+                self._future.set_result(None)
+
+
+def interrupt(active: Iterable[Submission], request_ids: Container[str] | None, counted: bool) -> int:
+    """Interrupts the choices of `active` with these ids, or all; returns how many. Pauses between many."""
+    slices = Slices()
+    return sum([submission.interrupt(request_ids, slices, counted) for submission in list(active)])
+
+
+class WatchedEngine(Protocol):
+    """An engine, as it can be looked at."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """Where it counts."""
+
+    @property
+    def draining(self) -> bool:
+        """True when nothing more is admitted."""
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All choices that are not over, the latest first."""
+
+
 def summed(*delays: Iterable[tuple[int, float]]) -> dict[int, float]:
     """Returns the seconds before each token, of several lists together."""
     waits: dict[int, float] = {}
     for token, seconds in chain.from_iterable(delays):
         waits[token] = waits.get(token, 0.0) + seconds
     return waits
-
-
-def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: SequenceContext) -> None:
-    """Emits and counts a reply that waits for nothing, as a sequence would, in a fifth of its time."""
-    at_s, recorder, tokens = request.arrival_s, context.recorder, 0
-    prompt_tokens, begun, failure = len(request.prompt_ids), False, None
-    try:
-        emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
-        begun, tokens = True, len(reply.ids)
-        emit(Tokens(request.index, reply.texts, reply.ids, at_s, None, reply.finish))
-        reason = COUNTED_AS[reply.finish.reason]
-    except Exception as error:
-        log.exception("a sequence failed at its start")
-        reason, failure = "error", error
-    e2e_s = context.clock.now() - at_s
-    if begun:
-        recorder.prefilled(0.0, prompt_tokens, 0, at_s, 1 if tokens else 0)
-    if tokens > 1:
-        recorder.decoded(tokens - 1, 0.0, at_s)
-    recorder.sequence_finished(
-        FinishedSequence(
-            reason, prompt_tokens, tokens, 0, request.max_tokens, 0.0, 0.0, 0.0, e2e_s, 0, 1, tokens
-        )
-    )
-    if failure is not None:
-        emit_failure(request, failure, emit)
 
 
 def emit_failure(request: EngineRequest, error: Exception, emit: Emit) -> None:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
 from app.engine.batch import SequenceState
-from app.metrics.recorder import Recorder
-
-if TYPE_CHECKING:
-    from app.engine.sequence import Sequence
 
 
 class Phase(IntEnum):
@@ -53,18 +47,3 @@ def phase_in_steps(state: SequenceState) -> Phase:
 def computed_in_steps(state: SequenceState) -> int:
     """Tokens of the prompt that are scheduled; a decode that advances in bulk has them all."""
     return state.prompt_tokens if state.decodes or state.last else min(state.computed, state.prompt_tokens)
-
-
-class WatchedEngine(Protocol):
-    """An engine, as it can be looked at."""
-
-    @property
-    def recorder(self) -> Recorder:
-        """Where it counts."""
-
-    @property
-    def draining(self) -> bool:
-        """True when nothing more is admitted."""
-
-    def sequences(self) -> Iterator[Sequence]:
-        """All choices that are not over, the latest first."""

@@ -14,9 +14,8 @@ from app.engine.client import Emit, TakeToken
 from app.engine.pool import SequencePool
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
-from app.engine.sequence import CACHE_THRESHOLD, MOST_AT_ONCE, ReplySequence, SequenceContext
+from app.engine.sequence import CACHE_THRESHOLD, MOST_AT_ONCE, ReplySequence, SequenceContext, Submission
 from app.engine.status import Phase, SequenceStatus
-from app.engine.submission import Submission
 from app.metrics.sequences import FinishReason
 
 log = logging.getLogger(__name__)

@@ -263,7 +263,7 @@ class KVCache:
 
     def fits(self, prompt: Prompt, hits: list[Block]) -> bool:
         """Whether the whole of a prompt could have its blocks now, of which `hits` are there."""
-        used_again = sum(block.references == 0 for block in hits)
+        used_again = sum([block.references == 0 for block in hits]) if hits else 0
         needed = self._blocks_of(len(prompt.token_ids)) - len(hits)
         return needed + used_again <= self.pool.queue.free
 

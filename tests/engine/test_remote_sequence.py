@@ -21,7 +21,7 @@ from app.engine.outputs import (
 )
 from app.engine.remote_sequence import RemoteSequence
 from app.engine.request import Outcome
-from app.engine.submission import Submission
+from app.engine.sequence import Submission
 from app.engine.wire import Said, WireLogprob
 from app.metrics.recorder import Recorder
 from tests.engine.harness import engine_request
