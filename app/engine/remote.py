@@ -20,7 +20,18 @@ from app.engine.outputs import PartReader
 from app.engine.remote_sequence import Names, RemoteSequence
 from app.engine.request import EngineRequest
 from app.engine.sequence import Submission, interrupt
-from app.engine.wire import Abort, Answer, Blocks, Command, Generate, Load, Notice, Ready, Said, Sampling
+from app.engine.wire import (
+    Abort,
+    Answer,
+    Blocks,
+    Command,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Load,
+    Notice,
+    Ready,
+    Sampling,
+)
 from app.metrics.recorder import Recorder
 from config.settings import Settings
 
@@ -195,7 +206,7 @@ class RemoteEngine:
 
     def _take(self, notices: Sequence[Notice]) -> None:
         for notice in notices:
-            if type(notice) is Said:
+            if type(notice) is EngineCoreOutput:
                 self._said(notice)
             elif type(notice) is Load:
                 self._learn(notice)
@@ -220,7 +231,7 @@ class RemoteEngine:
         if load.step_tokens:
             recorder.step(load.step_tokens)
 
-    def _said(self, said: Said) -> None:
+    def _said(self, said: EngineCoreOutput) -> None:
         choice = self._choices.get(said.key)
         if choice is None:  # it was aborted meanwhile
             return
@@ -271,9 +282,9 @@ def _batches(choices: Sequence[RemoteSequence]) -> list[list[RemoteSequence]]:
     return batches
 
 
-def _order(choice: RemoteSequence) -> Generate:
+def _order(choice: RemoteSequence) -> EngineCoreRequest:
     request = choice.request
-    return Generate(
+    return EngineCoreRequest(
         key=choice.key,
         request_id=request.request_id,
         prompt_ids=list(request.prompt_ids),

@@ -12,7 +12,7 @@ from app.engine.outputs import Finish, Part, PartReader, Piece, TokenLogprob, To
 from app.engine.request import EngineRequest
 from app.engine.sequence import COUNTED_AS, Sequence, Submission
 from app.engine.status import Phase, SequenceStatus
-from app.engine.wire import Said, WireLogprob
+from app.engine.wire import EngineCoreOutput, WireLogprob
 from app.metrics.recorder import Recorder
 
 Names = Callable[[Listed[int]], Listed[str]]
@@ -56,65 +56,69 @@ class RemoteSequence(Sequence):
     def enter(self, soon: bool) -> None:
         """Does nothing: it was ordered with the others of its request."""
 
-    def take(self, said: Said) -> None:
+    def take(self, output: EngineCoreOutput) -> None:
         """What a step has brought."""
         if self.over:
             return
         if not self.running:
-            self._begin(said)
-        ids = said.ids
+            self._begin(output)
+        ids = output.ids
         if ids:
-            self._account(len(ids), said.at_s)
-        self.preemptions = said.preemptions
-        if said.finish is not None:
+            self._account(len(ids), output.at_s)
+        self.preemptions = output.preemptions
+        if output.finish is not None:
             self.is_computed = False
-        if said.finish == "error" or said.finish == "timeout":
-            self._fail_for(said)
+        if output.finish == "error" or output.finish == "timeout":
+            self._fail_for(output)
             return
-        finish = None if said.finish is None else Finish(said.finish, said.stop_reason)
-        logprobs = None if said.logprobs is None else self._entries(said.logprobs)
+        finish = None if output.finish is None else Finish(output.finish, output.stop_reason)
+        logprobs = None if output.logprobs is None else self._entries(output.logprobs)
         if self._reader is not None:
-            self._read(self._reader, said, logprobs, finish)
+            self._read(self._reader, output, logprobs, finish)
         elif finish is None and logprobs is None and self._take_token is not None and len(ids) == 1:
-            self._take_token(said.texts[0], ids[0], said.at_s)
+            self._take_token(output.texts[0], ids[0], output.at_s)
         elif ids or finish is not None:
-            self._emit(Tokens(self.request.index, said.texts, ids, said.at_s, logprobs, finish))
-        if said.finish is not None and not self.over:
-            self._end(COUNTED_AS[said.finish])
+            self._emit(Tokens(self.request.index, output.texts, ids, output.at_s, logprobs, finish))
+        if output.finish is not None and not self.over:
+            self._end(COUNTED_AS[output.finish])
 
-    def _begin(self, said: Said) -> None:
+    def _begin(self, output: EngineCoreOutput) -> None:
         self.running = True
-        self._scheduled_s = said.scheduled_s
-        self._cached_tokens, self._created_tokens = said.cached_tokens, said.created_tokens
-        self._queued_s = self._queued_s if said.queued_s is None else said.queued_s
-        if said.finish in ("error", "timeout"):
+        self._scheduled_s = output.scheduled_s
+        self._cached_tokens, self._created_tokens = output.cached_tokens, output.created_tokens
+        self._queued_s = self._queued_s if output.queued_s is None else output.queued_s
+        if output.finish in ("error", "timeout"):
             return  # nothing but that is emitted
-        entries = None if said.prompt_logprobs is None else self._prompt_entries(said.prompt_logprobs)
-        take = self._start(said.at_s, entries)
-        if self._reader is None and said.logprobs is None and not self.over:
+        entries = None if output.prompt_logprobs is None else self._prompt_entries(output.prompt_logprobs)
+        take = self._start(output.at_s, entries)
+        if self._reader is None and output.logprobs is None and not self.over:
             self._take_token = take
 
-    def _fail_for(self, said: Said) -> None:
-        text = said.error or "The request waited too long for its turn."
-        error: EngineError = RequestRefused(text) if said.is_refused else EngineFailed(text)
+    def _fail_for(self, output: EngineCoreOutput) -> None:
+        text = output.error or "The request waited too long for its turn."
+        error: EngineError = RequestRefused(text) if output.is_refused else EngineFailed(text)
         self.fail(error)
 
     # By parts.
 
     def _read(
-        self, reader: PartReader, said: Said, logprobs: Listed[TokenLogprob] | None, finish: Finish | None
+        self,
+        reader: PartReader,
+        output: EngineCoreOutput,
+        logprobs: Listed[TokenLogprob] | None,
+        finish: Finish | None,
     ) -> None:
         """Tokens whose text is kept are told with the text that comes of it."""
-        last = len(said.ids) - 1
-        for place, (token_id, text) in enumerate(zip(said.ids, said.texts, strict=True)):
+        last = len(output.ids) - 1
+        for place, (token_id, text) in enumerate(zip(output.ids, output.texts, strict=True)):
             self._held.append(token_id)
             if logprobs is not None:
                 self._held_logprobs.append(logprobs[place])
             if place < last or finish is None:
-                self._tell(reader.feed(text), said.at_s)
+                self._tell(reader.feed(text), output.at_s)
         if finish is not None:
-            text = said.texts[last] if said.texts else ""
-            self._tell([*reader.feed(text), *reader.finish()], said.at_s, finish)
+            text = output.texts[last] if output.texts else ""
+            self._tell([*reader.feed(text), *reader.finish()], output.at_s, finish)
 
     def _tell(self, pieces: Listed[Piece], at_s: float, finish: Finish | None = None) -> None:
         """The last of `pieces` has the end, if it has come."""

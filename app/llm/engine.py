@@ -22,9 +22,9 @@ from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
-from app.llm.intake import Intake
 from app.llm.kv_store import DecodeRow
 from app.llm.model_runner import Chunk, ModelRunner, StepLogits
+from app.llm.preprocessor import RequestPreprocessor
 from app.llm.requests import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from app.llm.sampler import Form, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
@@ -109,7 +109,7 @@ class LLMEngine:
         )
         room = self.cache.capacity * options.block_size
         length = min(options.max_seq_length, runner.config.max_position, room)
-        self._intake = Intake(
+        self._preprocessor = RequestPreprocessor(
             tokenizer, self.cache, runner.vocab_size, length, random, now, options.form_cpu_s
         )
         limits = SchedulerLimits(
@@ -129,7 +129,7 @@ class LLMEngine:
     @property
     def max_tokens(self) -> int:
         """Most tokens of a prompt and its reply."""
-        return self._intake.max_tokens
+        return self._preprocessor.max_tokens
 
     @property
     def has_work(self) -> bool:
@@ -169,11 +169,11 @@ class LLMEngine:
         """The same, of a request that is made; `form` is its own, compiled, if it has one choice."""
         if request.request_id in self._choices:
             raise RequestError(f"The request id {request.request_id} is in use.")
-        self._intake.check(request)
+        self._preprocessor.check(request)
         if len(self._waiting) + request.params.n > max(self.options.max_queue_size, request.params.n):
             raise QueueFull(f"{len(self._waiting)} requests wait, of at most {self.options.max_queue_size}.")
         eos, count = self.eos_token_ids, request.params.n
-        choices = [self._intake.sequence(request, index, eos, form) for index in range(count)]
+        choices = [self._preprocessor.sequence(request, index, eos, form) for index in range(count)]
         self.stats.requests += 1
         self._choices[request.request_id] = choices
         queued_s = self._now()
@@ -183,7 +183,7 @@ class LLMEngine:
 
     def compile(self, form: TextForm) -> Form:
         """What `add` takes as form; may be called by other threads. RequestError for one that cannot be."""
-        return self._intake.compile(form, self.eos_token_ids)
+        return self._preprocessor.compile(form, self.eos_token_ids)
 
     def encode(self, text: str) -> list[int]:
         if self.tokenizer is None:

@@ -22,7 +22,7 @@ from app.engine.outputs import (
 from app.engine.remote_sequence import RemoteSequence
 from app.engine.request import Outcome
 from app.engine.sequence import Submission
-from app.engine.wire import Said, WireLogprob
+from app.engine.wire import EngineCoreOutput, WireLogprob
 from app.metrics.recorder import Recorder
 from tests.engine.harness import engine_request
 
@@ -78,7 +78,7 @@ class Play:
 
     def say(self, *texts: str, **fields: Any) -> None:
         ids = list(range(len(texts)))
-        self.choice.take(Said(key=1, ids=ids, texts=list(texts), **{"at_s": 101.0, **fields}))
+        self.choice.take(EngineCoreOutput(key=1, ids=ids, texts=list(texts), **{"at_s": 101.0, **fields}))
 
     def tokens(self) -> list[tuple[list[str], int, Part | None, Finish | None]]:
         found = (it for it in self.outputs if isinstance(it, Tokens))
@@ -159,7 +159,7 @@ def test_alternatives_are_kept_with_their_tokens() -> None:
 @pytest.mark.parametrize("ids", [[1], [1, 2, 3]])
 def test_an_engine_that_says_more_tokens_than_texts_or_fewer_is_not_believed(ids: list[int]) -> None:
     with pytest.raises(ValueError):
-        Play(Words()).choice.take(Said(key=1, ids=ids, texts=["a", "b"], at_s=101.0))
+        Play(Words()).choice.take(EngineCoreOutput(key=1, ids=ids, texts=["a", "b"], at_s=101.0))
 
 
 def test_several_parts_that_one_token_ends_are_told_apart() -> None:
