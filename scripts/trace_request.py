@@ -2,7 +2,8 @@
 
     $ python scripts/trace_request.py            # a three-token chat stream on the fast path
     $ python scripts/trace_request.py --general  # the same under Flask
-    $ python scripts/trace_request.py --summary  # only the figures
+    $ python scripts/trace_request.py --profile  # on the fast path, in the steps of an engine
+    $ python scripts/trace_request.py --summary  # only the figures, of all three
 
 A *change of file* is a call that is made in another file than the call before it; a *room* is a folder of
 `app`.
@@ -43,6 +44,7 @@ BODY = b'{"messages":[{"role":"user","content":"Hello!"}],"stream":true,"max_tok
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 WARM_UP = 300
+PROFILE = "qwen3-14b-h100"
 OWN = (str(ROOT / "app"), str(ROOT / "config"))
 Call = tuple[str, str]
 """File, from the root on, and name of a function of ours."""
@@ -138,14 +140,25 @@ def main() -> int:
     """Exit status."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--general", action="store_true", help="under Flask")
-    options.add_argument("--summary", action="store_true", help="only the figures")
+    options.add_argument("--profile", action="store_true", help="in the steps of an engine")
+    options.add_argument("--summary", action="store_true", help="only the figures, of all ways")
     asked = options.parse_args()
-    app = create_app(load(("--seed", "7"), {}))
-    serve = (general if asked.general else fast)(app)
-    for _ in range(WARM_UP):  # what is made once is made now
-        serve()
-    show(traced(serve), not asked.summary)
+    if not asked.summary:
+        show(calls_of("Flask" if asked.general else "fast", asked.profile), with_calls=True)
+        return 0
+    for way, has_profile in (("fast", False), ("fast", True), ("Flask", False)):
+        print(f"{way}, {'--profile' if has_profile else 'no latency'}:")
+        show(calls_of(way, has_profile), with_calls=False)
     return 0
+
+
+def calls_of(way: str, has_profile: bool) -> list[Call]:
+    """The calls of one request on a server that is warm."""
+    profile = ("--profile", PROFILE) if has_profile else ()
+    serve = (fast if way == "fast" else general)(create_app(load(("--seed", "7", *profile), {})))
+    for _ in range(WARM_UP // 3 if has_profile else WARM_UP):  # what is made once is made now
+        serve()
+    return traced(serve)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from gevent.event import Event as Bell
@@ -85,11 +86,11 @@ class Responder:
         """As `respond`, but nothing is waited for, and no fault is looked for."""
         if stream:
             return self._stream(requests, writer, context.connection, None)
-        gathered = Gathering(writer, len(requests))
-        handle = self.engine.submit(requests, gathered.emit)
-        if not gathered.unfinished:
-            return json_response(gathered.body(), 200, self.headers)
-        return self._pending(gathered, handle)
+        collector = ResponseCollector(writer, len(requests))
+        collector.submit(self.engine, requests)
+        if not collector.unfinished:
+            return json_response(collector.body(), 200, self.headers)
+        return self._pending(collector)
 
     def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
         """A stream that ends with `error` before its first token."""
@@ -130,64 +131,68 @@ class Responder:
     def _whole(
         self, requests: Sequence[EngineRequest], writer: ResponseWriter, connection: Connection | None
     ) -> Response:
-        gathered = Gathering(writer, len(requests))
-        handle = self.engine.submit(requests, gathered.emit)
-        if gathered.unfinished:
+        collector = ResponseCollector(writer, len(requests))
+        collector.submit(self.engine, requests)
+        if collector.unfinished:
             self.load.begin()
             try:
-                gathered.wait(handle, connection)
+                collector.wait(connection)
             finally:
                 self.load.end()
-        if gathered.gone:
+        if collector.gone:
             return json_response(b"", CLIENT_GONE)
-        return Response(body_of(gathered.pieces()), 200, self.headers, JSON)
+        return Response(body_of(collector.pieces()), 200, self.headers, JSON)
 
-    def _pending(self, gathered: Gathering, handle: Handle) -> PendingResponse:
-        """The response that comes with the last output."""
+    def _pending(self, collector: ResponseCollector) -> PendingResponse:
+        """The response that comes when the engine's future is done."""
 
-        def over() -> None:
+        def over(future: Future[None]) -> None:
             self.load.end()
+            if collector.gone:
+                return
             try:
-                pending.resolve(json_response(gathered.body(), 200, self.headers))
+                pending.resolve(json_response(collector.body(), 200, self.headers))
             except Exception as error:
                 pending.resolve(error)
 
-        def abort() -> None:
-            gathered.on_end = None
-            self.load.end()
-            handle.abort()
-
-        pending = PendingResponse(abort)
+        pending = PendingResponse(collector.leave)
         self.load.begin()
-        gathered.on_end = over
+        collector.on_done(over)
         return pending
 
 
-class Gathering:
-    """Has `writer` take the outputs of `choices` sequences until the last one is over; then calls `on_end`.
-
-    It lets go of `on_end` then: who is called may know this object.
-    """
+class ResponseCollector:
+    """Has `writer` take the outputs of the choices of one request; the handle's future tells their end."""
 
     def __init__(self, writer: ResponseWriter, choices: int) -> None:
         self._writer = writer
         self._error: Exception | None = None
+        self._handle: Handle | None = None
         self.unfinished = choices
+        """Choices that are not over; none once one has failed."""
         self.gone = False
-        self.on_end: Callable[[], None] | None = None
+        """The client has left."""
+
+    def submit(self, engine: EngineClient, requests: Sequence[EngineRequest]) -> None:
+        """Submits the choices. Raises what `EngineClient.submit` does."""
+        handle = engine.submit(requests, self.emit)
+        if self.unfinished:
+            self._handle = handle
+        elif self._error is not None:
+            handle.abort()
 
     def emit(self, output: EngineOutput) -> None:
-        if not self.unfinished:  # one choice failed: the others do not matter any more
+        """Takes an output. The first failure aborts the other choices."""
+        if not self.unfinished:
             return
         if type(output) is Failed:
             self._error, self.unfinished = output.error, 0
-        else:
-            self._writer.take(output)
-            if type(output) is Tokens and output.finish is not None:
-                self.unfinished -= 1
-        if not self.unfinished and self.on_end is not None:
-            on_end, self.on_end = self.on_end, None
-            on_end()
+            if self._handle is not None:
+                self._handle.abort()
+            return
+        self._writer.take(output)
+        if type(output) is Tokens and output.finish is not None:
+            self.unfinished -= 1
 
     def body(self) -> bytes:
         """The whole answer. Raises what made a choice fail."""
@@ -201,20 +206,32 @@ class Gathering:
             raise self._error
         return self._writer.pieces()
 
-    def wait(self, handle: Handle, connection: Connection | None) -> None:
-        """Sleep until all is gathered, or the client has gone; then nothing of the request goes on."""
+    def leave(self) -> None:
+        """The client has left: nothing of the request goes on."""
+        self.gone = True
+        if self._handle is not None:
+            self._handle.abort()
+
+    def on_done(self, callback: Callable[[Future[None]], None]) -> None:
+        """Calls `callback` when all choices are over; then the handle, which knows it, is let go."""
+        assert self._handle is not None
+        future = self._handle.future
+        future.add_done_callback(self._forget)
+        future.add_done_callback(callback)
+
+    def _forget(self, future: Future[None]) -> None:
+        self._handle = None
+
+    def wait(self, connection: Connection | None) -> None:
+        """Sleeps until all choices are over, or the client has left, which ends them."""
         bell = Bell()
-        self.on_end = bell.set
-
-        def leave() -> None:
-            self.gone = True
-            bell.set()
-
+        self.on_done(lambda future: bell.set())
         if connection is not None:
-            connection.watch(leave)
+            connection.watch(self.leave)
         try:
             bell.wait()
         finally:
             if connection is not None:
                 connection.unwatch()
-            handle.abort()
+            if self._handle is not None:  # the waiting greenlet was killed
+                self._handle.abort()

@@ -17,7 +17,8 @@ from msgspec import Struct
 from app.clock.pause import Slices
 from app.console.frames import EndRow, Frame, NewBar, PhaseRow
 from app.engine.request import EngineRequest, Outcome, Watch
-from app.engine.standing import Phase, Standing, Watched, WatchedEngine
+from app.engine.sequence import Sequence, WatchedEngine
+from app.engine.status import Phase, SequenceStatus
 from app.http.context import RequestContext, client_name
 
 MOST_NEW = 500
@@ -55,7 +56,7 @@ class Bar(Struct, gc=False, eq=False):
     number: int
     request: EngineRequest
     origin: Origin
-    sequence: Watched | None = None
+    sequence: Sequence | None = None
     watched: bool = False
     """Its end will be told."""
     phase: int = 0
@@ -207,7 +208,7 @@ class Bars:
 
         They come the latest first, so behind one that is known there are only known ones.
         """
-        fresh: list[Watched] = []
+        fresh: list[Sequence] = []
         for sequence in self._engine.sequences():
             slices.spend()
             bar = self._live.get(id(sequence.request))
@@ -225,7 +226,7 @@ class Bars:
             else:
                 bar.sequence = sequence
 
-    def _found(self, sequence: Watched) -> Bar | None:
+    def _found(self, sequence: Sequence) -> Bar | None:
         """It ran already when the first one began to look."""
         unseen = self._unseen
         bar = self._begun(sequence.request, Origin())
@@ -235,7 +236,7 @@ class Bars:
     def _seen_end(self, bar: Bar) -> Outcome:
         """Of one that nobody tells about: it is over since the frame before."""
         now_s = self._now()
-        standing = bar.sequence.standing() if bar.sequence is not None else None
+        standing = bar.sequence.status() if bar.sequence is not None else None
         return Outcome(
             reason="over",
             scheduled_s=standing.scheduled_s if standing else None,
@@ -246,14 +247,14 @@ class Bars:
             tokens=bar.sequence.tokens if bar.sequence is not None else bar.tokens,
         )
 
-    def _look(self, bar: Bar, sequence: Watched, frame: Frame) -> None:
+    def _look(self, bar: Bar, sequence: Sequence, frame: Frame) -> None:
         number, tokens = bar.number, sequence.tokens
         if tokens != bar.tokens:
             bar.tokens = tokens
             frame.tokens += (number, tokens)
             if bar.phase == Phase.DECODE and not self._counts_blocks:
                 return
-        standing = sequence.standing()
+        standing = sequence.status()
         if standing.phase != bar.phase:
             bar.preemptions = sequence.preemptions
             frame.phases += self._turns(bar, standing, sequence.request.remote_prefill)
@@ -264,7 +265,7 @@ class Bars:
             bar.held = standing.held
             frame.held += (number, bar.held)
 
-    def _turns(self, bar: Bar, standing: Standing, remote: bool) -> list[PhaseRow]:
+    def _turns(self, bar: Bar, standing: SequenceStatus, remote: bool) -> list[PhaseRow]:
         """To another phase; with the one between them, if that was over between two frames."""
         rows: list[PhaseRow] = []
         number, running_s, first_s = bar.number, standing.scheduled_s, standing.first_s

@@ -17,9 +17,9 @@ from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
 from app.engine.lifecycle import Operations
 from app.engine.request import EngineRequest
-from app.engine.standing import Phase, WatchedEngine
-from app.engine.step_executor import StepExecutor
-from app.engine.stepped import SteppedSequence, StepState
+from app.engine.sequence import WatchedEngine
+from app.engine.status import Phase
+from app.engine.stepped import StepExecutor, SteppedSequence
 from app.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.metrics.figures import Figures
 
@@ -48,7 +48,7 @@ class Steps:
         self._at_ms = 0.0
         self._number_of = number_of
         self._chunks: list[float] = []
-        self._computed: dict[StepState, int] = {}
+        self._computed: dict[SteppedSequence, int] = {}
         """Tokens of prompts that are computed in part."""
 
     @property
@@ -73,7 +73,7 @@ class Steps:
         self._computed.clear()
         self._before = None
 
-    def _note(self, batch: Batch[StepState], start_s: float, end_s: float) -> None:
+    def _note(self, batch: Batch[SteppedSequence], start_s: float, end_s: float) -> None:
         decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
         begin_ms, took_ms = round((start_s - self._began_s) * 1000, 2), round((end_s - start_s) * 1000, 3)
         self._rows.append((begin_ms, took_ms, batch.tokens - decodes, decodes, batch.sequences))
@@ -84,10 +84,9 @@ class Steps:
         """Who has a part of the prompt left after this step, and had some of it computed in it."""
         before, self._computed = self._computed, {state: state.computed for state in executor.prefilling}
         for state, computed in self._computed.items():
-            owner = state.owner
-            if computed == before.get(state) or not isinstance(owner, SteppedSequence):
+            if computed == before.get(state) or state.over:
                 continue
-            number = self._number_of(owner.request)
+            number = self._number_of(state.request)
             if number is not None and len(self._chunks) < MOST_CHUNKS:
                 self._chunks += (number, round(end_ms, 1))
 

@@ -74,6 +74,9 @@ class SequenceState:
         self.loaded = 0
         """Tokens behind the blocks that were found for it that come from elsewhere, and at once."""
 
+    def preempted(self) -> None:
+        """Is called when it has lost its blocks, and waits again."""
+
     @property
     def last_step(self) -> int:
         """The number of the step in which a decode gets its last token."""
@@ -165,24 +168,24 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
 
 
 class Waiting(Protocol[S]):
-    """Who waits, and who of them is next."""
+    """The sequences that wait, and which of them is next."""
 
     def __len__(self) -> int: ...
 
-    def add(self, sequence: S) -> None:
-        """At the end, or by priority; who was there before, or has blocks, goes to the front."""
+    def add(self, sequence: S, number: int | None = None, first: bool = False) -> None:
+        """Adds a sequence, at the place of its `number` in order of arrival, or before all others."""
 
     def head(self) -> S | None:
-        """Who is next; None when none may start."""
+        """Returns the next one; None when none may start."""
 
-    def pop(self) -> S:
-        """Take out who is next: it has a place now."""
+    def pop(self, sequence: S) -> None:
+        """Takes out the `head`: it has a place now."""
 
     def left(self, sequence: S) -> None:
-        """It no longer has its place."""
+        """Notes that a sequence no longer has its place."""
 
     def remove(self, sequence: S) -> bool:
-        """Wait no more; False when it did not."""
+        """Takes a sequence out; False when it does not wait."""
 
 
 class Speculation(Protocol):
@@ -204,8 +207,8 @@ class FirstCome(Generic[S]):
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, sequence: S) -> None:
-        if sequence.preemptions or sequence.held:
+    def add(self, sequence: S, number: int | None = None, first: bool = False) -> None:
+        if sequence.preemptions or first:
             self._queue.appendleft(sequence)
         else:
             self._queue.append(sequence)
@@ -213,8 +216,8 @@ class FirstCome(Generic[S]):
     def head(self) -> S | None:
         return self._queue[0] if self._queue else None
 
-    def pop(self) -> S:
-        return self._queue.popleft()
+    def pop(self, sequence: S) -> None:
+        self._queue.popleft()
 
     def left(self, sequence: S) -> None:
         """Places are all the same here."""

@@ -53,9 +53,19 @@ class BeamSearch:
     def abort(self) -> None:
         """See `Handle.abort`."""
         if not self._is_over:
-            self._end()
-            for handle in self._running:
-                handle.abort()
+            self._stop()
+            self.future.set_result(None)
+
+    def _stop(self) -> None:
+        """Ends the requests of this step; their outputs matter no more."""
+        self._is_over = True
+        for handle in self._running:
+            handle.abort()
+
+    def _fail(self, index: int, error: Exception) -> None:
+        self._stop()
+        self._emit(Failed(index, error))
+        self.future.set_result(None)
 
     def _begin_step(self) -> None:
         """One request for each beam that goes on."""
@@ -87,8 +97,7 @@ class BeamSearch:
         if self._is_over:
             return
         if type(output) is Failed:
-            self.abort()
-            self._emit(Failed(index, output.error))
+            self._fail(index, output.error)
         elif type(output) is Tokens and output.finish is not None:
             self._pending -= 1
             if output.finish.reason == "abort":
@@ -107,12 +116,11 @@ class BeamSearch:
         try:
             self._begin_step()
         except Exception as error:
-            self.abort()
-            self._emit(Failed(0, error))
+            self._fail(0, error)
 
     def _tell(self, aborted: Finish | None) -> None:
-        """The beams, each in one piece."""
-        self._end()
+        """Emits the beams, each in one piece."""
+        self._is_over = True
         at_s = self._clock.now()
         for request, reply in self._beams:
             self._emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
@@ -124,9 +132,6 @@ class BeamSearch:
                 said, ids = ["".join(texts[start:end])], reply.ids[start:end]
                 self._emit(Tokens(request.index, said, ids, at_s, entries, finish, part))
                 start = end
-
-    def _end(self) -> None:
-        self._is_over = True
         self.future.set_result(None)
 
 

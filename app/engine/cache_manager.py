@@ -75,8 +75,16 @@ class KVCacheManager:
             self._steps.append(events)
 
     def end_step(self) -> None:
-        """Publish what has happened to the blocks."""
+        """Counts and publishes what has happened to the blocks."""
         self.begin_prefill()
+        self.publish()
+
+    def publish(self) -> None:
+        """Publishes what has happened to the blocks."""
+        if events := self.cache.take_events():
+            self._steps.append(events)
+        if not self._steps:
+            return
         steps, self._steps = self._steps, []
         if self._publish is not None:
             for events in steps:
@@ -106,11 +114,10 @@ class SequenceBlocks:
     """The blocks of one sequence, known to the cache as `key`.
 
     A sequence on its own timeline takes those of its prompt at once (`allocate`), and one after another for
-    its reply (`append`). In steps a scheduler says how many there are (`begin`, `grow`), what is computed
-    (`compute`) and what is written (`write`).
+    its reply (`append`). In steps a scheduler decides (`HashedBlocks`).
     """
 
-    __slots__ = ("_hits", "_key", "_manager", "_prompt", "_reads", "_store", "_tokens", "loaded")
+    __slots__ = ("_manager", "_reads", "_store", "hits", "key", "loaded", "prompt")
 
     def __init__(
         self,
@@ -121,104 +128,68 @@ class SequenceBlocks:
         reads: bool = True,
     ) -> None:
         """Unless it `reads`, nothing of its prompt comes from `store`, where it is kept all the same."""
-        self._reads = reads
+        self.key = key
+        self.prompt = prompt
+        self.hits: list[Block] = []
+        """Blocks that were found for the prompt, until they are taken."""
         self.loaded = 0
         """Tokens of the prompt that come from the store of a connector."""
+        self._reads = reads
         self._store = store
         self._manager = manager
-        self._key = key
-        self._prompt = prompt
-        self._tokens = prompt.token_ids
-        self._hits: list[Block] = []
 
     def numbers(self, first: int) -> list[int]:
-        """The numbers of its blocks, from its `first`-th one on; none while it has none."""
+        """Returns the numbers of its blocks, from its `first`-th one on; none while it has none."""
         try:
-            return self._manager.cache.block_numbers(self._key, first)
+            return self._manager.cache.block_numbers(self.key, first)
         except KeyError:
             return []
 
     def fits(self) -> bool:
-        """Whether the prompt's blocks could be had now."""
-        return self._manager.cache.can_allocate(self._prompt)
+        """Returns whether the prompt's blocks could be had now."""
+        return self._manager.cache.can_allocate(self.prompt)
 
-    def allocate(self) -> int:
-        """Take the prompt's blocks; how many of its tokens were cached."""
+    def count_hits(self) -> int:
+        """Returns the tokens of the prompt that are cached now."""
+        cache = self._manager.cache
+        return len(cache.hits(self.prompt)) * cache.block_size
+
+    def allocate(self) -> tuple[int, int]:
+        """Takes the prompt's blocks; returns its cached tokens, and those that are cached from now on."""
         manager = self._manager
-        found = manager.cache.begin(self._key, self._prompt) or 0
-        if self._prompt.looks_up:
-            manager.recorder.looked_up(len(self._prompt.token_ids), found)
+        found = manager.cache.begin(self.key, self.prompt) or 0
         self.load(found)
-        self._count_loaded(found)
+        self.count_lookup(found)
         manager.begin_prefill()
-        return found
-
-    def append(self, ids: Sequence[int]) -> None:
-        """The step that made these tokens is over."""
-        # Without a free block the reply goes on all the same: nothing is preempted yet.
-        if ids:
-            self._manager.cache.append(self._key, ids)
-        self._manager.end_step()
-
-    def release(self) -> None:
-        """Give the blocks back."""
-        self._manager.cache.finish(self._key)
-        self._manager.end_step()
-
-    def find(self, written: Sequence[int]) -> int:
-        """Blocks that are there already of the prompt, and of what a preempted sequence has `written`."""
-        cache, tokens = self._manager.cache, len(self._tokens) + len(written)
-        if len(self._prompt.token_ids) != tokens:
-            again = self._prompt
-            self._prompt = cache.again(again, [*self._tokens, *written])
-        self._hits = cache.hits(self._prompt)
-        return len(self._hits)
-
-    def fits_found(self) -> bool:
-        """Whether there is room for the rest of what `find` has looked for."""
-        return self._manager.cache.fits(self._prompt, self._hits)
-
-    def begin(self, blocks: int) -> None:
-        """Use what was found and take more, `blocks` in all."""
-        self._manager.cache.begin(self._key, self._prompt, blocks=blocks)
-
-    def looked_up(self) -> int:
-        """Count what was found; its tokens."""
-        found = len(self._hits) * self._manager.cache.block_size
-        if self._prompt.looks_up:
-            self._manager.recorder.looked_up(len(self._tokens), found)
-        self._count_loaded(found)
-        return found
-
-    def created(self, found: int) -> int:
-        """See `KVCache.created`."""
-        return self._manager.cache.created(self._prompt, found)
+        return found, manager.cache.created(self.prompt, found + self.loaded)
 
     def load(self, found: int) -> int:
-        """Tokens that the store of a connector has behind the `found` ones of the cache."""
+        """Returns the tokens that the store of a connector has behind the `found` ones of the cache."""
         if self._store is not None and self._reads:
-            self.loaded = self._store.find(self._prompt, found)
+            self.loaded = self._store.find(self.prompt, found)
         return self.loaded
 
-    def _count_loaded(self, found: int) -> None:
+    def count_lookup(self, found: int) -> None:
+        """Counts `found` cached tokens of the prompt, and what its store had; keeps the prompt there."""
+        recorder, tokens = self._manager.recorder, len(self.prompt.token_ids)
+        if self.prompt.looks_up:
+            recorder.looked_up(tokens, found)
         if self._store is not None:
-            self._manager.recorder.looked_up_in_store(
-                len(self._tokens) - found, self.loaded, self._store.tier
-            )
-            self._store.keep(self._prompt)
+            recorder.looked_up_in_store(tokens - found, self.loaded, self._store.tier)
+            self._store.keep(self.prompt)
 
-    def grow(self, count: int) -> None:
-        """Take `count` more blocks."""
-        self._manager.cache.grow(self._key, count)
-
-    def compute(self, computed: int) -> None:
-        """So many tokens of what `begin` began with are computed."""
-        self._manager.cache.compute(self._key, self._prompt, computed)
+    def append(self, ids: Sequence[int]) -> None:
+        """Gives room to the tokens of a step that is over, and publishes its events."""
+        # Without a free block the reply goes on all the same: nothing is preempted yet.
+        if ids:
+            self._manager.cache.append(self.key, ids)
+        self._manager.end_step()
 
     def write(self, ids: Sequence[int]) -> None:
-        """These tokens of the reply are known; all but the last of them are computed."""
-        self._manager.cache.write(self._key, ids)
+        """Notes known tokens of the reply, of which all but the last are computed; they have blocks."""
+        self._manager.cache.write(self.key, ids)
 
-    def finish(self) -> None:
-        """Give the blocks back, in a step whose end is told later."""
-        self._manager.cache.finish(self._key)
+    def release(self) -> None:
+        """Gives the blocks back, and publishes the events."""
+        self._manager.cache.finish(self.key)
+        self._manager.end_step()

@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+import logging
+from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as Listed
-from concurrent.futures import Future
 from functools import partial
 from itertools import count, repeat
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from app.clock.clock import Clock
-from app.clock.pause import Slices, pause_if_possible
+from app.clock.pause import pause_if_possible
 from app.clock.streams import Streams
 from app.clock.timer_wheel import TimerWheel
 from app.engine.beams import BeamSearch
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import Emit, Handle
 from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
-from app.engine.executor import SlotExecutor
+from app.engine.outputs import Started, Tokens
+from app.engine.pool import SequencePool
 from app.engine.reply import Model, Reply
-from app.engine.request import EngineRequest, watches_of
-from app.engine.sequence import MOST_AT_ONCE, Runtime, Sequence, emit_at_once
+from app.engine.request import EngineRequest
+from app.engine.sequence import (
+    COUNTED_AS,
+    MOST_AT_ONCE,
+    ReplySequence,
+    Sequence,
+    SequenceContext,
+    Submission,
+    emit_failure,
+    interrupt,
+)
 from app.engine.timeline import TimedSequence
 from app.engine.timing import PerRequestTiming
 from app.lora.adapters import LoRASlots
 from app.metrics.recorder import Recorder
+from app.metrics.sequences import FinishedSequence
 from config.settings import Settings
 
 if TYPE_CHECKING:
     from app.engine.step_cost import CostModel
-    from app.engine.step_executor import StepExecutor
+    from app.engine.stepped import StepExecutor
     from config.profile import Profile
 
 MOST_TOKENS_UNPAUSED = 65_536
@@ -44,12 +55,9 @@ STOP_TOKENS = 100
 """The same for the search for a stop string."""
 LONGEST_WORK_S = 0.005
 """After so long others have their turn."""
-INTERRUPT_STEPS = 4
-"""What ending one choice costs, in steps of `Slices`."""
-STARTED_AT_ONCE = 128
-"""Choices of a request that may start in the turn in which it came."""
 SEEDS = 2**48
 """The seeds of large requests are below this."""
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -81,19 +89,19 @@ class Engine:
         self.timing = PerRequestTiming(
             settings.latency, limits.max_num_seqs, lambda: self.executor.running, streams("latency")
         )
-        self._runtime = Runtime(clock, self.wheel, self.timing, recorder)
-        self.executor: SlotExecutor | StepExecutor
-        self._sequence: Callable[..., Sequence]
+        self._context = SequenceContext(clock, self.wheel, self.timing, recorder)
+        self.executor: SequencePool | StepExecutor
+        self._sequence: Callable[..., ReplySequence]
         if profile is None:
-            slots = SlotExecutor(limits.max_num_seqs, lora, by_priority, self.wheel.call_soon)
-            self.executor, self._sequence = slots, partial(TimedSequence, executor=slots)
+            slots = SequencePool(limits.max_num_seqs, lora, by_priority, self.wheel.call_soon)
+            self.executor, self._sequence = slots, partial(TimedSequence, pool=slots)
         else:
-            from app.engine.step_executor import (
+            from app.engine.stepped import (
+                SteppedSequence,
                 step_executor,  # and all of a scheduler, which others do without
             )
-            from app.engine.stepped import SteppedSequence
 
-            steps = step_executor(settings, profile, self._runtime, lora, cache, streams("drafts"), cost)
+            steps = step_executor(settings, profile, self._context, lora, cache, streams("drafts"), cost)
             self.executor, self._sequence = steps, partial(SteppedSequence, executor=steps)
         self._model = model
         self._cache = cache
@@ -119,7 +127,7 @@ class Engine:
         """All choices that are not over, the latest first. Others may come and go at every pause."""
         for submission in list(reversed(self._active)):
             for choice in reversed(submission.choices):
-                if not choice.over and isinstance(choice, Sequence):
+                if not choice.over:
                     yield choice
 
     def on_settings(self, settings: Settings) -> None:
@@ -167,11 +175,11 @@ class Engine:
         submission = Submission(self._active)
         if self._needs_no_slot(requests, replies):
             self.check_accepting(1)
-            emit_at_once(first, replies[0], emit, self._runtime)
+            emit_immediately(first, replies[0], emit, self._context)
             return submission
         blocks = repeat(None) if self._cache is None else self._cache.blocks_of(requests)
         sequences = [
-            self._sequence(request, reply, own, self._runtime, emit, submission.ended)
+            self._sequence(request, reply, own, self._context, emit, submission)
             for request, reply, own in zip(requests, replies, blocks, strict=False)
         ]
         if self._refuses_full and not all(sequence.fits() for sequence in sequences):
@@ -179,7 +187,8 @@ class Engine:
         # Nothing may wait between this and the end, or others would take the slots.
         self.check_admission(len(sequences), first.adapter)
         if first.observers:
-            _observe(sequences)
+            for sequence in sequences:
+                sequence.observe()
         submission.begin(sequences)
         return submission
 
@@ -204,7 +213,7 @@ class Engine:
         slots = self.executor
         if len(requests) > 1 or not self.timing.instant or self._cache is not None:
             return False
-        if not isinstance(slots, SlotExecutor):
+        if not isinstance(slots, SequencePool):
             return False
         [request], [reply] = requests, replies
         special = request.adapter or request.observers or request.delays or request.remote_prefill
@@ -236,113 +245,30 @@ class Engine:
         return replies
 
 
-class Choice(Protocol):
-    """One choice in an engine, wherever that computes."""
-
-    request: EngineRequest
-    tokens: int
-    """Emitted so far."""
-    over: bool
-
-    def enter(self, soon: bool) -> None:
-        """Ask to run, or do so in a later turn of the event loop."""
-
-    def abort(self) -> None:
-        """Emit nothing more."""
-
-    def interrupt(self, counted: bool = False) -> None:
-        """As `abort`, but whoever takes the outputs is told that it ended so."""
-
-
-class Submission:
-    """The `Handle` of what was submitted together: admitted together, and aborted together.
-
-    It lets go of its sequences when the last is over, so that no cycle is left for the garbage collector.
-    """
-
-    __slots__ = ("_active", "_future", "_lengths", "_sequences", "_unfinished")
-
-    def __init__(self, active: dict[Submission, None]) -> None:
-        """`active`: what was submitted to the engine and is not over."""
-        self._active = active
-        self._sequences: Listed[Choice] = ()
-        self._unfinished = 0
-        self._lengths: dict[int, list[int]] | None = None
-        """By prompt: how many tokens its choices had that are over."""
-        self._future: Future[None] | None = None
-
-    @property
-    def choices(self) -> Listed[Choice]:
-        """What it began with; nothing when the last is over."""
-        return self._sequences
-
-    @property
-    def future(self) -> Future[None]:
-        """See `Handle.future`. Made when it is first asked for."""
-        if self._future is None:
-            self._future = Future()
-            self._future.set_running_or_notify_cancel()
-            if not self._unfinished:
-                self._future.set_result(None)
-        return self._future
-
-    def begin(self, sequences: Listed[Choice]) -> None:
-        """Let every sequence ask for a slot, in order; when they are many, most of them in a while."""
-        self._sequences = sequences
-        self._unfinished = len(sequences)
-        self._active[self] = None
-        for number, sequence in enumerate(sequences):
-            if not sequence.over:
-                sequence.enter(soon=number >= STARTED_AT_ONCE)
-
-    def abort(self) -> None:
-        """See `Handle.abort`. The last goes first, so that none gets a slot on the way out."""
-        for sequence in reversed(self._sequences):
-            sequence.abort()
-
-    def interrupt(self, request_ids: Container[str] | None, slices: Slices, counted: bool) -> int:
-        """As `abort`, but each choice with one of these ids, or any, finishes with `abort`.
-
-        Returns how many, and one more for each prompt that has several choices, as vLLM counts them.
-        """
-        found = [
-            it
-            for it in reversed(self._sequences)
-            if not it.over and (request_ids is None or it.request.request_id in request_ids)
-        ]
-        parents = {it.request.index // it.request.n for it in found if it.request.n > 1}
-        for sequence in found:
-            sequence.interrupt(counted)
-            slices.spend(INTERRUPT_STEPS)
-        return len(found) + len(parents)
-
-    def ended(self, sequence: Choice) -> tuple[int, int]:
-        """One sequence is over. The last of a prompt gets its choices and the tokens of the longest."""
-        n, tokens = sequence.request.n, sequence.tokens
-        self._unfinished -= 1
-        if not self._unfinished:
-            self._sequences = ()
-            del self._active[self]
-            if self._future is not None:
-                self._future.set_result(None)
-        if n == 1:
-            return 1, tokens
-        if self._lengths is None:
-            self._lengths = {}
-        lengths = self._lengths.setdefault(sequence.request.index // n, [])
-        lengths.append(tokens)
-        return (n, max(lengths)) if len(lengths) == n else (0, 0)
-
-
-def interrupt(active: Iterable[Submission], request_ids: Container[str] | None, counted: bool) -> int:
-    """Interrupt what of `active` has these ids, or all; how many. Pauses where there are many."""
-    slices = Slices()
-    return sum([submission.interrupt(request_ids, slices, counted) for submission in list(active)])
-
-
-def _observe(sequences: Listed[Sequence]) -> None:
-    for sequence in sequences:
-        sequence.watches = watches_of(sequence.request)
+def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: SequenceContext) -> None:
+    """Emits and counts a reply that waits for nothing, as a sequence would, in a fifth of its time."""
+    at_s, recorder, tokens = request.arrival_s, context.recorder, 0
+    prompt_tokens, begun, failure = len(request.prompt_ids), False, None
+    try:
+        emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
+        begun, tokens = True, len(reply.ids)
+        emit(Tokens(request.index, reply.texts, reply.ids, at_s, None, reply.finish))
+        reason = COUNTED_AS[reply.finish.reason]
+    except Exception as error:
+        log.exception("a sequence failed at its start")
+        reason, failure = "error", error
+    e2e_s = context.clock.now() - at_s
+    if begun:
+        recorder.prefilled(0.0, prompt_tokens, 0, at_s, 1 if tokens else 0)
+    if tokens > 1:
+        recorder.decoded(tokens - 1, 0.0, at_s)
+    recorder.sequence_finished(
+        FinishedSequence(
+            reason, prompt_tokens, tokens, 0, request.max_tokens, 0.0, 0.0, 0.0, e2e_s, 0, 1, tokens
+        )
+    )
+    if failure is not None:
+        emit_failure(request, failure, emit)
 
 
 def _work(request: EngineRequest) -> int:

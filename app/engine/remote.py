@@ -13,14 +13,25 @@ from msgspec.structs import replace
 from app.clock.clock import Clock
 from app.clock.pause import pause_if_possible
 from app.engine.client import Emit
-from app.engine.engine import Submission, interrupt
 from app.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
 from app.engine.heartbeat import LONGEST_SILENCE_S, Heartbeat
 from app.engine.link import EngineLink
 from app.engine.outputs import PartReader
-from app.engine.remote_choice import Names, RemoteChoice
-from app.engine.request import EngineRequest, watches_of
-from app.engine.wire import Abort, Answer, Blocks, Command, Generate, Load, Notice, Ready, Said, Sampling
+from app.engine.remote_sequence import Names, RemoteSequence
+from app.engine.request import EngineRequest
+from app.engine.sequence import Submission, interrupt
+from app.engine.wire import (
+    Abort,
+    Answer,
+    Blocks,
+    Command,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Load,
+    Notice,
+    Ready,
+    Sampling,
+)
 from app.metrics.recorder import Recorder
 from config.settings import Settings
 
@@ -67,7 +78,7 @@ class RemoteEngine:
         self._listener: BlocksListener = lambda topic, sequence, batch: None
         self._ready: Ready | None = None
         self._numbers = count(1)
-        self._choices: dict[int, RemoteChoice] = {}
+        self._choices: dict[int, RemoteSequence] = {}
         self._others = 0
         """Sequences of other workers."""
         self._active: dict[Submission, None] = {}
@@ -147,12 +158,11 @@ class RemoteEngine:
             pause_if_possible()
             going = [choice for choice in batch if not choice.over]
             if not self._link.send([_order(choice) for choice in going]):
-                for choice in going:
-                    choice.fail(EngineDead(), is_computed=False)
+                _fail(going)
         return submission
 
-    def _choice(self, request: EngineRequest, emit: Emit, submission: Submission) -> RemoteChoice:
-        choice = RemoteChoice(
+    def _choice(self, request: EngineRequest, emit: Emit, submission: Submission) -> RemoteSequence:
+        choice = RemoteSequence(
             request,
             next(self._numbers),
             emit,
@@ -161,16 +171,16 @@ class RemoteEngine:
             self._names,
             self._reader_of(request),
             self._leave,
-            submission.ended,
+            submission,
         )
-        choice.watches = watches_of(request)
+        choice.observe()
         return choice
 
     def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
         """See `EngineClient`; of this worker's requests. Pauses where there are many."""
         return interrupt(self._active, request_ids, counted)
 
-    def sequences(self) -> Iterator[RemoteChoice]:
+    def sequences(self) -> Iterator[RemoteSequence]:
         """This worker's choices that are not over, the latest first."""
         return iter(list(reversed(self._choices.values())))
 
@@ -186,17 +196,17 @@ class RemoteEngine:
         self._answers[number] = answer = AsyncResult()
         return answer
 
-    def _leave(self, choice: RemoteChoice, is_computed: bool) -> None:
-        """It is over; the engine may not know."""
+    def _leave(self, choice: RemoteSequence) -> None:
+        """Forgets a choice that is over; the engine may not know."""
         self._choices.pop(choice.key, None)
-        if is_computed:
+        if choice.is_computed:
             self._link.send([Abort([choice.key])])
 
     # What the engine says.
 
     def _take(self, notices: Sequence[Notice]) -> None:
         for notice in notices:
-            if type(notice) is Said:
+            if type(notice) is EngineCoreOutput:
                 self._said(notice)
             elif type(notice) is Load:
                 self._learn(notice)
@@ -221,7 +231,7 @@ class RemoteEngine:
         if load.step_tokens:
             recorder.step(load.step_tokens)
 
-    def _said(self, said: Said) -> None:
+    def _said(self, said: EngineCoreOutput) -> None:
         choice = self._choices.get(said.key)
         if choice is None:  # it was aborted meanwhile
             return
@@ -246,16 +256,22 @@ class RemoteEngine:
         """The engine is gone, with all that it computed."""
         self._ready = None
         self._learn(Load())
-        for choice in list(self._choices.values()):
-            choice.fail(EngineDead(), is_computed=False)
+        _fail(list(self._choices.values()))
         answers, self._answers = self._answers, {}
         for number, answer in answers.items():
             answer.set(Answer(number=number, error=str(EngineDead())))
 
 
-def _batches(choices: Sequence[RemoteChoice]) -> list[list[RemoteChoice]]:
+def _fail(choices: Sequence[RemoteSequence]) -> None:
+    """Ends choices whose engine is gone."""
+    for choice in choices:
+        choice.is_computed = False
+        choice.fail(EngineDead())
+
+
+def _batches(choices: Sequence[RemoteSequence]) -> list[list[RemoteSequence]]:
     """`choices` in parts that take milliseconds to order: their prompts may be long."""
-    batches: list[list[RemoteChoice]] = []
+    batches: list[list[RemoteSequence]] = []
     room = 0
     for choice in choices:
         if room <= 0:
@@ -266,9 +282,9 @@ def _batches(choices: Sequence[RemoteChoice]) -> list[list[RemoteChoice]]:
     return batches
 
 
-def _order(choice: RemoteChoice) -> Generate:
+def _order(choice: RemoteSequence) -> EngineCoreRequest:
     request = choice.request
-    return Generate(
+    return EngineCoreRequest(
         key=choice.key,
         request_id=request.request_id,
         prompt_ids=list(request.prompt_ids),

@@ -73,7 +73,7 @@ class Scheduler(Generic[S]):
         """A sequence has come."""
         self._arrivals += 1
         sequence.arrived = self._arrivals
-        self.waiting.add(sequence)
+        self.waiting.add(sequence, sequence.arrived)
 
     def remove(self, sequence: S) -> None:
         """It ends before its time. What is in flight for it is nobody's."""
@@ -96,13 +96,14 @@ class Scheduler(Generic[S]):
             self.fetching.remove(sequence)
             sequence.computed, sequence.remote = sequence.prompt_tokens - 1, False
             self.blocks.filled(sequence)
-            self.waiting.add(sequence)
+            # It has blocks already, which those before it may want.
+            self.waiting.add(sequence, sequence.arrived, first=True)
 
     def schedule(self) -> Batch[S] | None:
         """The next step; None when there is nothing to compute."""
         batch: Batch[S] = Batch()
         preempted = self._continue(batch)
-        if not preempted and not self.paused:
+        if not preempted and not self.paused and len(self.waiting):
             self._admit(batch)
         if batch.tokens:
             self._step += 1
@@ -148,7 +149,8 @@ class Scheduler(Generic[S]):
         if self.prefilling:
             allotted = self._allotted(budget)
             blocks += sum(self._lacks(it, it.computed + tokens) for it, tokens in allotted)
-        if not self._in_bulk or budget < 0 or blocks > self.blocks.free or not self._prefills_last():
+        lacks = blocks > 0 and blocks > self.blocks.free
+        if not self._in_bulk or budget < 0 or lacks or self.prefilling and not self._prefills_last():
             return self._one_by_one(batch)
         self._advance(batch, needs)
         for sequence, tokens in allotted:
@@ -157,8 +159,7 @@ class Scheduler(Generic[S]):
 
     def _prefills_last(self) -> bool:
         """Whether those with a part of the prompt left were admitted after all others."""
-        prefilling = self.prefilling
-        return not prefilling or self.running[-len(prefilling) :] == prefilling
+        return self.running[-len(self.prefilling) :] == self.prefilling
 
     def _allotted(self, budget: int) -> list[tuple[S, int]]:
         """How many tokens each prompt goes on by."""
@@ -275,7 +276,8 @@ class Scheduler(Generic[S]):
         sequence.decodes = False
         sequence.preemptions += 1
         self.preemptions += 1
-        self.waiting.add(sequence)
+        self.waiting.add(sequence, sequence.arrived)
+        sequence.preempted()
 
     # Who waits is admitted (rule 3b).
 
@@ -299,7 +301,7 @@ class Scheduler(Generic[S]):
             if tokens > budget and not limits.enable_chunked_prefill:
                 return
             tokens = min(tokens, budget)
-            self.waiting.pop()
+            self.waiting.pop(sequence)
             if not sequence.held:
                 sequence.held = -(-(sequence.computed + tokens) // size)
                 blocks.begin(sequence, found, sequence.held - found)
@@ -311,7 +313,7 @@ class Scheduler(Generic[S]):
 
     def _fetch(self, sequence: S, found: int) -> None:
         """Give it blocks for its prompt, whose cache is to come; it has no place until then."""
-        self.waiting.pop()
+        self.waiting.pop(sequence)
         self.waiting.left(sequence)
         sequence.held = -(-sequence.prompt_tokens // self.blocks.block_size)
         self.blocks.begin(sequence, found, sequence.held - found)

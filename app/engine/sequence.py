@@ -1,24 +1,30 @@
-"""One choice of a request in the engine: what it emits, how it is counted, how it ends.
+"""One choice of a request in an engine: what is counted of it, what it emits, how it ends.
 
-When its tokens are due its kinds say: `TimedSequence` has a timeline of its own, `SteppedSequence` shares the
-steps of an engine with others.
+`Sequence` is any of them. `ReplySequence` emits a reply that was decided at arrival: `TimedSequence` on a
+timeline of its own, `SteppedSequence` in steps that sequences share. `RemoteSequence` emits what an engine in
+another process computes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Sequence as Listed
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
+from typing import Protocol
 
 from app.clock.clock import Clock
+from app.clock.pause import Slices
 from app.clock.timer_wheel import TimerWheel
+from app.engine.batch import SequenceState
 from app.engine.cache_manager import SequenceBlocks
 from app.engine.client import Emit, TakeToken
-from app.engine.outputs import Failed, Finish, Part, Started, Tokens
+from app.engine.outputs import Failed, Finish, Part, Started, TokenLogprob, Tokens
 from app.engine.reply import Reply
-from app.engine.request import EngineRequest, Outcome, Watch, notify
-from app.engine.standing import Phase, Standing
+from app.engine.request import EngineRequest, Outcome, Watch, notify, watches_of
+from app.engine.status import SequenceStatus
 from app.engine.timing import PerRequestTiming
 from app.metrics.recorder import Recorder
 from app.metrics.sequences import FinishedSequence, FinishReason
@@ -32,15 +38,19 @@ COUNTED_AS: dict[str, FinishReason] = {
     "cache_threshold": "stop",
     "content_filter": "stop",
 }
-"""What vLLM's metrics call the reasons to finish."""
+"""Names of vLLM's metrics for the reasons to finish."""
 MOST_AT_ONCE = 1024
-"""Tokens in one output, fewer with log probabilities: nobody has to render more in one go."""
+"""Most tokens in one output, fewer with log probabilities; bounds the rendering of one event."""
+INTERRUPT_STEPS = 4
+"""Work of ending one choice, in steps of `Slices`."""
+STARTED_AT_ONCE = 128
+"""Most choices of a request that start in the turn in which it came; keeps other streams on time."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
-    """What all sequences of an engine run on."""
+class SequenceContext:
+    """What all sequences of an engine of this process share."""
 
     clock: Clock
     wheel: TimerWheel
@@ -48,232 +58,150 @@ class Runtime:
     recorder: Recorder
 
 
-class Sequence:
-    """One choice, from its submission to its last token, failure or abort.
-
-    Tokens that have become due together leave in one output, if they belong to the same part of the reply.
-    """
+class Sequence(SequenceState):
+    """One choice, from its submission to its last token, failure or abort."""
 
     # Thousands of sequences take their turns one after another: each must touch little memory.
     __slots__ = (
         "_begun",
-        "_blocks",
         "_cached_tokens",
         "_created_tokens",
-        "_delays",
         "_emit",
-        "_ended",
         "_fetched_tokens",
         "_first_s",
-        "_ids",
         "_last_s",
-        "_part",
-        "_part_end",
-        "_parts_done",
-        "_position",
+        "_now",
         "_queued_s",
-        "_reply",
-        "_runtime",
+        "_recorder",
         "_scheduled_s",
+        "_submission",
         "_take_token",
-        "_texts",
+        "watches",
         "adapter",
         "over",
         "request",
         "tokens",
-        "watches",
     )
 
     def __init__(
         self,
         request: EngineRequest,
-        reply: Reply,
-        blocks: SequenceBlocks | None,
-        runtime: Runtime,
+        output_tokens: int,
+        now: Callable[[], float],
+        recorder: Recorder,
         emit: Emit,
-        ended: Callable[[Sequence], tuple[int, int]],
+        submission: Submission,
     ) -> None:
-        """`ended` is called once, when it is over; it gives `choices` and `longest` of `FinishedSequence`."""
+        """`output_tokens` is the length of the reply where it is known; `now` gives monotonic seconds."""
+        super().__init__(len(request.prompt_ids), output_tokens, request.priority, request.remote_prefill)
         self.request = request
         self.adapter = request.adapter
-        self.watches: Iterable[Watch] = ()
-        """Told how it went, when it is over."""
         self.tokens = 0
-        """Emitted so far."""
+        """Tokens emitted so far."""
         self.over = False
-        self._reply, self._texts, self._ids = reply, reply.texts, reply.ids
-        self._blocks = blocks
-        self._runtime = runtime
-        self._emit = emit
+        self._now, self._recorder, self._emit, self._submission = now, recorder, emit, submission
+        self.watches: Iterable[Watch] = ()
         self._take_token: TakeToken | None = None
-        self._ended = ended
         self._begun = False
-        self._delays: dict[int, float] | None = None
-        if request.delays or reply.delays:
-            self._delays = summed(request.delays, reply.delays)
-        self._position = self._parts_done = 0
         self._cached_tokens = self._created_tokens = self._fetched_tokens = 0
-        self._part: Part | None
-        self._part_end, self._part = reply.spans[0] if reply.spans else (len(self._texts), None)
         self._queued_s = request.arrival_s
-        """When the queue had it."""
+        """When it came into the queue."""
         self._scheduled_s: float | None = None
         self._first_s: float | None = None
         self._last_s = 0.0
 
-    @property
-    def priority(self) -> int:
-        """Lower is earlier, where the scheduling policy looks at it."""
-        return self.request.priority
-
-    def fits(self) -> bool:
-        """Whether the KV cache has room for the prompt now."""
-        return self._blocks is None or self._blocks.fits()
-
     def enter(self, soon: bool) -> None:
-        """Ask to run, or do so in a later turn of the event loop."""
+        """Asks for a slot, now or in a later turn of the event loop."""
         raise NotImplementedError
 
-    def _withdraw(self) -> None:
-        """It waits no more, or runs no more: say so where that is counted."""
+    def status(self) -> SequenceStatus:
+        """Returns how far it has come."""
         raise NotImplementedError
-
-    def _leave(self) -> None:
-        """It is over: give back what it had."""
-        raise NotImplementedError
-
-    @property
-    def preemptions(self) -> int:
-        """How often it lost its blocks."""
-        return 0
-
-    def standing(self) -> Standing:
-        """How it stands now."""
-        running_s, first_s = self._scheduled_s, self._first_s
-        if running_s is None:
-            return Standing(Phase.QUEUED, 0, 0, None, None)
-        before = Phase.TRANSFER if self.request.remote_prefill else Phase.PREFILL
-        phase = before if first_s is None else Phase.DECODE
-        return Standing(phase, len(self.request.prompt_ids), 0, running_s, first_s)
 
     def blocks_from(self, first: int) -> list[int]:
-        """The numbers of its KV blocks, from its `first`-th one on; none where blocks have no numbers."""
-        return [] if self._blocks is None else self._blocks.numbers(first)
+        """Returns the numbers of its KV blocks from the `first`-th one on; none where they are not known."""
+        return []
 
     @property
     def text(self) -> str:
-        """What it has said so far, without its markup."""
-        return "".join(self._texts[: self._position])
+        """The text emitted so far without markup; empty where that is not kept."""
+        return ""
 
-    def _begin(self, at_s: float) -> None:
+    def _withdraw(self) -> None:
+        """Leaves queue, slot and gauges."""
+        raise NotImplementedError
+
+    def observe(self) -> None:
+        """Asks the observers of the request who watches this sequence."""
+        self.watches = watches_of(self.request)
+
+    def _start(self, at_s: float, prompt_logprobs: Listed[TokenLogprob | None] | None) -> TakeToken | None:
+        """Emits `Started`; returns what the writer takes plain tokens with."""
         self._begun = True
-        reply, began_s = self._reply, at_s if self._scheduled_s is None else self._scheduled_s
-        take = self._emit(
-            Started(
-                self.request.index,
-                at_s,
-                self._cached_tokens + self._fetched_tokens,
-                reply.prompt_logprobs,
-                began_s - self._queued_s,
-                at_s - began_s,
-                self._created_tokens,
-            )
-        )
-        if reply.logprobs is None and self._delays is None and not self.over:
-            self._take_token = take
+        began_s = at_s if self._scheduled_s is None else self._scheduled_s
+        cached = self._cached_tokens + self._fetched_tokens
+        queue_s, prefill_s = max(0.0, began_s - self._queued_s), max(0.0, at_s - began_s)
+        index, created = self.request.index, self._created_tokens
+        return self._emit(Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created))
 
-    def _emit_until(self, stop: int, at_s: float, part: Part | None) -> bool:
-        """Emit and count the tokens up to `stop`, all of `part`, due at `at_s`; whether there are more."""
-        start, reply = self._position, self._reply
-        self._position = stop
-        texts, ids = self._texts[start:stop], self._ids[start:stop]
-        logprobs = None if reply.logprobs is None else reply.logprobs[start:stop]
-        if self._blocks is not None:
-            self._blocks.append(ids)
-        count = len(ids)
+    def _account(self, tokens: int, at_s: float) -> None:
+        """Counts new tokens. Several at once are one first token, and more that follow without a wait."""
+        recorder = self._recorder
         if self._first_s is None:
-            self._count_first(count, at_s)
-        elif count:
-            self._runtime.recorder.decoded(count, (at_s - self._last_s) / count, at_s)
-        self.tokens += count
+            self._first_s = at_s
+            request, cached = self.request, self._cached_tokens + self._fetched_tokens
+            if self._fetched_tokens and request.remote_prefill:
+                recorder.fetched(self._fetched_tokens, at_s - (self._scheduled_s or at_s))
+            elif self._fetched_tokens:
+                recorder.loaded(self._fetched_tokens)
+            ttft_s = at_s - request.arrival_s
+            recorder.prefilled(ttft_s, self.prompt_tokens, cached, at_s, min(tokens, 1))
+            if tokens > 1:
+                recorder.decoded(tokens - 1, 0.0, at_s)
+        elif tokens:
+            recorder.decoded(tokens, (at_s - self._last_s) / tokens, at_s)
+        self.tokens += tokens
         self._last_s = at_s
-        if stop < len(self._texts):
-            self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, None, part))
-            return True
-        self._release()
-        self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, reply.finish, part))
-        if not self.over:
-            self._end(COUNTED_AS[reply.finish.reason])
-        return False
-
-    def _empty(self, finish: Finish) -> None:
-        """Nothing is said but how it ends."""
-        self._reply = Reply((), (), finish)
-        self._texts = self._ids = ()
-        self._part_end, self._part = 0, None
-
-    def _to_next_part(self) -> bool:
-        """The last part is over, go on to the next one; whether that is an image."""
-        self._parts_done += 1
-        self._part_end, self._part = self._reply.spans[self._parts_done]
-        return self._part is not None and self._part.kind == "image"
 
     def fail(self, error: Exception) -> None:
-        """It broke, or its output could not be taken: end it, and say so."""
+        """Ends it with an error, which is emitted. Does nothing when it is over."""
         if not self.over:
-            self._end("error")
+            self.over = True
             emit_failure(self.request, error, self._emit)
+            self._end("error")
 
-    def abort(self, counted: bool = False) -> None:
-        """Emit nothing more, and give back what it has."""
-        if self.over:
-            return
-        self._texts = self._ids = ()  # who paces us may keep us for a while
-        self._end("abort", counted)
+    def abort(self) -> None:
+        """Ends it; nothing more is emitted."""
+        if not self.over:
+            self._end("abort", counted=False)
 
     def interrupt(self, counted: bool = False) -> None:
-        """As `abort`, but whoever takes the outputs is told that it ended so."""
+        """Ends it, and emits an end with the reason `abort`. See `EngineClient.interrupt` for `counted`."""
         if self.over:
             return
-        self.abort(counted)
-        now_s, index = self._runtime.clock.now(), self.request.index
-        if not self._begun:
-            self._emit(Started(index, now_s))
-        self._emit(Tokens(index, (), (), now_s, None, ABORT))
-
-    def _count_first(self, tokens: int, at_s: float) -> None:
-        """Several tokens at once are one first token, and more that follow without a wait."""
-        self._first_s = at_s
-        recorder, request = self._runtime.recorder, self.request
-        ttft_s, prompt_tokens = at_s - request.arrival_s, len(request.prompt_ids)
-        cached_tokens = self._cached_tokens + self._fetched_tokens
-        if self._fetched_tokens and request.remote_prefill:
-            recorder.fetched(self._fetched_tokens, at_s - (self._scheduled_s or at_s))
-        elif self._fetched_tokens:
-            recorder.loaded(self._fetched_tokens)
-        recorder.prefilled(ttft_s, prompt_tokens, cached_tokens, at_s, min(tokens, 1))
-        if tokens > 1:
-            recorder.decoded(tokens - 1, 0.0, at_s)
-
-    def _release(self) -> None:
-        if self._blocks is not None:
-            blocks, self._blocks = self._blocks, None
-            blocks.release()
+        self.over = True
+        now_s, index = self._now(), self.request.index
+        try:
+            if not self._begun:
+                self._emit(Started(index, now_s))
+            self._emit(Tokens(index, (), (), now_s, None, ABORT))
+        finally:
+            self._end("abort", counted)
 
     def _end(self, reason: FinishReason, counted: bool = True) -> None:
-        self._release()
-        now_s = self._runtime.clock.now()
-        self._withdraw()
+        """Leaves the engine and is counted; its last output has been emitted."""
+        now_s = self._now()
         self.over = True
         self._take_token = None
-        choices, longest = self._ended(self)
+        self._withdraw()
+        choices, longest = self._submission.count(self)
         if counted:
-            self._runtime.recorder.sequence_finished(self._finished(reason, now_s, choices, longest))
+            self._recorder.sequence_finished(self._finished(reason, now_s, choices, longest))
         else:
-            self._runtime.recorder.aborted()
+            self._recorder.aborted()
         if self.watches:
             notify(self.watches, self._outcome(reason, now_s))
-        self._leave()
+        self._submission.end_one()
 
     def _finished(self, reason: FinishReason, now_s: float, choices: int, longest: int) -> FinishedSequence:
         request = self.request
@@ -281,13 +209,13 @@ class Sequence:
         first_s = scheduled_s if self._first_s is None else self._first_s
         return FinishedSequence(
             reason,
-            prompt_tokens=len(request.prompt_ids),
+            prompt_tokens=self.prompt_tokens,
             generation_tokens=self.tokens,
             cached_tokens=self._cached_tokens + self._fetched_tokens,
             max_tokens=request.max_tokens,
-            queue_s=scheduled_s - self._queued_s,
-            prefill_s=first_s - scheduled_s,
-            decode_s=self._last_s - first_s if self._last_s > first_s else 0.0,
+            queue_s=max(0.0, scheduled_s - self._queued_s),
+            prefill_s=max(0.0, first_s - scheduled_s),
+            decode_s=max(0.0, self._last_s - first_s),
             e2e_s=now_s - request.arrival_s,
             preemptions=self.preemptions,
             choices=choices,
@@ -306,42 +234,217 @@ class Sequence:
         )
 
 
+class ReplySequence(Sequence):
+    """A choice whose reply is known.
+
+    Tokens that have become due together leave in one output, if they belong to the same part of the reply.
+    """
+
+    __slots__ = (
+        "_context",
+        "_delays",
+        "_ids",
+        "_part",
+        "_part_end",
+        "_parts_done",
+        "_position",
+        "_reply",
+        "_texts",
+        "blocks",
+    )
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        reply: Reply,
+        blocks: SequenceBlocks | None,
+        context: SequenceContext,
+        emit: Emit,
+        submission: Submission,
+    ) -> None:
+        super().__init__(request, len(reply.ids), context.clock.now, context.recorder, emit, submission)
+        self.blocks = blocks
+        self._reply, self._texts, self._ids = reply, reply.texts, reply.ids
+        self._context = context
+        self._delays: dict[int, float] | None = None
+        if request.delays or reply.delays:
+            self._delays = summed(request.delays, reply.delays)
+        self._position = self._parts_done = 0
+        self._part: Part | None
+        self._part_end, self._part = reply.spans[0] if reply.spans else (len(self._texts), None)
+
+    def fits(self) -> bool:
+        """Returns whether the KV cache has room for the prompt now."""
+        return self.blocks is None or self.blocks.fits()
+
+    def blocks_from(self, first: int) -> list[int]:
+        return [] if self.blocks is None else self.blocks.numbers(first)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts[: self._position])
+
+    def _begin(self, at_s: float) -> None:
+        take = self._start(at_s, self._reply.prompt_logprobs)
+        if self._reply.logprobs is None and self._delays is None and not self.over:
+            self._take_token = take
+
+    def _emit_until(self, stop: int, at_s: float, part: Part | None) -> bool:
+        """Emits and counts the tokens up to `stop`, all of `part`, due at `at_s`; whether there are more."""
+        start, reply = self._position, self._reply
+        self._position = stop
+        texts, ids = self._texts[start:stop], self._ids[start:stop]
+        logprobs = None if reply.logprobs is None else reply.logprobs[start:stop]
+        self._write(ids)
+        self._account(len(ids), at_s)
+        if stop < len(self._texts):
+            self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, None, part))
+            return True
+        self._release()
+        self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, reply.finish, part))
+        if not self.over:
+            self._end(COUNTED_AS[reply.finish.reason])
+        return False
+
+    def _write(self, ids: Listed[int]) -> None:
+        """Tells the KV cache of new tokens, where it learns of them when they are emitted."""
+
+    def _release(self) -> None:
+        """Gives the blocks back, where the sequence itself does so."""
+
+    def _empty(self, finish: Finish) -> None:
+        """Replaces the reply by an empty one that ends with `finish`."""
+        self._reply = Reply((), (), finish)
+        self._texts = self._ids = ()
+        self._part_end, self._part = 0, None
+
+    def _to_next_part(self) -> bool:
+        """Goes on to the next part of the reply; returns whether that is an image."""
+        self._parts_done += 1
+        self._part_end, self._part = self._reply.spans[self._parts_done]
+        return self._part is not None and self._part.kind == "image"
+
+    def _end(self, reason: FinishReason, counted: bool = True) -> None:
+        self._release()
+        if reason == "abort":
+            self._texts = self._ids = ()  # the timer wheel may keep the sequence for a while
+        super()._end(reason, counted)
+
+
+class Submission:
+    """The `Handle` of the choices of one request: admitted together, aborted together.
+
+    The last choice that ends releases all of them, so no cycle is left for the garbage collector.
+    """
+
+    __slots__ = ("_active", "_future", "_lengths", "_sequences", "_unfinished")
+
+    def __init__(self, active: dict[Submission, None]) -> None:
+        """`active` holds the unfinished submissions of the engine, in order of arrival."""
+        self._active = active
+        self._sequences: Listed[Sequence] = ()
+        self._unfinished = 0
+        self._lengths: dict[int, list[int]] | None = None
+        """Tokens of the finished choices, by prompt."""
+        self._future: Future[None] | None = None
+
+    @property
+    def choices(self) -> Listed[Sequence]:
+        """All choices; none when the last one is over."""
+        return self._sequences
+
+    @property
+    def future(self) -> Future[None]:
+        """See `Handle.future`. Made when it is first read: a stream never needs one, and it takes 1.7 KB."""
+        if self._future is None:
+            self._future = Future()
+            self._future.set_running_or_notify_cancel()
+            if not self._unfinished:
+                self._future.set_result(None)
+        return self._future
+
+    def begin(self, sequences: Listed[Sequence]) -> None:
+        """Submits every sequence, in order; of many, most start in later turns of the event loop."""
+        self._sequences = sequences
+        self._unfinished = len(sequences)
+        self._active[self] = None
+        for number, sequence in enumerate(sequences):
+            if not sequence.over:
+                sequence.enter(soon=number >= STARTED_AT_ONCE)
+
+    def abort(self) -> None:
+        """See `Handle.abort`. Ends the last choice first, so that none gets a slot on the way out."""
+        for sequence in reversed(self._sequences):
+            sequence.abort()
+
+    def interrupt(self, request_ids: Container[str] | None, slices: Slices, counted: bool) -> int:
+        """Ends each choice with one of these request ids, or all, with the reason `abort`.
+
+        Returns the number of choices, and one more for each prompt with several choices, as vLLM counts them.
+        """
+        found = [
+            it
+            for it in reversed(self._sequences)
+            if not it.over and (request_ids is None or it.request.request_id in request_ids)
+        ]
+        parents = {it.request.index // it.request.n for it in found if it.request.n > 1}
+        for sequence in found:
+            sequence.interrupt(counted)
+            slices.spend(INTERRUPT_STEPS)
+        return len(found) + len(parents)
+
+    def count(self, sequence: Sequence) -> tuple[int, int]:
+        """Returns `choices` and `longest` of `FinishedSequence`: 0, 0 before the prompt's last choice."""
+        n, tokens = sequence.request.n, sequence.tokens
+        if n == 1:
+            return 1, tokens
+        if self._lengths is None:
+            self._lengths = {}
+        lengths = self._lengths.setdefault(sequence.request.index // n, [])
+        lengths.append(tokens)
+        return (n, max(lengths)) if len(lengths) == n else (0, 0)
+
+    def end_one(self) -> None:
+        """Notes that one choice is over and has emitted its last output; the last one sets the future."""
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._sequences = ()
+            del self._active[self]
+            if self._future is not None:
+                self._future.set_result(None)
+
+
+def interrupt(active: Iterable[Submission], request_ids: Container[str] | None, counted: bool) -> int:
+    """Interrupts the choices of `active` with these ids, or all; returns how many. Pauses between many."""
+    slices = Slices()
+    return sum([submission.interrupt(request_ids, slices, counted) for submission in list(active)])
+
+
+class WatchedEngine(Protocol):
+    """An engine, as it can be looked at."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """Where it counts."""
+
+    @property
+    def draining(self) -> bool:
+        """True when nothing more is admitted."""
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All choices that are not over, the latest first."""
+
+
 def summed(*delays: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Token to the seconds before it, of several lists together."""
+    """Returns the seconds before each token, of several lists together."""
     waits: dict[int, float] = {}
     for token, seconds in chain.from_iterable(delays):
         waits[token] = waits.get(token, 0.0) + seconds
     return waits
 
 
-def emit_at_once(request: EngineRequest, reply: Reply, emit: Emit, runtime: Runtime) -> None:
-    """Emit and count a reply that waits for nothing, as a `Sequence` would, in a fifth of its time."""
-    at_s, recorder, tokens = request.arrival_s, runtime.recorder, 0
-    prompt_tokens, begun, failure = len(request.prompt_ids), False, None
-    try:
-        emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
-        begun, tokens = True, len(reply.ids)
-        emit(Tokens(request.index, reply.texts, reply.ids, at_s, None, reply.finish))
-        reason = COUNTED_AS[reply.finish.reason]
-    except Exception as error:
-        log.exception("a sequence failed at its start")
-        reason, failure = "error", error
-    e2e_s = runtime.clock.now() - at_s
-    if begun:
-        recorder.prefilled(0.0, prompt_tokens, 0, at_s, 1 if tokens else 0)
-    if tokens > 1:
-        recorder.decoded(tokens - 1, 0.0, at_s)
-    recorder.sequence_finished(
-        FinishedSequence(
-            reason, prompt_tokens, tokens, 0, request.max_tokens, 0.0, 0.0, 0.0, e2e_s, 0, 1, tokens
-        )
-    )
-    if failure is not None:
-        emit_failure(request, failure, emit)
-
-
 def emit_failure(request: EngineRequest, error: Exception, emit: Emit) -> None:
-    """Say that a sequence broke, to whoever may be broken itself."""
+    """Emits that a sequence broke, to a writer that may be broken itself."""
     try:
         emit(Failed(request.index, error))
     except Exception:

@@ -93,10 +93,12 @@ class StepLoop(Generic[S]):
         """
         if self._under_way:
             return self._under_way[0][0]
-        arrival_s = self._arrivals.next_s()
-        transfer_s = self._transfers[0][0] if self._transfers else None
-        moments = [it for it in (self._wake_s, arrival_s, transfer_s) if it is not None]
-        return min(moments) if moments else None
+        next_s = self._arrivals.next_s()
+        if self._wake_s is not None and (next_s is None or self._wake_s < next_s):
+            next_s = self._wake_s
+        if self._transfers and (next_s is None or self._transfers[0][0] < next_s):
+            next_s = self._transfers[0][0]
+        return next_s
 
     def go_on(self, due_s: float) -> None:
         """Do what comes next, which is due at `due_s`."""

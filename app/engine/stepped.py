@@ -1,164 +1,118 @@
-"""Sequences that share the steps of an engine, the line and the blocks that they have there.
+"""Sequences in the steps of one engine, on the live clock.
 
-`StepExecutor` says when their tokens are due.
+`StepLoop` computes at which moment each token of a step is there. One alarm in the timer wheel serves the
+whole engine: it takes the loop on, and hands out the tokens that are due.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Listed
-from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from math import inf, nextafter
+from random import Random
 
-from app.engine.batch import SequenceState
+from app.engine.batch import Batch, Blocks, SchedulerLimits, Speculation
 from app.engine.cache_manager import KVCacheManager, SequenceBlocks
 from app.engine.client import Emit
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
-from app.engine.sequence import CACHE_THRESHOLD, Runtime, Sequence
-from app.engine.standing import Standing, computed_in_steps, phase_in_steps
+from app.engine.scheduler import Scheduler
+from app.engine.sequence import CACHE_THRESHOLD, ReplySequence, SequenceContext, Submission
+from app.engine.speculation import Drafts
+from app.engine.status import SequenceStatus, computed_in_steps, phase_in_steps
+from app.engine.step_cost import CostModel, StepCost
+from app.engine.step_loop import StepLoop
 from app.engine.waiting import WaitingQueue
+from app.kvcache.counted import CountedBlocks
 from app.lora.adapters import LoRASlots
+from app.metrics.sequences import FinishReason
+from config.profile import FrontCosts, Profile
+from config.settings import Settings
 
-T = TypeVar("T")
-
-
-class Steps(Protocol):
-    """What a sequence knows of who runs it."""
-
-    block_size: int
-
-    def enter(self, state: StepState, apart: bool = False) -> None:
-        """A sequence has come; if `apart`, the scheduler sees it after those that have come before."""
-
-    def withdraw(self, state: StepState) -> None:
-        """It is over, perhaps before its time."""
+MOST_PER_TURN = 256
+"""Most tokens handed out in one turn of the event loop: about two milliseconds of work."""
+log = logging.getLogger(__name__)
 
 
-class StepOwner(Protocol):
-    """Who is told how it goes: a sequence, or a call."""
-
-    @property
-    def arrival_s(self) -> float:
-        """When it came."""
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens of its prompt that need not be computed."""
-
-    def seen(self, at_s: float) -> bool:
-        """The scheduler sees it; False when it needs no step."""
-
-    def found(self, tokens: int) -> None:
-        """So many tokens of its prompt were cached."""
-
-    def admitted(self, now_s: float) -> None:
-        """It has a place, and takes part in the next step."""
-
-    def waits_again(self) -> None:
-        """It lost its blocks."""
-
-    def has_last(self) -> None:
-        """The step of its last token is over: it no longer has a place."""
-
-    def token(self, at_s: float, count: int) -> None:
-        """Its next `count` tokens, due at `at_s`."""
-
-    def written(self, count: int) -> Listed[int]:
-        """The ids of its first `count` tokens."""
-
-    def fail(self, error: Exception) -> None:
-        """Its tokens could not be taken."""
-
-
-class StepState(SequenceState):
-    """A sequence as the scheduler of this process knows it."""
-
-    __slots__ = ("adapter", "blocks", "handed", "holds_adapter", "owner", "stored")
-
-    def __init__(
-        self,
-        owner: StepOwner,
-        prompt_tokens: int,
-        output_tokens: int,
-        priority: int = 0,
-        remote: bool = False,
-        adapter: str | None = None,
-        blocks: SequenceBlocks | None = None,
-    ) -> None:
-        super().__init__(prompt_tokens, output_tokens, priority, remote)
-        self.owner: StepOwner | None = owner
-        """None when it is over: the steps under way may keep us for a while."""
-        self.adapter = adapter
-        self.holds_adapter = False
-        self.blocks = blocks
-        self.handed = self.stored = 0
-        """Tokens of the reply whose steps are over, and those of them that the cache knows."""
+def step_executor(
+    settings: Settings,
+    profile: Profile,
+    runtime: SequenceContext,
+    lora: LoRASlots,
+    cache: KVCacheManager | None,
+    rng: Random,
+    cost: CostModel | None = None,
+) -> StepExecutor:
+    """The executor that `settings` and `profile` describe. `cost` instead of the profile's, if given."""
+    scheduling, at, kvcache = settings.scheduling, settings.steps, settings.kvcache
+    limits = SchedulerLimits(
+        max_num_seqs=scheduling.max_num_seqs,
+        max_num_batched_tokens=at.max_num_batched_tokens,
+        long_prefill_token_threshold=at.long_prefill_token_threshold,
+        enable_chunked_prefill=at.enable_chunked_prefill,
+        by_priority=scheduling.scheduling_policy == "priority",
+    )
+    blocks: Blocks[SteppedSequence] = (
+        CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
+        if cache is None
+        else HashedBlocks(cache)
+    )
+    rates = profile.speculation
+    return StepExecutor(
+        limits,
+        blocks,
+        cost or StepCost(profile.cost),
+        profile.front,
+        runtime,
+        lora,
+        cache,
+        None if rates is None else Drafts(rates.acceptance, rng),
+        2 if at.async_scheduling else 1,
+    )
 
 
-class SteppedSequence(Sequence):
-    """One choice in the steps of an engine."""
+class SteppedSequence(ReplySequence):
+    """One choice in the steps of an engine, which the scheduler itself holds."""
 
-    __slots__ = ("_counted", "_executor", "_late", "_promised", "_shift_s", "state")
+    __slots__ = ("_executor", "_gauge", "_late", "_promised", "_shift_s", "handed", "stored")
 
     def __init__(
         self,
         request: EngineRequest,
         reply: Reply,
         blocks: SequenceBlocks | None,
-        runtime: Runtime,
+        context: SequenceContext,
         emit: Emit,
-        ended: Callable[[Sequence], tuple[int, int]],
-        executor: Steps,
+        submission: Submission,
+        executor: StepExecutor,
     ) -> None:
-        super().__init__(request, reply, None, runtime, emit, ended)
-        self.state = StepState(
-            self,
-            len(request.prompt_ids),
-            len(reply.ids),
-            request.priority,
-            request.remote_prefill,
-            request.adapter,
-            blocks,
-        )
+        super().__init__(request, reply, blocks, context, emit, submission)
+        self.handed = self.stored = 0
+        """Tokens of the reply whose steps are over, and those of them that the cache knows."""
         self._executor = executor
         if request.remote_prefill:
-            self._fetched_tokens = len(request.prompt_ids)
-        self._counted: Callable[[int, str | None], None] | None = None
-        """The gauge in which it stands."""
+            self._fetched_tokens = self.prompt_tokens
+        self._gauge: Callable[[int, str | None], None] | None = None
+        """The gauge that counts it now."""
         self._promised = 0
         """Tokens that it was given."""
         self._shift_s = 0.0
-        """Waits on purpose so far."""
+        """Seconds of waits on purpose so far."""
         self._late: deque[tuple[float, int]] = deque()
         """Moments and numbers of tokens that wait on purpose."""
 
-    @property
-    def preemptions(self) -> int:
-        return self.state.preemptions
-
-    @property
-    def arrival_s(self) -> float:
-        return self.request.arrival_s
-
-    def standing(self) -> Standing:
-        state = self.state
-        phase, computed = phase_in_steps(state), computed_in_steps(state)
-        return Standing(phase, computed, state.held, self._scheduled_s, self._first_s)
+    def status(self) -> SequenceStatus:
+        phase, computed = phase_in_steps(self), computed_in_steps(self)
+        return SequenceStatus(phase, computed, self.held, self._scheduled_s, self._first_s)
 
     def blocks_from(self, first: int) -> list[int]:
-        state = self.state
-        return [] if state.blocks is None or state.held <= first else state.blocks.numbers(first)
-
-    def fits(self) -> bool:
-        blocks = self.state.blocks
-        return blocks is None or blocks.fits()
+        return [] if self.blocks is None or self.held <= first else self.blocks.numbers(first)
 
     def enter(self, soon: bool) -> None:
-        """The front has it; the scheduler sees it in a while, each prompt of several by itself."""
+        """Goes to the front; the scheduler sees it later, each prompt of several by itself."""
         index, n = self.request.index, self.request.n
-        self._executor.enter(self.state, apart=index > 0 and index % n == 0)
+        self._executor.submit(self, apart=index > 0 and index % n == 0)
 
     def seen(self, at_s: float) -> bool:
         """The scheduler sees it; False when it needs no step."""
@@ -167,86 +121,96 @@ class SteppedSequence(Sequence):
         if least and self._share_cached() < least:
             # Too little is cached: the reply is empty, and comes at once (simulator.md 13.7).
             self._empty(CACHE_THRESHOLD)
-            now_s = self._runtime.clock.now()
-            self._scheduled_s = now_s
-            self.token(now_s, 1)
+            self._scheduled_s = now_s = self._now()
+            self.take(now_s, 1)
             return False
-        self._count(self._runtime.recorder.waiting)
+        self._stand(self._recorder.waiting)
         return True
 
     def _share_cached(self) -> float:
-        blocks, tokens = self.state.blocks, len(self.request.prompt_ids)
-        return 0.0 if blocks is None else blocks.find(()) * self._executor.block_size / max(1, tokens)
+        return 0.0 if self.blocks is None else self.blocks.count_hits() / max(1, self.prompt_tokens)
 
     def admitted(self, now_s: float) -> None:
         """It has a place, and takes part in the next step."""
         if self._scheduled_s is None:
             self._scheduled_s = now_s
-        self._count(self._runtime.recorder.running)
+        self._stand(self._recorder.running)
 
-    def found(self, tokens: int) -> None:
-        """So many tokens of its prompt were cached; the others of a remote prefill come over the net."""
+    def found(self, tokens: int, loaded: int, created: int) -> None:
+        """Notes the tokens of its prompt that are cached, that a store has, and that are cached from now on.
+
+        The rest of a remote prefill comes over the net.
+        """
         self._cached_tokens = tokens
         if self._fetched_tokens:
             self._fetched_tokens -= tokens
-        elif self.state.blocks is not None:
-            self._fetched_tokens = self.state.blocks.loaded
-            self._created_tokens = self.state.blocks.created(tokens + self._fetched_tokens)
+        else:
+            self._fetched_tokens, self._created_tokens = loaded, created
 
     @property
     def cached_tokens(self) -> int:
-        """Of its prompt: those that need not be computed here; all of them, when it comes again."""
-        return self.state.prompt_tokens if self._begun else self._cached_tokens + self._fetched_tokens
+        """Prompt tokens that need not be computed here; all of them when it comes again."""
+        return self.prompt_tokens if self._begun else self._cached_tokens + self._fetched_tokens
 
-    def written(self, count: int) -> Listed[int]:
-        """The ids of its first `count` tokens."""
-        return self._ids[:count]
+    def all_ids(self, written: int) -> list[int]:
+        """Returns the ids of the prompt and of the first `written` tokens of the reply."""
+        return [*self.request.prompt_ids, *self._ids[:written]]
 
-    def waits_again(self) -> None:
-        """It lost its blocks."""
-        self._runtime.recorder.preempted()
-        self._count(self._runtime.recorder.waiting)
+    def store(self, count: int, block_size: int) -> None:
+        """Notes `count` tokens whose step is over; tells the cache of them when they fill up a block."""
+        self.handed += count
+        if not self.running or self.blocks is None or self.over:
+            return
+        known = self.prompt_tokens + self.handed - 1
+        if known // block_size * block_size > self.prompt_tokens + self.stored - 1:
+            self.blocks.write(self._ids[self.stored : self.handed])
+            self.stored = self.handed
+
+    def preempted(self) -> None:
+        if not self.over:
+            self._recorder.preempted()
+            self._stand(self._recorder.waiting)
 
     def has_last(self) -> None:
         """The step of its last token is over: it no longer has a place."""
-        self._count(None)
+        self._stand(None)
 
-    def token(self, at_s: float, count: int) -> None:
-        """Its next `count` tokens, due at `at_s`."""
+    def take(self, at_s: float, count: int) -> None:
+        """Emits its next `count` tokens, due at `at_s`, or puts them off where it waits on purpose."""
         if self._delays is None:
-            self._say(at_s, count)
+            self._emit_tokens(at_s, count)
             return
         for number in range(self._promised, self._promised + count):
             self._shift_s += self._delays.get(number, 0.0)
         self._promised += count
         if not self._shift_s:
-            self._say(at_s, count)
+            self._emit_tokens(at_s, count)
             return
         self._late.append((at_s + self._shift_s, count))
         if len(self._late) == 1:
-            self._runtime.wheel.add(at_s + self._shift_s, self)
+            self._context.wheel.add(at_s + self._shift_s, self)
 
     def turn(self, now_s: float) -> float | None:
-        """Emit what was put off, and is due."""
+        """Emits what was put off, and is due; returns when the next token is due."""
         while self._late and self._late[0][0] <= now_s:
-            self._say(*self._late.popleft())
+            self._emit_tokens(*self._late.popleft())
             if self.over:
                 return None
         return self._late[0][0] if self._late else None
 
-    def _say(self, at_s: float, count: int) -> None:
+    def _emit_tokens(self, at_s: float, count: int) -> None:
         take, start = self._take_token, self._position
         if take is None or count != 1 or not start or start + 1 >= self._part_end or self._part is not None:
-            self._say_usually(at_s, count)
+            self._emit_parts(at_s, count)
             return
         self._position = start + 1
-        self._runtime.recorder.decoded(1, at_s - self._last_s, at_s)
+        self._recorder.decoded(1, at_s - self._last_s, at_s)
         self.tokens += 1
         self._last_s = at_s
         take(self._texts[start], self._ids[start], at_s)
 
-    def _say_usually(self, at_s: float, count: int) -> None:
-        """Tokens one part after another; an image that follows the last one takes its time."""
+    def _emit_parts(self, at_s: float, count: int) -> None:
+        """Emits tokens one part after another; an image that follows the last one takes its time."""
         if not self._begun:
             self._begin(at_s)
         while not self.over:
@@ -257,143 +221,356 @@ class SteppedSequence(Sequence):
             if not self._emit_until(stop, at_s, part):
                 return
             if image:
-                due_s = at_s + self._runtime.timing.image()
+                due_s = at_s + self._context.timing.image()
                 self._late.append((due_s, 1))
-                self._runtime.wheel.add(due_s, self)
+                self._context.wheel.add(due_s, self)
             if image or count <= 0:
                 return
 
-    def _count(self, gauge: Callable[[int, str | None], None] | None) -> None:
-        """Stand in another gauge, or in none."""
-        if self._counted is not None:
-            self._counted(-1, self.adapter)
+    def _stand(self, gauge: Callable[[int, str | None], None] | None) -> None:
+        """Moves it to another gauge, or to none."""
+        if self._gauge is not None:
+            self._gauge(-1, self.adapter)
         if gauge is not None:
             gauge(1, self.adapter)
-        self._counted = gauge
+        self._gauge = gauge
 
     def _withdraw(self) -> None:
-        self._executor.withdraw(self.state)
-        self._count(None)
+        if self._gauge is None and self.arrived:
+            return  # `has_last`: the scheduler knows it no more
+        self._executor.withdraw(self)
+        self._stand(None)
 
-    def _leave(self) -> None:
-        self.state.owner = None
-        self.state.blocks = None
+    def _end(self, reason: FinishReason, counted: bool = True) -> None:
+        super()._end(reason, counted)
         self._late.clear()
 
 
-class StepCall(Future[T]):
-    """A function call that waits for its turn with the sequences: its own future."""
-
-    def __init__(self, call: Callable[[], T], arrival_s: float) -> None:
-        super().__init__()
-        self.arrival_s = arrival_s
-        self.cached_tokens = 1
-        self._call = call
-
-    def seen(self, at_s: float) -> bool:
-        return self.set_running_or_notify_cancel()
-
-    def found(self, tokens: int) -> None:
-        """It has no prompt."""
-
-    def admitted(self, now_s: float) -> None:
-        """It is called when the step is over."""
-
-    def waits_again(self) -> None:
-        """Nothing of it is lost."""
-
-    def has_last(self) -> None:
-        """Its place is free before its result is there: who waits for it may submit again."""
-
-    def token(self, at_s: float, count: int) -> None:
-        try:
-            self.set_result(self._call())
-        except Exception as error:
-            self.set_exception(error)
-
-    def written(self, count: int) -> Listed[int]:
-        return ()
-
-    def fail(self, error: Exception) -> None:
-        self.set_exception(error)
-
-
-class StepQueue:
-    """Who waits, by the rules of `WaitingQueue`; who has a place has its adapter in memory."""
-
-    def __init__(self, lora: LoRASlots, by_priority: bool) -> None:
-        self._lora = lora
-        self._queue: WaitingQueue[StepState] = WaitingQueue(lora, by_priority)
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def add(self, sequence: StepState) -> None:
-        # Who has blocks already, of a remote prefill, goes first: those before it may want these very blocks.
-        self._queue.add(sequence, sequence.arrived, first=sequence.held > 0)
-        if sequence.preemptions and sequence.owner is not None:
-            sequence.owner.waits_again()
-
-    def head(self) -> StepState | None:
-        return self._queue.head()
-
-    def pop(self) -> StepState:
-        sequence = self._queue.head()
-        assert sequence is not None
-        self._queue.take(sequence)
-        sequence.holds_adapter = self._lora.enter(sequence.adapter)
-        return sequence
-
-    def left(self, sequence: StepState) -> None:
-        if sequence.holds_adapter and sequence.adapter is not None:
-            self._lora.leave(sequence.adapter)
-
-    def remove(self, sequence: StepState) -> bool:
-        return self._queue.remove(sequence)
-
-
 class HashedBlocks:
-    """The blocks of `KVCacheManager` as a scheduler asks for them."""
+    """The scheduler's `Blocks` in a `KVCache`."""
 
     def __init__(self, manager: KVCacheManager) -> None:
-        self._cache = manager.cache
+        self._cache, self._recorder, self._pool = manager.cache, manager.recorder, manager.cache.pool
         self.block_size = manager.cache.block_size
         self.capacity = manager.cache.capacity
 
     @property
     def free(self) -> int:
-        return self._cache.free
+        return self._pool.queue.free
 
-    def find(self, sequence: StepState, tokens: int) -> int:
-        owner, blocks = sequence.owner, sequence.blocks
-        if owner is None or blocks is None:
-            return 0
+    def find(self, sequence: SteppedSequence, tokens: int) -> int:
+        blocks = sequence.blocks
+        assert blocks is not None
         sequence.stored = sequence.handed = written = tokens - sequence.prompt_tokens
-        found = blocks.find(owner.written(written) if written else ())
+        if len(blocks.prompt.token_ids) != tokens:  # it was preempted, and has written since
+            blocks.prompt = self._cache.again(blocks.prompt, sequence.all_ids(written))
+        blocks.hits = self._cache.hits(blocks.prompt)
+        found = len(blocks.hits)
         sequence.loaded = 0 if sequence.preemptions else blocks.load(found * self.block_size)
         return found
 
-    def fits(self, sequence: StepState, tokens: int, found: int) -> bool:
-        return sequence.blocks is None or sequence.blocks.fits_found()
+    def fits(self, sequence: SteppedSequence, tokens: int, found: int) -> bool:
+        blocks = sequence.blocks
+        assert blocks is not None
+        return self._cache.fits(blocks.prompt, blocks.hits)
 
-    def begin(self, sequence: StepState, found: int, count: int) -> None:
-        if sequence.blocks is None:
+    def begin(self, sequence: SteppedSequence, found: int, count: int) -> None:
+        blocks = sequence.blocks
+        assert blocks is not None
+        cached = self._cache.begin(blocks.key, blocks.prompt, blocks=found + count, hits=blocks.hits) or 0
+        blocks.hits = []
+        if not sequence.preemptions:
+            blocks.count_lookup(cached)
+            created = self._cache.created(blocks.prompt, cached + blocks.loaded)
+            sequence.found(cached, blocks.loaded, created)
+
+    def grow(self, sequence: SteppedSequence, count: int) -> None:
+        if sequence.blocks is not None:
+            self._cache.grow(sequence.blocks.key, count)
+
+    def filled(self, sequence: SteppedSequence) -> None:
+        blocks = sequence.blocks
+        assert blocks is not None
+        self._cache.compute(blocks.key, blocks.prompt, sequence.computed)
+
+    def release(self, sequence: SteppedSequence, held: int, findable: int) -> None:
+        if sequence.blocks is not None:
+            self._cache.finish(sequence.blocks.key)
+
+    def forget(self, sequence: SteppedSequence) -> None:
+        """Does nothing: its hashes find what it left."""
+
+
+WatchStep = Callable[[Batch[SteppedSequence], float, float], None]
+"""Called with a step, and the moments of its begin and end."""
+
+
+class StepExecutor:
+    """Runs sequences in the steps of one engine: `StepLoop` on the live clock.
+
+    It counts each step, and publishes the cache's events at its end.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        blocks: Blocks[SteppedSequence],
+        cost: CostModel,
+        front: FrontCosts,
+        context: SequenceContext,
+        lora: LoRASlots,
+        manager: KVCacheManager | None,
+        speculation: Speculation | None,
+        depth: int,
+    ) -> None:
+        """`manager` is the cache that `blocks` are of, where there is one."""
+        self.slots = limits.max_num_seqs
+        self.limits = limits
+        self.watch_step: WatchStep | None = None
+        """Called with every step that is made, and the moments of its begin and end."""
+        self._blocks, self._front, self._manager = blocks, front, manager
+        self._clock, self._wheel, self._recorder = context.clock, context.wheel, context.recorder
+        self._queue: WaitingQueue[SteppedSequence] = WaitingQueue(lora, limits.by_priority)
+        self._scheduler = Scheduler(limits, blocks, self._queue, speculation)
+        self._loop: StepLoop[SteppedSequence] = StepLoop(
+            self._scheduler, cost, self, self, front.out_per_stream, depth, self._transfer
+        )
+        self._timing = context.timing
+        if speculation is not None:
+            context.recorder.expect_drafts(speculation.drafts)
+        self._line: deque[tuple[float, SteppedSequence]] = deque()
+        """Sequences in the front, with the moments at which the scheduler sees them."""
+        self._in_line = 0
+        """Those of them that are not over."""
+        self._seen_s = -inf
+        self._out: deque[DueTokens] = deque()
+        self._alarm: Alarm | None = None
+        self._due_s = inf
+        """When the alarm rings."""
+        self._turning = False
+
+    @property
+    def running(self) -> int:
+        """Sequences that have a place."""
+        return len(self._scheduler.running)
+
+    @property
+    def prefilling(self) -> Iterable[SteppedSequence]:
+        """Sequences with a part of the prompt left, after the step that was made last."""
+        return self._scheduler.prefilling
+
+    @property
+    def waiting(self) -> int:
+        """Sequences without a place."""
+        return self._in_line + len(self._queue.members) + len(self._scheduler.fetching)
+
+    def free(self, adapter: str | None = None) -> int:
+        """Returns the places that sequences with this adapter could have now."""
+        ready = not self._scheduler.paused and self._queue.is_ready(adapter)
+        return self.slots - len(self._scheduler.running) if ready else 0
+
+    def pause(self) -> None:
+        """Gives no more places away; running sequences keep theirs."""
+        self._scheduler.paused = True
+
+    def resume(self) -> None:
+        """Gives places away again."""
+        self._scheduler.paused = False
+        self._look()
+
+    def submit(self, sequence: SteppedSequence, apart: bool = False) -> None:
+        """Takes a sequence into the front; if `apart`, the scheduler sees it after those before it."""
+        due_s = self._front.visible_s(sequence.request.arrival_s, sequence.prompt_tokens)
+        if (late_s := self._clock.now() - due_s) > 0:
+            self._recorder.late(late_s)
+        self._seen_s = max(nextafter(self._seen_s, inf) if apart else self._seen_s, due_s)
+        self._line.append((self._seen_s, sequence))
+        self._in_line += 1
+        self._arm()
+
+    def withdraw(self, sequence: SteppedSequence) -> None:
+        """Takes out a sequence that is over, perhaps before its time."""
+        if not sequence.arrived:
+            self._in_line -= 1
             return
-        sequence.blocks.begin(found + count)
-        if not sequence.preemptions and sequence.owner is not None:
-            sequence.owner.found(sequence.blocks.looked_up())
+        self._scheduler.remove(sequence)
+        if not self._turning:
+            self._tell_usage()
+        self._look()
 
-    def grow(self, sequence: StepState, count: int) -> None:
-        if sequence.blocks is not None:
-            sequence.blocks.grow(count)
+    def _look(self) -> None:
+        """Makes a step where none is under way, and something has changed."""
+        if not self._loop.busy and not self._scheduler.idle:
+            self._loop.wake(self._clock.now())
+            self._arm()
 
-    def filled(self, sequence: StepState) -> None:
-        if sequence.blocks is not None:
-            sequence.blocks.compute(sequence.computed)
+    # What the loop asks.
 
-    def release(self, sequence: StepState, held: int, findable: int) -> None:
-        if sequence.blocks is not None:
-            sequence.blocks.finish()
+    def next_s(self) -> float | None:
+        """See `Arrivals`."""
+        return self._line[0][0] if self._line else None
 
-    def forget(self, sequence: StepState) -> None:
-        """What it left is found by its hashes, by whoever."""
+    def take(self, until_s: float) -> list[SteppedSequence]:
+        """See `Arrivals`."""
+        taken: list[SteppedSequence] = []
+        while self._line and self._line[0][0] <= until_s:
+            at_s, sequence = self._line.popleft()
+            if not sequence.over and self._is_seen(sequence, at_s):
+                taken.append(sequence)
+        if taken:
+            # Outputs of one may have ended it, or others: those have withdrawn by themselves.
+            taken = [sequence for sequence in taken if not sequence.over]
+            self._in_line -= len(taken)
+        return taken
+
+    def _is_seen(self, sequence: SteppedSequence, at_s: float) -> bool:
+        """Whether the scheduler is to have it. A sequence that is over withdraws by itself."""
+        try:
+            return sequence.seen(at_s)
+        except Exception as error:
+            log.exception("what ends a sequence at once could not be handed out")
+            sequence.fail(error)
+        return False
+
+    def _transfer(self, sequence: SteppedSequence) -> float:
+        return self._timing.time_to_first_token(sequence.prompt_tokens, remote=True)
+
+    def step_made(self, batch: Batch[SteppedSequence], start_s: float, end_s: float) -> None:
+        """See `Outputs`."""
+        if self.watch_step is not None:
+            self.watch_step(batch, start_s, end_s)
+        for sequence in batch.admitted:
+            if not sequence.over:
+                sequence.admitted(self._loop.now_s)
+
+    def step_over(self, batch: Batch[SteppedSequence], first_s: float, gap_s: float) -> None:
+        """See `Outputs`."""
+        due = DueTokens(batch, first_s, gap_s)
+        tokens = 0
+        for sequence, count in due.tokens:
+            tokens += count
+            sequence.store(count, self._blocks.block_size)
+        if self._manager is not None:
+            self._manager.publish()
+        for drafted, accepted in batch.drafts.values():
+            self._recorder.drafted(drafted, accepted)
+        for sequence in batch.ends:
+            if not sequence.over:
+                sequence.has_last()
+        if due.tokens:
+            # A prompt counts in the step of its last chunk, as in vLLM.
+            for sequence in batch.prefilled:
+                tokens += 0 if sequence.over else sequence.prompt_tokens - sequence.cached_tokens
+            self._recorder.step(tokens)
+        self._out.append(due)
+
+    def _tell_usage(self) -> None:
+        self._recorder.cache_used(1.0 - self._blocks.free / self._blocks.capacity)
+
+    # The alarm.
+
+    def _arm(self) -> None:
+        """Have the alarm ring when the next thing is due."""
+        if self._turning:
+            return
+        event_s = self._loop.next_s()
+        due_s = self._out[0].next_s if self._out else inf
+        if event_s is not None and event_s < due_s:
+            due_s = event_s
+        if due_s < self._due_s:
+            self._due_s = due_s
+            self._alarm = Alarm(self)
+            self._wheel.add(self._due_s, self._alarm)
+
+    def rearm(self) -> None:
+        """The alarm was lost."""
+        self._alarm, self._due_s = None, inf
+        self._arm()
+
+    def ring(self, alarm: Alarm, now_s: float) -> float | None:
+        """Do what is due at `now_s`; when the next thing is; None for none, or an alarm out of date."""
+        if alarm is not self._alarm:
+            return None
+        self._turning = True
+        try:
+            due_s = self._run(now_s)
+        finally:
+            self._turning = False
+            self._tell_usage()
+        if due_s is None:
+            self._alarm, self._due_s = None, inf
+        else:
+            self._due_s = due_s
+        return due_s
+
+    def _run(self, now_s: float) -> float | None:
+        """In order of their moments: events of the loop, and tokens that are due."""
+        budget = MOST_PER_TURN
+        while True:
+            event_s = self._loop.next_s()
+            out_s = self._out[0].next_s if self._out else None
+            if out_s is not None and (event_s is None or out_s <= event_s):
+                if out_s > now_s or budget <= 0:
+                    return out_s
+                budget -= self._hand_out(now_s if event_s is None else min(now_s, event_s), budget)
+            elif event_s is None or event_s > now_s or budget <= 0:
+                return event_s
+            else:
+                self._loop.go_on(event_s)
+                budget -= 1
+
+    def _hand_out(self, until_s: float, most: int) -> int:
+        """Hands out what is due by then, at most `most` tokens of the first step; returns how many."""
+        first = self._out[0]
+        count = 0
+        while first.left and count < most and (at_s := first.next_s) <= until_s:
+            sequence, tokens = first.pop()
+            count += 1
+            if sequence.over:
+                continue
+            try:
+                sequence.take(at_s, tokens)
+            except Exception as error:
+                log.exception("a token could not be handed out")
+                sequence.fail(error)
+        if not first.left:
+            self._out.popleft()
+        return count
+
+
+class DueTokens:
+    """The tokens of a step, due one sequence after another: at `first_s`, and `gap_s` seconds apart."""
+
+    __slots__ = ("_gap_s", "left", "next_s", "tokens")
+
+    def __init__(self, batch: Batch[SteppedSequence], first_s: float, gap_s: float) -> None:
+        counts = batch.drafts
+        self.tokens = [
+            (it, 1 + counts[it][1] if it in counts else 1) for it in (*batch.decodes, *batch.prefilled)
+        ]
+        """Sequences, and how many tokens each gets."""
+        self._gap_s = gap_s
+        self.left = len(self.tokens)
+        self.next_s = first_s
+
+    def pop(self) -> tuple[SteppedSequence, int]:
+        """Returns the next sequence, and how many tokens it gets."""
+        self.left -= 1
+        self.next_s += self._gap_s
+        return self.tokens[-self.left - 1]
+
+
+class Alarm:
+    """Stands in the timer wheel for a whole engine; only the latest one rings."""
+
+    __slots__ = ("_executor",)
+
+    def __init__(self, executor: StepExecutor) -> None:
+        self._executor = executor
+
+    def turn(self, now_s: float) -> float | None:
+        return self._executor.ring(self, now_s)
+
+    def fail(self, error: Exception) -> None:
+        """Goes on with the others: the wheel has logged the error."""
+        self._executor.rearm()

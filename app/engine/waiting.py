@@ -1,4 +1,4 @@
-"""Who waits for a slot, and who of them is next."""
+"""The sequences that wait for a slot, and which of them is next."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from app.lora.adapters import LoRASlots
 FIRST = float("-inf")
 """Before all priorities."""
 SLACK = 64
-"""Those that have left the queue, and are still in its heaps, before they are looked for."""
+"""Entries of removed sequences that the heaps keep before they are cleared."""
 
 
 class Waits(Protocol):
-    """What can wait for a slot. They are told apart by identity."""
+    """A sequence that can wait for a slot; told apart by identity."""
 
     @property
     def adapter(self) -> str | None:
-        """The LoRA adapter that must be in memory while this runs."""
+        """LoRA adapter that must be in memory while it runs."""
 
     @property
     def priority(self) -> int:
@@ -31,67 +31,89 @@ W = TypeVar("W", bound=Waits)
 class WaitingQueue(Generic[W]):
     """First come, first served, or by priority; but adapters decide first.
 
-    Whose adapter is in memory goes before whose adapter would have to be loaded; a task whose adapter
-    cannot be loaded now holds up no other (simulator.md 10.2).
+    A sequence whose adapter is in memory goes before one whose adapter would have to be loaded. One whose
+    adapter cannot be loaded now holds up no other (simulator.md 10.2). A sequence that leaves the queue for a
+    slot keeps its adapter in memory until `left`.
     """
 
-    def __init__(self, lora: LoRASlots, by_priority: bool) -> None:
-        self._lora = lora
+    def __init__(self, lora: LoRASlots | None = None, by_priority: bool = False) -> None:
+        """Without `lora` no sequence has an adapter."""
+        self._lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
         self._by_priority = by_priority
         self._heaps: dict[str | None, list[tuple[float, int, W]]] = {}
-        """By adapter: priority, number in order of arrival, and the task."""
-        self.tasks: set[W] = set()
+        """By adapter: priority, number in order of arrival, and the sequence."""
+        self.members: set[W] = set()
         """All that wait."""
+        self._adapters: dict[W, str] = {}
+        """Adapters that running sequences hold: each may be unloaded before its sequence leaves."""
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return len(self.tasks)
+        return len(self.members)
 
-    def add(self, task: W, number: int | None = None, first: bool = False) -> None:
-        """Wait from now on; with the `number` that it had, at the place that it had; or before all others."""
+    def is_ready(self, adapter: str | None) -> bool:
+        """Returns whether a sequence with this adapter could run now."""
+        return adapter is None or self._lora.is_ready(adapter) or self._lora.has_room()
+
+    def add(self, sequence: W, number: int | None = None, first: bool = False) -> None:
+        """Adds a sequence: at the place of its `number` if it had one, or before all others."""
         if number is None:
             self._arrivals += 1
             number = self._arrivals
-        priority = FIRST if first else task.priority if self._by_priority else 0
-        self.tasks.add(task)
-        heapq.heappush(self._heaps.setdefault(task.adapter, []), (priority, number, task))
+        priority = FIRST if first else sequence.priority if self._by_priority else 0
+        self.members.add(sequence)
+        heapq.heappush(self._heaps.setdefault(sequence.adapter, []), (priority, number, sequence))
 
-    def remove(self, task: W) -> bool:
-        """Wait no more; False when it did not."""
-        if task not in self.tasks:
+    def remove(self, sequence: W) -> bool:
+        """Takes a sequence out of the queue; False when it does not wait."""
+        if sequence not in self.members:
             return False
-        self._forget(task)
+        self._forget(sequence)
         return True
 
     def head(self) -> W | None:
-        """Who is next; None when there is none that may start."""
-        heads = [heap[0] for adapter in list(self._heaps) if (heap := self._live(adapter))]
-        if not heads:
+        """Returns the next one; None when none may start."""
+        if not self.members:
             return None
+        heads = [heap[0] for adapter in list(self._heaps) if (heap := self._live(adapter))]
+        if len(heads) == 1 and heads[0][2].adapter is None:
+            return heads[0][2]
         room = self._lora.has_room()
         ready = [it for it in heads if self._lora.is_ready(it[2].adapter) or room and it[0] == FIRST]
         if not ready and room:
             ready = heads
         return min(ready)[2] if ready else None
 
-    def take(self, task: W) -> None:
-        """Take out `task`, which is next."""
-        heapq.heappop(self._heaps[task.adapter])
-        self._forget(task)
+    def pop(self, sequence: W) -> None:
+        """Takes out the `head`, which has a slot now."""
+        heapq.heappop(self._heaps[sequence.adapter])
+        self._forget(sequence)
+        self.hold(sequence)
 
-    def _forget(self, task: W) -> None:
-        """Let go of those that were removed, before they are many more than those that wait."""
-        self.tasks.remove(task)
-        if sum(map(len, self._heaps.values())) <= 2 * len(self.tasks) + SLACK:
+    def hold(self, sequence: W) -> None:
+        """Keeps the adapter of a sequence that got a slot in memory."""
+        adapter = sequence.adapter
+        if adapter is not None and self._lora.enter(adapter):
+            self._adapters[sequence] = adapter
+
+    def left(self, sequence: W) -> None:
+        """Notes that a sequence no longer has its slot."""
+        if self._adapters and (adapter := self._adapters.pop(sequence, None)) is not None:
+            self._lora.leave(adapter)
+
+    def _forget(self, sequence: W) -> None:
+        """Drops entries of sequences that were removed, before they outnumber those that wait."""
+        self.members.remove(sequence)
+        if sum(map(len, self._heaps.values())) <= 2 * len(self.members) + SLACK:
             return
         for adapter, heap in list(self._heaps.items()):
-            self._heaps[adapter] = kept = [entry for entry in heap if entry[2] in self.tasks]
+            self._heaps[adapter] = kept = [entry for entry in heap if entry[2] in self.members]
             heapq.heapify(kept)
 
     def _live(self, adapter: str | None) -> list[tuple[float, int, W]]:
-        """The heap of `adapter` without those at its head that wait no more."""
+        """Returns the heap of `adapter` without removed sequences at its head."""
         heap = self._heaps[adapter]
-        while heap and heap[0][2] not in self.tasks:
+        while heap and heap[0][2] not in self.members:
             heapq.heappop(heap)
         if not heap:
             del self._heaps[adapter]

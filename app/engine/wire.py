@@ -94,7 +94,7 @@ class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: the form holds from the first token."""
 
 
-class Generate(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
+class EngineCoreRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
     """Run one choice."""
 
     key: int
@@ -146,7 +146,7 @@ class Hello(Struct, frozen=True, omit_defaults=True, tag="hello"):
     """It wants to be told of `Blocks`."""
 
 
-Order: TypeAlias = Generate | Abort | Command | Hello
+Order: TypeAlias = EngineCoreRequest | Abort | Command | Hello
 
 
 class Ready(Struct, frozen=True, kw_only=True, tag="ready"):
@@ -172,7 +172,7 @@ class WireLogprob(Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]]
 
 
-class Said(Struct, kw_only=True, omit_defaults=True, tag="said"):
+class EngineCoreOutput(Struct, kw_only=True, omit_defaults=True, tag="said"):
     """What a step adds to one choice. `texts[i]` is what `ids[i]` adds to the text."""
 
     key: int
@@ -232,7 +232,7 @@ class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"
     error: str | None = None
 
 
-Notice: TypeAlias = Ready | Said | Load | Blocks | Answer
+Notice: TypeAlias = Ready | EngineCoreOutput | Load | Blocks | Answer
 
 
 def woken_by(tags: Collection[str] | None, asleep: Collection[str]) -> set[str]:

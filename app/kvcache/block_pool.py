@@ -43,15 +43,14 @@ class FreeQueue:
         self._numbers = iter(range(first, end))
         self.untouched = end - first
         """Blocks that were never used."""
+        self.free = end - first
+        """All free blocks; read several times a step."""
         self._empty: deque[Block] = deque()
         self._cached: OrderedDict[Block, None] = OrderedDict()
         self._unloaded: OrderedDict[Block, None] = OrderedDict()
         self._absent: dict[str, None] = {}
         self._absent_bytes = 0
         self._releases = 0
-
-    def __len__(self) -> int:
-        return self.untouched + len(self._empty) + len(self._cached) + len(self._unloaded)
 
     def __iter__(self) -> Iterator[Block]:
         """The blocks in their order, without those that were never used."""
@@ -61,23 +60,26 @@ class FreeQueue:
 
     def take(self) -> Block:
         """The block that goes first. IndexError when there is none."""
+        if not self.free:
+            raise IndexError("no block is free")
+        self.free -= 1
         if self._empty:
             return self._empty.popleft()
         if self.untouched:
             self.untouched -= 1
             return Block(next(self._numbers))
         queue = self._unloaded or self._cached
-        if not queue:
-            raise IndexError("no block is free")
         return queue.popitem(last=False)[0]
 
     def remove(self, block: Block) -> None:
         """A cached block is used again. KeyError when it is not here."""
         del self._queue_of(block)[block]
+        self.free -= 1
 
     def give_back(self, blocks: Sequence[Block]) -> None:
         """Blocks are free from now on; of those that hold something the first ones are taken first."""
         self._releases += 1
+        self.free += len(blocks)
         empty = []
         for block in blocks:
             if block.hash is None:
@@ -171,7 +173,7 @@ class BlockPool:
     @property
     def free(self) -> int:
         """Blocks that no sequence uses, cached ones too."""
-        return len(self.queue)
+        return self.queue.free
 
     @property
     def usage(self) -> float:
@@ -267,6 +269,7 @@ class BlockPool:
             (len(everyone) != len(idle) + len(references), "a block is in two places"),
             (len({block.number for block in everyone}) != len(everyone), "two blocks have one number"),
             (any(block.references != references.get(block, 0) for block in everyone), "references are wrong"),
+            (self.free != self.queue.untouched + len(idle), "free blocks are miscounted"),
             (self.free + len(references) != self.capacity, "blocks are missing, or there are too many"),
             (not self.queue.are_names_counted(), "unloaded adapters take more or less than they should"),
             (found != hashed, "what can be found is not what is held"),

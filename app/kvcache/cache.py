@@ -57,13 +57,13 @@ class KVCache:
         self.block_size = hasher.chain.block_size
         self._hasher = hasher
         self._events = EventLog(events, int_hashes, self.block_size)
-        self._pool = BlockPool(num_blocks, self._events.removed, observer)
+        self.pool = BlockPool(num_blocks, self._events.removed, observer)
         self._running: dict[str, Allocation] = {}
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
         """What is remembered, by name."""
-        return {"KV cache blocks": self._pool, "block hashes": self._hasher.chain.memo}
+        return {"KV cache blocks": self.pool, "block hashes": self._hasher.chain.memo}
 
     def __len__(self) -> int:
         """Sequences that have blocks."""
@@ -72,17 +72,17 @@ class KVCache:
     @property
     def capacity(self) -> int:
         """Blocks that sequences can use: all but the null block."""
-        return self._pool.capacity
+        return self.pool.capacity
 
     @property
     def free(self) -> int:
         """Blocks that no sequence uses; some of them may still be found by their hash."""
-        return self._pool.free
+        return self.pool.queue.free
 
     @property
     def usage(self) -> float:
         """The share of blocks in use, from 0 to 1 (vllm:kv_cache_usage_perc)."""
-        return self._pool.usage
+        return self.pool.usage
 
     def prompt(
         self,
@@ -111,26 +111,29 @@ class KVCache:
         """Whether `begin` would succeed now."""
         return self.fits(prompt, self.hits(prompt))
 
-    def begin(self, request_id: str, prompt: Prompt, blocks: int | None = None) -> int | None:
+    def begin(
+        self, request_id: str, prompt: Prompt, blocks: int | None = None, hits: list[Block] | None = None
+    ) -> int | None:
         """Give a sequence blocks for its prompt; the number of prompt tokens that were there already.
 
         None, and nothing has changed, when there are too few free blocks. With `blocks` it gets only so
-        many, and the prompt is computed in parts: `grow` and `compute` go on. ValueError when the request
-        has blocks already.
+        many, and the prompt is computed in parts: `grow` and `compute` go on. With `hits` the caller has
+        looked for its blocks just now, and seen that it fits. ValueError when the request has blocks already.
         """
         if request_id in self._running:
             raise ValueError(f"request {request_id} has blocks already")
-        hits = self.hits(prompt)
-        if not self.fits(prompt, hits):
-            return None
+        if hits is None:
+            hits = self.hits(prompt)
+            if not self.fits(prompt, hits):
+                return None
         found = len(hits)
-        self._pool.use(hits)
+        self.pool.use(hits)
         tokens = len(prompt.token_ids)
         wanted = self._blocks_of(tokens) if blocks is None else blocks
         sequence = Allocation(
             keys=prompt.keys,
             adapter=prompt.adapter,
-            blocks=hits + self._pool.take(wanted - found),
+            blocks=hits + self.pool.take(wanted - found),
             tokens=tokens,
             stored=found,
             last_hash=prompt.hashes[found - 1] if hits else self._hasher.none_hash,
@@ -150,7 +153,7 @@ class KVCache:
 
     def grow(self, request_id: str, count: int) -> None:
         """Give a sequence `count` more blocks. The caller has checked `free`."""
-        self._running[request_id].blocks += self._pool.take(count)
+        self._running[request_id].blocks += self.pool.take(count)
 
     def append(self, request_id: str, token_ids: Sequence[int]) -> bool:
         """A step has brought new tokens of the reply: give room to those before the newest one.
@@ -162,8 +165,8 @@ class KVCache:
         """
         sequence = self._running[request_id]
         needed = max(0, self._blocks_of(sequence.tokens + len(token_ids) - 1) - len(sequence.blocks))
-        if enough := needed <= self._pool.free:
-            sequence.blocks += self._pool.take(needed)
+        if enough := needed <= self.pool.queue.free:
+            sequence.blocks += self.pool.take(needed)
         self.write(request_id, token_ids)
         return enough
 
@@ -186,15 +189,15 @@ class KVCache:
     @property
     def observer(self) -> BlockObserver | None:
         """Who is told what becomes of blocks."""
-        return self._pool.observer
+        return self.pool.observer
 
     def observe(self, observer: BlockObserver | None) -> None:
         """Tell another one from now on."""
-        self._pool.observer = observer
+        self.pool.observer = observer
 
     def blocks(self) -> Iterator[Block]:
         """All blocks that were ever used; those that sequences share more than once."""
-        yield from self._pool.queue
+        yield from self.pool.queue
         for sequence in self._running.values():
             yield from sequence.blocks
 
@@ -205,7 +208,7 @@ class KVCache:
         """
         sequence = self._running.pop(request_id, None)
         if sequence is not None:
-            self._pool.release(sequence.blocks)
+            self.pool.release(sequence.blocks)
 
     def reset(self) -> bool:
         """Forget all that is cached, or return False while sequences run (reset_prefix_cache)."""
@@ -219,16 +222,16 @@ class KVCache:
         for sequence in self._running.values():
             sequence.cached = False
             sequence.tail.clear()
-        self._pool.clear(block for sequence in self._running.values() for block in sequence.blocks)
+        self.pool.clear(block for sequence in self._running.values() for block in sequence.blocks)
         self._events.cleared()
 
     def unload_adapter(self, name: str) -> None:
         """Let unused blocks of an adapter make room before others, until `load_adapter`. O(blocks)."""
-        self._pool.queue.unload(name)
+        self.pool.queue.unload(name)
 
     def load_adapter(self, name: str) -> None:
         """Treat unused blocks of an adapter like others again. O(blocks)."""
-        self._pool.queue.load(name)
+        self.pool.queue.load(name)
 
     def take_events(self) -> list[KVEvent]:
         """What happened since the last call, in order: a step's events, to be published together."""
@@ -236,7 +239,7 @@ class KVCache:
 
     def check_integrity(self) -> None:
         """RuntimeError unless blocks and sequences add up. For tests: O(blocks)."""
-        self._pool.check_integrity(sequence.blocks for sequence in self._running.values())
+        self.pool.check_integrity(sequence.blocks for sequence in self._running.values())
         for request_id, sequence in self._running.items():
             stored = sequence.blocks[: sequence.stored]
             if sequence.cached and any(block.hash is None for block in stored):
@@ -250,7 +253,7 @@ class KVCache:
             return []
         # The last token has to be computed, as its output is the first new token.
         most = (len(prompt.token_ids) - 1) // self.block_size
-        return self._pool.longest_prefix(prompt.hashes[:most])
+        return self.pool.longest_prefix(prompt.hashes[:most])
 
     def created(self, prompt: Prompt, found: int) -> int:
         """Tokens of whole blocks that a prompt adds to the cache, `found` of whose tokens were there."""
@@ -260,9 +263,9 @@ class KVCache:
 
     def fits(self, prompt: Prompt, hits: list[Block]) -> bool:
         """Whether the whole of a prompt could have its blocks now, of which `hits` are there."""
-        used_again = sum(block.references == 0 for block in hits)
+        used_again = sum([block.references == 0 for block in hits]) if hits else 0
         needed = self._blocks_of(len(prompt.token_ids)) - len(hits)
-        return needed + used_again <= self._pool.free
+        return needed + used_again <= self.pool.queue.free
 
     def _blocks_of(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -281,7 +284,7 @@ class KVCache:
         first, adapter = sequence.stored, sequence.adapter
         name = adapter.name if adapter else None
         for block, block_hash in zip(sequence.blocks[first:], hashes, strict=False):
-            self._pool.cache(block, block_hash, name)
+            self.pool.cache(block, block_hash, name)
         parent = sequence.last_hash if first else None
         self._events.stored(hashes, parent, sequence.tail, first, sequence.keys, adapter)
         sequence.stored += len(hashes)

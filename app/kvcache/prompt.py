@@ -127,8 +127,8 @@ class Prompt:
     @property
     def hashes(self) -> list[bytes]:
         """The hash of every full block."""
-        for _ in self.hashing():
-            pass
+        for part in self._parts:
+            self._hashes += part
         return self._hashes
 
     def _chain(self, hasher: BlockHasher) -> Iterator[Part]:

@@ -16,18 +16,19 @@ from msgspec import Struct
 
 from app.engine.batch import Batch, SchedulerLimits
 from app.engine.scheduler import Scheduler
+from app.engine.waiting import WaitingQueue
 from app.engine.wire import TextForm
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
-from app.llm.intake import Intake
 from app.llm.kv_store import DecodeRow
 from app.llm.model_runner import Chunk, ModelRunner, StepLogits
+from app.llm.preprocessor import RequestPreprocessor
 from app.llm.requests import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from app.llm.sampler import Form, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
-from app.llm.sequence import PagedBlocks, PriorityQueue, Sequence
+from app.llm.sequence import PagedBlocks, Sequence
 from app.tokenization.huggingface import LocalTokenizer
 
 NO_NUMBERS: Final = "The model's logits for this request are not numbers."
@@ -108,7 +109,7 @@ class LLMEngine:
         )
         room = self.cache.capacity * options.block_size
         length = min(options.max_seq_length, runner.config.max_position, room)
-        self._intake = Intake(
+        self._preprocessor = RequestPreprocessor(
             tokenizer, self.cache, runner.vocab_size, length, random, now, options.form_cpu_s
         )
         limits = SchedulerLimits(
@@ -116,7 +117,7 @@ class LLMEngine:
             max_num_batched_tokens=options.max_num_batched_tokens,
             by_priority=True,
         )
-        self._waiting = PriorityQueue()
+        self._waiting: WaitingQueue[Sequence] = WaitingQueue(by_priority=True)
         self.scheduler: Scheduler[Sequence] = Scheduler(limits, PagedBlocks(self.cache), self._waiting)
         self._choices: dict[str, list[Sequence]] = {}
         """The choices of each request that are not over."""
@@ -128,7 +129,7 @@ class LLMEngine:
     @property
     def max_tokens(self) -> int:
         """Most tokens of a prompt and its reply."""
-        return self._intake.max_tokens
+        return self._preprocessor.max_tokens
 
     @property
     def has_work(self) -> bool:
@@ -168,11 +169,11 @@ class LLMEngine:
         """The same, of a request that is made; `form` is its own, compiled, if it has one choice."""
         if request.request_id in self._choices:
             raise RequestError(f"The request id {request.request_id} is in use.")
-        self._intake.check(request)
+        self._preprocessor.check(request)
         if len(self._waiting) + request.params.n > max(self.options.max_queue_size, request.params.n):
             raise QueueFull(f"{len(self._waiting)} requests wait, of at most {self.options.max_queue_size}.")
         eos, count = self.eos_token_ids, request.params.n
-        choices = [self._intake.sequence(request, index, eos, form) for index in range(count)]
+        choices = [self._preprocessor.sequence(request, index, eos, form) for index in range(count)]
         self.stats.requests += 1
         self._choices[request.request_id] = choices
         queued_s = self._now()
@@ -182,7 +183,7 @@ class LLMEngine:
 
     def compile(self, form: TextForm) -> Form:
         """What `add` takes as form; may be called by other threads. RequestError for one that cannot be."""
-        return self._intake.compile(form, self.eos_token_ids)
+        return self._preprocessor.compile(form, self.eos_token_ids)
 
     def encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
@@ -223,7 +224,7 @@ class LLMEngine:
             sequence.computed, sequence.written = 0, len(sequence.output_ids)
             sequence.preemptions += 1
             self.scheduler.preemptions += 1
-            self._waiting.add(sequence)
+            self._waiting.add(sequence, sequence.arrived)
 
     def clear_stats(self) -> None:
         self.stats = EngineStats()
@@ -239,7 +240,7 @@ class LLMEngine:
     def _expire(self) -> list[EngineOutput]:
         """Whoever has waited for too long waits no more."""
         now = self._now()
-        late = [it for it in self._waiting.sequences if it.deadline_s is not None and it.deadline_s <= now]
+        late = [it for it in self._waiting.members if it.deadline_s is not None and it.deadline_s <= now]
         late = [it for it in late if not it.preemptions]
         outputs = []
         for sequence in late:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from app.engine.wire import EndReason, Generate, Said, WireLogprob
+from app.engine.wire import EndReason, EngineCoreOutput, EngineCoreRequest, WireLogprob
 from app.llm.sampling_params import SamplingParams
 
 FinishReason: TypeAlias = EndReason
@@ -67,7 +67,7 @@ class EngineOutput(Struct, kw_only=True, omit_defaults=True):
     """How often it lost its blocks."""
 
 
-def request_of(request_id: str, order: Generate) -> EngineRequest:
+def request_of(request_id: str, order: EngineCoreRequest) -> EngineRequest:
     """RequestError for parameters that are out of their ranges."""
     params = SamplingParams(
         **asdict(order.sampling),
@@ -91,9 +91,9 @@ def request_of(request_id: str, order: Generate) -> EngineRequest:
     )
 
 
-def said_of(key: int, output: EngineOutput, now_s: float) -> Said:
+def said_of(key: int, output: EngineOutput, now_s: float) -> EngineCoreOutput:
     """What a step adds to a choice; a step adds one token at most."""
-    said = Said(
+    said = EngineCoreOutput(
         key=key,
         ids=output.token_ids,
         texts=[output.text] if output.token_ids else [],
@@ -114,6 +114,6 @@ def said_of(key: int, output: EngineOutput, now_s: float) -> Said:
     return said
 
 
-def failed(key: int, error: str, now_s: float) -> Said:
+def failed(key: int, error: str, now_s: float) -> EngineCoreOutput:
     """A choice that ends without a token more."""
-    return Said(key=key, at_s=now_s, finish="error", error=error)
+    return EngineCoreOutput(key=key, at_s=now_s, finish="error", error=error)

@@ -1,9 +1,6 @@
-"""One reply in the engine, and how the scheduler asks for its blocks and its turn."""
+"""One reply in the engine, and its blocks as the scheduler asks for them."""
 
 from __future__ import annotations
-
-import heapq
-from typing import Final
 
 from app.engine.batch import SequenceState
 from app.kvcache.block_pool import Block
@@ -17,6 +14,8 @@ from app.llm.sampler import SamplingState
 class Sequence(SequenceState):
     """A choice of a request."""
 
+    adapter: str | None = None
+    """The engine has no LoRA adapters."""
     __slots__ = (
         "blocks",
         "cached_tokens",
@@ -81,10 +80,6 @@ class Sequence(SequenceState):
         return prompt[start:end] if end <= len(prompt) else self.token_ids[start:end]
 
 
-SPARE_PLACES: Final = 64
-"""Of sequences that left the queue, beside as many as are in it."""
-
-
 class PagedBlocks:
     """The blocks of `KVCache`, as the scheduler asks for them."""
 
@@ -127,43 +122,3 @@ class PagedBlocks:
 
     def forget(self, sequence: Sequence) -> None:
         """What it left is found by its hashes, by whoever."""
-
-
-class PriorityQueue:
-    """Who waits: the lower priority first, then who came first; who was preempted keeps its place."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Sequence]] = []
-        self.sequences: set[Sequence] = set()
-        """All that wait; the heap may hold some that left."""
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def add(self, sequence: Sequence) -> None:
-        self.sequences.add(sequence)
-        heapq.heappush(self._heap, (sequence.priority, sequence.arrived, sequence))
-
-    def head(self) -> Sequence | None:
-        while self._heap and self._heap[0][2] not in self.sequences:
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
-
-    def pop(self) -> Sequence:
-        sequence = self.head()
-        assert sequence is not None
-        heapq.heappop(self._heap)
-        self.sequences.remove(sequence)
-        return sequence
-
-    def left(self, sequence: Sequence) -> None:
-        """Places are all the same here."""
-
-    def remove(self, sequence: Sequence) -> bool:
-        if sequence not in self.sequences:
-            return False
-        self.sequences.remove(sequence)
-        if len(self._heap) > 2 * len(self.sequences) + SPARE_PLACES:
-            self._heap = [place for place in self._heap if place[2] in self.sequences]
-            heapq.heapify(self._heap)
-        return True

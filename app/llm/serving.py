@@ -11,7 +11,19 @@ from typing import Final
 
 from app.engine.errors import EngineError
 from app.engine.heartbeat import Heartbeat
-from app.engine.wire import Abort, Answer, Blocks, Command, Generate, Hello, Load, Notice, Order, Ready, Said
+from app.engine.wire import (
+    Abort,
+    Answer,
+    Blocks,
+    Command,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Hello,
+    Load,
+    Notice,
+    Order,
+    Ready,
+)
 from app.kvcache.event_sender import EventSender
 from app.kvcache.events import EventBatch, encoder
 from app.llm.engine import LLMEngine
@@ -73,7 +85,7 @@ class EngineService:
         self._owners: dict[str, tuple[Worker, int]] = {}
         """Whose a request of the engine is, and by which key."""
         self._compilers = ThreadPoolExecutor(FORMS_AT_ONCE, "forms")
-        self._uncompiled: dict[str, tuple[Future[Form], Generate]] = {}
+        self._uncompiled: dict[str, tuple[Future[Form], EngineCoreRequest]] = {}
         """Requests that wait for their forms."""
         self._settling: list[tuple[Worker, Command]] = []
         """Commands that wait until nothing runs."""
@@ -131,7 +143,7 @@ class EngineService:
 
     def _do(self, worker: Worker, order: Order) -> None:
         match order:
-            case Generate():
+            case EngineCoreRequest():
                 self._generate(worker, order)
             case Abort():
                 for key in order.keys:
@@ -142,7 +154,7 @@ class EngineService:
                 worker.wants_kv_events = order.kv_events
                 worker.notices.append(self._ready)
 
-    def _generate(self, worker: Worker, order: Generate) -> None:
+    def _generate(self, worker: Worker, order: EngineCoreRequest) -> None:
         if order.key in worker.keys:
             logger.warning("request %s is ignored: its key %d is in use", order.request_id, order.key)
             return
@@ -154,7 +166,7 @@ class EngineService:
         else:
             self._add(request_id, order)
 
-    def _add(self, request_id: str, order: Generate, form: Form | None = None) -> None:
+    def _add(self, request_id: str, order: EngineCoreRequest, form: Form | None = None) -> None:
         try:
             self._engine.add(request_of(request_id, order), form)
         except LLMError as error:
@@ -208,7 +220,7 @@ class EngineService:
         if command.mode == "abort":
             for worker, key in list(self._owners.values()):
                 self._abort(worker, key)
-                worker.notices.append(Said(key=key, at_s=self._now(), finish="abort"))
+                worker.notices.append(EngineCoreOutput(key=key, at_s=self._now(), finish="abort"))
         return command.mode == "wait" and self._engine.num_running > 0
 
     def _carry_out(self, command: Command) -> bool | None:
@@ -300,7 +312,7 @@ class EngineService:
         """It has not read for long: its choices end, which it is told as soon as it reads."""
         if worker.keys:
             logger.warning("worker %d does not read: %d choices end", worker.number, len(worker.keys))
-        whole = [it for it in worker.notices if not isinstance(it, Said) or it.finish is not None]
+        whole = [it for it in worker.notices if not isinstance(it, EngineCoreOutput) or it.finish is not None]
         late = [failed(key, "The server was too slow to take the reply.", self._now()) for key in worker.keys]
         for key in list(worker.keys):
             self._abort(worker, key)

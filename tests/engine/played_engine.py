@@ -14,7 +14,18 @@ import zmq.green as zmq
 from app.clock.clock import VirtualClock
 from app.engine.outputs import EngineOutput, Failed, Tokens
 from app.engine.remote import RemoteEngine
-from app.engine.wire import Abort, Answer, Command, Generate, Hello, Load, Notice, Order, Ready, Said
+from app.engine.wire import (
+    Abort,
+    Answer,
+    Command,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Hello,
+    Load,
+    Notice,
+    Order,
+    Ready,
+)
 from app.metrics.recorder import Recorder
 from config.settings import SchedulingSettings, Settings
 from tests.engine.harness import START_S, engine_request
@@ -120,8 +131,8 @@ class Worker:
         return [order.key for order in self.ordered]
 
     @property
-    def ordered(self) -> list[Generate]:
-        return [order for order in self.peer.orders if isinstance(order, Generate)]
+    def ordered(self) -> list[EngineCoreRequest]:
+        return [order for order in self.peer.orders if isinstance(order, EngineCoreRequest)]
 
     @property
     def aborted(self) -> list[int]:
@@ -142,7 +153,9 @@ class Worker:
 
     def says(self, key: int, *texts: str, **fields: Any) -> None:
         """A step has brought these tokens."""
-        said = Said(key=key, ids=list(range(len(texts))), texts=list(texts), at_s=START_S + 1, **fields)
+        said = EngineCoreOutput(
+            key=key, ids=list(range(len(texts))), texts=list(texts), at_s=START_S + 1, **fields
+        )
         self.hears(said)
 
     def ends(self, name: str = "a") -> list[str]:

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from app.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
 from app.engine.outputs import EngineOutput, Started
-from app.engine.wire import Answer, Command, Load, Said, Sampling
+from app.engine.wire import Answer, Command, EngineCoreOutput, Load, Sampling
 from tests.engine.harness import START_S, engine_request
 from tests.engine.played_engine import DEADLINE_S, Worker, until, worker
 
@@ -253,9 +253,9 @@ def test_what_nobody_takes_or_understands_ends_no_other(
     bad, good = play.keys(2)
     play.peer.say_bytes(b"\xc1 is never msgpack")
     play.hears(
-        Said(key=bad, ids=[1], texts=["a"], at_s=START_S),
+        EngineCoreOutput(key=bad, ids=[1], texts=["a"], at_s=START_S),
         Load(),
-        Said(key=good, ids=[1], texts=["a"], at_s=START_S),
+        EngineCoreOutput(key=good, ids=[1], texts=["a"], at_s=START_S),
     )
     until(lambda: play.aborted == [bad])
     assert [type(it) for _, it in play.outputs][:1] == [Started] and play.ends("good") == []

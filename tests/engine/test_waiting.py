@@ -78,8 +78,7 @@ class Line(RuleBasedStateMachine):
     def goes_in(self) -> None:
         ticket = self.next()
         assert ticket is not None and self.queue.head() is ticket
-        self.queue.take(ticket)
-        self.lora.enter(ticket.adapter)
+        self.queue.pop(ticket)
         self.line = [it for it in self.line if it[2] is not ticket]
         self.running.append(ticket)
 
@@ -87,8 +86,7 @@ class Line(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), again=st.booleans())
     def leaves_its_place(self, which: int, again: bool) -> None:
         ticket = self.running.pop(which % len(self.running))
-        if ticket.adapter is not None:
-            self.lora.leave(ticket.adapter)
+        self.queue.left(ticket)
         if again:
             self.queue.add(ticket, self.places[ticket])
             self.stands(ticket, self.places[ticket])
@@ -111,7 +109,7 @@ class Line(RuleBasedStateMachine):
     def the_same_one_is_next(self) -> None:
         assert self.queue.head() is self.next()
         assert len(self.queue) == len(self.line)
-        assert self.queue.tasks == {it[2] for it in self.line}
+        assert self.queue.members == {it[2] for it in self.line}
         kept = sum(map(len, self.queue._heaps.values()))
         assert len(self.line) <= kept <= 2 * len(self.line) + SLACK
 

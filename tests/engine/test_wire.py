@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import asdict
 
-from app.engine.wire import Command, EngineProcessOptions, Generate, Load, Said, Sampling
+from app.engine.wire import Command, EngineCoreOutput, EngineCoreRequest, EngineProcessOptions, Load, Sampling
 
 NEEDED = {"key": 1, "request_id": "cmpl-1", "prompt_ids": [5, 6], "max_tokens": 7, "arrival_s": 0.5}
 
 
 def test_an_order_that_asks_for_nothing_more_is_what_vllms_sampling_params_are_by_default() -> None:
-    order = msgspec.msgpack.decode(msgspec.msgpack.encode({"type": "generate", **NEEDED}), type=Generate)
+    order = msgspec.msgpack.decode(
+        msgspec.msgpack.encode({"type": "generate", **NEEDED}), type=EngineCoreRequest
+    )
     assert msgspec.structs.asdict(order) == {
         **NEEDED,
         "min_tokens": 0,
@@ -43,12 +45,12 @@ def test_an_order_that_asks_for_nothing_more_is_what_vllms_sampling_params_are_b
 
 
 def test_an_order_takes_no_bytes_for_what_it_does_not_ask() -> None:
-    order = msgspec.msgpack.encode(Generate(**NEEDED, seed=0))
+    order = msgspec.msgpack.encode(EngineCoreRequest(**NEEDED, seed=0))
     assert msgspec.msgpack.decode(order) == {"type": "generate", **NEEDED, "seed": 0}
 
 
 def test_notices_and_commands_that_say_nothing_more_mean_nothing_more() -> None:
-    notices = (Said(key=1), Load(), Command(name="pause"))
+    notices = (EngineCoreOutput(key=1), Load(), Command(name="pause"))
     said = [
         {name: value for name, value in asdict(it).items() if value not in (0, None, False)} for it in notices
     ]

@@ -18,14 +18,14 @@ from app.engine.wire import (
     Abort,
     Answer,
     Command,
+    EngineCoreOutput,
+    EngineCoreRequest,
     EngineProcessOptions,
-    Generate,
     Hello,
     Load,
     Notice,
     Order,
     Ready,
-    Said,
     Sampling,
 )
 from tests.running_server import ROOT
@@ -71,7 +71,7 @@ class Worker:
         self._socket.linger, self._socket.rcvhwm = 0, queued_messages
         self._socket.connect(endpoint)
         self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
-        self.said: dict[int, list[Said]] = {}
+        self.said: dict[int, list[EngineCoreOutput]] = {}
         self.loads: list[Load] = []
         self.ready: list[Ready] = []
         self.answers: dict[int, Answer] = {}
@@ -93,7 +93,9 @@ class Worker:
     def generate(self, key: int, prompt_ids: Sequence[int], max_tokens: int = 16, **more: object) -> None:
         plain = {"sampling": GREEDY, "ignore_eos": True, "request_id": str(key), **more}
         self.order(
-            Generate(key=key, prompt_ids=list(prompt_ids), max_tokens=max_tokens, arrival_s=0.0, **plain)  # type: ignore[arg-type]
+            EngineCoreRequest(
+                key=key, prompt_ids=list(prompt_ids), max_tokens=max_tokens, arrival_s=0.0, **plain
+            )  # type: ignore[arg-type]
         )
 
     def abort(self, *keys: int) -> None:
@@ -117,7 +119,7 @@ class Worker:
             return
         for notice in self._decode(self._socket.recv()):
             match notice:
-                case Said():
+                case EngineCoreOutput():
                     self.said.setdefault(notice.key, []).append(notice)
                 case Load():
                     self.loads.append(notice)
@@ -132,7 +134,7 @@ class Worker:
             assert time.monotonic() < end, "the engine did not say it"
             self.hear()
 
-    def wait(self, *keys: int) -> list[Said]:
+    def wait(self, *keys: int) -> list[EngineCoreOutput]:
         """The last word of each choice, when all are over."""
         self.until(lambda: all(self.is_over(key) for key in keys))
         return [self.said[key][-1] for key in keys]

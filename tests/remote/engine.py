@@ -24,14 +24,14 @@ from app.engine.wire import (
     Answer,
     Blocks,
     Command,
+    EngineCoreOutput,
+    EngineCoreRequest,
     EngineProcessOptions,
-    Generate,
     Hello,
     Load,
     Notice,
     Order,
     Ready,
-    Said,
     WireLogprob,
 )
 
@@ -44,17 +44,19 @@ FIRST_ID = 300
 class Choice:
     """One that runs."""
 
-    def __init__(self, order: Generate, text: str) -> None:
+    def __init__(self, order: EngineCoreRequest, text: str) -> None:
         self.order = order
         self.texts = [text[i : i + TOKEN_CHARS] for i in range(0, len(text), TOKEN_CHARS)] or [""]
         self.said = 0
 
-    def step(self) -> Said:
+    def step(self) -> EngineCoreOutput:
         """Its next token."""
         order, place = self.order, self.said
         self.said += 1
         token_id = FIRST_ID + place
-        said = Said(key=order.key, ids=[token_id], texts=[self.texts[place]], at_s=time.monotonic())
+        said = EngineCoreOutput(
+            key=order.key, ids=[token_id], texts=[self.texts[place]], at_s=time.monotonic()
+        )
         if order.logprobs is not None:
             top = [(token_id + rank, -0.5 - rank) for rank in range(order.logprobs)]
             said.logprobs = [WireLogprob(token_id, -0.5, 1, top)]
@@ -121,11 +123,11 @@ class Engine:
             case Command():
                 self.paused = order.name in ("pause", "sleep") or (self.paused and order.name != "resume")
                 told.append(Answer(number=order.number, value=True))
-            case Generate() if (self.folder / "error").exists():
-                said = Said(key=order.key, at_s=time.monotonic(), finish="error")
+            case EngineCoreRequest() if (self.folder / "error").exists():
+                said = EngineCoreOutput(key=order.key, at_s=time.monotonic(), finish="error")
                 said.error, said.is_refused = (self.folder / "error").read_text(), order.seed == 400
                 told.append(said)
-            case Generate():
+            case EngineCoreRequest():
                 self.choices[worker, order.key] = Choice(order, (self.folder / "text").read_text())
                 if worker in self.listeners:
                     told.append(Blocks(TOPIC, 0, (self.folder / "blocks").read_bytes()))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from app.llm.structured_output import Forms
 
 
-class Intake:
+class RequestPreprocessor:
     """`tokenizer` None: no texts, no stop strings, no forms. `random` gives seeds to who brings none."""
 
     def __init__(

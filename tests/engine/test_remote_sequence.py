@@ -19,9 +19,10 @@ from app.engine.outputs import (
     TokenLogprob,
     Tokens,
 )
-from app.engine.remote_choice import RemoteChoice
+from app.engine.remote_sequence import RemoteSequence
 from app.engine.request import Outcome
-from app.engine.wire import Said, WireLogprob
+from app.engine.sequence import Submission
+from app.engine.wire import EngineCoreOutput, WireLogprob
 from app.metrics.recorder import Recorder
 from tests.engine.harness import engine_request
 
@@ -55,7 +56,8 @@ class Play:
         self.left: list[bool] = []
         self.takes_plain = takes_plain
         self.recorder = Recorder("test", 4096, {})
-        self.choice = RemoteChoice(
+        submission = Submission({})
+        self.choice = RemoteSequence(
             engine_request(arrival_s=ARRIVAL_S, prompt_ids=[1] * 10),
             1,
             self.emit,
@@ -63,9 +65,10 @@ class Play:
             lambda: NOW_S,
             lambda ids: ["\N{REPLACEMENT CHARACTER}" if it == 99 else f"<{it}>" for it in ids],
             reader,
-            lambda choice, is_computed: self.left.append(is_computed),
-            lambda choice: (1, choice.tokens),
+            lambda choice: self.left.append(choice.is_computed),
+            submission,
         )
+        submission.begin([self.choice])
 
     def emit(self, output: EngineOutput) -> Any:
         self.outputs.append(output)
@@ -75,7 +78,7 @@ class Play:
 
     def say(self, *texts: str, **fields: Any) -> None:
         ids = list(range(len(texts)))
-        self.choice.take(Said(key=1, ids=ids, texts=list(texts), **{"at_s": 101.0, **fields}))
+        self.choice.take(EngineCoreOutput(key=1, ids=ids, texts=list(texts), **{"at_s": 101.0, **fields}))
 
     def tokens(self) -> list[tuple[list[str], int, Part | None, Finish | None]]:
         found = (it for it in self.outputs if isinstance(it, Tokens))
@@ -156,7 +159,7 @@ def test_alternatives_are_kept_with_their_tokens() -> None:
 @pytest.mark.parametrize("ids", [[1], [1, 2, 3]])
 def test_an_engine_that_says_more_tokens_than_texts_or_fewer_is_not_believed(ids: list[int]) -> None:
     with pytest.raises(ValueError):
-        Play(Words()).choice.take(Said(key=1, ids=ids, texts=["a", "b"], at_s=101.0))
+        Play(Words()).choice.take(EngineCoreOutput(key=1, ids=ids, texts=["a", "b"], at_s=101.0))
 
 
 def test_several_parts_that_one_token_ends_are_told_apart() -> None:

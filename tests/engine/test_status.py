@@ -11,11 +11,11 @@ import pytest
 
 from app import console
 from app.engine.sequence import Sequence
-from app.engine.standing import Phase, Standing
+from app.engine.status import Phase, SequenceStatus
 from config.profile import read_profile
 from config.settings import StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
-from tests.engine.test_remote_choice import Play
+from tests.engine.test_remote_sequence import Play
 
 SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.5}
 PROMPT = list(range(3 * BLOCK_TOKENS))
@@ -42,7 +42,7 @@ def phases(harness: Harness, request_id: str) -> list[Phase]:
     """All that it goes through, to its end."""
     seen: list[Phase] = []
     while found := [it for it in harness.engine.sequences() if it.request.request_id == request_id]:
-        phase = found[0].standing().phase
+        phase = found[0].status().phase
         if [phase] != seen[-1:]:
             seen.append(phase)
         harness.clock.advance(0.001)
@@ -54,11 +54,11 @@ def test_on_a_timeline_of_its_own_it_waits_then_is_prefilled_then_decodes() -> N
     harness.ask("a", prompt_ids=PROMPT)
     harness.ask("b", prompt_ids=PROMPT)
     second, first = harness.engine.sequences()
-    assert first.standing() == Standing(Phase.PREFILL, len(PROMPT), 0, START_S, None)
-    assert second.standing() == Standing(Phase.QUEUED, 0, 0, None, None)
+    assert first.status() == SequenceStatus(Phase.PREFILL, len(PROMPT), 0, START_S, None)
+    assert second.status() == SequenceStatus(Phase.QUEUED, 0, 0, None, None)
     assert (first.text, first.preemptions) == ("", 0)
     harness.clock.advance(1.6)
-    assert first.standing() == Standing(Phase.DECODE, len(PROMPT), 0, START_S, START_S + 1)
+    assert first.status() == SequenceStatus(Phase.DECODE, len(PROMPT), 0, START_S, START_S + 1)
     assert first.text == harness.said("a") != ""
 
 
@@ -98,9 +98,9 @@ def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> No
     harness.ask("a", prompt_ids=list(range(9000)), max_tokens=90)
     harness.ask("b")
     waiting, sequence = harness.engine.sequences()
-    assert sequence.standing() == Standing(Phase.QUEUED, 0, 0, None, None)
+    assert sequence.status() == SequenceStatus(Phase.QUEUED, 0, 0, None, None)
     computed = []
-    while (standing := sequence.standing()).phase < Phase.DECODE:
+    while (standing := sequence.status()).phase < Phase.DECODE:
         if standing.phase is Phase.PREFILL and standing.computed not in computed:
             computed.append(standing.computed)
             assert standing.held == standing.computed // BLOCK_TOKENS == len(sequence.blocks_from(0))
@@ -108,9 +108,9 @@ def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> No
         harness.clock.advance(0.001)
     # Two steps are made together with async scheduling; once all of it is in one, its token is in flight.
     assert computed == [2048, 4096, 6144, 8192][ahead:] and standing.computed == 9000
-    assert waiting.standing().phase is Phase.QUEUED and waiting.blocks_from(0) == []
+    assert waiting.status().phase is Phase.QUEUED and waiting.blocks_from(0) == []
     harness.clock.advance(0.3)
-    first_s = sequence.standing().first_s
+    first_s = sequence.status().first_s
     assert first_s == harness.tokens("a")[0].at_s and sequence.text == harness.said("a")
 
 
@@ -124,7 +124,7 @@ def test_in_shared_steps_a_remote_prefill_holds_its_blocks_from_the_start() -> N
     harness = stepped(blocks=100, kv_cache_transfer_latency=0.5)
     harness.ask("a", remote_prefill=True, prompt_ids=PROMPT)
     harness.clock.advance(0.1)
-    standing = named(harness, "a").standing()
+    standing = named(harness, "a").status()
     assert (standing.phase, standing.computed, standing.held) == (Phase.TRANSFER, 0, 3)
     assert phases(harness, "a") == [Phase.TRANSFER, Phase.DECODE]
 
@@ -141,9 +141,7 @@ def test_of_an_engine_in_a_process_of_its_own_only_what_it_tells_is_known(said: 
     play = Play()
     if said:
         play.say("a", scheduled_s=100.5, preemptions=2)
-    expected = (
-        Standing(Phase.DECODE, 10, 0, 100.5, 101.0) if said else Standing(Phase.QUEUED, 10, 0, None, None)
-    )
-    assert play.choice.standing() == expected
+    expected = (Phase.DECODE, 10, 0, 100.5, 101.0) if said else (Phase.QUEUED, 10, 0, None, None)
+    assert play.choice.status() == SequenceStatus(*expected)
     assert play.choice.preemptions == (2 if said else 0)
     assert (play.choice.blocks_from(0), play.choice.text) == ([], "")

@@ -1,0 +1,190 @@
+"""The pool of pool: who runs, who waits and who is next; and no slot is ever lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from app.engine.pool import MOST_AT_ONCE, SequencePool
+
+
+class Waiter:
+    """A task that keeps its slot; `free` says whether it fits."""
+
+    adapter: str | None = None
+
+    def __init__(self, fits: bool = True, keeps: bool = True, priority: int = 0) -> None:
+        self.free, self.keeps, self.priority, self.started = fits, keeps, priority, False
+
+    def fits(self) -> bool:
+        return self.free
+
+    def start(self) -> bool:
+        self.started = True
+        return self.keeps
+
+
+def test_a_task_keeps_its_slot_until_it_leaves() -> None:
+    pool = SequencePool(1)
+    first, second = Waiter(), Waiter()
+    assert pool.submit(first) and not pool.submit(second)
+    assert (pool.running, pool.waiting, second.started) == (1, 1, False)
+    pool.leave(first)
+    assert (pool.running, pool.waiting, second.started) == (1, 0, True)
+
+
+def test_a_task_that_does_not_fit_holds_up_those_behind_it() -> None:
+    pool = SequencePool(3)
+    large, small = Waiter(fits=False), Waiter()
+    assert not pool.submit(large) and not pool.submit(small)
+    large.free = True
+    assert pool.submit(Waiter()) and (pool.running, pool.waiting) == (3, 0)
+
+
+class Broken(Waiter):
+    """Cannot start."""
+
+    def start(self) -> bool:
+        self.started = True
+        raise ZeroDivisionError
+
+
+def test_a_task_that_cannot_start_loses_no_slot(caplog: pytest.LogCaptureFixture) -> None:
+    pool = SequencePool(1)
+    pool.submit(Broken())
+    assert pool.running == 0 and "could not be started" in caplog.text
+
+
+def test_many_that_may_start_together_do_so_in_portions() -> None:
+    soon: list[Callable[[], None]] = []
+    pool = SequencePool(1000, later=soon.append)
+    pool.pause()
+    tasks = [Waiter(keeps=number % 2 == 0) for number in range(300)]
+    for task in tasks:
+        pool.submit(task)
+    pool.resume()
+    started = [MOST_AT_ONCE]
+    while soon:
+        soon.pop()()
+        started.append(sum(task.started for task in tasks))
+    assert started == [128, 256, 300] and (pool.running, pool.waiting) == (150, 0)
+
+
+def test_those_who_may_start_later_share_a_turn_of_the_event_loop() -> None:
+    soon: list[Callable[[], None]] = []
+    pool = SequencePool(2, later=soon.append)
+    tasks = [Waiter() for _ in range(3)]
+    for task in tasks:
+        assert not pool.submit(task, soon=True)
+    [turn] = soon
+    turn()
+    assert [task.started for task in tasks] == [True, True, False]
+    pool.submit(Waiter(), soon=True)
+    assert len(soon) == 2
+    assert SequencePool(2, later=soon.append).submit(Waiter()) and len(soon) == 2
+
+
+@pytest.mark.parametrize("by_priority", [False, True])
+def test_who_matters_more_goes_first_only_where_priorities_count(by_priority: bool) -> None:
+    pool = SequencePool(1, by_priority=True) if by_priority else SequencePool(1)
+    first, *tasks = (Waiter(priority=priority) for priority in (0, 5, 1, 0))
+    pool.submit(first)
+    for task in tasks:
+        pool.submit(task)
+    pool.leave(first)
+    for task in [tasks[2], tasks[1], tasks[0]] if by_priority else tasks:
+        assert task.started
+        pool.leave(task)
+
+
+def test_thousands_of_short_ones_behind_a_long_one_need_no_deep_stack() -> None:
+    pool, long = SequencePool(1), Waiter()
+    pool.submit(long)
+    short = [Waiter(keeps=False) for _ in range(5000)]
+    for task in short:
+        pool.submit(task)
+    pool.leave(long)
+    assert all(task.started for task in short) and (pool.running, pool.waiting) == (0, 0)
+
+
+def test_one_may_submit_another_while_it_holds_the_only_slot() -> None:
+    pool, inner = SequencePool(1), Waiter(keeps=False)
+
+    class Outer(Waiter):
+        def start(self) -> bool:
+            assert not pool.submit(inner)
+            return False
+
+    assert pool.submit(Outer()) and inner.started
+    assert (pool.running, pool.waiting, pool.free()) == (0, 0, 1)
+
+
+def test_those_who_left_the_queue_are_forgotten_though_nobody_ever_gets_a_slot() -> None:
+    pool = SequencePool(1)
+    pool.submit(Waiter())
+    stays = [Waiter() for _ in range(5)]
+    for task in stays:
+        pool.submit(task)
+    for _ in range(10_000):
+        gone = Waiter()
+        pool.submit(gone)
+        assert pool.withdraw(gone) and not pool.withdraw(gone)
+    assert sum(map(len, pool._queue._heaps.values())) < 200
+    while not stays[-1].started:
+        pool.leave(stays[0])
+    assert all(task.started for task in stays) and pool.waiting == 0
+
+
+class Slots(RuleBasedStateMachine):
+    """Any order of coming, ending, failing and leaving, against a plain list of who runs and who waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SequencePool(3)
+        self.waiting: list[Waiter] = []
+        self.running: list[Waiter] = []
+
+    def _expect_fill(self) -> None:
+        while self.waiting and len(self.running) < 3:
+            self.running.append(self.waiting.pop(0))
+
+    @rule()
+    def comes(self) -> None:
+        self.waiting.append(Waiter())
+        latest = self.waiting[-1]
+        self._expect_fill()
+        assert self.pool.submit(latest) is (latest in self.running)
+
+    @precondition(lambda self: not self.waiting and len(self.running) < 3)
+    @rule(fails=st.booleans())
+    def comes_and_is_over_at_once(self, fails: bool) -> None:
+        task = Broken() if fails else Waiter(keeps=False)
+        assert self.pool.submit(task) and task.started
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 2))
+    def ends(self, which: int) -> None:
+        task = self.running.pop(which % len(self.running))
+        self._expect_fill()
+        self.pool.leave(task)
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=st.integers(0, 20))
+    def leaves(self, which: int) -> None:
+        task = self.waiting.pop(which % len(self.waiting))
+        assert self.pool.withdraw(task) and not self.pool.withdraw(task)
+
+    @invariant()
+    def nobody_is_lost(self) -> None:
+        assert self.pool.running == len(self.running) <= 3
+        assert self.pool.waiting == len(self.waiting)
+        assert all(it.started for it in self.running) and not any(it.started for it in self.waiting)
+        assert self.pool.free() == (0 if self.waiting else 3 - len(self.running))
+
+
+TestSlots = Slots.TestCase
+TestSlots.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
