@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,11 +26,11 @@ from app.kvindex.service import KvIndex, KvIndexSettings, open_backend
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.tokenization import LocalTokenizer, default_tokenizer
 from app.tokenization.base import TokenizerLoadError
+from app.tokenization.files import TokenizerFolder
 from tests.hostile.wire import wait_until
 from tests.kvindex.engines import stored
-from tests.kvindex.kinds import KINDS
+from tests.kvindex.kinds import llama_3
 from tests.kvindex.publisher import LOCAL, Engine
-from tests.kvindex.test_prefix_store import local
 
 PROMPT = list(range(100, 120))
 SUBSCRIBER = SubscriberSettings(bind=f"{LOCAL}:*", model="m")
@@ -121,7 +122,8 @@ def test_what_it_keeps_has_names(index: KvIndex) -> None:
 
 
 def test_special_tokens_are_those_that_are_asked_for() -> None:
-    tokenizer = local(KINDS["llama_3"]())
+    folder = TokenizerFolder(tokenizer_file=Path("tokenizer.json"))
+    tokenizer = LocalTokenizer(llama_3(), folder, "test")
     made = KvIndex(settings(), lambda model: tokenizer)
     text = "The capital of France"
     plain = made.encode("m", text, add_special_tokens=False)
