@@ -20,7 +20,6 @@ from app.kvindex.decoding import LOW_64, engine_keys
 from app.kvindex.features import Features, fold_features, published_features
 from app.kvindex.holders import Source
 from app.kvindex.keys import RequestKeys
-from app.kvindex.large_events import MOST_BLOCK_TOKENS
 
 TAILS_BYTES = 64 << 20
 TAIL_BYTES = 900
@@ -29,6 +28,8 @@ SPAN_BYTES = 160
 NUMBER_BYTES = 40
 SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups of which a hit needs every block from the start of the prompt on."""
+MOST_BLOCK_TOKENS = 1 << 14
+"""Most tokens of a block of any engine."""
 MOST_MODELS = 1024
 """Models whose block sizes are remembered."""
 MOST_SIZES = 8

@@ -23,7 +23,7 @@ from app.kvindex.backend import (
     Owned,
     Remove,
 )
-from app.kvindex.decoding import Part
+from app.kvindex.decoding import Batch
 from app.kvindex.holders import Source
 from app.kvindex.keys import RequestKeys
 
@@ -56,11 +56,11 @@ class Ingest:
         losses += batch.losses
         return operations
 
-    def slices(self, part: Part) -> Iterable[Sequence[KVEvent]]:
-        """The events in their order, so many at a time as are applied in a few milliseconds."""
-        events, most, tokens = part.events, self.slice_blocks, part.most_tokens
-        few_tokens = tokens is not None and tokens <= most << TOKENS_SHIFT
-        if few_tokens and sum([len(event.block_hashes) for event in events]) + len(events) <= most:
+    def slices(self, batch: Batch) -> Iterable[Sequence[KVEvent]]:
+        """The events in their order, at a time so many as are applied in a few milliseconds."""
+        events, most = batch.events, self.slice_blocks
+        # A block and a token take a byte or more each.
+        if 0 < batch.size_bytes <= most << TOKENS_SHIFT or sum(map(_work, events)) <= most:
             return (events,)
         return self._slices(events, most)
 

@@ -20,13 +20,11 @@ from app.kvcache.prompt import Placeholder
 from app.kvcache.sockets import IO_THREADS, end_context
 from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Size
 from app.kvindex.event_pool import Pool, PoolSettings, Position, Shard
-from app.kvindex.feed import Message
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MOST_COPIES, MemoryBackend, weigh_bytes
-from app.kvindex.names import Names
-from app.kvindex.pods import target_sources
-from app.kvindex.replay_client import ReplayLimits, Replays
+from app.kvindex.pods import Names, target_sources
 from app.kvindex.scorer import PodScore
+from app.kvindex.streams import Message, ReplayLimits, Replays
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Find, Tokenization, TokenizationSettings
 from app.tokenization.base import PLAIN_CHAT, ChatOptions

@@ -16,7 +16,6 @@ from app.kvcache.endpoints import is_ipv6
 from app.kvcache.memo import Memo
 from app.kvcache.sockets import address_of, affinity
 from app.kvindex.event_pool import Pool
-from app.kvindex.feed import Message
 from app.kvindex.metrics import Losses
 from app.kvindex.pods import (
     PREFIX,
@@ -29,6 +28,7 @@ from app.kvindex.pods import (
     parse_topic,
     resolve_host,
 )
+from app.kvindex.streams import Message
 
 log = logging.getLogger(__name__)
 

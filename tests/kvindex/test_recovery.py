@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.kvcache.events import KVEvent
-from app.kvindex import feed
-from app.kvindex.feed import MESSAGE_BYTES, Message
+from app.kvindex import streams
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.replay_client import ReplayLimits
+from app.kvindex.streams import MESSAGE_BYTES, Message, ReplayLimits
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import Engine, Station, station
 
@@ -38,9 +37,9 @@ def test_what_waits_is_bounded(
     size = sum(len(message.payload) for message in held) + 3 * MESSAGE_BYTES
     match bound:
         case "messages":
-            monkeypatch.setattr(feed, "MOST_HELD", 3)
+            monkeypatch.setattr(streams, "MOST_HELD", 3)
         case "bytes":
-            monkeypatch.setattr(feed, "MOST_HELD_BYTES", size)
+            monkeypatch.setattr(streams, "MOST_HELD_BYTES", size)
         case _:
             place.replays.limit_bytes = size
     place.settle()
@@ -55,7 +54,7 @@ def test_what_waits_is_bounded(
 def test_what_waits_for_its_turn_is_bounded_too(
     place: Station, silent: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "MOST_HELD", 1)
+    monkeypatch.setattr(streams, "MOST_HELD", 1)
     place.replays.limits = ReplayLimits(at_once=0)
     put(place, silent, 5, block(0))
     place.settle()

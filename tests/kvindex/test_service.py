@@ -17,12 +17,12 @@ from app.kvcache.events import EventBatch, encoder
 from app.kvcache.memo import Memo
 from app.kvindex.backend import BackendUnavailable, RedisSettings
 from app.kvindex.event_pool import Pool, PoolSettings, Shard
-from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.service import KvIndex, KvIndexSettings, open_backend
+from app.kvindex.streams import Message
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.tokenization import LocalTokenizer, default_tokenizer
 from app.tokenization.base import TokenizerLoadError
@@ -204,14 +204,14 @@ def test_messages_that_wait_for_the_backend_are_taken_up_without_another_one(
     index: KvIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.kvindex.service.IDLE_S", 3600.0)
-    applying, asked = index.index.backend.applying, count()
+    apply, asked = index.index.backend.apply, count()
 
     def flaky(*operations: Any) -> Any:
         if next(asked) < 2:
             raise BackendUnavailable("away")
-        return applying(*operations)
+        return apply(*operations)
 
-    monkeypatch.setattr(index.index.backend, "applying", flaky)
+    monkeypatch.setattr(index.index.backend, "apply", flaky)
     payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
     wait_until(lambda: bool(index.score_tokens("m", PROMPT)))

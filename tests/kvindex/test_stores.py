@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from app.kvcache.events import BlockHash, BlockStored
 from app.kvindex import alignment
 from app.kvindex.alignment import (
+    MOST_BLOCK_TOKENS,
     Refused,
     Run,
     Stores,
@@ -19,7 +20,6 @@ from app.kvindex.alignment import (
 )
 from app.kvindex.backend import UNALIGNED, Owned, Store
 from app.kvindex.keys import request_keys
-from app.kvindex.large_events import MOST_BLOCK_TOKENS
 from tests.kvindex.engines import stored
 from tests.kvindex.held import source
 
