@@ -16,7 +16,6 @@ keys of parts of prompts are remembered: to compare a part costs a tenth of hash
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from collections.abc import Sequence
 from typing import Literal, Protocol, TypeAlias, get_args
@@ -37,7 +36,6 @@ DEFAULT_GENERATION: Generation = "E"
 ROOTS_BYTES = 1 << 18
 KEY_BYTES, TOKEN_BYTES = 8, 4
 TOKENS_A_KEY = KEY_BYTES // TOKEN_BYTES
-LITTLE_ENDIAN = sys.byteorder == "little"
 LINK_BLOCKS = 64
 """Blocks that are hashed in place at a time."""
 PART_BLOCKS = 64
@@ -115,7 +113,10 @@ class Link:
 
 
 class Xxh64Keys:
-    """Generation E: parent, token ids, and texts with their lengths, packed."""
+    """Generation E: parent, token ids, and texts with their lengths, packed.
+
+    Numbers are packed as the machine has them, and so are llm-d's on machines whose lowest byte comes first.
+    """
 
     slice_blocks = 1024
 
@@ -123,11 +124,11 @@ class Xxh64Keys:
         self.block_size = block_size
         self._links: list[Link] = []
         """Those that nobody uses now: threads may share this."""
-        self._linked = LEAST_LINKED * block_size if LITTLE_ENDIAN and block_size % TOKENS_A_KEY == 0 else 0
+        self._linked = LEAST_LINKED * block_size if block_size % TOKENS_A_KEY == 0 else 0
         """So many tokens or more are hashed in place; 0 if none are."""
         self._block = struct.Struct(f"{4 * block_size}s")
-        self._link = struct.Struct(f"<Q{4 * block_size}s")
-        self._whole = struct.Struct(f"<Q{block_size}I")
+        self._link = struct.Struct(f"=Q{4 * block_size}s")
+        self._whole = struct.Struct(f"=Q{block_size}I")
         self._seed = xxh64_intdigest(seed.encode()).to_bytes(8, "little")
         self.roots: Memo[str, int] = Memo(ROOTS_BYTES)
 
@@ -144,7 +145,7 @@ class Xxh64Keys:
         if features is None and len(tokens) == self.block_size:
             return [self._single(parent, tokens)]
         packed, pack, digest = packed_ids(tokens), self._link.pack, xxh64_intdigest
-        data = packed.tobytes() if LITTLE_ENDIAN else swapped(packed)
+        data = packed.tobytes()
         if features is None and self._linked and len(packed) >= self._linked:
             return self._in_place(parent, data)
         rest = len(data) % self._block.size
@@ -219,13 +220,6 @@ def packed_ids(ids: Sequence[int]) -> array[int]:
     except (OverflowError, TypeError):
         raise ValueError("a token id is not a number of 32 bits") from None
     return packed
-
-
-def swapped(packed: array[int]) -> bytes:
-    """The numbers with their bytes in the other order."""
-    other = packed[:]
-    other.byteswap()
-    return other.tobytes()
 
 
 def fnv1a_64(data: bytes) -> int:

@@ -273,7 +273,7 @@ def parse_topic(topic: bytes) -> Topic | None:
     return Topic(text, None, False)
 
 
-class Presence:
+class PodTracker:
     """Pods by the connection that they were last heard on.
 
     A pod is gone when its connection has been closed for `grace_s` seconds and it was not heard on another.

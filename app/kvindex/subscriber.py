@@ -20,7 +20,7 @@ from app.kvindex.metrics import Losses
 from app.kvindex.pods import (
     PREFIX,
     NotToldYet,
-    Presence,
+    PodTracker,
     Resolve,
     Target,
     TargetSource,
@@ -100,7 +100,7 @@ class Subscriber:
         self._resolve, self._has_news = resolve, has_news
         self._pool, self._losses = pool, losses
         self._context, self._settings, self._sources = context, settings, sources
-        self._presence = Presence(settings.grace_s)
+        self._presence = PodTracker(settings.grace_s)
         self._bound: Line | None = None
         self._lines: dict[Target, Line] = {}
         self._unheard: list[Target] = []

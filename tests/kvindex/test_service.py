@@ -126,21 +126,21 @@ def test_special_tokens_are_those_that_are_asked_for() -> None:
     tokenizer = LocalTokenizer(llama_3(), folder, "test")
     made = KvIndex(settings(), lambda model: tokenizer)
     text = "The capital of France"
-    plain = made.encode("m", text, add_special_tokens=False)
-    assert made.encode("m", text) == made.encode("m", text, True) == [1, *plain]
+    plain = made.tokenization.encode("m", text, add_special_tokens=False)
+    assert made.tokenization.encode("m", text) == made.tokenization.encode("m", text, True) == [1, *plain]
     made.close()
 
 
 def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
-    tokens = index.encode("m", "The sea is deep, and so is the sky.")
+    tokens = index.tokenization.encode("m", "The sea is deep, and so is the sky.")
     payload = encoder()(EventBatch(1.0, [stored([1], tokens[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
     wait_until(lambda: bool(index.score_tokens("m", tokens)))
     messages = [{"role": "user", "content": "hello"}]
-    assert index.encode_chat("m", messages) == default_tokenizer().encode_chat(messages)
-    assert index.render_chat("m", messages) == default_tokenizer().render_chat(messages)
+    assert index.tokenization.encode_chat("m", messages) == default_tokenizer().encode_chat(messages)
+    assert index.tokenization.render_chat("m", messages) == default_tokenizer().render_chat(messages)
     with pytest.raises(TokenizerLoadError):
-        index.encode("unheard", "hello")
+        index.tokenization.encode("unheard", "hello")
 
 
 def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: Engine) -> None:
