@@ -38,7 +38,7 @@ TICK_S = 0.005
 MOST_LATE_MS = 20.0
 MODEL, BLOCK = "m", 16
 PODS = 38_000
-EVENTS = 20_000
+EVENTS = 15_000
 """Events of a batch of nearly a megabyte."""
 NILS = 65_536
 """As many values as a batch may have."""
@@ -247,8 +247,8 @@ def expect(found: object, expected: object) -> None:
 SCENARIOS: Mapping[str, Scenario] = {
     "65,536 nils in place of events": nils,
     "a megabyte of nils": only_nils,
-    "a batch of 20,000 removals": many_removals,
-    "a batch of 20,000 clears": many_clears,
+    "a batch of 15,000 removals": many_removals,
+    "a batch of 15,000 clears": many_clears,
     "a million blocks, then a clear": a_million_blocks,
     "a prompt of 200,000 tokens, and its score": a_long_prompt,
     "38,000 pods, and a score of them": many_pods,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import TypeAlias, get_type_hints
+from typing import ClassVar, TypeAlias, get_type_hints
 
 import msgspec
 from msgspec import DecodeError, Raw, Struct, ValidationError
@@ -25,7 +25,7 @@ from app.kvcache.events import (
     KVEvent,
 )
 from app.kvcache.hashing import low64
-from app.kvindex.metrics import EventLoss
+from app.kvindex.metrics import EventLoss, MessageLoss
 
 Data: TypeAlias = bytes | memoryview
 
@@ -47,9 +47,14 @@ AS_MSGPACK = (bytes,)
 class Unreadable(Exception):
     """The payload is no batch at all."""
 
+    reason: ClassVar[MessageLoss] = "unreadable"
+    """The reason under which the message is counted."""
 
-class TooManyEvents(Unreadable):
-    """The batch has more than `MOST_EVENTS` events."""
+
+class TooLarge(Unreadable):
+    """The batch has more than `MOST_EVENTS` events, or more bytes than are decoded."""
+
+    reason = "too_large"
 
 
 class Batch(Struct, frozen=True):
@@ -143,7 +148,7 @@ def _taken_apart(payload: Data) -> Batch:
         rank = msgspec.msgpack.decode(raw.data_parallel_rank, type=int | None) or 0
         head = bytes(memoryview(raw.events)[:5])
         if head[0] == LONG_ARRAY and int.from_bytes(head[1:], "big") > MOST_EVENTS:
-            raise TooManyEvents("a batch has too many events")
+            raise TooLarge("a batch has too many events")
         values = _RAW_EVENTS.decode(raw.events)
     except BROKEN as error:
         raise Unreadable(str(error)) from None

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from app.clock.pause import Pace, pause_if_possible
 from app.kvindex.backend import BackendUnavailable, with_pauses
-from app.kvindex.decoding import TooManyEvents, Unreadable, decode
+from app.kvindex.decoding import Unreadable, decode
 from app.kvindex.holders import Source
 from app.kvindex.index import Index
 from app.kvindex.keys import fnv1a_32
@@ -38,7 +38,7 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
 
     `most_messages` is for each queue, `most_bytes` for all of them. A pod more than `most_pods` takes the
     place of the one that was silent for longest; an engine more than `most_engines` is refused. Payloads
-    above `most_payload_bytes` are not decoded.
+    above `most_payload_bytes` are not decoded, nor those of replays.
     """
 
     shards: int = 4
@@ -55,14 +55,14 @@ class Gone(Struct, frozen=True):
     pod: str
 
 
-class TooLarge(Struct, frozen=True):
-    """A message that is not kept."""
+class UnreadMessage(Struct, frozen=True):
+    """A message that is too large to be kept."""
 
     pod: str
     sequence: int
 
 
-Task: TypeAlias = Message | Gone | TooLarge
+Task: TypeAlias = Message | Gone | UnreadMessage
 
 
 class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s": "lag_seconds"}):
@@ -124,7 +124,7 @@ class Shard:
     def put(self, task: Task) -> None:
         """Queue a message; the caller has looked whether there is room."""
         if isinstance(task, Message) and len(task.payload) > self._settings.most_payload_bytes:
-            task = TooLarge(task.pod, task.sequence)
+            task = UnreadMessage(task.pod, task.sequence)
         self._queue.append(task)
         self.size_bytes += task.size_bytes if isinstance(task, Message) else 0
         self.wake.set()
@@ -180,7 +180,7 @@ class Shard:
                 self.size_bytes -= task.size_bytes
             case Gone():
                 self._gone(task.pod)
-            case TooLarge():
+            case UnreadMessage():
                 self._index.losses.message("too_large")
                 self._skip(task)
 
@@ -203,7 +203,7 @@ class Shard:
                 if stream.busy:
                     self._busy[source] = stream
         except Unreadable as error:
-            self._index.losses.message("too_large" if isinstance(error, TooManyEvents) else "unreadable")
+            self._index.losses.message(error.reason)
             self._skip(message)
         except BackendUnavailable:
             raise
@@ -219,12 +219,13 @@ class Shard:
         elif stream is None:
             known = self._index.backend.position(source)
             tracker = SequenceTracker() if known is None else SequenceTracker(known.sequence, known.ts)
-            stream = EngineStream(self._index, source, tracker, self._replays, self._wall, self._pace)
+            most, pace = self._settings.most_payload_bytes, self._pace
+            stream = EngineStream(self._index, source, tracker, self._replays, self._wall, pace, most)
             self._streams[source] = stream
             self._by_pod.setdefault(source.pod, {})[source] = stream
         return stream
 
-    def _skip(self, message: Message | TooLarge) -> None:
+    def _skip(self, message: Message | UnreadMessage) -> None:
         """Passes the number of a message that does not tell its rank, for the engine that awaits it."""
         for stream in self._by_pod.get(message.pod, {}).values():
             if not stream.busy and stream.tracker.next == message.sequence:

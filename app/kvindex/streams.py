@@ -16,7 +16,7 @@ from msgspec import Struct
 from app.kvcache.endpoints import is_ipv6, of_rank
 from app.kvcache.replay_buffer import END
 from app.kvcache.sockets import affinity
-from app.kvindex.decoding import Batch, Data, Unreadable, decode
+from app.kvindex.decoding import Batch, Data, TooLarge, Unreadable, decode
 from app.kvindex.holders import Source
 from app.kvindex.index import Index
 
@@ -269,13 +269,18 @@ class EngineStream:
         replays: Replays,
         wall: Callable[[], float] = time.time,
         pace: Callable[[], None] = lambda: None,
+        most_payload_bytes: int = 1 << 20,
     ) -> None:
-        """`wall` gives seconds since 1970; `pace` is called between two batches, and may pause."""
+        """`wall` gives seconds since 1970; `pace` is called between two batches, and may pause.
+
+        Batches of a replay above `most_payload_bytes` are not used.
+        """
         self.tracker = tracker
         self.lag_s = 0.0
         """Seconds from publication to application of the latest batch, by the clocks of both sides."""
         self._source, self._index = source, index
         self._replays, self._wall, self._pace = replays, wall, pace
+        self._most_payload_bytes = most_payload_bytes
         self._held: deque[tuple[Message, float]] = deque()
         """Messages, and when they were published."""
         self._held_bytes = 0
@@ -402,9 +407,9 @@ class EngineStream:
         if not other and replayed.sequence < self.tracker.next:
             return 0
         try:
-            batch = None if other else decode(replayed.payload)
-        except Unreadable:
-            self._index.losses.message("unreadable")
+            batch = None if other else self._decode(replayed.payload)
+        except Unreadable as error:
+            self._index.losses.message(error.reason)
             self.tracker.skip(replayed.sequence)
             return 0
         if batch is None or batch.rank != self._source.rank:
@@ -414,6 +419,12 @@ class EngineStream:
         self._apply(again, batch, replayed=True)
         self._pace()
         return 1
+
+    def _decode(self, payload: bytes) -> Batch:
+        """The batch of a replay. Raises Unreadable."""
+        if len(payload) > self._most_payload_bytes:
+            raise TooLarge("a batch has too many bytes")
+        return decode(payload)
 
     def _refuse(self, message: Message, now: float) -> None:
         """Ends a replay that another pod or rank has answered."""

@@ -25,7 +25,7 @@ from app.kvindex.decoding import (
     EVENTS_A_TURN,
     MOST_EVENTS,
     Batch,
-    TooManyEvents,
+    TooLarge,
     Unreadable,
     decode,
     engine_keys,
@@ -215,7 +215,7 @@ def test_a_batch_may_end_early_or_have_more_to_say() -> None:
 
 def test_a_batch_has_so_many_events_at_most() -> None:
     assert len(decode(pack([1.0, [None] * MOST_EVENTS, 0])).losses) == MOST_EVENTS
-    with pytest.raises(TooManyEvents):
+    with pytest.raises(TooLarge):
         decode(pack([1.0, [None] * (MOST_EVENTS + 1), 0]))
 
 

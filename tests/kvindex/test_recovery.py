@@ -94,12 +94,17 @@ def test_after_a_failure_the_engine_is_asked_again_when_it_has_cooled_down(
     silent.close()
 
 
-def test_a_batch_of_a_replay_that_cannot_be_read_is_lost_alone(place: Station, silent: Engine) -> None:
+@pytest.mark.parametrize(
+    ("unread", "reason"), [(b"garbage", "unreadable"), (bytes(1 + (1 << 20)), "too_large")]
+)
+def test_a_batch_of_a_replay_that_cannot_be_read_is_lost_alone(
+    place: Station, silent: Engine, unread: bytes, reason: str
+) -> None:
     put(place, silent, 3, block(1))
-    silent.kept = {0: silent.pack(block(0), ts=1000.0), 1: b"garbage", 2: silent.pack(ts=1002.0)}
+    silent.kept = {0: silent.pack(block(0), ts=1000.0), 1: unread, 2: silent.pack(ts=1002.0)}
     place.engines.append(silent)
     place.until(lambda: place.matched(PROMPT) == {"a": 2})
-    assert place.index.losses.messages == {"unreadable": 1}
+    assert place.index.losses.messages == {reason: 1}
 
 
 def test_a_step_tells_whether_a_replay_has_brought_something(place: Station, silent: Engine) -> None:
