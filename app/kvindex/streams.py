@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Literal, NamedTuple
@@ -281,15 +280,15 @@ class EngineStream:
         self._source, self._index = source, index
         self._replays, self._wall, self._pace = replays, wall, pace
         self._most_payload_bytes = most_payload_bytes
-        self._held: deque[tuple[Message, float]] = deque()
-        """Messages, and when they were published."""
+        self._held: list[tuple[Message, float]] = []
+        """Messages, and when they were published. A list: an empty deque takes 700 bytes for each engine."""
         self._held_bytes = 0
         self._wanted: int | None = None
         """The first number of a replay that is to begin."""
         self._asked: int | None = None
         """The first number of the latest replay."""
         self._replay: Replay | None = None
-        self._replayed: deque[Replayed] = deque()
+        self._replayed: list[Replayed] = []
         self._cool_until = float("-inf")
         self._restarting = False
 
@@ -325,7 +324,7 @@ class EngineStream:
         while self._replayed:
             applied += self._apply_replayed(self._replayed[0], now)
             if self._replayed:
-                self._replayed.popleft()
+                del self._replayed[0]
         if self._replay is not None and (self._full or self._replay.state != "running"):
             self._end_replay(self._replay.state == "complete", now)
         while self._held and self._replay is None and self._wanted is None:
@@ -448,7 +447,7 @@ class EngineStream:
             self.tracker.received = max(self.tracker.received, message.sequence)
         else:
             self._apply(message, decode(message.payload))
-        self._held.popleft()
+        del self._held[0]
         self._count(-message.size_bytes)
         self._pace()
         return int(verdict is not Verdict.DUPLICATE)
