@@ -81,6 +81,8 @@ class SequenceTracker:
     of a replay; it was missing if its number was skipped. Otherwise the engine counts anew.
     """
 
+    __slots__ = ("_recent", "applied", "last_ts", "received")
+
     def __init__(self, applied: int | None = None, last_ts: float = 0.0) -> None:
         """`applied` and `last_ts` are those of a batch that some indexer has applied before."""
         self.applied = applied
@@ -259,6 +261,25 @@ class EngineStream:
 
     Every method may raise BackendUnavailable and can then be called again: no batch is applied twice or lost.
     """
+
+    __slots__ = (
+        "_asked",
+        "_cool_until",
+        "_held",
+        "_held_bytes",
+        "_index",
+        "_most_payload_bytes",
+        "_pace",
+        "_replay",
+        "_replayed",
+        "_replays",
+        "_restarting",
+        "_source",
+        "_wall",
+        "_wanted",
+        "lag_s",
+        "tracker",
+    )
 
     def __init__(
         self,
