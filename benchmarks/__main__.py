@@ -14,7 +14,6 @@ from benchmarks import (
     kv_index,
     kv_publishing,
     pacing,
-    prefix_store,
     requests,
     scrape,
 )
@@ -39,7 +38,6 @@ def main(argv: Sequence[str]) -> int:
         (kv_hashing, []),
         (kv_publishing, []),
         (kv_index, []),
-        (prefix_store, []),
     ):
         command.main([*rounds, *more])
     return 0

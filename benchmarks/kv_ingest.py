@@ -15,7 +15,7 @@ from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import FixedTargets, Target
-from app.kvindex.replay_client import Replays
+from app.kvindex.streams import Replays
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from benchmarks.kv_naive import MODEL, Fleet, Naive
 

@@ -25,7 +25,7 @@ import msgspec
 import zmq.green as zmq
 
 from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.kvindex.event_pool import MOST_PODS, PoolSettings
+from app.kvindex.event_pool import MOST_PODS
 from app.kvindex.index import IndexSettings
 from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.subscriber import SubscriberSettings
@@ -38,10 +38,13 @@ TICK_S = 0.005
 MOST_LATE_MS = 20.0
 MODEL, BLOCK = "m", 16
 PODS = 38_000
-EVENTS = 1_000_000
-NILS = 15_000_000
-LONG = 1_000_000
-"""Tokens of a long prompt."""
+EVENTS = 15_000
+"""Events of a batch of nearly a megabyte."""
+NILS = 65_536
+"""As many values as a batch may have."""
+BLOCKS = 1_000_000
+LONG = 200_000
+"""Tokens of a long prompt, nearly a megabyte."""
 
 pack = msgspec.msgpack.encode
 
@@ -118,10 +121,9 @@ class Fleet:
 
 @contextmanager
 def fleet() -> Iterator[Fleet]:
-    """An index that listens, with messages of up to 64 MiB; a pod called hello has one block."""
+    """An index that listens; a pod called hello has one block."""
     settings = KvIndexSettings(
         subscriber=SubscriberSettings(bind="tcp://127.0.0.1:*", model=MODEL),
-        pool=PoolSettings(most_payload_bytes=64 << 20),
         index=IndexSettings(block_size=BLOCK),
     )
     index = KvIndex(settings, lambda model: default_tokenizer())
@@ -151,14 +153,14 @@ Scenario: TypeAlias = Callable[[Fleet], Callable[[], None]]
 
 
 def nils(pods: Fleet) -> Callable[[], None]:
-    """A message of 15 MB of nils in place of events."""
+    """A batch of as many nils as it may have, in place of events."""
     payload = b"\x93" + pack(1.0) + b"\xdd" + NILS.to_bytes(4, "big") + b"\xc0" * NILS + b"\x00"
     return lambda: _publish(pods, [payload], {"malformed_event": NILS})
 
 
 def only_nils(pods: Fleet) -> Callable[[], None]:
-    """A message of 15 MB of nils."""
-    payload = b"\xc0" * NILS
+    """A megabyte of nils."""
+    payload = b"\xc0" * (1 << 20)
 
     def work() -> None:
         _publish(pods, [payload], {})
@@ -167,14 +169,14 @@ def only_nils(pods: Fleet) -> Callable[[], None]:
     return work
 
 
-def a_million_removals(pods: Fleet) -> Callable[[], None]:
-    """One batch with a million events that remove one block each, in maps as vLLM writes them now."""
+def many_removals(pods: Fleet) -> Callable[[], None]:
+    """One batch with events that remove one block each, in maps as vLLM writes them now."""
     payload = packed([BlockRemoved([n | 1 << 60]) for n in range(EVENTS)])
     return lambda: _publish(pods, [payload], {"unknown_block": EVENTS})
 
 
-def a_million_clears(pods: Fleet) -> Callable[[], None]:
-    """One batch with a million clears, as arrays."""
+def many_clears(pods: Fleet) -> Callable[[], None]:
+    """One batch of clears, as arrays."""
     payload = pack([time.time(), [["AllBlocksCleared"]] * EVENTS, 0])
     return lambda: _publish(pods, [payload], {})
 
@@ -182,13 +184,13 @@ def a_million_clears(pods: Fleet) -> Callable[[], None]:
 def a_million_blocks(pods: Fleet) -> Callable[[], None]:
     """A million blocks stored by events of one block each, then cleared by one event."""
     payloads = [
-        packed([stored([part << 32 | n], [part, n] * 8) for n in range(1, EVENTS // 4 + 1)])
-        for part in range(4)
+        packed([stored([first + n], [first + n, 7] * 8) for n in range(1, 5_001)])
+        for first in range(0, BLOCKS, 5_000)
     ]
 
     def work() -> None:
         _publish(pods, payloads, {})
-        expect(pods.index.index.size().copies, EVENTS + 1)
+        expect(pods.index.index.size().copies, BLOCKS + 1)
         _publish(pods, [packed([AllBlocksCleared()])], {})
         expect(pods.index.index.size().copies, 1)
 
@@ -196,7 +198,7 @@ def a_million_blocks(pods: Fleet) -> Callable[[], None]:
 
 
 def a_long_prompt(pods: Fleet) -> Callable[[], None]:
-    """One event of a million tokens, and its score."""
+    """One event of a long prompt, and its score."""
     tokens = [(n * 7919) % 100_000 for n in range(LONG)]
     payload = packed([stored(range(1, LONG // BLOCK + 1), tokens)])
 
@@ -243,12 +245,12 @@ def expect(found: object, expected: object) -> None:
 
 
 SCENARIOS: Mapping[str, Scenario] = {
-    "15 MB of nils in place of events": nils,
-    "15 MB of nils": only_nils,
-    "a batch of a million removals": a_million_removals,
-    "a batch of a million clears": a_million_clears,
+    "65,536 nils in place of events": nils,
+    "a megabyte of nils": only_nils,
+    "a batch of 15,000 removals": many_removals,
+    "a batch of 15,000 clears": many_clears,
     "a million blocks, then a clear": a_million_blocks,
-    "a prompt of a million tokens, and its score": a_long_prompt,
+    "a prompt of 200,000 tokens, and its score": a_long_prompt,
     "38,000 pods, and a score of them": many_pods,
 }
 

@@ -20,7 +20,6 @@ from app.kvindex.decoding import LOW_64, engine_keys
 from app.kvindex.features import Features, fold_features, published_features
 from app.kvindex.holders import Source
 from app.kvindex.keys import RequestKeys
-from app.kvindex.large_events import MOST_BLOCK_TOKENS
 
 TAILS_BYTES = 64 << 20
 TAIL_BYTES = 900
@@ -29,6 +28,8 @@ SPAN_BYTES = 160
 NUMBER_BYTES = 40
 SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups of which a hit needs every block from the start of the prompt on."""
+MOST_BLOCK_TOKENS = 1 << 14
+"""Most tokens of a block of any engine."""
 MOST_MODELS = 1024
 """Models whose block sizes are remembered."""
 MOST_SIZES = 8
@@ -42,7 +43,7 @@ class Refused(Exception):
     """An event cannot be used; the message is the reason as `Losses.event` takes it."""
 
 
-class Run(Struct, gc=False):
+class StoreGroup(Struct, gc=False):
     """Stores that differ only in their blocks, with engine keys as numbers.
 
     `engine` are those of all blocks in a row, `parents` has one for each event. `adapter` is None for the
@@ -56,33 +57,33 @@ class Run(Struct, gc=False):
     tier: str
     adapter: str | None
 
-    def apart(self) -> Iterator[Run]:
+    def apart(self) -> Iterator[StoreGroup]:
         """Every event as a run of its own."""
         at = 0
         for number, event in enumerate(self.events):
             end, parents = at + len(event.block_hashes), [self.parents[number]]
-            yield Run([event], self.engine[at:end], parents, self.group, self.tier, self.adapter)
+            yield StoreGroup([event], self.engine[at:end], parents, self.group, self.tier, self.adapter)
             at = end
 
 
-class Stores:
+class BlockAligner:
     """Makes operations of runs. Remembers the block sizes of engines, and the tails of their prompts."""
 
     def __init__(self, request_keys: RequestKeys, tails_bytes: int = TAILS_BYTES) -> None:
         self._request_keys = request_keys
         self._size = request_keys.block_size
-        self.tails = Tails(tails_bytes)
+        self.tails = PartialBlocks(tails_bytes)
         self.block_sizes: dict[str, set[int]] = {}
         """Model -> sizes of the blocks of its engines."""
 
-    def operation(self, source: Source, run: Run, known: Known) -> Store:
+    def operation(self, source: Source, run: StoreGroup, known: Known) -> Store:
         """The operation of a run. Refused when its event cannot be used, or several not as one."""
         try:
             return (self._one if len(run.events) == 1 else self._several)(source, run, known)
         except ValueError:
             raise Refused("bad_token_ids") from None
 
-    def _one(self, source: Source, run: Run, known: Known) -> Store:
+    def _one(self, source: Source, run: StoreGroup, known: Known) -> Store:
         [event], [parent], engine = run.events, run.parents, run.engine
         before = self._before(source, run, parent, known)
         _check(event)
@@ -96,7 +97,7 @@ class Stores:
         self.tails.put((source, run.group), aligned.tails)
         return _store(run, aligned.owned, aligned.keys, aligned.remapped)
 
-    def _several(self, source: Source, run: Run, known: Known) -> Store:
+    def _several(self, source: Source, run: StoreGroup, known: Known) -> Store:
         place = dict(zip(run.engine, count(), strict=False))
         root, keys_after = self._request_keys.root(run.adapter or source.model), self._request_keys.keys
         keys: list[int] = []
@@ -118,7 +119,7 @@ class Stores:
         self._note_size(source.model, run, self._size)
         return _store(run, keys, keys)
 
-    def _before(self, source: Source, run: Run, parent: int | None, known: Known) -> int | Tail:
+    def _before(self, source: Source, run: StoreGroup, parent: int | None, known: Known) -> int | Tail:
         """What the blocks of an event follow: a request key, or a tail."""
         if parent is None:
             return self._request_keys.root(run.adapter or source.model)
@@ -133,7 +134,7 @@ class Stores:
             raise Refused("unaligned_parent")
         return last
 
-    def _note_size(self, model: str, run: Run, size: int) -> None:
+    def _note_size(self, model: str, run: StoreGroup, size: int) -> None:
         if len(run.engine) == len(run.events):
             return  # a single block may be the partial one at the end of a hybrid model's prompt
         sizes = self.block_sizes.get(model)
@@ -157,7 +158,7 @@ def _check(event: BlockStored) -> None:
 
 
 def _store(
-    run: Run,
+    run: StoreGroup,
     owned: Sequence[Owned],
     keys: Sequence[int],
     remapped: Sequence[tuple[int, tuple[int, ...]]] = (),
@@ -219,7 +220,7 @@ class Aligned(Struct, frozen=True):
     tails: Mapping[int, Tail]
 
 
-class Tails:
+class PartialBlocks:
     """The latest tails, by whose they are and the engine key that they follow."""
 
     def __init__(self, limit_bytes: int = TAILS_BYTES) -> None:

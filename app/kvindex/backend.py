@@ -6,7 +6,7 @@ engine gave it. Scores ask by request keys; engines take blocks away by engine k
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -33,18 +33,6 @@ UNALIGNED = 0
 """No block has this request key."""
 
 T = TypeVar("T")
-Steps: TypeAlias = Generator[None, None, T]
-"""Work of any length that returns a T. At each `yield`, some milliseconds apart, others may run."""
-
-
-def at_once(steps: Steps[T]) -> T:
-    """All of it, without a pause."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def with_pauses(items: Collection[T], every: int = PAUSE_EVERY) -> Iterable[T]:
@@ -177,21 +165,11 @@ class Backend(Protocol):
     def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         """What each engine key of a source, given as (group, key), has a part in; None for unknown ones."""
 
-    def applying(
-        self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None
-    ) -> Steps[Outcome]:
-        """Do these in order; where several indexers share the backend, each part of them or none of it.
-
-        TooManyHolders when there is no room for the source.
-        """
-
     def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
-        """As `applying`, without a pause."""
-        return at_once(self.applying(source, operations, stamp))
+        """Applies the operations in order; where several indexers share the backend, all of them or none.
 
-    def clear(self, pod: str) -> int:
-        """As `clearing`, without a pause."""
-        return at_once(self.clearing(pod))
+        Long work pauses. Raises TooManyHolders when there is no room for the source.
+        """
 
     def lookup(self, keys: Sequence[int]) -> Found:
         """Who holds the blocks, up to the first that nobody holds."""
@@ -199,8 +177,8 @@ class Backend(Protocol):
     def position(self, source: Source) -> Stamp | None:
         """The latest batch of an engine that was applied, by whichever indexer; None if nobody knows."""
 
-    def clearing(self, pod: str) -> Steps[int]:
-        """Forget a pod; how many copies it had."""
+    def clear(self, pod: str) -> int:
+        """Forgets a pod; returns how many copies it had. Long work pauses."""
 
     def pods(self) -> list[str]:
         """The pods that have or had blocks and are not forgotten, by name."""

@@ -1,19 +1,21 @@
-"""Events off the wire: maps and arrays of every vLLM and SGLang, any width of integer.
+"""Batches of events off the wire: maps and arrays of every vLLM and SGLang, any width of integer.
 
-Events that are well-formed are decoded together in one step into typed ones. Others are taken apart, so that
-only those are lost that cannot be used.
+A batch whose events are all well-formed is decoded in one step. Any other one is taken apart, so that only
+those events are lost that cannot be used. A message has a limit in bytes, and a batch one in events: what is
+within them is decoded in one go.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, get_type_hints
+from math import isfinite
+from typing import ClassVar, TypeAlias, get_type_hints
 
 import msgspec
-from msgspec import DecodeError, Struct, ValidationError
+from msgspec import DecodeError, Raw, Struct, ValidationError
 from msgspec.msgpack import Decoder
 
+from app.clock.pause import pause_if_possible
 from app.kvcache.events import (
     AllBlocksCleared,
     BlockHash,
@@ -21,14 +23,20 @@ from app.kvcache.events import (
     BlockStored,
     EventBatch,
     KVEvent,
-    PublishedKeys,
 )
 from app.kvcache.hashing import low64
-from app.kvindex.metrics import EventLoss
-from app.kvindex.scanning import Data, array_of, skip
+from app.kvindex.metrics import EventLoss, MessageLoss
+
+Data: TypeAlias = bytes | memoryview
 
 LOW_64 = (1 << 64) - 1
 MOST_HASH_BYTES = 64
+MOST_EVENTS = 1 << 16
+"""Most events of one batch. A megabyte has room for fewer that are well-formed."""
+LONG_ARRAY = 0xDD
+"""First byte of an array in msgpack whose length takes 32 bits, as all lengths above 65,535 do."""
+EVENTS_A_TURN = 256
+"""Events that are decoded one by one, about a millisecond, before other greenlets have their turn."""
 BROKEN = DecodeError, RecursionError, UnicodeDecodeError
 """What msgspec raises for bytes that are no msgpack, nested too deeply, or text that is none."""
 
@@ -36,64 +44,48 @@ AS_MSGPACK = (bytes,)
 """Text is never taken for bytes in base64."""
 
 
-class Part(NamedTuple):
-    """Some events of a batch that can be used, in order, and why others could not: reason -> how many.
+class Unreadable(Exception):
+    """The payload is no batch at all."""
 
-    There are at most `most_tokens` token ids in all of them; None is where nobody has counted.
+    reason: ClassVar[MessageLoss] = "unreadable"
+    """The reason under which the message is counted."""
+
+
+class TooLarge(Unreadable):
+    """The batch has more than `MOST_EVENTS` events, or more bytes than are decoded."""
+
+    reason = "too_large"
+
+
+class Batch(Struct, frozen=True):
+    """A batch of a data parallel `rank`, published at `ts` (seconds since 1970).
+
+    `events` are those that can be used, in their order; `losses` has a reason for each of the others. The
+    batch took `size_bytes` on the wire.
     """
 
+    ts: float
+    rank: int
     events: Sequence[KVEvent]
-    losses: Mapping[str, int] = {}
-    most_tokens: int | None = None
+    losses: Sequence[str] = ()
+    size_bytes: int = 0
 
 
-class ArrayStored(Struct, gc=False, array_like=True, tag="BlockStored"):
+class ArrayStored(BlockStored, gc=False, frozen=True, array_like=True, tag="BlockStored"):
     """`BlockStored` as vLLM up to 0.23 and SGLang write it: trailing items may be missing."""
 
-    block_hashes: list[BlockHash]
-    parent_block_hash: BlockHash | None
-    token_ids: list[int] | None
-    block_size: int
     lora_id: int | None = None
     medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: PublishedKeys | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-
-    def event(self) -> BlockStored:
-        return BlockStored(
-            self.block_hashes,
-            self.parent_block_hash,
-            self.token_ids or [],
-            self.block_size,
-            self.lora_id,
-            self.medium,
-            self.lora_name,
-            self.extra_keys,
-            self.group_idx,
-            self.kv_cache_spec_kind,
-            self.kv_cache_spec_sliding_window,
-        )
 
 
-class ArrayRemoved(Struct, gc=False, array_like=True, tag="BlockRemoved"):
+class ArrayRemoved(BlockRemoved, gc=False, frozen=True, array_like=True, tag="BlockRemoved"):
     """`BlockRemoved` as an array."""
 
-    block_hashes: list[BlockHash]
     medium: str | None = None
-    group_idx: int | None = None
-
-    def event(self) -> BlockRemoved:
-        return BlockRemoved(self.block_hashes, self.medium, self.group_idx)
 
 
-class ArrayCleared(Struct, gc=False, array_like=True, tag="AllBlocksCleared"):
+class ArrayCleared(AllBlocksCleared, gc=False, frozen=True, array_like=True, tag="AllBlocksCleared"):
     """`AllBlocksCleared` as an array."""
-
-    def event(self) -> AllBlocksCleared:
-        return AllBlocksCleared()
 
 
 class ArrayBatch(Struct, gc=False, array_like=True):
@@ -104,24 +96,33 @@ class ArrayBatch(Struct, gc=False, array_like=True):
     data_parallel_rank: int | None = None
 
 
+class RawBatch(Struct, gc=False, array_like=True):
+    """Any batch, not decoded further."""
+
+    ts: Raw
+    events: Raw
+    data_parallel_rank: Raw = Raw(b"\xc0")
+
+
+ArrayEvent: TypeAlias = ArrayStored | ArrayRemoved | ArrayCleared
 _MAP_BATCH: Decoder[EventBatch] = Decoder(EventBatch)
 _ARRAY_BATCH: Decoder[ArrayBatch] = Decoder(ArrayBatch)
-_MAPS: Decoder[list[KVEvent]] = Decoder(list[KVEvent])
-_ARRAYS: Decoder[list[ArrayStored | ArrayRemoved | ArrayCleared]] = Decoder(
-    list[ArrayStored | ArrayRemoved | ArrayCleared]
-)
-_ARRAY_EVENT: Decoder[ArrayStored | ArrayRemoved | ArrayCleared] = Decoder(
-    ArrayStored | ArrayRemoved | ArrayCleared
-)
+_RAW_BATCH: Decoder[RawBatch] = Decoder(RawBatch)
+_RAW_EVENTS: Decoder[list[Raw]] = Decoder(list[Raw])
+_ARRAY_EVENT: Decoder[ArrayEvent] = Decoder(ArrayStored | ArrayRemoved | ArrayCleared)
 _MAP_EVENT: Decoder[KVEvent] = Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
 
+ARRAY_FIELDS = 11
+"""Fields of a stored block that arrays had; those that came later are not used."""
+STORED_TYPES = get_type_hints(ArrayStored) | {"token_ids": list[int] | None}
+REMOVED_TYPES = get_type_hints(ArrayRemoved)
 FIELDS: Mapping[str, Mapping[str, object]] = {
-    "BlockStored": get_type_hints(ArrayStored),
-    "BlockRemoved": get_type_hints(ArrayRemoved),
+    "BlockStored": {name: STORED_TYPES[name] for name in BlockStored.__struct_fields__[:ARRAY_FIELDS]},
+    "BlockRemoved": {name: REMOVED_TYPES[name] for name in ("block_hashes", "medium", "group_idx")},
     "AllBlocksCleared": {},
 }
 """Name of an event -> field -> type, in the order of arrays."""
-OPTIONAL = {"parent_block_hash", *ArrayStored.__struct_fields__[4:], *ArrayRemoved.__struct_fields__[1:]}
+OPTIONAL = {"parent_block_hash", *BlockStored.__struct_fields__[4:]}
 
 
 def field_losses() -> list[str]:
@@ -129,7 +130,52 @@ def field_losses() -> list[str]:
     return sorted({"bad_ts"} | {f"bad_{field}" for fields in FIELDS.values() for field in fields})
 
 
-def decode_batch(payload: bytes | memoryview) -> EventBatch | None:
+def decode(payload: Data) -> Batch:
+    """The batch of a message. Raises `Unreadable`.
+
+    A batch without a time has the time 0, and one loss for it.
+    """
+    whole = _whole(payload)
+    if whole is not None and isfinite(whole.ts):
+        return Batch(whole.ts, whole.data_parallel_rank or 0, whole.events, (), len(payload))
+    return _taken_apart(payload)
+
+
+def _taken_apart(payload: Data) -> Batch:
+    """Any batch, event by event."""
+    try:
+        raw = _RAW_BATCH.decode(payload)
+        rank = msgspec.msgpack.decode(raw.data_parallel_rank, type=int | None) or 0
+        head = bytes(memoryview(raw.events)[:5])
+        if head[0] == LONG_ARRAY and int.from_bytes(head[1:], "big") > MOST_EVENTS:
+            raise TooLarge("a batch has too many events")
+        values = _RAW_EVENTS.decode(raw.events)
+    except BROKEN as error:
+        raise Unreadable(str(error)) from None
+    ts, losses = _time(raw.ts), list[str]()
+    if ts is None:
+        losses.append("bad_ts")
+    events: list[KVEvent] = []
+    for number, value in enumerate(values, 1):
+        found = _event(value)
+        if isinstance(found, str):
+            losses.append(found)
+        else:
+            events.append(found)
+        if number % EVENTS_A_TURN == 0:
+            pause_if_possible()
+    return Batch(ts or 0.0, rank, events, losses, len(payload))
+
+
+def _time(packed: Raw) -> float | None:
+    try:
+        ts = msgspec.msgpack.decode(packed, type=float)
+    except BROKEN:
+        return None
+    return ts if isfinite(ts) else None
+
+
+def _whole(payload: Data) -> EventBatch | None:
     """A batch whose events are all well-formed, maps or arrays; None for anything else."""
     try:
         return _MAP_BATCH.decode(payload)
@@ -137,33 +183,9 @@ def decode_batch(payload: bytes | memoryview) -> EventBatch | None:
         pass
     try:
         batch = _ARRAY_BATCH.decode(payload)
-        return EventBatch(batch.ts, [event.event() for event in batch.events], batch.data_parallel_rank)
+        return EventBatch(batch.ts, [*batch.events], batch.data_parallel_rank)
     except BROKEN:
         return None
-
-
-def decode_events(count: int, items: Data) -> Part:
-    """The events of an array that is msgpack, whatever is in it."""
-    packed = array_of(count, items)
-    try:
-        return Part(_MAPS.decode(packed))
-    except BROKEN:
-        pass
-    try:
-        return Part([event.event() for event in _ARRAYS.decode(packed)])
-    except BROKEN:
-        pass
-    events: list[KVEvent] = []
-    losses: Counter[str] = Counter()
-    end = 0
-    for _ in range(count):
-        start, (end, _) = end, skip(items, end, 1, len(items))
-        found = _event(items[start:end])
-        if isinstance(found, str):
-            losses[found] += 1
-        else:
-            events.append(found)
-    return Part(events, losses)
 
 
 def engine_keys(values: Sequence[BlockHash]) -> list[int]:
@@ -182,9 +204,9 @@ def _low64(value: bytes) -> int:
     return low64(value)
 
 
-def _event(raw: Data) -> KVEvent | str:
+def _event(raw: Data | Raw) -> KVEvent | str:
     """One event, or why there is none."""
-    for read in (_MAP_EVENT.decode, lambda data: _ARRAY_EVENT.decode(data).event()):
+    for read in (_MAP_EVENT.decode, _ARRAY_EVENT.decode):
         try:
             event: KVEvent = read(raw)
             return event

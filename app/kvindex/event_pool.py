@@ -6,25 +6,24 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeAlias
 
 from msgspec import Struct
 
-from app.kvindex.backend import BackendUnavailable, Steps, with_pauses
-from app.kvindex.batches import Unreadable, decode_whole, decoding
-from app.kvindex.feed import FEED_BYTES, Feed, Message
+from app.clock.pause import Pace, pause_if_possible
+from app.kvindex.backend import BackendUnavailable, with_pauses
+from app.kvindex.decoding import Unreadable, decode
 from app.kvindex.holders import Source
 from app.kvindex.index import Index
 from app.kvindex.keys import fnv1a_32
-from app.kvindex.replay_client import Replays
-from app.kvindex.stream import Stream
+from app.kvindex.streams import STREAM_BYTES, EngineStream, Message, Replays, SequenceTracker
 
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.002
-"""After so long a step ends, as soon as it can."""
-MOST_A_ROUND = 64
+"""Most seconds of work between two messages before other greenlets have their turn."""
+MOST_A_STEP = 64
 """Messages between two looks at replays."""
 MOST_PODS = 10_240
 """More than one process keeps up with: each is 3 KB here and in the index."""
@@ -39,13 +38,13 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
 
     `most_messages` is for each queue, `most_bytes` for all of them. A pod more than `most_pods` takes the
     place of the one that was silent for longest; an engine more than `most_engines` is refused. Payloads
-    above `most_payload_bytes` are not decoded.
+    above `most_payload_bytes` are not decoded, nor those of replays.
     """
 
     shards: int = 4
     most_messages: int = 10_000
     most_bytes: int = 1 << 30
-    most_payload_bytes: int = 16 << 20
+    most_payload_bytes: int = 1 << 20
     most_pods: int = MOST_PODS
     most_engines: int = 1 << 16
 
@@ -56,14 +55,14 @@ class Gone(Struct, frozen=True):
     pod: str
 
 
-class TooLarge(Struct, frozen=True):
-    """A message that is not kept."""
+class UnreadMessage(Struct, frozen=True):
+    """A message that is too large to be kept."""
 
     pod: str
     sequence: int
 
 
-Task: TypeAlias = Message | Gone | TooLarge
+Task: TypeAlias = Message | Gone | UnreadMessage
 
 
 class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s": "lag_seconds"}):
@@ -95,13 +94,12 @@ class Shard:
         self.size_bytes = 0
         self.limit_bytes = settings.most_bytes // settings.shards
         self._index, self._replays, self._settings = index, replays, settings
-        self._wall, self._clock = wall, clock
+        self._wall = wall
         self._queue: deque[Task] = deque()
-        self._feeds: dict[Source, Feed] = {}
-        self._by_pod: dict[str, dict[Source, Feed]] = {}
-        self._busy: dict[Source, Feed] = {}
-        self._round: Iterator[None] | None = None
-        self._replayed = 0
+        self._streams: dict[Source, EngineStream] = {}
+        self._by_pod: dict[str, dict[Source, EngineStream]] = {}
+        self._busy: dict[Source, EngineStream] = {}
+        self._pace = Pace(clock, SLICE_S, pause_if_possible)
         self._epoch = index.backend.epoch
         self._rest_until = float("-inf")
         self._rest_s = BACK_OFF_S[0]
@@ -121,92 +119,91 @@ class Shard:
     @property
     def engines(self) -> int:
         """How many engines' streams are followed."""
-        return len(self._feeds)
+        return len(self._streams)
 
     def put(self, task: Task) -> None:
         """Queue a message; the caller has looked whether there is room."""
         if isinstance(task, Message) and len(task.payload) > self._settings.most_payload_bytes:
-            task = TooLarge(task.pod, task.sequence)
+            task = UnreadMessage(task.pod, task.sequence)
         self._queue.append(task)
         self.size_bytes += task.size_bytes if isinstance(task, Message) else 0
         self.wake.set()
 
     def step(self, now: float) -> bool:
-        """Work for about `SLICE_S`; whether there is more to do at once. `now` is monotonic, in seconds."""
+        """Goes on with replays, and with some of the messages that wait; pauses in between.
+
+        Returns whether there is more to do at once. `now` is monotonic, in seconds.
+        """
         self.wake.clear()
         if now < self._rest_until:
             return False
-        until = self._clock() + SLICE_S
-        work = self._round = self._round or self._work(now)
         try:
-            for _ in work:
-                if self._clock() >= until:
-                    return True
+            replayed = self._replay(now)
+            for _ in range(min(len(self._queue), MOST_A_STEP)):
+                self._notice_loss()
+                self._work(self._queue[0], now)
+                self._queue.popleft()
+                self._pace()
         except BackendUnavailable as error:
             if self._rest_s == BACK_OFF_S[0]:  # once for each time that it is away
                 log.warning("KV events wait, and scores are 503: %s", error)
-            self._round = None
             self._rest_until = now + self._rest_s
             self._rest_s = min(2 * self._rest_s, BACK_OFF_S[1])
             return False
-        self._round = None
         self._rest_s = BACK_OFF_S[0]
-        return bool(self._queue or self._replayed)
+        return bool(self._queue or replayed)
 
     def positions(self) -> list[Position]:
         return [
-            Position(source.pod, source.model, source.rank, feed.stream.applied, feed.lag_s)
-            for source, feed in with_pauses(list(self._feeds.items()))
+            Position(source.pod, source.model, source.rank, stream.tracker.applied, stream.lag_s)
+            for source, stream in with_pauses(list(self._streams.items()))
         ]
 
     def close(self) -> None:
-        for feed in self._feeds.values():
-            feed.close()
+        for stream in self._streams.values():
+            stream.close()
 
-    def _work(self, now: float) -> Steps[None]:
-        """A look at replays, and then some of what waits."""
+    def _replay(self, now: float) -> int:
+        """Goes on with replays; returns how many batches were applied."""
         self._notice_loss()
-        self._replayed = 0
-        for source, feed in list(self._busy.items()):
-            self._replayed += yield from feed.stepping(now)
-            if not feed.busy:
+        replayed = 0
+        for source, stream in list(self._busy.items()):
+            replayed += stream.step(now)
+            if not stream.busy:
                 self._busy.pop(source, None)
-        for _ in range(min(len(self._queue), MOST_A_ROUND)):
-            if self._epoch != self._index.backend.epoch:
-                self._notice_loss()
-            task = self._queue[0]
-            match task:
-                case Message():
-                    yield from self._message(task, now)
-                    self.size_bytes -= task.size_bytes
-                case Gone():
-                    yield from self._gone(task.pod)
-                case TooLarge():
-                    self._index.losses.message("too_large")
-                    self._skip(task)
-            self._queue.popleft()
-            yield
+        return replayed
+
+    def _work(self, task: Task, now: float) -> None:
+        match task:
+            case Message():
+                self._message(task, now)
+                self.size_bytes -= task.size_bytes
+            case Gone():
+                self._gone(task.pod)
+            case UnreadMessage():
+                self._index.losses.message("too_large")
+                self._skip(task)
 
     def _notice_loss(self) -> None:
-        """When the backend has lost everything, all streams begin anew."""
+        """Begins all streams anew when the backend has lost everything."""
         epoch = self._index.backend.epoch
-        if self._epoch not in ("", epoch):
-            for feed in self._feeds.values():
-                feed.forget()
+        if self._epoch != epoch and self._epoch:
+            for stream in self._streams.values():
+                stream.forget()
         self._epoch = epoch
 
-    def _message(self, message: Message, now: float) -> Steps[None]:
-        """A message that cannot be dealt with must not keep the others from theirs."""
+    def _message(self, message: Message, now: float) -> None:
+        """Applies a message. One that cannot be dealt with must not keep the others from theirs."""
         try:
-            batch = decode_whole(message.payload) or (yield from decoding(message.payload))
+            batch = decode(message.payload)
             source = Source(message.pod, message.model, batch.rank)
-            feed = self._feed(source)
-            if feed is not None:
-                yield from feed.receive(message, batch, now)
-                if feed.busy:
-                    self._busy[source] = feed
-        except Unreadable:
-            self._index.losses.message("unreadable")
+            stream = self._stream(source)
+            if stream is not None:
+                stream.receive(message, batch, now)
+                if stream.busy:
+                    self._busy[source] = stream
+        except Unreadable as error:
+            self._index.losses.message(error.reason)
             self._skip(message)
         except BackendUnavailable:
             raise
@@ -214,29 +211,32 @@ class Shard:
             log.exception("a message of pod %s is left out", message.pod)
             self._index.losses.message("failed")
 
-    def _feed(self, source: Source) -> Feed | None:
-        feed = self._feeds.get(source)
-        if feed is None and len(self._feeds) >= self._settings.most_engines // self._settings.shards:
+    def _stream(self, source: Source) -> EngineStream | None:
+        """The stream of an engine; None when there are too many, which is counted."""
+        stream = self._streams.get(source)
+        if stream is None and len(self._streams) >= self._settings.most_engines // self._settings.shards:
             self._index.losses.message("too_many_pods")
-        elif feed is None:
+        elif stream is None:
             known = self._index.backend.position(source)
-            stream = Stream() if known is None else Stream(known.sequence, known.ts)
-            feed = self._feeds[source] = Feed(self._index, source, stream, self._replays, self._wall)
-            self._by_pod.setdefault(source.pod, {})[source] = feed
-        return feed
+            tracker = SequenceTracker() if known is None else SequenceTracker(known.sequence, known.ts)
+            most, pace = self._settings.most_payload_bytes, self._pace
+            stream = EngineStream(self._index, source, tracker, self._replays, self._wall, pace, most)
+            self._streams[source] = stream
+            self._by_pod.setdefault(source.pod, {})[source] = stream
+        return stream
 
-    def _skip(self, message: Message | TooLarge) -> None:
-        """A message that cannot be read does not tell its rank: it belongs to whoever awaits its number."""
-        for feed in self._by_pod.get(message.pod, {}).values():
-            if not feed.busy and feed.stream.applied == message.sequence - 1:
-                feed.stream.skip(message.sequence)
+    def _skip(self, message: Message | UnreadMessage) -> None:
+        """Passes the number of a message that does not tell its rank, for the engine that awaits it."""
+        for stream in self._by_pod.get(message.pod, {}).values():
+            if not stream.busy and stream.tracker.next == message.sequence:
+                stream.tracker.skip(message.sequence)
                 return
 
-    def _gone(self, pod: str) -> Steps[None]:
-        yield from self._index.clearing(pod)
-        for source, feed in self._by_pod.pop(pod, {}).items():
-            feed.close()
-            del self._feeds[source]
+    def _gone(self, pod: str) -> None:
+        self._index.clear(pod)
+        for source, stream in self._by_pod.pop(pod, {}).items():
+            stream.close()
+            del self._streams[source]
             self._busy.pop(source, None)
 
 
@@ -268,12 +268,12 @@ class Pool:
         """What waits, here and for replays, and what is remembered of pods and engines."""
         waits = sum(shard.size_bytes for shard in self.shards) + self.replays.size_bytes
         engines = sum(shard.engines for shard in self.shards)
-        return waits + POD_BYTES * len(self._pods) + FEED_BYTES * engines
+        return waits + POD_BYTES * len(self._pods) + STREAM_BYTES * engines
 
     @property
     def limit_bytes(self) -> int:
         settings = self._settings
-        known = POD_BYTES * settings.most_pods + FEED_BYTES * settings.most_engines
+        known = POD_BYTES * settings.most_pods + STREAM_BYTES * settings.most_engines
         return settings.most_bytes + self.replays.limit_bytes + known
 
     @property

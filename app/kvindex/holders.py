@@ -8,7 +8,6 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
-from sys import getsizeof
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -18,13 +17,10 @@ Copies: TypeAlias = tuple[int, ...]
 
 HOLDER_BYTES = 2000
 """What a holder takes in memory, with names of a usual length."""
-MOST_ADAPTERS = 1024
-ADAPTERS_BYTES = 32 << 20
-"""Which holders have blocks of which adapters: the latest of these are known."""
-ADAPTER_BYTES = 200
-"""What an adapter takes besides the letters of its name and its mask."""
-MEMBER_BYTES = 100
-"""What a holder's place in the names of adapters takes."""
+MOST_ADAPTERS = 4096
+"""Adapters whose holders are known, those used last."""
+ADAPTER_BYTES = 8 << 10
+"""Memory of an adapter at most: a mask of 65,536 holders. Names are of 512 letters at most."""
 
 
 class Source(Struct, frozen=True, gc=False):
@@ -194,52 +190,34 @@ class Holders:
 class AdapterMasks:
     """Which holders have blocks of an adapter. Names of adapters come from outside: the latest ones stay."""
 
-    def __init__(self, limit_bytes: int = ADAPTERS_BYTES) -> None:
-        self.limit_bytes = limit_bytes
-        self.size_bytes = 0
+    def __init__(self, most: int = MOST_ADAPTERS) -> None:
+        self._most = most
         self._masks: OrderedDict[str, int] = OrderedDict()
-        self._of: dict[int, set[str]] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        return ADAPTER_BYTES * len(self._masks)
+
+    @property
+    def limit_bytes(self) -> int:
+        return ADAPTER_BYTES * self._most
 
     def mask(self, adapter: str) -> int:
         return self._masks.get(adapter, 0)
 
     def add(self, adapter: str, number: int) -> None:
-        """The holder has some. Beyond `MOST_ADAPTERS` of one holder they are not told apart by name."""
-        mask = self._masks.get(adapter, 0)
-        if not mask >> number & 1:
-            names = self._of.setdefault(number, set())
-            if len(names) >= MOST_ADAPTERS:
-                return
-            names.add(adapter)
-            self._put(adapter, mask | 1 << number)
+        """Notes that a holder has blocks of an adapter."""
+        self._masks[adapter] = self._masks.get(adapter, 0) | 1 << number
         self._masks.move_to_end(adapter)
-        while self.size_bytes > self.limit_bytes:
-            self._forget(next(iter(self._masks)))
+        if len(self._masks) > self._most:
+            self._masks.popitem(last=False)
 
     def release(self, number: int) -> None:
-        """The holder is no more."""
-        for adapter in self._of.pop(number, ()):
-            self._put(adapter, self._masks[adapter] & ~(1 << number))
-
-    def _forget(self, adapter: str) -> None:
-        for number in bits(self._masks[adapter]):
-            self._of[number].discard(adapter)
-        self._put(adapter, 0)
-
-    def _put(self, adapter: str, mask: int) -> None:
-        self.size_bytes -= _adapter_bytes(adapter, self._masks.get(adapter, 0))
-        self.size_bytes += _adapter_bytes(adapter, mask)
-        if mask:
-            self._masks[adapter] = mask
-        else:
-            del self._masks[adapter]
-
-
-def _adapter_bytes(adapter: str, mask: int) -> int:
-    """A name, a mask, and a place in the set of each holder."""
-    if not mask:
-        return 0
-    return ADAPTER_BYTES + 4 * len(adapter) + getsizeof(mask) + MEMBER_BYTES * mask.bit_count()
+        """Forgets a holder."""
+        bit = 1 << number
+        for adapter, mask in list(self._masks.items()):
+            if mask & bit:
+                _drop(self._masks, adapter, number)
 
 
 def _drop(masks: dict[str, int], name: str, number: int) -> None:

@@ -8,18 +8,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
 
-from app.clock.pause import pause
+from app.clock.pause import pause_if_possible
 from app.kvcache.events import EventBatch
 from app.kvcache.memo import Bounded
 from app.kvcache.prompt import Placeholder
-from app.kvindex.backend import Backend, Outcome, Size, Stamp, Steps, at_once
-from app.kvindex.batches import Batch, batch_of
-from app.kvindex.beginnings import Beginnings
-from app.kvindex.decoding import field_losses
-from app.kvindex.features import Features, granularities, requested_features
+from app.kvindex.backend import Backend, Outcome, Size, Stamp
+from app.kvindex.decoding import Batch, field_losses
+from app.kvindex.features import granularities, requested_features
 from app.kvindex.holders import Source, TooManyHolders
 from app.kvindex.ingest import Ingest
-from app.kvindex.keys import DEFAULT_GENERATION, Generation, request_keys
+from app.kvindex.keys import DEFAULT_GENERATION, Generation, PrefixKeyCache, request_keys
 from app.kvindex.metrics import IndexMetrics, Losses
 from app.kvindex.scorer import PodScore, Weights, score_prefixes
 from config.sections.observability import TRACE
@@ -57,7 +55,7 @@ class Index:
         self.metrics = IndexMetrics(reasons=field_losses())
         self._keys = request_keys(settings.generation, settings.block_size, settings.seed)
         self._ingest = Ingest(backend, self._keys)
-        self._beginnings = Beginnings(self._keys)
+        self._prefix_keys = PrefixKeyCache(self._keys)
         self._clock = clock
 
     @property
@@ -66,7 +64,7 @@ class Index:
         return {
             "index tails": self._ingest.stores.tails,
             "index key roots": self._keys.roots,
-            "index keys": self._beginnings.parts,
+            "index keys": self._prefix_keys.parts,
         }
 
     def ingest(
@@ -77,59 +75,39 @@ class Index:
         sequence: int | None = None,
         restart: bool = False,
     ) -> Outcome | None:
-        """As `ingesting`, without a pause."""
-        batch = batch_of(batch) if isinstance(batch, EventBatch) else batch
-        return at_once(self.ingesting(batch, pod, model, sequence, restart))
-
-    def ingesting(
-        self, batch: Batch, pod: str, model: str, sequence: int | None = None, restart: bool = False
-    ) -> Steps[Outcome | None]:
-        """Apply a batch that a pod has published.
+        """Applies a batch that a pod has published; long work pauses.
 
         With its `sequence` number indexers that share a backend apply it once; `restart` begins the pod anew.
-        None when there are too many pods, which is counted. BackendUnavailable: apply the batch again later.
+        Returns None when there are too many pods, which is counted. Raises BackendUnavailable: the batch is
+        to be applied again later.
         """
-        source = Source(pod, model, batch.rank)
-        total: Outcome | None = None
-        unpacked: list[Mapping[str, int]] = []
-        lost: list[str] = []
-        slices = 0
+        if isinstance(batch, EventBatch):
+            batch = Batch(batch.ts, batch.data_parallel_rank or 0, batch.events)
+        source, total, lost = Source(pod, model, batch.rank), Outcome(), [*batch.losses]
         try:
-            for part in batch.parts:
-                if part.losses:
-                    unpacked.append(part.losses)
-                if slices and not part.events:
-                    yield
-                    continue
-                for events in self._ingest.slices(part):
-                    stamp = None
-                    if slices:
-                        yield
-                    if sequence is not None:
-                        stamp = Stamp(sequence, batch.ts, restart and not slices, slices)
-                    operations = self._ingest.operations(source, events, lost)
-                    outcome = yield from self.backend.applying(source, operations, stamp)
-                    total = outcome if total is None else total.plus(outcome)
-                    slices += 1
+            for part, events in enumerate(self._ingest.slices(batch)):
+                stamp = None
+                if part:
+                    pause_if_possible()
+                if sequence is not None:
+                    stamp = Stamp(sequence, batch.ts, restart and not part, part)
+                operations = self._ingest.operations(source, events, lost)
+                outcome = self.backend.apply(source, operations, stamp)
+                total = total.plus(outcome) if part else outcome
         except TooManyHolders:
             self.losses.message("too_many_pods")
             return None
         # Counted only now: a batch that has to be applied again would be counted again.
-        total = total or Outcome()
-        if unpacked or lost or total.unknown:
-            self.losses.count(unpacked, lost, total.unknown)
+        if lost or total.unknown:
+            self.losses.count(lost, total.unknown)
         self.metrics.changed(total.added, total.removed)
         return total
 
-    def clearing(self, pod: str) -> Steps[int]:
-        """Forget a pod; how many copies of blocks it had."""
-        removed = yield from self.backend.clearing(pod)
+    def clear(self, pod: str) -> int:
+        """Forgets a pod; returns how many copies of blocks it had. Long work pauses."""
+        removed = self.backend.clear(pod)
         self.metrics.changed(0, removed)
         return removed
-
-    def clear(self, pod: str) -> int:
-        """As `clearing`, without a pause."""
-        return at_once(self.clearing(pod))
 
     def block_keys(
         self,
@@ -194,22 +172,9 @@ class Index:
         media: Sequence[Placeholder],
         granularity: int,
     ) -> list[int]:
-        size, most = self.settings.block_size, self._keys.slice_blocks
-        full = len(tokens) // size
-        features: Sequence[Features] | None = requested_features(full, size, media, salt, granularity)
-        parent, keys = self._keys.root(lora or model), list[int]()
-        if features is None:
-            return self._beginnings.keys(parent, tokens)
-        if full <= most:
-            return self._keys.keys(parent, tokens[: full * size], features)
-        for start in range(0, full, most):
-            if start:
-                pause()
-            end = min(start + most, full)
-            some = features and features[start:end]
-            keys += self._keys.keys(parent, tokens[start * size : end * size], some)
-            parent = keys[-1]
-        return keys
+        full = len(tokens) // self.settings.block_size
+        features = requested_features(full, self.settings.block_size, media, salt, granularity)
+        return self._prefix_keys.keys(self._keys.root(lora or model), tokens, features)
 
     def _score_keys(self, model: str, keys: Sequence[int], pods: Collection[str]) -> list[PodScore]:
         if not keys:

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import cast
 
 from app.kvcache.events import BlockHash, BlockRemoved, BlockStored, KVEvent
-from app.kvindex.alignment import Refused, Run, Stores, engine_keys_of, parent_of
+from app.kvindex.alignment import BlockAligner, Refused, StoreGroup, engine_keys_of, parent_of
 from app.kvindex.backend import (
     GPU,
     MOST_TIERS,
@@ -23,7 +23,7 @@ from app.kvindex.backend import (
     Owned,
     Remove,
 )
-from app.kvindex.decoding import Part
+from app.kvindex.decoding import Batch
 from app.kvindex.holders import Source
 from app.kvindex.keys import RequestKeys
 
@@ -44,7 +44,7 @@ class Ingest:
         self._media: dict[str | None, str] = {}
         self.block_size = request_keys.block_size
         self.slice_blocks = request_keys.slice_blocks
-        self.stores = Stores(request_keys)
+        self.stores = BlockAligner(request_keys)
 
     def operations(self, source: Source, events: Sequence[KVEvent], losses: list[str]) -> list[Operation]:
         """What some events of a batch, those of one slice, do; reasons why some are lost go to `losses`.
@@ -56,11 +56,11 @@ class Ingest:
         losses += batch.losses
         return operations
 
-    def slices(self, part: Part) -> Iterable[Sequence[KVEvent]]:
-        """The events in their order, so many at a time as are applied in a few milliseconds."""
-        events, most, tokens = part.events, self.slice_blocks, part.most_tokens
-        few_tokens = tokens is not None and tokens <= most << TOKENS_SHIFT
-        if few_tokens and sum([len(event.block_hashes) for event in events]) + len(events) <= most:
+    def slices(self, batch: Batch) -> Iterable[Sequence[KVEvent]]:
+        """The events in their order, at a time so many as are applied in a few milliseconds."""
+        events, most = batch.events, self.slice_blocks
+        # A block and a token take a byte or more each.
+        if 0 < batch.size_bytes <= most << TOKENS_SHIFT or sum(map(_work, events)) <= most:
             return (events,)
         return self._slices(events, most)
 
@@ -109,10 +109,10 @@ class _Batch:
 
     def operations(self, events: Sequence[KVEvent]) -> list[Operation]:
         parsed = list(chain.from_iterable(map(self._parsed, runs(events, self._ingest.block_size))))
-        self._look_up([each for each in parsed if isinstance(each, Run)])
+        self._look_up([each for each in parsed if isinstance(each, StoreGroup)])
         return list(chain.from_iterable(map(self._operations, parsed)))
 
-    def _parsed(self, events: Sequence[KVEvent]) -> list[Run | Operation]:
+    def _parsed(self, events: Sequence[KVEvent]) -> list[StoreGroup | Operation]:
         """A run of events, as one if possible."""
         try:
             match events[0]:
@@ -127,11 +127,11 @@ class _Batch:
                 return []
             return list(chain.from_iterable(self._parsed([event]) for event in events))
 
-    def _stored(self, events: Sequence[BlockStored]) -> Run | Offload:
+    def _stored(self, events: Sequence[BlockStored]) -> StoreGroup | Offload:
         first = events[0]
         if first.lora_name and len(first.lora_name) > MOST_NAME_LETTERS:
             raise Refused("bad_lora_name")
-        run = Run(
+        run = StoreGroup(
             events,
             engine_keys_of("block_hashes", _hashes(events)),
             [parent_of(event) for event in events],
@@ -146,13 +146,13 @@ class _Batch:
         engine = engine_keys_of("block_hashes", _hashes(events))
         return Remove(_group_of(events[0].group_idx), self._ingest.tier(events[0].medium), engine)
 
-    def _look_up(self, stored: Sequence[Run]) -> None:
+    def _look_up(self, stored: Sequence[StoreGroup]) -> None:
         """Ask the index for all blocks that these events continue, at once."""
         wanted = [(run.group, parent) for run in stored for parent in run.parents if parent is not None]
         self._known = dict(zip(wanted, self._ingest.known(self._source, wanted), strict=True))
 
-    def _operations(self, parsed: Run | Operation) -> list[Operation]:
-        if not isinstance(parsed, Run):
+    def _operations(self, parsed: StoreGroup | Operation) -> list[Operation]:
+        if not isinstance(parsed, StoreGroup):
             return [parsed]
         try:
             known = partial(self._owned, parsed.group)

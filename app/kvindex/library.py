@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from sys import getsizeof
 
 from cachetools import LRUCache, TTLCache
 from gevent import monkey
-from msgspec import Struct
 
 from app.clock.pause import call_off_hub, wait_off_hub
 from app.tokenization.base import Tokenizer, TokenizerError, TokenizerLoadError, TokenizerServiceError
@@ -88,10 +86,9 @@ LIMIT_BYTES = 2 << 30
 """Memory of loaded tokenizers: about twenty with 128,000 tokens each."""
 TOKEN_BYTES = 320
 """Memory of one token of a vocabulary, with the merge that makes it; measured."""
-FAILURES_BYTES = 1 << 20
-"""Memory of remembered failures."""
-FAILURE_BYTES = 700
-"""Memory of one beside its name and its text."""
+MOST_FAILURES = 1024
+FAILURE_BYTES = 2000
+"""Memory of a remembered failure, with a name of `LONGEST_NAME` characters and its text."""
 FAILURE_S = 10.0
 """For so long a load that failed is not tried again."""
 LOADS_AT_ONCE = 2
@@ -142,9 +139,7 @@ class TokenizerLibrary:
         self._hub = hub
         self._timeout_s = timeout_s
         self._loaded: LRUCache[str, Tokenizer] = LRUCache(limit_bytes, getsizeof=tokenizer_bytes)
-        self._failed: TTLCache[str, Failure] = TTLCache(
-            FAILURES_BYTES, FAILURE_S, timer=now, getsizeof=lambda failure: failure.size_bytes
-        )
+        self._failed: TTLCache[str, TokenizerLoadError] = TTLCache(MOST_FAILURES, FAILURE_S, timer=now)
         self._loading: dict[str, Future[Tokenizer]] = {}
         self._places = threading.Semaphore(LOADS_AT_ONCE)
         self._lock = threading.Lock()
@@ -153,11 +148,11 @@ class TokenizerLibrary:
     def size_bytes(self) -> int:
         """What the loaded tokenizers and the remembered failures take, rather too much than too little."""
         with self._lock:
-            return int(self._loaded.currsize + self._failed.currsize)
+            return int(self._loaded.currsize) + FAILURE_BYTES * len(self._failed)
 
     @property
     def limit_bytes(self) -> int:
-        return int(self._loaded.maxsize + self._failed.maxsize)
+        return int(self._loaded.maxsize) + FAILURE_BYTES * MOST_FAILURES
 
     def get(self, model: str) -> Tokenizer:
         """The tokenizer of `model`.
@@ -176,7 +171,7 @@ class TokenizerLibrary:
                 return loaded
             failure = self._failed.get(model)
             if failure is not None:
-                raise _again(failure.error)
+                raise _again(failure)
             future = self._loading.get(model) or self._start(model)
         return self._wait(model, future)
 
@@ -217,11 +212,11 @@ class TokenizerLibrary:
             outcome = _failure(model, error)
         with self._lock:
             del self._loading[model]
-            with suppress(ValueError):  # larger than all of them may be: not remembered
-                if isinstance(outcome, TokenizerLoadError):
-                    self._failed[model] = Failure.of(model, outcome)
-                else:
+            if not isinstance(outcome, TokenizerLoadError):
+                with suppress(ValueError):  # larger than all of them may be: not remembered
                     self._loaded[model] = outcome
+            elif len(model) <= LONGEST_NAME:
+                self._failed[model] = outcome
         if isinstance(outcome, TokenizerLoadError):
             future.set_exception(outcome)
         else:
@@ -244,17 +239,6 @@ class TokenizerLibrary:
         if source is None:
             raise _unknown(model)
         return self._load(source)
-
-
-class Failure(Struct, frozen=True):
-    """Why a model's tokenizer could not be loaded, and the memory of that."""
-
-    error: TokenizerLoadError
-    size_bytes: int
-
-    @classmethod
-    def of(cls, model: str, error: TokenizerLoadError) -> Failure:
-        return cls(error, FAILURE_BYTES + getsizeof(model) + getsizeof(str(error)))
 
 
 def tokenizer_bytes(tokenizer: Tokenizer) -> int:

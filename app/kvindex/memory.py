@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from sys import getsizeof
 
+from app.clock.pause import pause_if_possible
 from app.kvcache.memo import Memo
 from app.kvindex.backend import (
     CPU,
@@ -22,7 +23,6 @@ from app.kvindex.backend import (
     Remove,
     Size,
     Stamp,
-    Steps,
     Store,
     keys_of,
 )
@@ -120,17 +120,16 @@ class MemoryBackend(Backend):
             found.append(None if number is None else self._maps[number].get(key))
         return found
 
-    def applying(
-        self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None
-    ) -> Steps[Outcome]:
+    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         outcome = Outcome()
         if stamp is not None and stamp.restart:
-            outcome.removed += yield from self._clearing(source)
+            outcome.removed += self._clear(source)
         left = iter(operations)
         while self._apply_until_clear(source, left, outcome):
-            outcome.removed += yield from self._clearing(source)
-        if self._due:
-            yield from self._sweeping()
+            outcome.removed += self._clear(source)
+        while self._due:
+            self._sweep()
+            pause_if_possible()
         return outcome
 
     def lookup(self, keys: Sequence[int]) -> Found:
@@ -140,11 +139,8 @@ class MemoryBackend(Backend):
     def position(self, source: Source) -> Stamp | None:
         return None
 
-    def clearing(self, pod: str) -> Steps[int]:
-        removed = 0
-        for source in self.holders.sources(pod):
-            removed += yield from self._clearing(source)
-        return removed
+    def clear(self, pod: str) -> int:
+        return sum([self._clear(source) for source in self.holders.sources(pod)])
 
     def pods(self) -> list[str]:
         return list(self.holders.pods)
@@ -235,22 +231,22 @@ class MemoryBackend(Backend):
                 if not any(self._has(other, number) for other in keys):
                     self._repeats -= mapping.forget(key)
 
-    def _clearing(self, source: Source) -> Steps[int]:
-        """Forget all groups of a source; how many copies they had."""
+    def _clear(self, source: Source) -> int:
+        """Forgets all groups of a source, some blocks at a time; returns how many copies they had."""
         removed = 0
         for number in list(self.holders.groups(source).values()):
             mapping = self._maps[number]
-            while True:
+            while len(mapping):
                 with self._lock:
                     some = mapping.take(SLICE)
                     removed += self._take(chain.from_iterable(map(keys_of, some)), number)
                     self.table.settle()
-                    if not len(mapping):
-                        self._repeats -= len(mapping.repeats)
-                        del self._maps[number]
-                        self.holders.release(number)
-                        break
-                yield
+                if len(mapping):
+                    pause_if_possible()
+            with self._lock:
+                self._repeats -= len(mapping.repeats)
+                del self._maps[number]
+                self.holders.release(number)
         return removed
 
     def _add(self, keys: Sequence[int], tier: int, number: int) -> int:
@@ -329,17 +325,15 @@ class MemoryBackend(Backend):
                 if mapping.stale > len(mapping) // 4 + SPARE:
                     self._due[number] = None
 
-    def _sweeping(self) -> Steps[None]:
-        """Forget the entries of maps for blocks that made room."""
-        while self._due:
-            with self._lock:
-                number, _ = self._due.popitem()
-                mapping = self._maps.get(number)
-                if mapping is not None:
-                    self._repeats -= mapping.sweep(self._is_held, SLICE)
-                    if mapping.sweeping:
-                        self._due[number] = None
-            yield
+    def _sweep(self) -> None:
+        """Forgets some entries of maps that lead to blocks that made room."""
+        with self._lock:
+            number, _ = self._due.popitem()
+            mapping = self._maps.get(number)
+            if mapping is not None:
+                self._repeats -= mapping.sweep(self._is_held, SLICE)
+                if mapping.sweeping:
+                    self._due[number] = None
 
     def _is_held(self, owned: Owned) -> bool:
         """Whether any of the blocks is still there; True for no blocks."""

@@ -29,10 +29,10 @@ MessageLoss: TypeAlias = Literal[
 """Why a whole message was not used.
 
 `bad_frames`: not three frames, or a sequence number that is not 8 bytes. `bad_topic`: names no pod.
-`too_large`: more bytes than allowed. `unreadable`: its payload is no batch. `duplicate`: it was applied
-before. `gap`: never received (counted in messages), and not replayed. `foreign_replay`: a replay that another
-pod or rank has answered, all of which is left. `too_many_pods`: of one pod too many.
-`failed`: an error of the index itself, which is logged.
+`too_large`: more bytes than allowed, or more than 65,536 events. `unreadable`: its payload is no batch, or
+nested too deeply. `duplicate`: it was applied before. `gap`: never received (counted in messages), and not
+replayed. `foreign_replay`: a replay that another pod or rank has answered, the rest of which is left.
+`too_many_pods`: of one pod too many. `failed`: an error of the index itself, which is logged.
 """
 
 EventLoss: TypeAlias = Literal[
@@ -77,11 +77,8 @@ class Losses:
         """`reason` is an `EventLoss`, or `bad_` and the name of a field."""
         self._events[reason] += count
 
-    def count(self, unpacked: Iterable[Mapping[str, int]], lost: Iterable[str], unknown_blocks: int) -> None:
-        """What of a batch was not used: before and after it was unpacked, and blocks that are not known."""
-        for counts in unpacked:
-            for reason, count in counts.items():
-                self.event(reason, count)
+    def count(self, lost: Iterable[str], unknown_blocks: int) -> None:
+        """Counts what of a batch was not used: events by their reasons, and blocks that are not known."""
         for reason in lost:
             self.event(reason)
         if unknown_blocks:

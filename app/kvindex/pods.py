@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
@@ -153,6 +154,43 @@ def resolve_host(host: str) -> Sequence[str]:
     return sorted({str(address[4][0]) for address in found})
 
 
+class Names:
+    """Answers with what `resolve` said last, and asks it again in a thread (a greenlet, under gevent)."""
+
+    def __init__(self, resolve: Resolve = resolve_host) -> None:
+        self._resolve = resolve
+        self._answers: dict[str, Sequence[str] | OSError] = {}
+        self._asked: set[str] = set()
+        self._has_news = False
+
+    def __call__(self, host: str) -> Sequence[str]:
+        """See `Resolve`. NotToldYet before there is an answer."""
+        if host not in self._asked:
+            self._asked.add(host)
+            threading.Thread(target=self._ask, args=(host,), name="kvindex-names", daemon=True).start()
+        answer = self._answers.get(host)
+        if answer is None:
+            raise NotToldYet(f"nobody has told the addresses of {host} yet")
+        if isinstance(answer, OSError):
+            raise OSError(*answer.args)
+        return answer
+
+    def take_news(self) -> bool:
+        """Whether some answer is another one than before; told once."""
+        news, self._has_news = self._has_news, False
+        return news
+
+    def _ask(self, host: str) -> None:
+        """Thread."""
+        before = self._answers.get(host)
+        try:
+            self._answers[host] = self._resolve(host)
+        except OSError as error:
+            self._answers[host] = error
+        self._has_news |= before is None or before != self._answers[host] and not isinstance(before, OSError)
+        self._asked.discard(host)
+
+
 class DnsTargets:
     """Every address of a host name, such as that of a headless service, with the same port and options."""
 
@@ -235,7 +273,7 @@ def parse_topic(topic: bytes) -> Topic | None:
     return Topic(text, None, False)
 
 
-class Presence:
+class PodTracker:
     """Pods by the connection that they were last heard on.
 
     A pod is gone when its connection has been closed for `grace_s` seconds and it was not heard on another.

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import gevent
 import msgspec
@@ -16,7 +17,6 @@ from msgspec import Struct
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from app.kvindex import redis_scripts
 from app.kvindex.backend import (
     CPU,
     GPU,
@@ -32,14 +32,10 @@ from app.kvindex.backend import (
     Remove,
     Size,
     Stamp,
-    Steps,
     Store,
     with_pauses,
 )
 from app.kvindex.holders import Copies, Holder, Holders, Source, TooManyHolders
-
-PART_BLOCKS = 2_000
-"""Blocks after which a batch goes on in another script: others have their turn in between."""
 
 
 def name_of(source: Source) -> str:
@@ -96,19 +92,6 @@ def unpacked(value: bytes) -> tuple[int, ...]:
     return tuple(int(value[start : start + 16], 16) for start in range(0, len(value), 16))
 
 
-def parts(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """The operations in parts of about `PART_BLOCKS` blocks, at least one part."""
-    part: list[Operation] = []
-    blocks = 0
-    for operation in operations:
-        part.append(operation)
-        blocks += 1 if isinstance(operation, Clear) else len(operation.engine)
-        if blocks >= PART_BLOCKS:
-            yield part
-            part, blocks = [], 0
-    yield part
-
-
 def copies_of(rows: Sequence[Sequence[bytes | None]]) -> list[Copies]:
     """Masks from bitmaps, up to the first block that nobody has. Equal neighbours share one tuple."""
     found: list[Copies] = []
@@ -127,9 +110,8 @@ def copies_of(rows: Sequence[Sequence[bytes | None]]) -> list[Copies]:
     return found
 
 
+SCRIPT = Path(__file__).with_name("redis.lua")
 SWEEP_BLOCKS = 500
-MOST_PARTS = 1 << 20
-"""Of the operations of one call."""
 LEARN_HOLDERS = 512
 """Holders that are read in one go."""
 UNAVAILABLE = redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError
@@ -141,7 +123,7 @@ _SCHEMES = {"valkey://": "redis://", "valkeys://": "rediss://"}
 T = TypeVar("T")
 
 
-class Who(Struct, frozen=True):
+class HolderSnapshot(Struct, frozen=True):
     """The holders' numbers at a version of them."""
 
     version: bytes | None
@@ -150,7 +132,7 @@ class Who(Struct, frozen=True):
 
 
 class RedisBackend(Backend):
-    """See `Backend`; the layout of the data is told in `redis_scripts`. Threads may share it.
+    """See `Backend`; `redis.lua` describes the layout of the data. Threads may share it.
 
     Nothing is connected before the first call.
     """
@@ -162,46 +144,36 @@ class RedisBackend(Backend):
         self.times_lost = 0
         self._settings = settings
         self._namespace = settings.namespace.encode()
-        self._who = Who(None, Holders(settings.most_holders), self.tiers)
+        self._snapshot = HolderSnapshot(None, Holders(settings.most_holders), self.tiers)
         self._redis = redis.Redis.from_url(
             redis_url(settings.url),
             socket_timeout=settings.timeout_s,
             socket_connect_timeout=settings.timeout_s,
             retry=Retry(NoBackoff(), retries=1),
         )
-        self._apply, self._owned, self._clear, self._sweep = map(
-            self._redis.register_script,
-            (redis_scripts.APPLY, redis_scripts.OWNED, redis_scripts.CLEAR, redis_scripts.SWEEP),
-        )
+        self._script = self._redis.register_script(SCRIPT.read_text("utf-8"))
 
     def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         arguments: list[str | int] = [name_of(source)]
         for group, key in engine:
             arguments += group, digits(key)
-        found = self._answer(lambda: self._owned(keys=[self._namespace], args=arguments))
+        found = self._run("owned", arguments)
         return [None if value is None else unpacked(value) for value in found]
 
-    def applying(
-        self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None
-    ) -> Steps[Outcome]:
-        total = Outcome()
-        clears = stamp is not None and stamp.restart
-        for number, part in enumerate(parts(operations)):
-            total = total.plus(self._apply_part(source, part, stamp, number))
-            clears = clears or any(isinstance(operation, Clear) for operation in part)
-            yield
-        if clears:
+    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+        outcome = self._apply_batch(source, operations, stamp)
+        if stamp is not None and stamp.restart or any(isinstance(each, Clear) for each in operations):
             with suppress(BackendUnavailable):  # the batch is applied: what is left now goes next time
-                total.removed += yield from self.tidying()
-        return total
+                outcome.removed += self.tidy()
+        return outcome
 
     def lookup(self, keys: Sequence[int]) -> Found:
         names = [digits(key).encode() for key in keys]
         for _ in range(_ATTEMPTS):
-            who = self._who
-            version, rows = self._bitmaps(names, who.tiers)
-            if version == who.version:
-                return Found(copies_of(rows), who.holders, who.tiers)
+            known = self._snapshot
+            version, rows = self._bitmaps(names, known.tiers)
+            if version == known.version:
+                return Found(copies_of(rows), known.holders, known.tiers)
             self._learn()
         raise BackendUnavailable("the holders in Redis change all the time")
 
@@ -209,12 +181,12 @@ class RedisBackend(Backend):
         sequence, ts = self._answer(lambda: self._redis.hmget(self._key("s", name_of(source)), ["seq", "ts"]))
         return None if sequence is None or ts is None else Stamp(int(float(sequence)), float(ts))
 
-    def clearing(self, pod: str) -> Steps[int]:
-        self._answer(lambda: self._clear(keys=[self._namespace], args=[pod]))
-        return (yield from self.tidying())
+    def clear(self, pod: str) -> int:
+        self._run("clear", [pod])
+        return self.tidy()
 
-    def tidying(self) -> Steps[int]:
-        """Remove what is left of holders that were cleared, a few blocks at a time; how many copies it was.
+    def tidy(self) -> int:
+        """Removes what is left of cleared holders, a few blocks at a time; returns how many copies it was.
 
         Called after each clear; once more at a start it goes on where an indexer was interrupted.
         """
@@ -222,13 +194,12 @@ class RedisBackend(Backend):
         for number in self._answer(lambda: self._redis.smembers(self._key("retired"))):
             while page := self._answer(partial(self._page, number)):
                 removed += self._sweep_page(number, page)
-                yield
             removed += self._sweep_page(number, {})
         return removed
 
     def pods(self) -> list[str]:
         self._learn()
-        return list(self._who.holders.pods)
+        return list(self._snapshot.holders.pods)
 
     def size(self) -> Size:
         blocks, copies = self._answer(lambda: self._redis.mget(self._key("blocks"), self._key("copies")))
@@ -237,9 +208,7 @@ class RedisBackend(Backend):
     def close(self) -> None:
         self._redis.close()
 
-    def _apply_part(
-        self, source: Source, operations: Sequence[Operation], stamp: Stamp | None, part: int
-    ) -> Outcome:
+    def _apply_batch(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None) -> Outcome:
         batch = {
             "epoch": self.epoch,
             "source": name_of(source),
@@ -250,10 +219,8 @@ class RedisBackend(Backend):
             "ops": [written(operation, source) for operation in operations],
         }
         if stamp is not None:
-            batch |= {"seq": stamp.sequence, "ts": stamp.ts, "part": stamp.part * MOST_PARTS + part}
-            batch["restart"] = stamp.restart and part == 0
-        packed = msgspec.msgpack.encode(batch)
-        epoch, result, *counts = self._answer(lambda: self._apply(keys=[self._namespace], args=[packed]))
+            batch |= msgspec.structs.asdict(stamp)
+        epoch, result, *counts = self._run("apply", [msgspec.msgpack.encode(batch)])
         self.epoch = epoch.decode()
         if result == b"lost":
             self.times_lost += 1
@@ -291,11 +258,10 @@ class RedisBackend(Backend):
             holders.serves(adapter, int(number))
         known = [tier.decode() for tier in tiers]
         self.tiers = [GPU, CPU, *sorted({*known} - {GPU, CPU})]
-        self._who = Who(version, holders, self.tiers)
+        self._snapshot = HolderSnapshot(version, holders, self.tiers)
 
     def _sweep_page(self, number: bytes | str, page: dict[bytes, bytes]) -> int:
-        arguments = [number, *chain.from_iterable(page.items())]
-        return int(self._answer(lambda: self._sweep([self._namespace], arguments)))
+        return int(self._run("sweep", [number, *chain.from_iterable(page.items())]))
 
     def _page(self, number: bytes | str) -> dict[bytes, bytes]:
         """Some of the entries of a holder's map."""
@@ -308,6 +274,10 @@ class RedisBackend(Backend):
         return b":".join(
             (self._namespace, *(part.encode() if isinstance(part, str) else part for part in parts))
         )
+
+    def _run(self, command: str, arguments: Sequence[str | bytes | int]) -> Any:
+        """Returns what a command of the script returns."""
+        return self._answer(lambda: self._script(keys=[self._namespace], args=[command, *arguments]))
 
     def _answer(self, ask: Callable[[], T]) -> T:
         """An answer of Redis. BackendUnavailable when there is none, or not in time."""

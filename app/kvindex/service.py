@@ -20,17 +20,13 @@ from app.kvcache.prompt import Placeholder
 from app.kvcache.sockets import IO_THREADS, end_context
 from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Size
 from app.kvindex.event_pool import Pool, PoolSettings, Position, Shard
-from app.kvindex.feed import Message
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MOST_COPIES, MemoryBackend, weigh_bytes
-from app.kvindex.names import Names
-from app.kvindex.pods import target_sources
-from app.kvindex.replay_client import ReplayLimits, Replays
+from app.kvindex.pods import Names, target_sources
 from app.kvindex.scorer import PodScore
+from app.kvindex.streams import Message, ReplayLimits, Replays
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Find, Tokenization, TokenizationSettings
-from app.tokenization.base import PLAIN_CHAT, ChatOptions
-from app.tokenization.base import Message as ChatMessage
 
 log = logging.getLogger(__name__)
 
@@ -197,22 +193,6 @@ class KvIndex:
     def base_model(self, name: str) -> str:
         """See `Index.base_model`."""
         return self.index.base_model(name)
-
-    def encode(self, model: str, text: str, add_special_tokens: bool = True) -> list[int]:
-        """See `Tokenization.encode`."""
-        return self.tokenization.encode(model, text, add_special_tokens)
-
-    def encode_chat(
-        self, model: str, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT
-    ) -> list[int]:
-        """See `Tokenization.encode_chat`."""
-        return self.tokenization.encode_chat(model, messages, options)
-
-    def render_chat(
-        self, model: str, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT
-    ) -> str:
-        """See `Tokenization.render_chat`."""
-        return self.tokenization.render_chat(model, messages, options)
 
     def score_tokens(
         self,

@@ -16,12 +16,11 @@ from app.kvcache.endpoints import is_ipv6
 from app.kvcache.memo import Memo
 from app.kvcache.sockets import address_of, affinity
 from app.kvindex.event_pool import Pool
-from app.kvindex.feed import Message
 from app.kvindex.metrics import Losses
 from app.kvindex.pods import (
     PREFIX,
     NotToldYet,
-    Presence,
+    PodTracker,
     Resolve,
     Target,
     TargetSource,
@@ -29,6 +28,7 @@ from app.kvindex.pods import (
     parse_topic,
     resolve_host,
 )
+from app.kvindex.streams import Message
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Subscriber:
         self._resolve, self._has_news = resolve, has_news
         self._pool, self._losses = pool, losses
         self._context, self._settings, self._sources = context, settings, sources
-        self._presence = Presence(settings.grace_s)
+        self._presence = PodTracker(settings.grace_s)
         self._bound: Line | None = None
         self._lines: dict[Target, Line] = {}
         self._unheard: list[Target] = []

@@ -5,22 +5,28 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import count
+from sys import getsizeof
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
 from app.clock.pause import wait_off_hub
-from app.kvcache.memo import Bounded
+from app.kvcache.memo import Bounded, Memo
 from app.kvindex.metrics import IndexMetrics
-from app.kvindex.prefix_store import KEPT_BYTES, PrefixStore
+from app.tokenization import LocalTokenizer
 from app.tokenization.base import PLAIN_CHAT, ChatOptions, Message, Tokenizer
 
 MOST_WAITING = 1_000
 """Prompts that may wait for a worker."""
+PROMPTS_BYTES = 48 << 20
+"""Memory of the prompts whose token ids are remembered."""
 
 T = TypeVar("T")
 Find = Callable[[str], Tokenizer]
@@ -38,17 +44,45 @@ class TokenizationBusy(Exception):
 class TokenizationSettings(Struct, frozen=True, kw_only=True):
     """`timeout_s` is for one prompt; finding its tokenizer has a limit of its own.
 
-    `prefix_bytes` bounds the beginnings that are remembered.
+    `prompts_bytes` bounds the memory of prompts whose token ids are remembered.
     """
 
     workers: int = 5
     most_waiting: int = MOST_WAITING
     timeout_s: float = 10.0
-    prefix_bytes: int = KEPT_BYTES
+    prompts_bytes: int = PROMPTS_BYTES
+
+
+class PromptCache:
+    """Token ids of the prompts used last, for each tokenizer of this process; for threads and greenlets."""
+
+    def __init__(self, limit_bytes: int = PROMPTS_BYTES) -> None:
+        self.prompts: Memo[tuple[int, bool, str], array[int]] = Memo(limit_bytes)
+        self._numbers: WeakKeyDictionary[LocalTokenizer, int] = WeakKeyDictionary()
+        self._next = count()
+        self._lock = threading.Lock()
+
+    def encode(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        """Returns, and raises, the same as `tokenizer.encode`. A remote tokenizer is always asked."""
+        if not isinstance(tokenizer, LocalTokenizer):
+            return tokenizer.encode(text, add_special_tokens)
+        with self._lock:
+            if tokenizer not in self._numbers:
+                self._numbers[tokenizer] = next(self._next)
+            key = self._numbers[tokenizer], add_special_tokens, text
+            known = self.prompts.get(key)
+        if known is not None:
+            return known.tolist()
+        ids = tokenizer.encode(text, add_special_tokens)
+        packed = array("I", ids)
+        with self._lock:
+            if self.prompts.get(key) is None:
+                self.prompts.put(key, packed, getsizeof(text) + getsizeof(packed))
+        return ids
 
 
 class Tokenization:
-    """Turns prompts into token ids; the beginnings of texts are remembered.
+    """Turns prompts into token ids, and remembers those of the latest prompts.
 
     Every method may raise TokenizerError (no tokenizer for the model, or a prompt that cannot be used),
     `TokenizationTimeout` and `TokenizationBusy`.
@@ -63,7 +97,7 @@ class Tokenization:
     ) -> None:
         self._find, self._settings = find, settings
         self._metrics, self._clock = metrics or IndexMetrics(), clock
-        self._store = PrefixStore(settings.prefix_bytes)
+        self._prompts = PromptCache(settings.prompts_bytes)
         self._workers = Workers(settings.workers, settings.most_waiting)
 
     def encode(self, model: str, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -85,8 +119,8 @@ class Tokenization:
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
-        """See `PrefixStore.caches`."""
-        return self._store.caches
+        """Memory of remembered prompts, by name."""
+        return {"prompt tokens": self._prompts.prompts}
 
     def close(self) -> None:
         self._workers.close()
@@ -103,7 +137,7 @@ class Tokenization:
 
     def _encode(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
         began_s = self._clock()
-        tokens = self._store.encode(tokenizer, text, add_special_tokens)
+        tokens = self._prompts.encode(tokenizer, text, add_special_tokens)
         self._metrics.tokenized(tokenizer.name, self._clock() - began_s, len(tokens))
         return tokens
 

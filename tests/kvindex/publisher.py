@@ -16,7 +16,7 @@ from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import TargetSource
-from app.kvindex.replay_client import END, ReplayLimits, Replays
+from app.kvindex.streams import END, ReplayLimits, Replays
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from tests.kvindex.engines import batch
 from tests.kvindex.held import matched

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.kvcache.prompt import Placeholder
 from app.kvindex import alignment
-from app.kvindex.alignment import Aligned, Span, Tail, Tails, align
+from app.kvindex.alignment import Aligned, PartialBlocks, Span, Tail, align
 from app.kvindex.backend import UNALIGNED
 from app.kvindex.features import Features
 from app.kvindex.index import Index, IndexSettings
@@ -231,7 +231,7 @@ def test_a_tail_is_kept_for_whom_it_is_if_there_is_room_for_it() -> None:
     tail = Tail(5, [7], (Span(1, 0, 1, None),))
     need = alignment._tail_bytes(tail)
     for limit, kept in ((need, tail), (need - 1, None)):
-        tails = Tails(limit)
+        tails = PartialBlocks(limit)
         tails.put("a", {1: tail})
         assert (tails.get("a", 1), tails.get("b", 1), tails.get("a", 2)) == (kept, None, None)
         assert (len(tails), tails.size_bytes, tails.limit_bytes) == (
@@ -243,7 +243,7 @@ def test_a_tail_is_kept_for_whom_it_is_if_there_is_room_for_it() -> None:
     ("tokens", "spans", "before"), [(0, 0, 0), (1, 1, 0), (1000, 1, 0), (1, 100, 0), (1, 3, 300)]
 )
 def test_tails_take_no_more_memory_than_is_reckoned(tokens: int, spans: int, before: int) -> None:
-    tails = Tails(1 << 30)
+    tails = PartialBlocks(1 << 30)
     tracemalloc.start()
     try:
         begin, _ = tracemalloc.get_traced_memory()

@@ -71,15 +71,15 @@ def test_models_and_folders_that_are_named_have_tokenizers_and_no_others(
 ) -> None:
     index = made()
     for name in ("org/m", "m", "n"):
-        assert index.encode(name, "hello") == default_tokenizer().encode("hello", True)
+        assert index.tokenization.encode(name, "hello") == default_tokenizer().encode("hello", True)
     with pytest.raises(TokenizerError, match="There is no tokenizer for the model `other/name`"):
-        index.encode("other/name", "hello")
+        index.tokenization.encode("other/name", "hello")
     index.close()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/tokenizer.json").write_text("{}")
     index = made(kv_index_tokenizer_dir=str(tmp_path))
     with pytest.raises(TokenizerError, match="`mine` cannot be loaded"):
-        index.encode("mine", "hello")
+        index.tokenization.encode("mine", "hello")
     index.close()
 
 

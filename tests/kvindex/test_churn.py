@@ -14,10 +14,9 @@ from app.kvcache.hashing import BlockHasher
 from app.kvcache.prompt import Adapter, ExtraKeys
 from app.kvindex.backend import Backend
 from app.kvindex.event_pool import Pool
-from app.kvindex.feed import Message
 from app.kvindex.holders import bits
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.replay_client import Replays
+from app.kvindex.streams import Message, Replays
 
 PODS, DAY_S, BLOCK = 100, 24 * 3600.0, 4
 REQUESTS_PER_POD = 40

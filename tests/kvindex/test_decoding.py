@@ -20,9 +20,17 @@ from app.kvcache.events import (
     LayoutName,
     encoder,
 )
-from app.kvindex.batches import Batch, Unreadable, decode
-from app.kvindex.decoding import engine_keys, field_losses
-from app.kvindex.scanning import Malformed, array_at, array_of, bytes_at, map_at, skip
+from app.kvindex import decoding
+from app.kvindex.decoding import (
+    EVENTS_A_TURN,
+    MOST_EVENTS,
+    Batch,
+    TooLarge,
+    Unreadable,
+    decode,
+    engine_keys,
+    field_losses,
+)
 from tests.kvcache.test_wire import MAP, ONE_BLOCK
 
 pack = msgspec.msgpack.encode
@@ -36,7 +44,7 @@ def test_real_bytes_of_every_vllm_are_read(layout: LayoutName) -> None:
     batch = decode(bytes.fromhex(REAL[layout]))
     stored = batch.events[0]
     assert isinstance(stored, BlockStored)
-    assert (batch.ts, batch.rank, batch.losses) == (1.5, 0, [])
+    assert (batch.ts, batch.rank, list(batch.losses)) == (1.5, 0, [])
     assert (stored.block_hashes, stored.parent_block_hash) == ([0xE235FCC84BC5706D], None)
     assert (stored.token_ids, stored.block_size) == ([1, 2, 3, 4], 4)
     assert len(batch.events) == (3 if layout == "map" else 1)
@@ -58,7 +66,7 @@ def test_every_layout_tells_the_same_events(layout: LayoutName) -> None:
     assert isinstance(stored, BlockStored) and isinstance(removed, BlockRemoved)
     assert isinstance(cleared, AllBlocksCleared)
     assert (stored.block_hashes, stored.token_ids) == ([1 << 63, b"\1" * 32], [1, 2])
-    assert (removed.block_hashes, batch.losses) == ([3], [])
+    assert (removed.block_hashes, list(batch.losses)) == ([3], [])
     assert batch.rank == (0 if layout == "0.9.0" else 3)
 
 
@@ -75,7 +83,7 @@ def test_arrays_and_maps_may_be_mixed_and_packed_one_by_one() -> None:
     mapped = {"block_hashes": [2], "type": "BlockRemoved", "later": "field"}
     batch = decode(pack([1, [removed, mapped, pack(removed), pack(mapped)]]))
     assert [event.block_hashes for event in batch.events] == [[1], [2], [1], [2]]  # type: ignore[union-attr]
-    assert batch.losses == []
+    assert not batch.losses
 
 
 def test_the_first_simulator_had_no_tokens() -> None:
@@ -85,6 +93,13 @@ def test_the_first_simulator_had_no_tokens() -> None:
 
 
 GOOD = ["BlockRemoved", [1]]
+
+
+def is_good(event: object) -> bool:
+    """Whether it is the event that `GOOD` stands for."""
+    return isinstance(event, BlockRemoved) and (event.block_hashes, event.medium) == ([1], None)
+
+
 STORED: dict[str, Any] = {
     "type": "BlockStored",
     "block_hashes": [1],
@@ -180,10 +195,39 @@ def test_what_is_no_batch_is_refused(payload: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [1_000, 100_000])
-def test_an_event_too_deep_is_lost_alone(depth: int) -> None:
+def test_a_batch_nested_too_deeply_is_refused(depth: int) -> None:
     deep = b"\x91" * depth + b"\xc0"
-    batch = decode(b"\x93\xcb" + bytes(8) + b"\x93" + pack(GOOD) + deep + pack(GOOD) + b"\xc0")
-    assert (len(batch.events), batch.losses) == (2, ["malformed_event"])
+    with pytest.raises(Unreadable):
+        decode(b"\x93\xcb" + bytes(8) + b"\x93" + pack(GOOD) + deep + pack(GOOD) + b"\xc0")
+
+
+def test_a_batch_may_end_early_or_have_more_to_say() -> None:
+    for more, rank in (((), 0), ((None,), 0), ((3,), 3), ((3, "later", [GOOD]), 3), ((1 << 63,), 1 << 63)):
+        for good, others in (([GOOD], []), ([GOOD, None], ["malformed_event"])):
+            payload = pack([1.0, good, *more])
+            found = decode(payload)
+            assert (found.ts, found.rank, list(found.losses)) == (1.0, rank, others)
+            assert is_good(*found.events) and found.size_bytes == len(payload)
+            for wrong in (payload + b"\xc0", payload[:-1]):
+                with pytest.raises(Unreadable):
+                    decode(wrong)
+
+
+def test_a_batch_has_so_many_events_at_most() -> None:
+    assert len(decode(pack([1.0, [None] * MOST_EVENTS, 0])).losses) == MOST_EVENTS
+    with pytest.raises(TooLarge):
+        decode(pack([1.0, [None] * (MOST_EVENTS + 1), 0]))
+
+
+def test_a_megabyte_has_no_room_for_too_many_good_events() -> None:
+    assert MOST_EVENTS * len(pack(["AllBlocksCleared"])) > 1 << 20
+
+
+def test_others_have_a_turn_while_events_are_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[None] = []
+    monkeypatch.setattr(decoding, "pause_if_possible", lambda: turns.append(None))
+    decode(pack([1.0, [None] * 5 * EVENTS_A_TURN, 0]))
+    assert len(turns) == 5
 
 
 @given(st.binary(max_size=200))
@@ -211,7 +255,7 @@ def test_good_events_survive_any_neighbours(others: list[Any]) -> None:
     for other in others:
         events += [other, GOOD]
     batch = decode(pack([1.0, events, 0]))
-    assert sum(event == BlockRemoved([1], None) for event in batch.events) >= len(others) + 1
+    assert sum(map(is_good, batch.events)) >= len(others) + 1
     assert len(batch.events) + len(batch.losses) == len(events)
 
 
@@ -230,38 +274,4 @@ def test_an_event_is_packed_by_itself_once_and_not_again_and_again() -> None:
     for _ in range(3):
         packed = pack(packed)
         batch = decode(pack([1.0, [packed, GOOD], 0]))
-        assert batch.events == [BlockRemoved([1], None)] and batch.losses == ["malformed_event"]
-
-
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 255, 256, 65_535, 65_536])
-def test_bounds_are_found_whatever_the_head(count: int) -> None:
-    array, mapping = pack(list(range(count))), pack(dict.fromkeys(range(count)))
-    one = len(array) - sum(len(pack(number)) for number in range(count))
-    for head, find, other in ((array, array_at, map_at), (mapping, map_at, array_at)):
-        assert find(b"\0" + head, 1) == (1 + one, count)
-        assert other(head, 0) is None
-        assert whole(head) == len(head)
-    for raw in (bytes(count), "x" * count, msgspec.msgpack.Ext(5, bytes(count)), -count, count / 3):
-        packed = pack(raw)
-        assert whole(packed) == len(packed)
-        assert array_at(packed, 0) is None and map_at(packed, 0) is None
-        assert bytes_at(packed, 0) == (len(packed) - count if isinstance(raw, bytes) else None)
-        with pytest.raises(Malformed):
-            whole(packed[:-1])
-    with pytest.raises(Malformed):
-        array_at(array, len(array))
-
-
-def whole(data: bytes) -> int:
-    """Where the first value ends, looked for a few values at a time."""
-    at, left = skip(data, 0, 1, steps=7)
-    while left:
-        at, left = skip(data, at, left, steps=7)
-    return at
-
-
-def test_an_array_of_items_that_are_packed_already_is_one() -> None:
-    for count in (0, 1, 300):
-        assert msgspec.msgpack.decode(array_of(count, b"".join(map(pack, range(count))))) == list(
-            range(count)
-        )
+        assert is_good(*batch.events) and batch.losses == ["malformed_event"]

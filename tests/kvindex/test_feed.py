@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.kvcache.events import AllBlocksCleared, KVEvent
-from app.kvindex.feed import Message
 from app.kvindex.keys import fnv1a_32
+from app.kvindex.streams import Message
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import Engine, Station
 

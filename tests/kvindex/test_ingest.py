@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from app.kvindex import ingest
-from app.kvindex.decoding import Part
+from app.kvindex.decoding import Batch
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.ingest import Ingest
 from app.kvindex.keys import request_keys
@@ -20,10 +20,10 @@ from tests.kvindex.engines import PROMPT, batch, block, offloaded, removed, stor
 NAMES = range(1, 10_000)
 
 
-def slices(events: Sequence[KVEvent], most: int, most_tokens: int | None = None) -> list[list[KVEvent]]:
+def slices(events: Sequence[KVEvent], most: int, size_bytes: int = 0) -> list[list[KVEvent]]:
     made = Ingest(MemoryBackend(), request_keys("E", 4))
     made.slice_blocks = most
-    return [list(each) for each in made.slices(Part(events, {}, most_tokens))]
+    return [list(each) for each in made.slices(Batch(1.0, 0, events, (), size_bytes))]
 
 
 def work(event: KVEvent) -> int:
@@ -123,12 +123,10 @@ def test_what_will_be_refused_is_not_cut(event: KVEvent) -> None:
     assert slices([event], 50) == [[event]]
 
 
-def test_what_cannot_have_many_tokens_is_one_slice_without_a_look_at_them() -> None:
-    """That many tokens may be in events of any kind: here they would be more than a slice."""
+def test_a_batch_of_few_bytes_is_one_slice_without_a_look_at_its_events() -> None:
     events = [stored([1, 2, 3], range(120), size=40), removed([4, 5, 6])]
-    assert slices(events, 8, most_tokens=128) == [events]
-    assert len(slices(events, 8, most_tokens=129)) == len(slices(events, 8)) == 2
-    assert len(slices([*events, AllBlocksCleared()], 8, most_tokens=128)) > 1
+    assert slices(events, 8, size_bytes=128) == [events]
+    assert len(slices(events, 8, size_bytes=129)) == len(slices(events, 8)) == 2
 
 
 @pytest.mark.parametrize("most", [2, 3, 7])

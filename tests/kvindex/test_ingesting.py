@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from app.kvcache.events import KVEvent
-from app.kvindex.backend import Outcome, Stamp, Steps
-from app.kvindex.batches import Batch
-from app.kvindex.decoding import Part
+from app.kvindex.backend import Outcome, Stamp
+from app.kvindex.decoding import Batch
 from app.kvindex.holders import Source
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
@@ -23,9 +23,9 @@ class Noting(MemoryBackend):
         super().__init__()
         self.stamps: list[Stamp | None] = []
 
-    def applying(self, source: Source, operations: Any, stamp: Stamp | None = None) -> Steps[Outcome]:
+    def apply(self, source: Source, operations: Any, stamp: Stamp | None = None) -> Outcome:
         self.stamps.append(stamp)
-        return (yield from super().applying(source, operations, stamp))
+        return super().apply(source, operations, stamp)
 
 
 def make() -> tuple[Index, Noting]:
@@ -33,42 +33,33 @@ def make() -> tuple[Index, Noting]:
     return Index(backend, IndexSettings(block_size=4)), backend
 
 
-def parts(*some: list[KVEvent], **losses: int) -> Batch:
-    """A batch of these parts, all of them with these losses."""
-    return Batch(7.5, 0, [Part(events, losses) for events in some])
+def apply(index: Index, *events: KVEvent, losses: Sequence[str] = (), **more: Any) -> Outcome | None:
+    return index.ingest(Batch(7.5, 0, events, losses), "a", "m", **more)
 
 
-def apply(index: Index, sent: Batch, *more: Any) -> tuple[int, Outcome | None]:
-    """How often others could run, and what was done."""
-    steps, pauses = index.ingesting(sent, "a", "m", *more), 0
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return pauses, end.value
-        pauses += 1
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One item for each pause."""
+    made: list[None] = []
+    for module in ("index", "keys"):
+        monkeypatch.setattr(f"app.kvindex.{module}.pause_if_possible", lambda: made.append(None))
+    return made
 
 
-def test_slices_of_a_batch_are_numbered_and_only_the_first_begins_anew() -> None:
+def test_slices_of_a_batch_are_numbered_and_only_the_first_begins_anew(turns: list[None]) -> None:
     index, backend = make()
-    sent = parts([block(0)], [], [block(1), block(2)], unknown_event=2)
-    assert apply(index, sent, 5, True) == (2, Outcome(added=3))
-    assert backend.stamps == [Stamp(5, 7.5, True, 0), Stamp(5, 7.5, False, 1)]
-    assert index.losses.events == {"unknown_event": 6}
-
-
-def test_what_begins_anew_loses_what_it_had() -> None:
-    index, _ = make()
-    assert apply(index, parts([block(0), block(1)]), 5) == (0, Outcome(added=2))
-    assert apply(index, parts([block(0)], [block(1)], [block(2)]), 6, True) == (2, Outcome(3, 2))
+    index._ingest.slice_blocks = 4
+    apply(index, block(0), sequence=4)
+    lost = ["unknown_event"] * 2
+    found = apply(index, block(0), block(1), block(2), losses=lost, sequence=5, restart=True)
+    assert found == Outcome(3, 1) and len(turns) == 1
+    assert backend.stamps[1:] == [Stamp(5, 7.5, True, 0), Stamp(5, 7.5, False, 1)]
+    assert index.losses.events == {"unknown_event": 2}
 
 
 def test_a_batch_of_nothing_is_applied_too() -> None:
     index, backend = make()
-    assert apply(index, parts([], []), 5) == (1, Outcome())
-    assert backend.stamps == [Stamp(5, 7.5)]
-    assert apply(index, parts()) == (0, Outcome())
-    assert len(backend.stamps) == 1
+    assert apply(index, sequence=5) == Outcome() and backend.stamps == [Stamp(5, 7.5)]
 
 
 def test_only_what_has_a_number_has_a_stamp() -> None:
@@ -80,7 +71,7 @@ def test_only_what_has_a_number_has_a_stamp() -> None:
 
 def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None:
     index, _ = make()
-    apply(index, parts([block(0), block(1), block(2)], [removed([2, 7, 8]), removed([9])]))
+    apply(index, block(0), block(1), block(2), removed([2, 7, 8]), removed([9]))
     index.clear("a")
     lines = index.metrics.render({}, {}, {}).splitlines()
     for name, value in (("admissions", 3), ("evictions", 3)):
@@ -90,10 +81,8 @@ def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None
 
 @pytest.mark.parametrize(("blocks", "pauses"), [(0, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
 def test_others_have_a_turn_while_a_long_prompt_with_a_salt_is_keyed(
-    blocks: int, pauses: int, monkeypatch: pytest.MonkeyPatch
+    blocks: int, pauses: int, turns: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns: list[None] = []
-    monkeypatch.setattr("app.kvindex.index.pause", lambda: turns.append(None))
     index, _ = make()
     whole = index.block_keys("m", PROMPT[: 4 * blocks], salt="salt")
     monkeypatch.setattr(type(index._keys), "slice_blocks", 4)

@@ -12,7 +12,6 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex import keys as keys_module
 from app.kvindex.features import Features
 from app.kvindex.keys import (
     GENERATIONS,
@@ -23,7 +22,6 @@ from app.kvindex.keys import (
     fnv1a_64,
     packed_ids,
     request_keys,
-    swapped,
 )
 
 MODEL = "test-model"
@@ -192,14 +190,6 @@ def test_blocks_of_half_words_are_packed_one_by_one(size: int) -> None:
     keys = Xxh64Keys(size)
     keys.keys(1, range(200 * size))
     assert keys._links == []
-
-
-def test_machines_that_write_the_other_end_first_turn_numbers_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert swapped(array("I", [1, 0x01020304])) == bytes([0, 0, 0, 1, 1, 2, 3, 4])
-    there = [int.from_bytes(token.to_bytes(4, "little"), "big") for token in range(200)]
-    expected = request_keys("E", 2).keys(1, there)
-    monkeypatch.setattr(keys_module, "LITTLE_ENDIAN", False)
-    assert request_keys("E", 2).keys(1, list(range(200))) == expected
 
 
 def test_a_block_without_its_features_is_a_mistake() -> None:

@@ -84,8 +84,8 @@ def test_losses_are_counted_by_reason() -> None:
     losses.message("gap", 5)
     losses.message("gap")
     losses.event("token_count")
-    losses.count([{"malformed_event": 3}, {"malformed_event": 4}], ["token_count", "unknown_parent"], 6)
-    losses.count([], [], 0)
+    losses.count(["malformed_event"] * 7 + ["token_count", "unknown_parent"], 6)
+    losses.count([], 0)
     assert losses.messages == {"duplicate": 1, "gap": 6}
     assert losses.events == {
         "token_count": 2,

@@ -8,8 +8,7 @@ from threading import Event
 import pytest
 
 from app.kvcache.endpoints import is_name
-from app.kvindex.names import Names
-from app.kvindex.pods import DnsTargets, NotToldYet, parse_target
+from app.kvindex.pods import DnsTargets, Names, NotToldYet, parse_target
 from tests.kvcache.sockets import until
 
 

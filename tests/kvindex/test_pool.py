@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.kvcache.events import encoder
-from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp, Steps
+from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp
 from app.kvindex.event_pool import POD_BYTES, Pool, PoolSettings
-from app.kvindex.feed import FEED_BYTES, Message
 from app.kvindex.holders import Source
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.replay_client import Replays
-from app.kvindex.stream import REMEMBERED
+from app.kvindex.streams import REMEMBERED, STREAM_BYTES, Message, Replays
 from tests.kvindex.engines import PROMPT, batch, removed, stored
 from tests.kvindex.held import matched
 from tests.kvindex.publisher import station
@@ -30,12 +28,10 @@ class Flaky(MemoryBackend):
 
     away = False
 
-    def applying(
-        self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None
-    ) -> Steps[Outcome]:
+    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         if self.away:
             raise BackendUnavailable("away")
-        return (yield from super().applying(source, operations, stamp))
+        return super().apply(source, operations, stamp)
 
 
 def make(backend: MemoryBackend | None = None, **more: object) -> tuple[Index, Pool]:
@@ -126,17 +122,17 @@ def test_what_is_remembered_of_pods_and_engines_is_reckoned() -> None:
     _, pods = make(most_pods=11, most_engines=1)
     _, engines = make(most_pods=1, most_engines=11)
     assert pods.limit_bytes - few.limit_bytes == 10 * POD_BYTES
-    assert engines.limit_bytes - few.limit_bytes == 10 * FEED_BYTES
+    assert engines.limit_bytes - few.limit_bytes == 10 * STREAM_BYTES
     _, pool = make(shards=2)
     assert pool.size_bytes == 0
     for pod in ("a", "b"):
         pool.put(message(pod, 0, stored([1], PROMPT[:4])))
     assert pool.size_bytes > 2 * POD_BYTES
     run(pool)
-    assert pool.size_bytes == 2 * (POD_BYTES + FEED_BYTES)
+    assert pool.size_bytes == 2 * (POD_BYTES + STREAM_BYTES)
     pool.gone("a")
     run(pool)
-    assert pool.size_bytes == POD_BYTES + FEED_BYTES
+    assert pool.size_bytes == POD_BYTES + STREAM_BYTES
 
 
 def test_messages_wait_for_a_backend_that_is_away_and_it_is_asked_ever_less_often() -> None:
@@ -145,8 +141,8 @@ def test_messages_wait_for_a_backend_that_is_away_and_it_is_asked_ever_less_ofte
     backend.away = True
     pool.put(message("a", 0, stored([1], PROMPT[:4])))
     asked = []
-    applying = backend.applying
-    backend.applying = lambda *a, **k: (asked.append(now), applying(*a, **k))[1]  # type: ignore[method-assign]
+    apply = backend.apply
+    backend.apply = lambda *a, **k: (asked.append(now), apply(*a, **k))[1]  # type: ignore[method-assign]
     for tick in range(300):
         now = tick / 10
         assert not pool.step(now)
@@ -185,14 +181,14 @@ def test_an_engine_that_begins_anew_with_its_clock_set_back_is_noticed() -> None
 
 def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptureFixture) -> None:
     index, pool = make(shards=1)
-    ingesting = index.ingesting
+    ingest = index.ingest
 
     def fail(batch_: object, pod: str, *more: object, **named: object) -> object:
         if pod == "bad":
             raise RuntimeError("a fault")
-        return ingesting(batch_, pod, *more, **named)  # type: ignore[arg-type]
+        return ingest(batch_, pod, *more, **named)  # type: ignore[arg-type]
 
-    index.ingesting = fail  # type: ignore[assignment,method-assign]
+    index.ingest = fail  # type: ignore[assignment,method-assign]
     for pod in ("bad", "a"):
         pool.put(message(pod, 0, stored([1], PROMPT[:4])))
     run(pool)

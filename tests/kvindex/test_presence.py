@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.pods import POD_BYTES, Presence
+from app.kvindex.pods import POD_BYTES, PodTracker
 
 
 def test_a_pod_is_gone_some_time_after_its_connection() -> None:
-    presence = Presence(30)
+    presence = PodTracker(30)
     presence.seen("a", 1, 0)
     presence.seen("b", 2, 0)
     presence.closed(1, 100)
@@ -20,7 +20,7 @@ def test_a_pod_is_gone_some_time_after_its_connection() -> None:
 
 
 def test_a_pod_that_is_heard_again_elsewhere_is_there() -> None:
-    presence = Presence(30)
+    presence = PodTracker(30)
     presence.seen("a", 1, 0)
     presence.closed(1, 100)
     presence.seen("a", 2, 110)
@@ -30,7 +30,7 @@ def test_a_pod_that_is_heard_again_elsewhere_is_there() -> None:
 
 
 def test_what_was_sent_before_the_end_does_not_bring_a_pod_back() -> None:
-    presence = Presence(30)
+    presence = PodTracker(30)
     presence.seen("a", 1, 0)
     presence.closed(1, 100)
     presence.seen("a", 1, 105)
@@ -40,7 +40,7 @@ def test_what_was_sent_before_the_end_does_not_bring_a_pod_back() -> None:
 
 
 def test_a_connection_that_comes_back_in_time_keeps_its_pods() -> None:
-    presence = Presence(30)
+    presence = PodTracker(30)
     presence.seen("a", "target", 0)
     presence.closed("target", 100)
     presence.opened("target")
@@ -50,7 +50,7 @@ def test_a_connection_that_comes_back_in_time_keeps_its_pods() -> None:
 
 
 def test_a_number_that_is_given_again_is_another_connection() -> None:
-    presence = Presence(30)
+    presence = PodTracker(30)
     presence.seen("a", 1, 0)
     presence.closed(1, 100)
     presence.replaced(1)
@@ -61,7 +61,7 @@ def test_a_number_that_is_given_again_is_another_connection() -> None:
 
 
 def test_only_so_many_pods_are_followed() -> None:
-    presence = Presence(30, most_pods=2)
+    presence = PodTracker(30, most_pods=2)
     for pod in ("a", "b", "c"):
         presence.seen(pod, 1, 0)
     presence.closed(1, 0)
@@ -70,7 +70,7 @@ def test_only_so_many_pods_are_followed() -> None:
 
 def test_only_some_pods_at_a_time_are_found_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.kvindex.pods.MOST_A_STEP", 2)
-    presence = Presence(30)
+    presence = PodTracker(30)
     for pod in "abc":
         presence.seen(pod, 1, 0)
     presence.closed(1, 0)
@@ -79,7 +79,7 @@ def test_only_some_pods_at_a_time_are_found_to_be_gone(monkeypatch: pytest.Monke
 
 
 class Diary:
-    """What `Presence` should know, in the plainest words: pod -> connection, and when it will be gone."""
+    """What `PodTracker` should know, in the plainest words: pod -> connection, and when it will be gone."""
 
     def __init__(self, grace_s: float, most: int) -> None:
         self.grace_s, self.most = grace_s, most
@@ -124,7 +124,7 @@ whats = st.sampled_from(["seen", "seen", "seen", "closed", "opened", "replaced",
 
 @given(st.lists(st.tuples(whats, st.sampled_from("abcd"), st.integers(1, 3), st.integers(0, 9)), max_size=40))
 def test_whatever_connections_do_it_is_known_who_is_there(history: list[tuple[str, str, int, int]]) -> None:
-    presence, diary, now = Presence(10, most_pods=3), Diary(10, 3), 0
+    presence, diary, now = PodTracker(10, most_pods=3), Diary(10, 3), 0
     for what, pod, connection, later in history:
         now += later
         match what:

@@ -10,8 +10,8 @@ import zmq
 
 from app.kvindex import subscriber as module
 from app.kvindex.event_pool import Pool, PoolSettings
-from app.kvindex.feed import Message
 from app.kvindex.pods import FixedTargets, Target
+from app.kvindex.streams import Message
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from tests.kvindex.engines import block
 from tests.kvindex.publisher import Engine, Station, ends

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.kvcache.events import KVEvent
-from app.kvindex import feed
-from app.kvindex.feed import MESSAGE_BYTES, Message
+from app.kvindex import streams
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.replay_client import ReplayLimits
+from app.kvindex.streams import MESSAGE_BYTES, Message, ReplayLimits
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import Engine, Station, station
 
@@ -38,9 +37,9 @@ def test_what_waits_is_bounded(
     size = sum(len(message.payload) for message in held) + 3 * MESSAGE_BYTES
     match bound:
         case "messages":
-            monkeypatch.setattr(feed, "MOST_HELD", 3)
+            monkeypatch.setattr(streams, "MOST_HELD", 3)
         case "bytes":
-            monkeypatch.setattr(feed, "MOST_HELD_BYTES", size)
+            monkeypatch.setattr(streams, "MOST_HELD_BYTES", size)
         case _:
             place.replays.limit_bytes = size
     place.settle()
@@ -55,7 +54,7 @@ def test_what_waits_is_bounded(
 def test_what_waits_for_its_turn_is_bounded_too(
     place: Station, silent: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "MOST_HELD", 1)
+    monkeypatch.setattr(streams, "MOST_HELD", 1)
     place.replays.limits = ReplayLimits(at_once=0)
     put(place, silent, 5, block(0))
     place.settle()
@@ -95,12 +94,17 @@ def test_after_a_failure_the_engine_is_asked_again_when_it_has_cooled_down(
     silent.close()
 
 
-def test_a_batch_of_a_replay_that_cannot_be_read_is_lost_alone(place: Station, silent: Engine) -> None:
+@pytest.mark.parametrize(
+    ("unread", "reason"), [(b"garbage", "unreadable"), (bytes(1 + (1 << 20)), "too_large")]
+)
+def test_a_batch_of_a_replay_that_cannot_be_read_is_lost_alone(
+    place: Station, silent: Engine, unread: bytes, reason: str
+) -> None:
     put(place, silent, 3, block(1))
-    silent.kept = {0: silent.pack(block(0), ts=1000.0), 1: b"garbage", 2: silent.pack(ts=1002.0)}
+    silent.kept = {0: silent.pack(block(0), ts=1000.0), 1: unread, 2: silent.pack(ts=1002.0)}
     place.engines.append(silent)
     place.until(lambda: place.matched(PROMPT) == {"a": 2})
-    assert place.index.losses.messages == {"unreadable": 1}
+    assert place.index.losses.messages == {reason: 1}
 
 
 def test_a_step_tells_whether_a_replay_has_brought_something(place: Station, silent: Engine) -> None:

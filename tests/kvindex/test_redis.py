@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from app.kvindex.backend import BackendUnavailable, Clear, RedisSettings, Remove, Stamp, Steps, at_once
-from app.kvindex.feed import Message
+from app.kvindex.backend import BackendUnavailable, Clear, RedisSettings, Remove, Stamp
 from app.kvindex.holders import TooManyHolders
 from app.kvindex.redis_backend import RedisBackend
+from app.kvindex.streams import Message
 from tests.kvindex.engines import PROMPT, block
 from tests.kvindex.held import content, holders_of, source, store
 from tests.kvindex.publisher import Station, station
@@ -89,23 +89,17 @@ def test_it_is_all_there_when_an_indexer_starts_again(redis_process: RedisServer
     assert content(second, [11, 12]) == {12: {("a", "gpu")}}
 
 
-def nothing() -> Steps[int]:
-    """Instead of what is interrupted."""
-    return 0
-    yield
-
-
 def test_what_an_interrupted_clear_left_is_removed_by_the_next(
     redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = connect(redis_process, namespace)
     keys = range(1, 1500)
     backend.apply(A, [store(keys, keys)])
-    monkeypatch.setattr(backend, "tidying", lambda: nothing())
+    monkeypatch.setattr(backend, "tidy", lambda: 0)
     backend.apply(A, [Clear(), store([5], [9_999])])
     assert content(backend, [1, 5, 1499, 9_999]) == {9_999: {("a", "gpu")}}
     monkeypatch.undo()
-    assert at_once(backend.tidying()) == 1499
+    assert backend.tidy() == 1499
     assert backend.size().copies == 1
     assert redis_process.client().keys(f"{namespace}:b:*") == [f"{namespace}:b:gpu:{9_999:016x}".encode()]
 
@@ -142,24 +136,17 @@ def test_without_a_time_limit_nothing_expires(redis_process: RedisServer, namesp
     assert keys and all(client.ttl(key) == -1 for key in keys)
 
 
-def test_large_batches_go_in_parts_and_each_part_once(redis_process: RedisServer, namespace: str) -> None:
-    backend = connect(redis_process, namespace)
-    operations = [store(range(n, n + 500), range(n, n + 500)) for n in range(1, 10_000, 500)]
-    assert backend.apply(A, operations, Stamp(1, 1.0)).added == 10_000
-    assert not backend.apply(A, operations, Stamp(1, 1.0)).applied
-    assert backend.size().copies == 10_000
-
-
-def test_a_restart_in_parts_begins_anew_once(
-    redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+def test_parts_of_a_batch_are_applied_once_each_and_begin_an_engine_anew_once(
+    redis_process: RedisServer, namespace: str
 ) -> None:
     backend = connect(redis_process, namespace)
     backend.apply(A, [store([1, 2, 9], [11, 12, 19])], Stamp(7, 100.0))
-    monkeypatch.setattr("app.kvindex.redis_backend.PART_BLOCKS", 2)
-    operations = [store([n], [10 + n]) for n in range(1, 6)]
-    assert sum(1 for _ in backend.applying(A, operations, Stamp(0, 200.0, restart=True))) >= 3
-    assert backend.apply(A, [store([6], [16])], Stamp(0, 200.0, part=1)).added == 1
-    assert set(content(backend, range(10, 20))) == {11, 12, 13, 14, 15, 16}
+    for part in range(4):
+        stamp = Stamp(0, 200.0, part == 0, part)
+        operations = [store([part + 1], [11 + part])]
+        assert backend.apply(A, operations, stamp).added == 1
+        assert not backend.apply(A, operations, stamp).applied
+    assert set(content(backend, range(10, 20))) == {11, 12, 13, 14}
     assert backend.position(A) == Stamp(0, 200.0) and backend.position(B) is None
 
 

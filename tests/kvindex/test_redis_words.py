@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.backend import Clear, Offload, Operation, RedisSettings, Remove, Store
+from app.kvindex.backend import Clear, Offload, RedisSettings, Remove, Store
 from app.kvindex.redis_backend import (
     RedisBackend,
     copies_of,
     packed,
     packed_owned,
-    parts,
     redis_url,
     unpacked,
     written,
@@ -48,28 +47,6 @@ def test_keys_are_packed_in_sixteen_digits_each(keys: list[int]) -> None:
     assert unpacked(packed(keys).encode()) == tuple(keys) == unpacked(packed_owned(tuple(keys)).encode())
     assert len(packed(keys)) == 16 * len(keys)
     assert [packed_owned(key) for key in keys] == [packed([key]) for key in keys]
-
-
-named = st.lists(st.integers(1, 9), max_size=6, unique=True)
-operations: st.SearchStrategy[Operation] = st.one_of(
-    st.builds(lambda names: store(names, names), named),
-    st.builds(Remove, st.just(0), st.just("gpu"), named),
-    st.builds(Clear),
-)
-
-
-def blocks_of(some: list[Operation]) -> int:
-    return sum(1 if isinstance(each, Clear) else len(each.engine) for each in some)
-
-
-@given(st.lists(operations, max_size=20), st.integers(1, 6))
-def test_a_part_ends_as_soon_as_it_has_blocks_enough(sent: list[Operation], enough: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.kvindex.redis_backend.PART_BLOCKS", enough)
-        *whole, last = parts(sent)
-    assert [each for part in (*whole, last) for each in part] == sent
-    assert blocks_of(last) < enough
-    assert all(blocks_of(part[:-1]) < enough <= blocks_of(part) for part in whole)
 
 
 bitmaps = st.none() | st.integers(0, 3).map(lambda mask: mask.to_bytes(2, "little"))

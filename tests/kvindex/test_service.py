@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,20 +17,20 @@ from app.kvcache.events import EventBatch, encoder
 from app.kvcache.memo import Memo
 from app.kvindex.backend import BackendUnavailable, RedisSettings
 from app.kvindex.event_pool import Pool, PoolSettings, Shard
-from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.service import KvIndex, KvIndexSettings, open_backend
+from app.kvindex.streams import Message
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.tokenization import LocalTokenizer, default_tokenizer
 from app.tokenization.base import TokenizerLoadError
+from app.tokenization.files import TokenizerFolder
 from tests.hostile.wire import wait_until
 from tests.kvindex.engines import stored
-from tests.kvindex.kinds import KINDS
+from tests.kvindex.kinds import llama_3
 from tests.kvindex.publisher import LOCAL, Engine
-from tests.kvindex.test_prefix_store import local
 
 PROMPT = list(range(100, 120))
 SUBSCRIBER = SubscriberSettings(bind=f"{LOCAL}:*", model="m")
@@ -121,24 +122,25 @@ def test_what_it_keeps_has_names(index: KvIndex) -> None:
 
 
 def test_special_tokens_are_those_that_are_asked_for() -> None:
-    tokenizer = local(KINDS["llama_3"]())
+    folder = TokenizerFolder(tokenizer_file=Path("tokenizer.json"))
+    tokenizer = LocalTokenizer(llama_3(), folder, "test")
     made = KvIndex(settings(), lambda model: tokenizer)
     text = "The capital of France"
-    plain = made.encode("m", text, add_special_tokens=False)
-    assert made.encode("m", text) == made.encode("m", text, True) == [1, *plain]
+    plain = made.tokenization.encode("m", text, add_special_tokens=False)
+    assert made.tokenization.encode("m", text) == made.tokenization.encode("m", text, True) == [1, *plain]
     made.close()
 
 
 def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
-    tokens = index.encode("m", "The sea is deep, and so is the sky.")
+    tokens = index.tokenization.encode("m", "The sea is deep, and so is the sky.")
     payload = encoder()(EventBatch(1.0, [stored([1], tokens[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
     wait_until(lambda: bool(index.score_tokens("m", tokens)))
     messages = [{"role": "user", "content": "hello"}]
-    assert index.encode_chat("m", messages) == default_tokenizer().encode_chat(messages)
-    assert index.render_chat("m", messages) == default_tokenizer().render_chat(messages)
+    assert index.tokenization.encode_chat("m", messages) == default_tokenizer().encode_chat(messages)
+    assert index.tokenization.render_chat("m", messages) == default_tokenizer().render_chat(messages)
     with pytest.raises(TokenizerLoadError):
-        index.encode("unheard", "hello")
+        index.tokenization.encode("unheard", "hello")
 
 
 def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: Engine) -> None:
@@ -202,14 +204,14 @@ def test_messages_that_wait_for_the_backend_are_taken_up_without_another_one(
     index: KvIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.kvindex.service.IDLE_S", 3600.0)
-    applying, asked = index.index.backend.applying, count()
+    apply, asked = index.index.backend.apply, count()
 
     def flaky(*operations: Any) -> Any:
         if next(asked) < 2:
             raise BackendUnavailable("away")
-        return applying(*operations)
+        return apply(*operations)
 
-    monkeypatch.setattr(index.index.backend, "applying", flaky)
+    monkeypatch.setattr(index.index.backend, "apply", flaky)
     payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
     wait_until(lambda: bool(index.score_tokens("m", PROMPT)))

@@ -8,13 +8,12 @@ from itertools import count
 import pytest
 
 from app.kvindex import event_pool
-from app.kvindex.backend import Operation, Outcome, Stamp, Steps
+from app.kvindex.backend import Operation, Outcome, Stamp
 from app.kvindex.event_pool import POD_BYTES, Pool, PoolSettings
-from app.kvindex.feed import FEED_BYTES, MESSAGE_BYTES, Message
 from app.kvindex.holders import Source
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.replay_client import Replays
+from app.kvindex.streams import MESSAGE_BYTES, STREAM_BYTES, Message, Replays
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.held import matched
 from tests.kvindex.test_pool import Flaky, batch, encode, make, message, run
@@ -29,12 +28,10 @@ class Noting(MemoryBackend):
         super().__init__()
         self.restarts: list[bool] = []
 
-    def applying(
-        self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None
-    ) -> Steps[Outcome]:
+    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         assert stamp is not None
         self.restarts.append(stamp.restart)
-        return (yield from super().applying(source, operations, stamp))
+        return super().apply(source, operations, stamp)
 
     def position(self, source: Source) -> Stamp | None:
         return self.known
@@ -59,25 +56,21 @@ def test_a_queue_rests_twice_as_long_every_time_and_at_most_five_seconds() -> No
         assert len(pool) == 0 and not shard.waiting
 
 
-@pytest.mark.parametrize(("slice_s", "tick_s"), [(2.0, 1.0), (event_pool.SLICE_S, 0.0011)])
-def test_a_step_ends_as_soon_as_its_time_is_over(
-    slice_s: float, tick_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tick passes with every message: two of them are two milliseconds."""
-    monkeypatch.setattr(event_pool, "SLICE_S", slice_s)
+def test_others_have_a_turn_when_a_message_has_taken_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick passes with every look at the clock: two of them are more than two milliseconds."""
+    turns: list[None] = []
+    monkeypatch.setattr(event_pool, "pause_if_possible", lambda: turns.append(None))
     clock = count().__next__
     index = Index(MemoryBackend(), IndexSettings(block_size=4))
-    pool = Pool(index, Replays(None), PoolSettings(shards=1), clock=lambda: tick_s * clock())
-    for number in range(5):
+    pool = Pool(index, Replays(None), PoolSettings(shards=1), clock=lambda: 0.0011 * clock())
+    for number in range(6):
         pool.put(message("a", number, block(number)))
-    left = []
-    while pool.step(0.0):
-        left.append((len(pool), matched(index, PROMPT)))
-    assert left == [(3, {"a": 2}), (1, {"a": 4})] and matched(index, PROMPT) == {"a": 5}
+    assert not pool.step(0.0) and matched(index, PROMPT) == {"a": 6}
+    assert len(turns) == 3
 
 
 def test_between_so_many_messages_there_is_a_look_at_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_pool, "MOST_A_ROUND", 3)
+    monkeypatch.setattr(event_pool, "MOST_A_STEP", 3)
     _, pool = make(shards=1)
     for number in range(7):
         pool.put(message("a", number, block(number)))
@@ -125,7 +118,7 @@ def test_what_waits_in_a_queue_is_reckoned_to_the_byte() -> None:
 def test_what_a_pool_may_hold_is_told_to_the_byte() -> None:
     _, pool = make(most_bytes=1000, most_pods=3, most_engines=5)
     pool.replays.limit_bytes = 30
-    assert pool.limit_bytes == 1000 + 30 + 3 * POD_BYTES + 5 * FEED_BYTES
+    assert pool.limit_bytes == 1000 + 30 + 3 * POD_BYTES + 5 * STREAM_BYTES
 
 
 def test_every_queue_follows_its_share_of_the_engines() -> None:
@@ -180,15 +173,15 @@ def test_a_loss_is_noticed_between_two_messages() -> None:
     backend = Noting()
     backend.epoch = "first"
     index, pool = make(backend, shards=1)
-    applying = backend.applying
+    apply = backend.apply
 
-    def loses(source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Steps[Outcome]:
+    def loses(source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         assert stamp is not None
         if stamp.sequence == 1:
             backend.epoch = "second"
-        return (yield from applying(source, operations, stamp))
+        return apply(source, operations, stamp)
 
-    backend.applying = loses  # type: ignore[method-assign]
+    backend.apply = loses  # type: ignore[method-assign]
     for sequence in range(3):
         pool.put(message("a", sequence, block(sequence)))
     pool.step(0.0)

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from app.kvcache.events import BlockHash, BlockStored
 from app.kvindex import alignment
 from app.kvindex.alignment import (
+    MOST_BLOCK_TOKENS,
+    BlockAligner,
     Refused,
-    Run,
-    Stores,
+    StoreGroup,
     engine_keys_of,
     parent_of,
 )
 from app.kvindex.backend import UNALIGNED, Owned, Store
 from app.kvindex.keys import request_keys
-from app.kvindex.large_events import MOST_BLOCK_TOKENS
 from tests.kvindex.engines import stored
 from tests.kvindex.held import source
 
@@ -27,12 +27,14 @@ SIZE = 2
 KEYS = request_keys("E", SIZE)
 
 
-def run_of(*events: BlockStored, adapter: str | None = None) -> Run:
+def run_of(*events: BlockStored, adapter: str | None = None) -> StoreGroup:
     engine = [int(key) for event in events for key in event.block_hashes]
-    return Run(list(events), engine, [parent_of(event) for event in events], 3, "cpu", adapter)
+    return StoreGroup(list(events), engine, [parent_of(event) for event in events], 3, "cpu", adapter)
 
 
-def operation(stores: Stores, run: Run, known: Mapping[int, Owned] | None = None, model: str = "m") -> Store:
+def operation(
+    stores: BlockAligner, run: StoreGroup, known: Mapping[int, Owned] | None = None, model: str = "m"
+) -> Store:
     return stores.operation(source(model=model), run, (known or {}).get)
 
 
@@ -40,7 +42,7 @@ KNOWN: dict[int, Owned] = {21: 1234, 22: (55, 1235), 23: (55, UNALIGNED), 24: ()
 """What the index knows of blocks of earlier batches."""
 
 
-def plain_keys(run: Run) -> list[int] | None:
+def plain_keys(run: StoreGroup) -> list[int] | None:
     """Event by event; None where one of them cannot be used, or a block comes twice."""
     after: dict[int, int] = {}
     for event, parent in zip(run.events, run.parents, strict=True):
@@ -58,7 +60,7 @@ def plain_keys(run: Run) -> list[int] | None:
 
 
 @st.composite
-def a_run(draw: st.DrawFn) -> Run:
+def a_run(draw: st.DrawFn) -> StoreGroup:
     """Blocks of a few tokens, mostly of new names, behind earlier ones of theirs or of others."""
     events: list[BlockStored] = []
     unused = list(range(1, 13))
@@ -76,8 +78,10 @@ def a_run(draw: st.DrawFn) -> Run:
 
 
 @given(a_run())
-def test_several_stores_are_one_operation_where_each_can_be_used_and_no_block_comes_twice(run: Run) -> None:
-    stores, keys = Stores(KEYS), plain_keys(run)
+def test_several_stores_are_one_operation_where_each_can_be_used_and_no_block_comes_twice(
+    run: StoreGroup,
+) -> None:
+    stores, keys = BlockAligner(KEYS), plain_keys(run)
     if keys is None:
         with pytest.raises(Refused):
             operation(stores, run, KNOWN)
@@ -94,7 +98,7 @@ def test_apart_every_store_has_its_own_blocks_and_parent() -> None:
 
 
 def test_what_goes_on_behind_a_tail_is_told_one_by_one() -> None:
-    stores = Stores(KEYS)
+    stores = BlockAligner(KEYS)
     operation(stores, run_of(stored([1], [7], size=1)))
     behind = stored([2], [8, 9], 1, 2)
     with pytest.raises(Refused):
@@ -105,7 +109,7 @@ def test_what_goes_on_behind_a_tail_is_told_one_by_one() -> None:
 def test_the_first_blocks_follow_the_adapter_or_else_the_model() -> None:
     for adapter, root in ((None, KEYS.root("other")), ("alice", KEYS.root("alice"))):
         for events in ([stored([1], [7, 8], None, 2)], [stored([k], [k, 8], None, 2) for k in (1, 2)]):
-            made = operation(Stores(KEYS), run_of(*events, adapter=adapter), model="other")
+            made = operation(BlockAligner(KEYS), run_of(*events, adapter=adapter), model="other")
             assert list(made.keys) == [KEYS.keys(root, event.token_ids)[0] for event in events]
             assert (made.adapter, made.group, made.tier) == (adapter, 3, "cpu")
 
@@ -116,7 +120,7 @@ def test_the_first_blocks_follow_the_adapter_or_else_the_model() -> None:
 )
 def test_only_some_groups_are_scored(kind: str | None, scored: bool | None) -> None:
     event = stored([1], [7, 8], None, 2, kv_cache_spec_kind=kind)
-    assert operation(Stores(KEYS), run_of(event)).scored is scored
+    assert operation(BlockAligner(KEYS), run_of(event)).scored is scored
 
 
 LONGEST = MOST_BLOCK_TOKENS
@@ -145,7 +149,7 @@ LONGEST = MOST_BLOCK_TOKENS
     ],
 )
 def test_what_is_wrong_with_a_store_has_a_name(event: BlockStored, reason: str | None) -> None:
-    stores = Stores(KEYS)
+    stores = BlockAligner(KEYS)
     if reason is None:
         operation(stores, run_of(event), KNOWN)
     else:
@@ -172,7 +176,7 @@ def test_hashes_that_are_none_are_refused_by_their_field(bad: bytes) -> None:
 
 def test_a_few_block_sizes_of_a_few_models_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alignment, "MOST_MODELS", 2)
-    stores = Stores(KEYS)
+    stores = BlockAligner(KEYS)
     for model in ("a", "b", "c"):
         for size in range(1, 20):
             operation(stores, run_of(stored([1, 2], range(2 * size), size=size)), model=model)
@@ -180,7 +184,7 @@ def test_a_few_block_sizes_of_a_few_models_are_remembered(monkeypatch: pytest.Mo
 
 
 def test_a_block_alone_says_nothing_of_the_block_size() -> None:
-    stores = Stores(KEYS)
+    stores = BlockAligner(KEYS)
     operation(stores, run_of(stored([1], range(5), size=5)))
     operation(stores, run_of(stored([1], [1, 2], size=2), stored([2], [3, 4], size=2)))
     assert stores.block_sizes == {}

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from app.kvindex.event_pool import Pool, PoolSettings
-from app.kvindex.pods import POD_BYTES, FileTargets, FixedTargets, Presence, Target
+from app.kvindex.pods import POD_BYTES, FileTargets, FixedTargets, PodTracker, Target
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, Engine, Station, station
 from tests.running_server import free_port
@@ -256,7 +256,7 @@ def test_what_is_remembered_of_topics_and_connections_is_reckoned(place: Station
     engine.publish(FIRST)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
     assert POD_BYTES < subscriber.size_bytes < 2 * POD_BYTES < subscriber.limit_bytes
-    assert Presence(30, most_pods=7).limit_bytes == 7 * POD_BYTES
+    assert PodTracker(30, most_pods=7).limit_bytes == 7 * POD_BYTES
 
 
 def test_a_pod_that_is_crowded_out_is_not_followed_any_more(place: Station) -> None:

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from app.kvindex.metrics import IndexMetrics
-from app.kvindex.tokenizers import Tokenization, TokenizationBusy, TokenizationSettings, TokenizationTimeout
+from app.kvindex.tokenizers import (
+    PromptCache,
+    Tokenization,
+    TokenizationBusy,
+    TokenizationSettings,
+    TokenizationTimeout,
+)
 from app.tokenization import ChatOptions, LocalTokenizer, default_tokenizer
 from app.tokenization.base import PLAIN_CHAT, Message, Tokenizer, TokenizerLoadError
 from app.tokenization.files import TokenizerFolder
@@ -77,13 +83,32 @@ def test_a_remote_tokenizer_makes_tokens_of_conversations_itself() -> None:
     made.close()
 
 
-def test_texts_that_part_within_a_token_are_told_apart(tokenizer: LocalTokenizer) -> None:
-    base = ("the answer to all of it is here and " * 20)[:252] + " cap"
-    made = Tokenization(lambda model: tokenizer)
-    texts = [base + "ital of France is Paris and so on. " * 40, base + ". And then nothing was said. " * 40]
-    for text in texts * 3:
-        assert made.encode("m", text) == tokenizer.encode(text, True)
-    made.close()
+def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_tokens() -> None:
+    calls: list[tuple[str, bool]] = []
+
+    class Counting(LocalTokenizer):
+        def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+            calls.append((text, add_special_tokens))
+            return super().encode(text, add_special_tokens)
+
+    folder = TokenizerFolder(tokenizer_file=Path("tokenizer.json"))
+    one, other = (Counting(llama_3(), folder, "llama") for _ in range(2))
+    cache = PromptCache()
+    for tokenizer in (one, other) * 2:
+        for special in (True, False):
+            ids = cache.encode(tokenizer, TEXT, special)
+            assert ids == LocalTokenizer.encode(tokenizer, TEXT, special)
+            ids.clear()  # what was handed out is the caller's own
+    assert calls == [(TEXT, True), (TEXT, False)] * 2
+
+
+def test_prompts_are_remembered_up_to_a_bound(tokenizer: LocalTokenizer) -> None:
+    cache = PromptCache(limit_bytes=40_000)
+    for number in range(100):
+        text = f"{number} {TEXT}"
+        assert cache.encode(tokenizer, text, False) == tokenizer.encode(text)
+        assert cache.prompts.size_bytes <= 40_000
+    assert cache.prompts.size_bytes > 10_000
 
 
 def test_an_unknown_model_is_a_clear_error() -> None:

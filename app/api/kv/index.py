@@ -94,7 +94,7 @@ def score_routes(
         """The score of every pod that has the beginning of a text."""
         asked = decode(body.read(context), context.content_type, ScoreTextRequest)
         with told():
-            tokens = index.encode(speaker(asked), asked.prompt, asked.add_special_tokens)
+            tokens = index.tokenization.encode(speaker(asked), asked.prompt, asked.add_special_tokens)
             return json_response(by_pod(scores(asked, tokens)))
 
     def score_chat_completions(context: RequestContext) -> Response:
@@ -103,10 +103,10 @@ def score_routes(
         options = chat_options(asked, rules)
         with told():
             if chat_answer == "scores":
-                tokens = index.encode_chat(speaker(asked), asked.messages, options)
+                tokens = index.tokenization.encode_chat(speaker(asked), asked.messages, options)
                 return json_response(by_pod(scores(asked, tokens)))
-            text = index.render_chat(speaker(asked), asked.messages, options)
-            tokens = index.encode(speaker(asked), text, asked.add_special_tokens)
+            text = index.tokenization.render_chat(speaker(asked), asked.messages, options)
+            tokens = index.tokenization.encode(speaker(asked), text, asked.add_special_tokens)
             return json_response({"podScores": by_pod(scores(asked, tokens)), "templated_messages": text})
 
     def score_tokens(context: RequestContext) -> Response:

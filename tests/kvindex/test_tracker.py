@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex import stream as stream_module
-from app.kvindex.stream import REMEMBERED, Stream, Verdict
+from app.kvindex import streams
+from app.kvindex.streams import REMEMBERED, SequenceTracker, Verdict
 
 
-def stream(*applied: int) -> Stream:
+def stream(*applied: int) -> SequenceTracker:
     """One that has applied these numbers, each published at 100 seconds and its number."""
-    made = Stream()
+    made = SequenceTracker()
     for number in applied:
         made.apply(number, 100.0 + number)
     return made
@@ -58,7 +58,7 @@ def test_what_was_replayed_is_a_duplicate_when_it_comes_by_itself() -> None:
 
 
 def test_a_stream_can_be_taken_up_where_another_left_it() -> None:
-    made = Stream(10, 110.0)
+    made = SequenceTracker(10, 110.0)
     assert made.judge(11, 111.0) is Verdict.NEXT
     assert made.judge(14, 114.0) is Verdict.GAP and made.missing(14) == 3
     assert made.judge(9, 109.0) is Verdict.DUPLICATE
@@ -107,7 +107,7 @@ def test_a_stream_remembers_a_bounded_number_of_batches() -> None:
 
 
 class History:
-    """What `Stream` says, from the list of all batches that were applied since the last restart."""
+    """What `SequenceTracker` says, from the list of all batches that were applied since the last restart."""
 
     def __init__(self, remembered: int) -> None:
         self.remembered = remembered
@@ -162,8 +162,8 @@ deeds = st.lists(
 @given(deeds, st.integers(1, 6))
 def test_a_stream_says_what_the_whole_history_says(done: list[Deed], remembered: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_module, "REMEMBERED", remembered)
-        made, history = Stream(), History(remembered)
+        patch.setattr(streams, "REMEMBERED", remembered)
+        made, history = SequenceTracker(), History(remembered)
         for deed, sequence, ts in done:
             match deed:
                 case "skip":

@@ -12,11 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex import beginnings as beginnings_module
-from app.kvindex.beginnings import PART_BLOCKS, Beginnings
 from app.kvindex.features import Features
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.keys import GENERATIONS, Generation, RequestKeys, request_keys
+from app.kvindex.keys import (
+    GENERATIONS,
+    PART_BLOCKS,
+    Generation,
+    PrefixKeyCache,
+    RequestKeys,
+    request_keys,
+)
 from app.kvindex.memory import MemoryBackend
 
 SIZE = 2
@@ -46,58 +51,58 @@ class Counting:
 @given(asked=st.lists(prompts, max_size=8))
 def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[int]]) -> None:
     keys = request_keys(generation, SIZE)
-    beginnings = Beginnings(keys, limit_bytes=20_000)
+    cache = PrefixKeyCache(keys, limit_bytes=20_000)
     for prompt in asked:
-        assert beginnings.keys(5, prompt) == keys.keys(5, prompt)
-        assert beginnings.keys(6, array("I", prompt)) == keys.keys(6, prompt)
-        assert beginnings.parts.size_bytes <= beginnings.parts.limit_bytes
+        assert cache.keys(5, prompt) == keys.keys(5, prompt)
+        assert cache.keys(6, array("I", prompt)) == keys.keys(6, prompt)
+        assert cache.parts.size_bytes <= cache.parts.limit_bytes
 
 
 @pytest.mark.parametrize(("blocks", "parts"), [(63, 0), (64, 1), (127, 1), (128, 2)])
 def test_a_part_is_remembered_as_soon_as_it_is_whole(blocks: int, parts: int) -> None:
-    beginnings = Beginnings(request_keys("E", SIZE))
-    beginnings.keys(1, list(range(blocks * SIZE)))
-    assert len(beginnings.parts) == parts
+    cache = PrefixKeyCache(request_keys("E", SIZE))
+    cache.keys(1, list(range(blocks * SIZE)))
+    assert len(cache.parts) == parts
 
 
 def test_only_what_is_new_is_hashed() -> None:
     counting = Counting(request_keys("E", SIZE))
-    beginnings = Beginnings(counting)
+    cache = PrefixKeyCache(counting)
     prompt = list(range(3 * PART + 5))
-    beginnings.keys(1, prompt)
+    cache.keys(1, prompt)
     assert counting.blocks == 3 * PART_BLOCKS + 2
     counting.blocks = 0
-    beginnings.keys(1, [*prompt[: 2 * PART], 7, *prompt[2 * PART :]])
+    cache.keys(1, [*prompt[: 2 * PART], 7, *prompt[2 * PART :]])
     assert counting.blocks == PART_BLOCKS + 3
     counting.blocks = 0
-    beginnings.keys(2, prompt)  # of another model
+    cache.keys(2, prompt)  # of another model
     assert counting.blocks == 3 * PART_BLOCKS + 2
 
 
 def test_two_parts_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.kvindex.beginnings.xxh3_64_intdigest", lambda data, seed: 1)
+    monkeypatch.setattr("app.kvindex.keys.xxh3_64_intdigest", lambda data, seed: 1)
     keys = request_keys("E", SIZE)
-    beginnings = Beginnings(keys)
+    cache = PrefixKeyCache(keys)
     for parent, first in ((1, 0), (1, 9), (2, 0), (1, 0)):
         prompt = [first] * 2 * PART
-        assert beginnings.keys(parent, prompt) == keys.keys(parent, prompt)
+        assert cache.keys(parent, prompt) == keys.keys(parent, prompt)
 
 
 @pytest.mark.slow
 def test_what_is_remembered_is_bounded_and_told_of() -> None:
     index = Index(MemoryBackend(), IndexSettings(block_size=SIZE))
-    (beginnings,) = (cache for name, cache in index.caches.items() if name == "index keys")
+    (cache,) = (each for name, each in index.caches.items() if name == "index keys")
     for first in range(3000):
         index.block_keys("m", [first] * 10 * PART)
-        assert beginnings.size_bytes <= beginnings.limit_bytes
-    assert beginnings.size_bytes > beginnings.limit_bytes / 3
+        assert cache.size_bytes <= cache.limit_bytes
+    assert cache.size_bytes > cache.limit_bytes / 3
 
 
 @pytest.mark.parametrize("tokens", [[-1], [1 << 32], ["x"], [1.5], [None], array("d", [1.0])])
 def test_what_is_no_token_is_refused(tokens: list[int]) -> None:
     for generation in GENERATIONS:
         with pytest.raises(ValueError):
-            Beginnings(request_keys(generation, 1)).keys(1, tokens)
+            PrefixKeyCache(request_keys(generation, 1)).keys(1, tokens)
 
 
 def test_threads_may_share_them() -> None:
@@ -124,11 +129,11 @@ def test_what_is_hashed_is_so_a_slice_at_a_time(
 ) -> None:
     keys = Counting(request_keys("E", SIZE))
     keys.slice_blocks = 10
-    beginnings, prompt = Beginnings(keys), list(range((known + blocks) * SIZE + 1))
-    beginnings.keys(1, prompt[: known * SIZE])
+    cache, prompt = PrefixKeyCache(keys), list(range((known + blocks) * SIZE + 1))
+    cache.keys(1, prompt[: known * SIZE])
     slices = [keys.blocks]
-    monkeypatch.setattr(beginnings_module, "pause", lambda: slices.append(keys.blocks))
-    assert beginnings.keys(1, prompt) == request_keys("E", SIZE).keys(1, prompt)
+    monkeypatch.setattr("app.kvindex.keys.pause_if_possible", lambda: slices.append(keys.blocks))
+    assert cache.keys(1, prompt) == request_keys("E", SIZE).keys(1, prompt)
     ends = [*slices, keys.blocks]
     assert [after - before for before, after in pairwise(ends)] == [
         min(10, blocks - start) for start in range(0, max(blocks, 1), 10)
@@ -137,23 +142,23 @@ def test_what_is_hashed_is_so_a_slice_at_a_time(
 
 def test_a_prompt_that_goes_on_adds_parts_to_those_before() -> None:
     keys = Counting(request_keys("E", SIZE))
-    beginnings, prompt = Beginnings(keys), list(range(5 * PART))
+    cache, prompt = PrefixKeyCache(keys), list(range(5 * PART))
     expected = request_keys("E", SIZE).keys(1, prompt)
     for parts in range(1, 6):
         for _ in range(2):
-            assert beginnings.keys(1, prompt[: parts * PART]) == expected[: parts * PART_BLOCKS]
-        assert (keys.blocks, len(beginnings.parts)) == (parts * PART_BLOCKS, parts)
+            assert cache.keys(1, prompt[: parts * PART]) == expected[: parts * PART_BLOCKS]
+        assert (keys.blocks, len(cache.parts)) == (parts * PART_BLOCKS, parts)
 
 
 def test_parts_take_no_more_memory_than_is_reckoned() -> None:
-    beginnings = Beginnings(request_keys("E", 16))
+    cache = PrefixKeyCache(request_keys("E", 16))
     tracemalloc.start()
     try:
         empty, _ = tracemalloc.get_traced_memory()
         for first in range(20):
-            beginnings.keys(1, [first] * 5 * PART_BLOCKS * 16)
+            cache.keys(1, [first] * 5 * PART_BLOCKS * 16)
         taken = tracemalloc.get_traced_memory()[0] - empty
     finally:
         tracemalloc.stop()
-    assert len(beginnings.parts) == 100
-    assert taken <= beginnings.parts.size_bytes < 1.1 * taken
+    assert len(cache.parts) == 100
+    assert taken <= cache.parts.size_bytes < 1.1 * taken

@@ -8,8 +8,8 @@ import pytest
 import zmq
 
 from app.kvcache.replay_buffer import END
-from app.kvindex import replay_client
-from app.kvindex.replay_client import Replay, Replayed, ReplayLimits, Replays
+from app.kvindex import streams
+from app.kvindex.streams import Replay, Replayed, ReplayLimits, Replays
 from app.kvindex.subscriber import Context
 from tests.kvindex.publisher import ends
 
@@ -113,7 +113,7 @@ def test_what_is_no_answer_is_passed_over(publisher: Publisher, replay: Replay) 
 def test_a_step_reads_so_many_batches(
     publisher: Publisher, replay: Replay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay_client, "MOST_A_STEP", 3)
+    monkeypatch.setattr(streams, "MOST_A_STEP", 3)
     assert replays_in_steps(publisher, replay, b"") == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
@@ -127,7 +127,7 @@ def test_a_step_reads_so_many_bytes(
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replay_client, "MOST_BYTES_A_STEP", most)
+    monkeypatch.setattr(streams, "MOST_BYTES_A_STEP", most)
     assert replays_in_steps(publisher, replay, bytes(10)) == expected
 
 
