@@ -26,16 +26,12 @@ from app.http.route import Route, post
 from app.protocol.common import Usage
 from app.protocol.completions import CompletionRequest, TokenIds
 from app.protocol.label_reads import GenerativeScoringRequest, ItemScore, ScoreList, one_token
-from app.protocol.slicing import each
 from app.protocol.validation.generation import ValidatedRequest
 
 LOGIT_RANGE = 8.0
 """Logits of labels are between -4 and 4."""
 LEAST_MASS = 0.5
 """Least probability of all labels together, in the whole vocabulary."""
-
-PROMPT = 50
-"""Values that a prompt counts as whose labels are read."""
 
 Answer = Callable[[int], Struct]
 """Makes the answer, given how many tokens were generated."""
@@ -105,8 +101,7 @@ def routes(frontend: Frontend) -> list[Route]:
 
         def answer(tokens: int) -> ScoreList:
             count = sum(map(len, prompts))
-            each_prompt = enumerate(each(prompts, frontend.slices, PROMPT))
-            data = [ItemScore(index=index, score=_score(asked, ids)) for index, ids in each_prompt]
+            data = [ItemScore(index=index, score=_score(asked, ids)) for index, ids in enumerate(prompts)]
             usage = Usage(count, count + tokens, tokens, None, None)
             return ScoreList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
 

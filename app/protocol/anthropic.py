@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from app.clock.pause import Slices
 from app.http.errors import malformed
 from app.protocol.coercion import JsonObject, Misfit, convert_value
 from app.protocol.decoding import Request
@@ -93,9 +92,9 @@ def check_content(content: str | list[Block] | None) -> None:
             raise Misfit(f'blocks of type {block.type} in messages of role "system" only')
 
 
-def convert_system(value: object, within: Slices) -> object:
+def convert_system(value: object) -> object:
     """Returns the system text or blocks in `value`. Raises `Misfit`."""
-    system = convert_value(str | list[Block] | None, value, within)
+    system = convert_value(str | list[Block] | None, value)
     check_content(system)
     return system
 
@@ -202,11 +201,11 @@ class MessagesRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
 
-    def check(self, within: Slices) -> None:
+    def check(self) -> None:
         check_content(self.system)
-        self.check_converted(within)
+        self.check_converted()
 
-    def check_converted(self, within: Slices) -> None:
+    def check_converted(self) -> None:
         is_prefill = (self.kv_transfer_params or {}).get("do_remote_decode")
         if is_prefill or not isinstance(self.thinking, ThinkingEnabled):
             return
@@ -228,5 +227,5 @@ class CountTokensRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
 
-    def check(self, within: Slices) -> None:
+    def check(self) -> None:
         check_content(self.system)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.anthropic import (
     TOOL_CHANGES,
@@ -34,12 +33,7 @@ from app.protocol.options import (
     Tool,
     ToolChoice,
 )
-from app.protocol.slicing import each, is_long, slices
 
-TURN = 10
-"""Values that a turn, a block or a tool counts as that becomes part of a chat."""
-PIECE = 3
-"""Values that a piece of JSON counts as that is written."""
 BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a system text that differs from request to request and would spoil the prefix cache."""
 
@@ -55,36 +49,35 @@ def chat_request(
     The last two tell of the chat template: whether all system turns have to come first, and the effort that
     means no thoughts. Each is called where it matters.
     """
-    within = slices()
     inline = any(message.role == "system" for message in asked.messages)
     chat = ChatCompletionRequest(
         model=asked.model,
-        messages=_messages(asked.system, asked.messages, inline and merges_system(), within),
+        messages=_messages(asked.system, asked.messages, inline and merges_system()),
         chat_template_kwargs=asked.chat_template_kwargs,
     )
-    _take_tools(chat, asked, within)
+    _take_tools(chat, asked)
     if isinstance(asked, MessagesRequest):
         _take_sampling(chat, asked)
         _take_transfer(chat, asked)
     _take_output(chat, asked, disabled_effort)
-    chat.check_rules(within)
+    chat.check_rules()
     return chat
 
 
-def _take_tools(chat: ChatCompletionRequest, asked: Asked, within: Slices) -> None:
+def _take_tools(chat: ChatCompletionRequest, asked: Asked) -> None:
     choice = asked.tool_choice
     if choice is not None:
         chat.parallel_tool_calls = not choice.disable_parallel_tool_use
-    chat.tools = [_tool(tool) for tool in each(_tools_now(asked, within), within, TURN)] or None
+    chat.tools = [_tool(tool) for tool in _tools_now(asked)] or None
     chat.tool_choice = _tool_choice(choice)
     if chat.tools is None:
         chat.tool_choice = "none"
 
 
-def _tools_now(asked: Asked, within: Slices) -> Sequence[ToolParam]:
+def _tools_now(asked: Asked) -> Sequence[ToolParam]:
     """Returns the declared tools as the system turns of the conversation have left them."""
-    contents = [turn.content for turn in each(asked.messages, within) if isinstance(turn.content, list)]
-    changes = [block for content in contents for block in each(content, within) if block.type in TOOL_CHANGES]
+    contents = [turn.content for turn in asked.messages if isinstance(turn.content, list)]
+    changes = [block for content in contents for block in content if block.type in TOOL_CHANGES]
     if not changes:
         return asked.tools or ()
     tools, removed = {tool.name: tool for tool in asked.tools or ()}, set[str]()
@@ -150,63 +143,63 @@ def _take_transfer(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
 
 
 def _messages(
-    system: str | Sequence[Block] | None, messages: Sequence[MessageParam], merges: bool, within: Slices
+    system: str | Sequence[Block] | None, messages: Sequence[MessageParam], merges: bool
 ) -> list[Message]:
     """Returns the conversation; system turns stay where they are, unless all of them are merged in front.
 
     Moved to the front, each would change the whole prompt.
     """
-    texts = [system if isinstance(system, str) else _system_text(system or (), within)]
+    texts = [system if isinstance(system, str) else _system_text(system or ())]
     if merges:
-        turns = (message for message in each(messages, within, TURN) if message.role == "system")
-        texts += [_system_text(message.content, within) for message in turns]
+        turns = (message for message in messages if message.role == "system")
+        texts += [_system_text(message.content) for message in turns]
     prompt = "".join(texts)
     chat: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
-    for message in each(messages, within, TURN):
+    for message in messages:
         if message.role != "system" or not merges:
-            chat += _turns(message, within)
+            chat += _turns(message)
     return chat
 
 
-def _system_text(content: str | Iterable[Block], within: Slices) -> str:
-    texts = [content] if isinstance(content, str) else _texts(content, within)
+def _system_text(content: str | Iterable[Block]) -> str:
+    texts = [content] if isinstance(content, str) else _texts(content)
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
-def _texts(blocks: Iterable[Block], within: Slices) -> list[str]:
-    return [block.text for block in each(blocks, within) if block.type == "text" and block.text]
+def _texts(blocks: Iterable[Block]) -> list[str]:
+    return [block.text for block in blocks if block.type == "text" and block.text]
 
 
-def _turns(message: MessageParam, within: Slices) -> Iterator[Message]:
+def _turns(message: MessageParam) -> Iterator[Message]:
     """The chat messages of one turn: the results of tools come before what the user says to them."""
     if message.role == "system":
-        if text := _system_text(message.content, within):
+        if text := _system_text(message.content):
             yield {"role": "system", "content": text}
         return
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
     if message.role == "user":
-        for block in each(message.content, within, TURN):
+        for block in message.content:
             if block.type == "tool_result":
-                yield from _tool_results(block, within)
-    said = _said(message.role, message.content, within)
+                yield from _tool_results(block)
+    said = _said(message.role, message.content)
     if message.role == "assistant" or "content" in said:
         yield said
 
 
-def _said(role: str, blocks: Sequence[Block], within: Slices) -> Message:
+def _said(role: str, blocks: Sequence[Block]) -> Message:
     """What is left of a turn without the results of tools; no `content` where nothing is said."""
     parts: list[JsonObject] = []
     thoughts: list[str] = []
     calls: list[JsonObject] = []
-    for block in each(blocks, within, TURN):
+    for block in blocks:
         if (part := _part(role, block)) is not None:
             parts.append(part)
         elif block.type == "thinking" and block.thinking is not None:
             thoughts.append(block.thinking)
         elif block.type == "tool_use":
-            calls.append(_call(block, within))
+            calls.append(_call(block))
     said: Message = {"role": role}
     if thoughts:
         said["reasoning"] = "".join(thoughts)
@@ -236,22 +229,16 @@ def _image(source: JsonObject) -> JsonObject:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _call(block: Block, within: Slices) -> JsonObject:
-    function = {"name": block.name or "", "arguments": _json(block.input or {}, within)}
+def _call(block: Block) -> JsonObject:
+    function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
     return {"id": block.id or "", "type": "function", "function": function}
 
 
-def _json(value: JsonObject, within: Slices) -> str:
-    if not is_long(value):
-        return json.dumps(value)
-    return "".join(each(json.JSONEncoder().iterencode(value), within, PIECE))
-
-
-def _tool_results(block: Block, within: Slices) -> Iterator[Message]:
+def _tool_results(block: Block) -> Iterator[Message]:
     """A result as a tool's message, its images as the user's, the tools it refers to as a tool's again."""
     texts, images = [block.content] if isinstance(block.content, str) else [], list[JsonObject]()
     references: list[JsonObject] = []
-    for item in each(block.content if isinstance(block.content, list) else (), within, TURN):
+    for item in block.content if isinstance(block.content, list) else ():
         source, name = item.get("source"), item.get("tool_name") or item.get("name")
         if item.get("type") == "text":
             texts.append(str(item.get("text", "")))

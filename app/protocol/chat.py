@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.decoding import RawRequest
@@ -128,34 +127,34 @@ class ChatCompletionRequest(FlatTransfer, kw_only=True):
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
 
-    def check(self, within: Slices) -> None:
-        if not are_plain(self.messages, within):
-            normalize_messages(self.messages, within)
-            convert_messages(self.messages, within)
-            check_tool_calls(self.messages, within)
+    def check(self) -> None:
+        if not are_plain(self.messages):
+            normalize_messages(self.messages)
+            convert_messages(self.messages)
+            check_tool_calls(self.messages)
         if self.continue_final_message:
             raise Misfit("add_generation_prompt to be absent or false")
-        self.check_rules(within)
+        self.check_rules()
 
-    def check_rules(self: ChatCompletionRequest | RawRequest, within: Slices) -> None:
+    def check_rules(self: ChatCompletionRequest | RawRequest) -> None:
         if not isinstance(self.messages, list | dict | str):
             raise bad_request("messages must be a list")
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
-        _check_tools(self.tools, self.tool_choice, within)
+        _check_tools(self.tools, self.tool_choice)
         _check_structured_outputs(self.structured_outputs, self.tool_choice)
         _check_logprobs(self)
         rules.check_stream_options(self.stream_options, self.stream)
         rules.check_response_format(self.response_format)
         if isinstance(self, RawRequest):
-            normalize_messages(self.messages, within)
+            normalize_messages(self.messages)
         rules.check_cache_salt(self.cache_salt)
         rules.check_thinking_budget(self.thinking_token_budget)
 
-    def check_converted(self, within: Slices) -> None:
-        check_tool_calls(self.messages, within)
+    def check_converted(self) -> None:
+        check_tool_calls(self.messages)
 
 
-def _check_tools(tools: object, choice: object, within: Slices) -> None:
+def _check_tools(tools: object, choice: object) -> None:
     if tools == []:
         raise bad_request("tools must not be empty: leave it out or name a tool", "tools")
     if choice is None or choice == "none":
@@ -167,42 +166,41 @@ def _check_tools(tools: object, choice: object, within: Slices) -> None:
     if isinstance(choice, str | int | float | list):
         raise bad_request("tool_choice is none, auto, required or an object that names a tool", "tool_choice")
     if part(choice, "type") == "allowed_tools":
-        _check_allowed_tools(part(choice, "allowed_tools"), tools, within)
+        _check_allowed_tools(part(choice, "allowed_tools"), tools)
     else:
-        _check_named_tool(part(choice, "function"), tools, within)
+        _check_named_tool(part(choice, "function"), tools)
 
 
-def _check_allowed_tools(allowed: object, tools: object, within: Slices) -> None:
+def _check_allowed_tools(allowed: object, tools: object) -> None:
     listed = part(allowed, "tools")
     if not isinstance(listed, list) or not listed:
         raise bad_request("tool_choice.allowed_tools needs tools", "tool_choice.allowed_tools")
-    if not set(_names(listed, within)) <= set(_names(tools, within)):
+    if not set(_names(listed)) <= set(_names(tools)):
         raise bad_request("tool_choice allows a tool that is not among tools", "tool_choice")
 
 
-def _check_named_tool(function: object, tools: object, within: Slices) -> None:
+def _check_named_tool(function: object, tools: object) -> None:
     if function is None or isinstance(function, str | int | float | list):
         raise bad_request("tool_choice needs a function object", "tool_choice.function")
     name = part(function, "name")
     if not isinstance(name, str) or not name:
         raise bad_request("tool_choice.function needs a name", "tool_choice.function.name")
-    functions = list(_functions(tools, within))
+    functions = list(_functions(tools))
     if not isinstance(tools, list) or any(isinstance(function, str | int | float) for function in functions):
         raise bad_request("tools must be a list of objects")
-    if name not in _names(tools, within):
+    if name not in _names(tools):
         raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
 
 
-def _names(tools: object, within: Slices) -> Iterator[str | None]:
+def _names(tools: object) -> Iterator[str | None]:
     """The name of each tool; None for what the schema will not take as one."""
-    for function in _functions(tools, within):
+    for function in _functions(tools):
         name = part(function, "name")
         yield name if isinstance(name, str) else None
 
 
-def _functions(tools: object, within: Slices) -> Iterator[object]:
+def _functions(tools: object) -> Iterator[object]:
     for tool in tools if isinstance(tools, list) else ():
-        within.spend()
         yield part(tool, "function") if isinstance(tool, dict | Tool) else 0
 
 
@@ -232,13 +230,13 @@ def _check_logprobs(request: ChatCompletionRequest | RawRequest) -> None:
         raise bad_request("top_logprobs need logprobs=true", "top_logprobs")
 
 
-def convert_conversations(value: object, within: Slices) -> Conversations:
+def convert_conversations(value: object) -> Conversations:
     """The conversations in `value`, which have been normalized; raises `Misfit`."""
     if not isinstance(value, list) or not value:
         raise Misfit("a list of conversations")
     for index, conversation in enumerate(value):
         try:
-            if not convert_messages(conversation, within):
+            if not convert_messages(conversation):
                 raise Misfit("a message at least")
         except Misfit as misfit:
             raise misfit.under(index) from None
@@ -271,14 +269,14 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
 
-    def check(self, within: Slices) -> None:
+    def check(self) -> None:
         for conversation in self.messages:
-            normalize_messages(conversation, within)
-        convert_conversations(self.messages, within)
-        self.check_rules(within)
-        self.check_converted(within)
+            normalize_messages(conversation)
+        convert_conversations(self.messages)
+        self.check_rules()
+        self.check_converted()
 
-    def check_rules(self: BatchChatRequest | RawRequest, within: Slices) -> None:
+    def check_rules(self: BatchChatRequest | RawRequest) -> None:
         if self.use_beam_search:
             raise bad_request("A batch does not go with beam search.", "use_beam_search")
         _check_logprobs(self)
@@ -287,17 +285,17 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
             raise bad_request("One prompt of token ids cannot serve several conversations.", param)
         if self.n not in (None, 1):
             raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
-        _check_tools(self.tools, "none", within)
+        _check_tools(self.tools, "none")
         rules.check_stream_options(self.stream_options, self.stream)
         raw = isinstance(self, RawRequest) and isinstance(self.messages, list)
         for conversation in self.messages if raw else ():
-            normalize_messages(conversation, within)
+            normalize_messages(conversation)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
         rules.check_response_format(self.response_format)
         rules.check_cache_salt(self.cache_salt)
         rules.check_thinking_budget(self.thinking_token_budget)
 
-    def check_converted(self, within: Slices) -> None:
+    def check_converted(self) -> None:
         self.tools, self.stream = None, False
         for conversation in self.messages:
-            check_tool_calls(conversation, within)
+            check_tool_calls(conversation)

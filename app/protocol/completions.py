@@ -1,7 +1,7 @@
 """``POST /v1/completions``: the body and what it is answered with (vllm-api.md 3.2 to 3.4).
 
-Answers have their keys in vLLM's order, and UNSET is left out; `Raw` is JSON that is written by itself, for
-instance in slices.
+Answers have their keys in vLLM's order, and UNSET is left out; `Raw` is JSON that is written by itself,
+in parts where it is long.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar, Literal, cast
 
 from msgspec import Meta, Raw, Struct
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.common import KVTransferParams, PerRequestMetrics, Usage
@@ -30,7 +29,6 @@ from app.protocol.options import (
     StructuredOutputs,
     Truncation,
 )
-from app.protocol.slicing import kinds_of
 from app.protocol.transfer import FlatTransfer
 from app.protocol.validation import rules
 
@@ -126,13 +124,13 @@ class CompletionRequest(FlatTransfer, kw_only=True):
             return cast("list[str] | list[TokenIds]", [prompt])
         return cast("list[str] | list[TokenIds]", prompt or [])
 
-    def check(self, within: Slices) -> None:
-        if isinstance(self.prompt, list) and len(kinds_of(self.prompt, within)) > 1:
+    def check(self) -> None:
+        if isinstance(self.prompt, list) and len(set(map(type, self.prompt))) > 1:
             raise Misfit("prompts of one kind", "prompt")
-        self.check_rules(within)
+        self.check_rules()
 
-    def check_rules(self: CompletionRequest | RawRequest, within: Slices) -> None:
-        _check_prompt_count(self.prompt, self.prompt_embeds, within)
+    def check_rules(self: CompletionRequest | RawRequest) -> None:
+        _check_prompt_count(self.prompt, self.prompt_embeds)
         if self.prompt in (None, "", []) and self.prompt_embeds in (None, []):
             raise bad_request("a prompt that is not empty is needed", None if self.prompt == [] else "prompt")
         rules.check_stream_options(self.stream_options, self.stream)
@@ -145,8 +143,8 @@ class CompletionRequest(FlatTransfer, kw_only=True):
         rules.check_thinking_budget(self.thinking_token_budget)
 
 
-def _check_prompt_count(prompt: object, embeds: object, within: Slices) -> None:
-    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not kinds_of(prompt, within) <= {int, bool}:
+def _check_prompt_count(prompt: object, embeds: object) -> None:
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not set(map(type, prompt)) <= {int, bool}:
         raise bad_request(f"at most {MAX_PROMPTS} prompts fit into one request, got {len(prompt)}", "prompt")
     if isinstance(embeds, list) and len(embeds) > MAX_PROMPTS:
         raise bad_request(

@@ -12,21 +12,17 @@ from typing import Annotated, ClassVar, Literal, TypeGuard, cast
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit, as_it_is, convert
 from app.protocol.common import Usage
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.messages import Message, are_plain, convert_messages
 from app.protocol.options import CacheSalt, Int64, Natural
-from app.protocol.slicing import each, every, kinds_of, slices
 from app.protocol.validation import rules
 
 MAX_INPUTS = 65_536
 """Texts, conversations or documents of one request."""
 MAX_DIMENSIONS = 65_536
-LIST = 3
-"""Values that a list of token ids counts as, besides its ids."""
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
@@ -59,7 +55,7 @@ class PoolingFields(Request, kw_only=True):
     use_activation: bool | None = None
     """None is the model's own way."""
 
-    def check_rules(self: PoolingFields | RawRequest, within: Slices) -> None:
+    def check_rules(self: PoolingFields | RawRequest) -> None:
         rules.check_cache_salt(self.cache_salt)
 
     def kept(self, ids: TokenIds, max_model_len: int) -> TokenIds:
@@ -122,12 +118,12 @@ class ClassificationRequest(PoolingFields, kw_only=True):
         """The lists of token ids; none when the request has something else."""
         return cast("list[TokenIds]", self.input) if self.input and isinstance(self.input[0], list) else []
 
-    def check_rules(self: ClassificationRequest | RawRequest, within: Slices) -> None:
+    def check_rules(self: ClassificationRequest | RawRequest) -> None:
         if self.normalize is not UNSET:
             raise bad_request("normalize is no longer known: use_activation has taken its place", "normalize")
         if isinstance(self.task, str) and self.task in REMOVED_TASKS:
             raise bad_request(f"task {self.task!r} is no longer known", "task")
-        PoolingFields.check_rules(self, within)
+        PoolingFields.check_rules(self)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
 
 
@@ -176,28 +172,26 @@ def _prompts(value: object) -> Prompts:
         return [value]
     if not isinstance(value, list):
         raise Misfit("a text, texts, token ids or lists of them", "input")
-    within = slices()
-    kinds = kinds_of(value, within)
-    if kinds not in ({str}, {int}) and not (kinds == {list} and _are_ids(value, within)):
-        value = convert(_Ids, {"input": value}, within).input
+    kinds = set(map(type, value))
+    if kinds not in ({str}, {int}) and not (kinds == {list} and _are_ids(value)):
+        value = convert(_Ids, {"input": value}).input
     return cast(Prompts, [value] if value and isinstance(value[0], int) else value)
 
 
-def _are_ids(lists: Sequence[list[object]], within: Slices) -> bool:
-    return all(kinds_of(ids, within) <= {int} for ids in each(lists, within, LIST))
+def _are_ids(lists: Sequence[list[object]]) -> bool:
+    return all(set(map(type, ids)) <= {int} for ids in lists)
 
 
 def _conversations(value: object, batched: bool) -> list[Conversation] | None:
     """The conversations in `value`; None when it is none, or one that vLLM would not take."""
     if not isinstance(value, list):
         return None
-    within = slices()
-    many = batched and bool(value) and every(_is_full_list, value, within)
+    many = batched and bool(value) and all(map(_is_full_list, value))
     chats: list[Conversation] = value if many else [value]
     try:
         for chat in chats:
-            if not are_plain(chat, within):
-                convert_messages(chat, within)
+            if not are_plain(chat):
+                convert_messages(chat)
     except Misfit:
         return None
     return chats
@@ -246,27 +240,27 @@ class ScoreRequest(ScoringRequest, kw_only=True):
         raise Misfit("a text or a list of texts", "documents" if _are_inputs(self.queries) else "queries")
 
 
-def _one_input(value: object, _: Slices) -> ScoreInput:
+def _one_input(value: object) -> ScoreInput:
     if _is_input(value):
         return value
     raise Misfit("a text")
 
 
-def _inputs(value: object, _: Slices) -> ScoreInputs:
+def _inputs(value: object) -> ScoreInputs:
     if _are_inputs(value):
         return value
     raise Misfit("a text or a list of texts")
 
 
 def _are_inputs(value: object) -> TypeGuard[ScoreInputs]:
-    return every(_is_input, value, slices()) if isinstance(value, list) else _is_input(value)
+    return all(map(_is_input, value)) if isinstance(value, list) else _is_input(value)
 
 
 def _is_input(value: object) -> TypeGuard[ScoreInput]:
     if not isinstance(value, dict):
         return isinstance(value, str)
     content = value.get("content")
-    return isinstance(content, list) and every(_is_part, content, slices())
+    return isinstance(content, list) and all(map(_is_part, content))
 
 
 def _is_part(part: object) -> bool:
@@ -285,10 +279,10 @@ class RerankRequest(ScoringRequest, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"query": _one_input, "documents": _inputs}
 
-    def check(self, within: Slices) -> None:
+    def check(self) -> None:
         if not _is_input(self.query) or not _are_inputs(self.documents):
             raise Misfit("texts")
-        self.check_rules(within)
+        self.check_rules()
 
 
 class ItemList(Struct, kw_only=True):

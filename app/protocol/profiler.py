@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request, malformed
 from app.protocol.decoding import RawRequest, Request
 
@@ -19,7 +18,7 @@ class StartProfileRequest(Request, kw_only=True):
     delay_iterations: int | None = None
     max_iterations: int | None = None
 
-    def check_rules(self: StartProfileRequest | RawRequest, within: Slices) -> None:
+    def check_rules(self: StartProfileRequest | RawRequest) -> None:
         for name, kind in KINDS.items():
             value = getattr(self, name)
             if value is not None and type(value) is not kind:

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import Misfit, convert_value, param_of
 
@@ -48,10 +47,10 @@ class ContentPart(Struct, kw_only=True):
 Content = str | list[ContentPart]
 
 
-def convert_content(value: object, within: Slices) -> object:
+def convert_content(value: object) -> object:
     """Returns the content in `value`. Raises `Misfit` at the part that does not fit."""
     is_text = value is None or isinstance(value, str)
-    return value if is_text else convert_value(list[ContentPart], value, within)
+    return value if is_text else convert_value(list[ContentPart], value)
 
 
 class InputItem(Struct, kw_only=True):
@@ -160,7 +159,7 @@ UNSUPPORTED = {
 """Types of items that fit the schema and become no part of a conversation, and what each must have."""
 
 
-def convert_input(value: object, within: Slices) -> str | list[InputItem]:
+def convert_input(value: object) -> str | list[InputItem]:
     """Returns the input in `value`.
 
     Raises `Misfit`, always at the input as a whole, which is what clients know, and `ApiError` for items that
@@ -177,7 +176,7 @@ def convert_input(value: object, within: Slices) -> str | list[InputItem]:
         unsupported = unsupported or kind
         try:
             if not kind:
-                items.append(convert_value(InputItem, item, within))
+                items.append(convert_value(InputItem, item))
         except Misfit as misfit:
             where = param_of(("input", index, *misfit.path))
             raise Misfit(f"a text or a list of items, and at {where} {misfit.expected}") from None

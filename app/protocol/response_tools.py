@@ -13,50 +13,48 @@ from typing import NamedTuple, cast
 import msgspec
 from msgspec import Struct
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit, convert
 from app.protocol.options import FunctionDefinition
-from app.protocol.slicing import each
 from app.protocol.tool_fields import CHOICES, FUNCTION, TOOLS
 
 ToolParam = JsonObject
 
 
-def convert_tools(value: object, within: Slices) -> list[ToolParam]:
+def convert_tools(value: object) -> list[ToolParam]:
     """Returns the tools in `value` as the answer repeats them. Raises `Misfit`."""
     if not isinstance(value, list):
         raise Misfit("a list of tools")
-    return [_convert_tool(index, tool, within) for index, tool in enumerate(value)]
+    return [_convert_tool(index, tool) for index, tool in enumerate(value)]
 
 
-def _convert_tool(index: int, tool: object, within: Slices) -> ToolParam:
+def _convert_tool(index: int, tool: object) -> ToolParam:
     try:
-        return _converted(TOOLS, tool, within)
+        return _converted(TOOLS, tool)
     except Misfit:
         pass
     try:
-        convert(FUNCTION, tool, within)
+        convert(FUNCTION, tool)
     except Misfit as misfit:
         raise misfit.under("FunctionTool").under(index) from None
     raise AssertionError("a function that fits is one")
 
 
-def convert_tool_choice(value: object, within: Slices) -> str | JsonObject:
+def convert_tool_choice(value: object) -> str | JsonObject:
     """Returns the choice in `value` as the answer repeats it. Raises `Misfit` for the choice as a whole."""
     if isinstance(value, str) and value in ("none", "auto", "required"):
         return value
     try:
-        return _converted(CHOICES, value, within)
+        return _converted(CHOICES, value)
     except Misfit:
         raise Misfit("none, auto, required, or an object that names a tool") from None
 
 
-def _converted(kinds: Mapping[str, type[Struct]], value: object, within: Slices) -> JsonObject:
+def _converted(kinds: Mapping[str, type[Struct]], value: object) -> JsonObject:
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in kinds:
         raise Misfit("a type that is known")
-    repeated = _repeated(convert(kinds[kind], value, within), value)
+    repeated = _repeated(convert(kinds[kind], value), value)
     assert isinstance(repeated, dict)
     return repeated
 
@@ -103,9 +101,9 @@ class CalledTool(NamedTuple):
     is_custom: bool = False
 
 
-def callable_functions(tools: Sequence[ToolParam], within: Slices) -> Iterator[FunctionDefinition]:
+def callable_functions(tools: Sequence[ToolParam]) -> Iterator[FunctionDefinition]:
     """Yields the functions that the model is shown: custom tools are functions of a text."""
-    for tool in each(tools, within):
+    for tool in tools:
         kind, name = tool["type"], str(tool.get("name"))
         if kind == "function":
             yield msgspec.convert(tool, FunctionDefinition)
@@ -139,7 +137,7 @@ def _members(tool: ToolParam) -> Iterator[JsonObject]:
     yield from (member for member in members if member["type"] == "function")
 
 
-def check_tool_use(tools: object, choice: object, within: Slices) -> None:
+def check_tool_use(tools: object, choice: object) -> None:
     """Raises `ApiError` for a choice of a tool that is not there, and for tools that are never taken."""
     if isinstance(tools, int | float):
         raise bad_request("tools must be a list")
@@ -148,15 +146,15 @@ def check_tool_use(tools: object, choice: object, within: Slices) -> None:
         if named or choice == "required":
             raise bad_request("tool_choice asks for a call, and there are no tools", "tool_choice")
         return
-    for tool in each(tools if isinstance(tools, list) else (), within):
+    for tool in tools if isinstance(tools, list) else ():
         form = tool.get("format") if isinstance(tool, dict) and tool.get("type") == "custom" else None
         if isinstance(form, dict) and form.get("type") == "grammar":
             raise bad_request("Custom tools take free text here, no grammar.", "tools")
     if isinstance(choice, dict) and named:
-        resolve_choice(choice, tools, within)
+        resolve_choice(choice, tools)
 
 
-def resolve_choice(choice: JsonObject, tools: object, within: Slices) -> JsonObject:
+def resolve_choice(choice: JsonObject, tools: object) -> JsonObject:
     """Returns the choice of one tool with its full name. Raises `ApiError`.
 
     A function of a namespace is known by its name alone where that is unique.
@@ -165,7 +163,7 @@ def resolve_choice(choice: JsonObject, tools: object, within: Slices) -> JsonObj
     if isinstance(name, list | dict) and name:
         raise bad_request("tool_choice.name must be a string")
     within_namespaces: list[str] = []
-    for tool in each(tools if isinstance(tools, list) else (), within):
+    for tool in tools if isinstance(tools, list) else ():
         if not isinstance(tool, dict) or tool.get("type") != "namespace":
             full_names.add(str(tool.get("name")) if isinstance(tool, dict) else "")
             continue

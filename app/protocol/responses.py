@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit, convert, convert_value
 from app.protocol.decoding import RawRequest, Request
@@ -21,7 +20,6 @@ from app.protocol.response_tools import (
     convert_tools,
     resolve_choice,
 )
-from app.protocol.slicing import slices
 from app.protocol.validation import rules
 
 LOGPROBS = "message.output_text.logprobs"
@@ -68,22 +66,22 @@ class TextFormat(msgspec.Struct, kw_only=True):
         return told if self.type == "json_schema" else {"type": self.type}
 
 
-def convert_format(value: object, within: Slices) -> TextFormat | None:
+def convert_format(value: object) -> TextFormat | None:
     """Returns the form in `value`. Raises `Misfit` for what fits none, as if it were meant as a text."""
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, dict) else None
     try:
-        return convert(TextFormat, {"type": kind} if kind in ("text", "json_object") else value, within)
+        return convert(TextFormat, {"type": kind} if kind in ("text", "json_object") else value)
     except Misfit:
         path = ("ResponseFormatText", "type") if isinstance(value, dict) else ("ResponseFormatText",)
         raise Misfit("text, json_object, or json_schema with a name and a schema", *path) from None
 
 
-def convert_history(value: object, within: Slices) -> list[JsonObject] | None:
+def convert_history(value: object) -> list[JsonObject] | None:
     """Returns the messages in `value`. Raises `Misfit`."""
     try:
-        history: list[JsonObject] | None = convert_value(list[JsonObject] | None, value, within)
+        history: list[JsonObject] | None = convert_value(list[JsonObject] | None, value)
         return history
     except Misfit as misfit:
         kind = ("Message",) if misfit.path else ()  # which vLLM tries first
@@ -174,20 +172,20 @@ class ResponsesRequest(Request, kw_only=True):
         if not self.tools and choice == "auto":
             self.tool_choice = "none"
         elif self.tools and isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
-            self.tool_choice = resolve_choice(choice, self.tools, slices())
+            self.tool_choice = resolve_choice(choice, self.tools)
 
     @property
     def logprobs(self) -> int | None:
         """Alternatives wanted per token (-1: all); None when no log probabilities are wanted."""
         return self.top_logprobs if LOGPROBS in (self.include or ()) else None
 
-    def check(self, within: Slices) -> None:
-        self.tools = convert_tools(self.tools, within)
-        self.tool_choice = convert_tool_choice(self.tool_choice, within)
-        self.check_rules(within)
+    def check(self) -> None:
+        self.tools = convert_tools(self.tools)
+        self.tool_choice = convert_tool_choice(self.tool_choice)
+        self.check_rules()
 
-    def check_rules(self: ResponsesRequest | RawRequest, within: Slices) -> None:
-        check_tool_use(self.tools, self.tool_choice, within)
+    def check_rules(self: ResponsesRequest | RawRequest) -> None:
+        check_tool_use(self.tools, self.tool_choice)
         if self.prompt is not None:
             raise bad_request("prompt templates are not kept here", "prompt")
         if self.background and not self.store:

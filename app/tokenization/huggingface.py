@@ -27,7 +27,6 @@ from app.tokenization.base import (
 from app.tokenization.chat_template import ChatTemplates, CompiledTemplate
 from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, TokenTexts, check_id_range
 from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder, read_folder, read_info
-from app.tokenization.long_text import LongTextEncoder
 from app.tokenization.memo import PromptMemo
 from app.tokenization.words import WordEncoder, knows_words
 
@@ -83,7 +82,6 @@ class LocalTokenizer:
         self._bytes = TokenBytes(backend)
         self._texts = TokenTexts(self._bytes)
         self._pieces, self._all_pieces = self._detokenizer(True), self._detokenizer(False)
-        self._encoder = LongTextEncoder(backend)
         self._words = WordEncoder(backend) if knows_words(backend) else None
         self._has_frame = backend.num_special_tokens_to_add(False) > 0
         self._chats: PromptMemo[array[int]] = PromptMemo(CHATS_BYTES, array(IDS).itemsize)
@@ -177,20 +175,22 @@ class LocalTokenizer:
         return self._encode(text, add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        [ids] = self._encode_all([text], add_special_tokens)
+        return ids
+
+    def _encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """Encodes as a batch, which lets go of the interpreter while it works."""
         try:
-            return self._encoder.encode(text, add_special_tokens)
+            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise not_unicode() from error
+        return [encoding.ids for encoding in found]
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
         """See `Tokenizer.encode_many`."""
-        encode = self._encoder.encode_many
-        try:
-            if sum(map(len, texts)) > LONG_TEXT:
-                return call_off_hub(encode, texts, add_special_tokens)
-            return encode(texts, add_special_tokens)
-        except TypeError as error:
-            raise not_unicode() from error
+        if sum(map(len, texts)) > LONG_TEXT:
+            return call_off_hub(self._encode_all, texts, add_special_tokens)
+        return self._encode_all(texts, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""

@@ -92,7 +92,7 @@ def _accept(frontend: Frontend, asked: GenerationRequest) -> ValidatedRequest[Ge
     model = frontend.models.resolve(asked.model)
     if asked.use_beam_search:
         raise bad_request("Beam search cannot be rendered.")
-    return ValidatedRequest(asked, model, frontend.limits, frontend.slices)
+    return ValidatedRequest(asked, model, frontend.limits)
 
 
 def _rendered_chat(frontend: Frontend, context: RequestContext, chat: ChatCompletionRequest) -> Response:

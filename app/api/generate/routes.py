@@ -63,7 +63,7 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
         if accepted.n > (most := frontend.builder.settings.scheduling.max_num_seqs):
             raise bad_request(f"n is at most max-num-seqs, {most}, got {accepted.n}")
         try:
-            frontend.limits.check_prompt(ids, frontend.slices)
+            frontend.limits.check_prompt(ids)
         except ApiError as error:
             if not body.stream:
                 raise

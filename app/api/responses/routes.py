@@ -31,7 +31,6 @@ from app.protocol.response_object import ResponseObject
 from app.protocol.response_tools import called_tools
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
-from app.protocol.slicing import release
 from app.protocol.validation.generation import ValidatedRequest, resolve_max_tokens
 
 
@@ -55,7 +54,6 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
         _follow_on(asked, chat, store)
         prompt = response_prompt(frontend, asked, chat)
         shape = _shape(frontend, asked, chat, prompt, head)
-        release(asked.input, frontend.slices)
         if asked.background:
             return _in_background(frontend, accepted, prompt, head, shape, store, context)
         ended = partial(_keep, store, chat) if asked.store and store.keeps else None

@@ -11,12 +11,10 @@ from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.options import StructuredOutputs
-from app.protocol.slicing import distinct, each, slices
 from app.protocol.validation import model as model_rules
 from app.protocol.validation import sampling
 from app.protocol.validation.model import ModelLimits, maximum_context
@@ -34,8 +32,6 @@ UNSEARCHED: dict[str, object] = {
     **dict.fromkeys(("structured_outputs", "response_format", "thinking_token_budget", "vllm_xargs")),
 }
 """Fields that a beam search never looks at."""
-PROMPT = 3
-"""Values that a prompt counts as that is checked, besides its tokens."""
 
 
 def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
@@ -96,11 +92,11 @@ class ValidatedRequest(Generic[R]):
     """
 
     __slots__ = (
-        *("_biased_ids", "_limits", "_within", "greedy", "logprobs", "max_tokens", "model", "n"),
+        *("_biased_ids", "_limits", "greedy", "logprobs", "max_tokens", "model", "n"),
         *("prompt_logprobs", "request", "requested", "seed", "stop", "stop_token_ids", "structured_outputs"),
     )
 
-    def __init__(self, request: R, model: str, limits: ModelLimits, within: Slices | None = None) -> None:
+    def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
         """A number of choices, a length or options of media that no prompt could make good are refused."""
         if request.use_beam_search:
             request = replace(request, **UNSEARCHED)
@@ -137,28 +133,27 @@ class ValidatedRequest(Generic[R]):
         """After `check_engine`."""
         self._biased_ids: Sequence[int] = ()
         self._limits = limits
-        self._within = within or slices()
 
     def check_sampling(self, prompt_tokens: Sequence[int]) -> None:
         """Sampling parameters against each other, for prompts of these lengths."""
         if not prompt_tokens:
             return
-        request, within, limits = self.request, self._within, self._limits
-        most = [resolve_max_tokens(self.requested, tokens, limits) for tokens in each(prompt_tokens, within)]
+        request, limits = self.request, self._limits
+        most = [resolve_max_tokens(self.requested, tokens, limits) for tokens in prompt_tokens]
         self.max_tokens = most if min(most) > 0 else [max(tokens, 1) for tokens in most]
         self.structured_outputs = sampling.constrained_outputs(request)
         if request.logit_bias:
-            self._biased_ids = sampling.biased_ids(request.logit_bias, within)
+            self._biased_ids = sampling.biased_ids(request.logit_bias)
         if request.use_beam_search:
             return
         if request.vllm_xargs or request.kv_transfer_params or request.ec_transfer_params:
-            sampling.check_extra_arguments(request, within)
+            sampling.check_extra_arguments(request)
         sampling.check_penalties(request)
         sampling.check_distribution(request)
         sampling.check_token_counts(request, most[0])
-        sampling.check_words(request.stop, request.bad_words, within)
+        sampling.check_words(request.stop, request.bad_words)
         sampling.check_greedy(self.n, request.temperature)
-        for tokens in each(most[1:], within) if len(most) > 1 else ():
+        for tokens in most[1:]:
             sampling.check_token_counts(request, tokens)
 
     def check_engine(self, prompts: Sequence[TokenIds]) -> None:
@@ -173,13 +168,13 @@ class ValidatedRequest(Generic[R]):
             self._check_logprobs()
             self._check_token_ids()
         if self.structured_outputs is not None:
-            model_rules.check_constraint(self.structured_outputs, self._within)
+            model_rules.check_constraint(self.structured_outputs)
         if request.thinking_token_budget is not None and not limits.reasons:
             raise bad_request("thinking_token_budget needs a reasoning parser")
         self._check_prompt(prompts[0])
         if request.bad_words:
-            model_rules.check_bad_words(request.bad_words, self._within)
-        for prompt_ids in each(prompts[1:], self._within, PROMPT) if len(prompts) > 1 else ():
+            model_rules.check_bad_words(request.bad_words)
+        for prompt_ids in prompts[1:]:
             self._check_prompt(prompt_ids)
 
     @property
@@ -193,24 +188,24 @@ class ValidatedRequest(Generic[R]):
             limits.check_logprobs("logprobs", self.logprobs)
         if by_id:
             model_rules.check_logprob_token_ids(by_id)
-            limits.check_vocabulary("logprob_token_ids", by_id, self._within)
+            limits.check_vocabulary("logprob_token_ids", by_id)
         if self.prompt_logprobs:
             limits.check_logprobs("prompt_logprobs", self.prompt_logprobs)
 
     def _check_token_ids(self) -> None:
-        request, limits, within = self.request, self._limits, self._within
+        request, limits = self.request, self._limits
         if self._biased_ids:
-            limits.check_vocabulary("logit_bias", self._biased_ids, within)
+            limits.check_vocabulary("logit_bias", self._biased_ids)
         if request.stop_token_ids:
-            limits.check_vocabulary("stop_token_ids", request.stop_token_ids, within)
-            self.stop_token_ids = distinct(request.stop_token_ids, within)
+            limits.check_vocabulary("stop_token_ids", request.stop_token_ids)
+            self.stop_token_ids = frozenset(request.stop_token_ids)
         if request.allowed_token_ids is not None:
             if not request.allowed_token_ids:
                 raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")
-            limits.check_vocabulary("allowed_token_ids", request.allowed_token_ids, within)
+            limits.check_vocabulary("allowed_token_ids", request.allowed_token_ids)
 
     def _check_prompt(self, prompt_ids: TokenIds) -> None:
-        self._limits.check_prompt(prompt_ids, self._within)
+        self._limits.check_prompt(prompt_ids)
         if self.request.routed_experts_prompt_start > len(prompt_ids):
             raise bad_request(
                 "routed_experts_prompt_start lies behind the prompt", "routed_experts_prompt_start"

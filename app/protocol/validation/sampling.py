@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject
 from app.protocol.completions import CompletionRequest
 from app.protocol.options import INT64_MIN, ResponseFormat, StopStrings, StructuredOutputs
-from app.protocol.slicing import each, parts
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 
@@ -60,10 +58,10 @@ def _structural_tag(form: ResponseFormat) -> str:
         raise bad_request("response_format is nested too deeply", "response_format") from None
 
 
-def biased_ids(logit_bias: Mapping[str, float] | None, within: Slices) -> list[int]:
+def biased_ids(logit_bias: Mapping[str, float] | None) -> list[int]:
     """The token ids that are the keys of `logit_bias`."""
     ids = []
-    for key in each(logit_bias or (), within):
+    for key in logit_bias or ():
         try:
             ids.append(int(key))
         except ValueError:
@@ -71,7 +69,7 @@ def biased_ids(logit_bias: Mapping[str, float] | None, within: Slices) -> list[i
     return ids
 
 
-def check_extra_arguments(request: GenerationRequest, within: Slices) -> None:
+def check_extra_arguments(request: GenerationRequest) -> None:
     """What is passed on has integers of up to 64 bits only, however deep they are."""
     pending: list[object] = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
     while pending:
@@ -82,7 +80,6 @@ def check_extra_arguments(request: GenerationRequest, within: Slices) -> None:
             pending.extend(value.values())
         elif isinstance(value, list):
             pending.extend(value)
-        within.spend()
 
 
 def check_penalties(request: GenerationRequest) -> None:
@@ -121,11 +118,11 @@ def check_token_counts(request: GenerationRequest, max_tokens: int) -> None:
         raise bad_request(f"min_tokens={request.min_tokens} is more than max_tokens={max_tokens}")
 
 
-def check_words(stop: StopStrings, bad_words: Sequence[str], within: Slices) -> None:
+def check_words(stop: StopStrings, bad_words: Sequence[str]) -> None:
     """Nothing that ends an answer, or is kept out of it, is an empty string."""
     if stop == "" or isinstance(stop, list) and "" in stop:
         raise bad_request("stop must not contain an empty string")
-    if bad_words and any("" in part for part in parts(bad_words, within)):
+    if "" in bad_words:
         raise bad_request("bad_words must not contain an empty string")
 
 
