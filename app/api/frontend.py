@@ -26,9 +26,13 @@ from app.http.errors import ApiError
 from app.http.response import Response
 from app.protocol.common import ECTransferParams
 from app.protocol.decoding import Request, decode
-from app.protocol.validation.generation import ValidatedRequest, check_prompt_text, fit_prompt
+from app.protocol.validation.generation import (
+    GenerationRequest,
+    ValidatedRequest,
+    check_prompt_text,
+    fit_prompt,
+)
 from app.protocol.validation.model import ModelLimits
-from app.protocol.validation.sampling import GenerationRequest
 from app.tokenization import Tokenizer
 from config.sections.api import ApiSettings, json_object
 

@@ -13,9 +13,9 @@ from app.http.errors import ApiError, malformed, not_found
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.lora.adapters import LoRARegistry
+from app.protocol.admin import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
 from app.protocol.coercion import Misfit, convert
 from app.protocol.decoding import decode, read_json
-from app.protocol.lora import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
 from app.protocol.validation.rules import check_unicode
 
 

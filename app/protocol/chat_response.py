@@ -9,8 +9,14 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from app.protocol.common import ECTransferParams, KVTransferParams, PerRequestMetrics, Usage
-from app.protocol.logprobs import LogprobContent, PromptLogprobs
+from app.protocol.common import (
+    ECTransferParams,
+    KVTransferParams,
+    LogprobContent,
+    PerRequestMetrics,
+    PromptLogprobs,
+    Usage,
+)
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):

@@ -13,9 +13,8 @@ from msgspec import Meta, Raw, Struct
 
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit
-from app.protocol.common import KVTransferParams, PerRequestMetrics, Usage
+from app.protocol.common import CompletionLogprobs, KVTransferParams, PerRequestMetrics, PromptLogprobs, Usage
 from app.protocol.decoding import RawRequest
-from app.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from app.protocol.options import (
     CacheSalt,
     ExtraArg,

@@ -14,10 +14,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.http.errors import bad_request, malformed
 from app.protocol.coercion import JsonObject, Misfit, convert, non_negative
-from app.protocol.common import ECTransferParams, KVTransferParams, Usage
+from app.protocol.common import ECTransferParams, KVTransferParams, LogprobContent, PromptLogprobs, Usage
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import RawRequest, Request
-from app.protocol.logprobs import LogprobContent, PromptLogprobs
 from app.protocol.options import (
     CacheSalt,
     Int64,

@@ -11,8 +11,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
-from app.protocol.common import ECTransferParams, KVTransferParams, PerRequestMetrics
-from app.protocol.logprobs import EventLogprob, ItemLogprob
+from app.protocol.common import (
+    ECTransferParams,
+    EventLogprob,
+    ItemLogprob,
+    KVTransferParams,
+    PerRequestMetrics,
+)
 from app.protocol.responses import Reasoning
 
 

@@ -22,9 +22,8 @@ from app.protocol.options import (
     Tool,
     ToolChoice,
 )
-from app.protocol.response_input import Content, ContentPart, InputItem
 from app.protocol.response_tools import CUSTOM_INPUT, callable_functions, flat_name
-from app.protocol.responses import ResponsesRequest
+from app.protocol.responses import Content, ContentPart, InputItem, ResponsesRequest
 
 CALLS = ("function_call", "custom_tool_call")
 RESULTS = ("function_call_output", "custom_tool_call_output")

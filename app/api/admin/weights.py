@@ -11,9 +11,7 @@ from app.http.context import RequestContext
 from app.http.errors import bad_request, internal, malformed
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
-from app.protocol.coercion import Misfit, convert
-from app.protocol.decoding import Request, decode_embedded, read_json
-from app.protocol.weights import (
+from app.protocol.admin import (
     FinishUpdateRequest,
     InitTransferRequest,
     UpdateWeightsRequest,
@@ -21,6 +19,8 @@ from app.protocol.weights import (
     WeightVersionRequest,
     WorldSizeQuery,
 )
+from app.protocol.coercion import Misfit, convert
+from app.protocol.decoding import Request, decode_embedded, read_json
 
 T = TypeVar("T", bound=Request)
 QUIET = ("check_health", "determine_available_memory", "reload_weights", "sleep", "wake_up", "profile")

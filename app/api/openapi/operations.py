@@ -12,25 +12,35 @@ from msgspec import Struct
 
 from app.api.admin.reports import ANY_METHOD
 from app.faults.audit_trail import AuditReport
+from app.protocol.admin import (
+    FinishUpdateRequest,
+    InitTransferRequest,
+    LoadAdapterRequest,
+    RegisterAdapterRequest,
+    StartProfileRequest,
+    UnloadAdapterRequest,
+    UpdateWeightsRequest,
+    WeightCheckRequest,
+    WeightVersionRequest,
+)
 from app.protocol.anthropic import CountTokensRequest, MessagesRequest
 from app.protocol.anthropic_response import ErrorResponse, MessageResponse
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.chat_response import ChatCompletion
-from app.protocol.cohere import CohereEmbedRequest, CohereEmbedResponse
 from app.protocol.completions import Completion, CompletionRequest
 from app.protocol.derender import DerenderChatRequest, DerenderCompletionRequest, DerenderStreamRequest
 from app.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
 from app.protocol.label_reads import DecisionRequest, Decisions, GenerativeScoringRequest, ScoreList
-from app.protocol.lora import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
 from app.protocol.pooling import (
     ClassificationRequest,
+    CohereEmbedRequest,
+    CohereEmbedResponse,
     EmbeddingRequest,
     ItemList,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from app.protocol.profiler import StartProfileRequest
 from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
 from app.protocol.tokenize import (
@@ -40,13 +50,6 @@ from app.protocol.tokenize import (
     ScoreTokensRequest,
     TokenizeChatRequest,
     TokenizeRequest,
-)
-from app.protocol.weights import (
-    FinishUpdateRequest,
-    InitTransferRequest,
-    UpdateWeightsRequest,
-    WeightCheckRequest,
-    WeightVersionRequest,
 )
 
 JSON, TEXT, EVENTS, BYTES = "application/json", "text/plain", "text/event-stream", "application/octet-stream"
