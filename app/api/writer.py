@@ -1,4 +1,4 @@
-"""The one way in which an API family writes what the engine says: the state of each choice, events of streams."""
+"""The one way in which a family writes what the engine says: state of choices, events of streams."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
     """
     if is_json(content_type) and (request := _strictly(body, kind)) is not None:
         return request
-    converted = _convert_first(_parse(body, content_type), (kind,))
+    converted = _convert_first(_parse(body, content_type), (kind,), body)
     assert isinstance(converted, kind)
     return converted
 
@@ -119,7 +119,7 @@ def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], ty
     for kind in kinds if is_json(content_type) else ():
         if (request := _strictly(body, kind)) is not None:
             return request
-    converted = _convert_first(_parse(body, content_type), kinds)
+    converted = _convert_first(_parse(body, content_type), kinds, body)
     assert isinstance(converted, kinds)
     return converted
 
@@ -134,7 +134,7 @@ def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
         first = kind.__struct_fields__[0]
         raise malformed(f"body.{first}: expected an object around it", f"body.{first}")
     given = {name: value for name, value in (values or {}).items() if value is not None}
-    request = _convert_first(given, (kind,))
+    request = _convert_first(given, (kind,), body)
     assert isinstance(request, kind)
     return request
 
@@ -231,15 +231,18 @@ def _place(error: json.JSONDecodeError) -> int:
     return len(error.doc) - len(error.doc[error.pos + 1 :].lstrip(" \t\n\r"))
 
 
-def _convert_first(values: JsonObject, kinds: Sequence[type[Request]]) -> Request:
+def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], body: bytes) -> Request:
+    """Returns the request in `values`, which are those of `body`: other requests have turns if it is long."""
     for kind in kinds:
         kind.check_rules(RawRequest(values, kind.absent))
     for kind in kinds:
+        _rest(body)
         try:
             request = convert(kind, values)
         except Misfit as misfit:
             path, expected = kind.place(values, misfit.path), misfit.expected
         else:
+            _rest(body)
             check_unicode(values)
             request.check_converted()
             return request

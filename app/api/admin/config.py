@@ -19,8 +19,9 @@ from config.fake_metrics import FakeMetricsError, merged
 from config.live import LiveSettings
 
 if TYPE_CHECKING:
-    from app.script.book import ScriptBook
     from urllib3 import PoolManager
+
+    from app.script.book import ScriptBook
 
 FAKES = "fake-metrics"
 """The one setting of which only parts are given."""

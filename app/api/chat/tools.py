@@ -34,6 +34,8 @@ ANY_OBJECT: JsonObject = {
 """What `json_object` is filled with, which asks for no more than an object."""
 NO_CHOICE = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
 """By which clients find out that they have to do without."""
+MOST_TOOLS = 120
+"""Tools whose schemas are compiled between two pauses: about 4 ms."""
 SLICE = 12_000
 """Values of a schema or a grammar between two pauses: about 4 ms."""
 
@@ -92,7 +94,9 @@ def tool_calls_of(
 
 def _check_tools(params: Sequence[ToolParam], narrow: bool, schemas: Schemas) -> None:
     """`narrow`: no keywords beyond those of the reference simulator."""
+    slices = Slices(MOST_TOOLS)
     for tool in params:
+        slices.spend()
         function = tool.function
         try:
             if narrow:

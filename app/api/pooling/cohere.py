@@ -26,9 +26,9 @@ from app.protocol.pooling import (
     BilledUnits,
     CohereEmbedRequest,
     CohereEmbedResponse,
+    CohereMeta,
     EmbeddingRequest,
     EmbeddingsByType,
-    CohereMeta,
 )
 from app.tokenization import TokenizerError
 
