@@ -152,7 +152,7 @@ Json = dict[str, Any]
 def document(routes: Iterable[Route], version: str, root_path: str, model: str) -> bytes:
     """The document, as JSON. Examples name `model` where they have to name one."""
     described = [
-        (route, method, OPERATIONS.get((method, route.path), UNKNOWN))
+        (route, method, OPERATIONS.get(f"{method} {route.path}", UNKNOWN))
         for route in routes
         for method in route.methods
         if method != "HEAD"
