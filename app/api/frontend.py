@@ -123,7 +123,7 @@ class Frontend:
         body = self.body.read(context)
         return decode(body, context.content_type, kind)
 
-    def accept(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
+    def admit(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
         """The request, as far as it can be judged before its prompts are tokens.
 
         ApiError when it is to fail on purpose, or when model, queue or lengths do not allow it.
@@ -171,7 +171,7 @@ class Frontend:
             "metrics": self.request_metrics,
         }
 
-    def generate(
+    def submit(
         self,
         asked: ValidatedRequest[GenerationRequest],
         meta: ResponseMeta,

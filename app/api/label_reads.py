@@ -101,7 +101,7 @@ def read_labels(
 ) -> Response:
     """One token behind each prompt, and then the answer."""
     asked = [Prompt(ids, "") for ids in prompts]
-    return frontend.generate(accepted, meta, asked, LabelWriter(len(prompts), answer), context)
+    return frontend.submit(accepted, meta, asked, LabelWriter(len(prompts), answer), context)
 
 
 def routes(frontend: Frontend) -> list[Route]:
@@ -109,7 +109,7 @@ def routes(frontend: Frontend) -> list[Route]:
     def generative_scoring(context: RequestContext) -> Response:
         """The probability of the first label behind each item."""
         asked = frontend.decode(context, GenerativeScoringRequest)
-        accepted = frontend.accept(one_token(asked, asked.label_token_ids), context)
+        accepted = frontend.admit(one_token(asked, asked.label_token_ids), context)
         _check(frontend, asked)
         prompts = _prompts(frontend, asked)
         meta = frontend.identity.head("generative-scoring", context, asked.request_id, accepted.model)
@@ -311,7 +311,7 @@ def label_tokens(frontend: Frontend) -> LabelTokens | None:
 def _decide(
     frontend: Frontend, tokens: LabelTokens, asked: DecisionRequest, context: RequestContext
 ) -> Response:
-    accepted = frontend.accept(one_token(asked, list(tokens.ids.values())), context)
+    accepted = frontend.admit(one_token(asked, list(tokens.ids.values())), context)
     questions = [_question(name, given) for name, given in _counted(asked).items()]
     for name in MEDIA:
         if getattr(asked, name):

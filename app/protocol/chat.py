@@ -3,87 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.decoding import RawRequest
+from app.protocol.generation import GenerationFields
 from app.protocol.messages import Message, are_plain, check_tool_calls, convert_messages, normalize_messages
 from app.protocol.options import (
-    CacheSalt,
     Effort,
-    ExtraArg,
-    Int64,
-    Natural,
-    RepetitionDetection,
-    ResponseFormat,
-    Share,
-    StopStrings,
-    StreamOptions,
-    StructuredOutputs,
     Tool,
     ToolChoice,
-    Truncation,
 )
-from app.protocol.transfer import FlatTransfer
 from app.protocol.validation import rules
 from app.protocol.validation.rules import part
 
 Conversations = list[list[Message]]
 
 
-class ChatCompletionRequest(FlatTransfer, kw_only=True):
+class ChatCompletionRequest(GenerationFields, kw_only=True):
     """Every field that vLLM knows.
 
     None means "the server's default" wherever a default is not given here; null `top_logprobs` are 0.
     """
 
     messages: list[Message]
-    model: str | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = 0
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = 1
-    presence_penalty: float | None = None
-    response_format: ResponseFormat | None = None
-    seed: Int64 | None = None
-    stop: StopStrings = []
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | UnsetType = UNSET
     """Never UNSET after decoding: absent is ``auto`` with tools and ``none`` without."""
     reasoning_effort: Effort | None = None
-    thinking_token_budget: int | None = None
     include_reasoning: bool = True
     parallel_tool_calls: bool | None = True
-    user: str | None = None
-
-    use_beam_search: bool = False
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    watermarking: bool | None = None
-    length_penalty: float = 1.0
-    stop_token_ids: list[int] | None = []
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: Truncation | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] = []
 
     echo: bool = False
     add_generation_prompt: bool = True
@@ -94,38 +51,31 @@ class ChatCompletionRequest(FlatTransfer, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
     media_io_kwargs: dict[str, JsonObject] | None = None
     mm_processor_kwargs: JsonObject | None = None
-    structured_outputs: StructuredOutputs | None = None
-    priority: Int64 = 0
-    request_id: str = ""
-    """Empty when the client gave none: vLLM draws a random one."""
-    session_id: str | None = None
-    return_tokens_as_token_ids: bool | None = None
-    return_token_ids: bool | None = None
-    routed_experts_prompt_start: Natural = 0
-    return_token_offsets: bool | None = False
     return_prompt_text: bool | None = None
-    mm_payload: Literal["tensors", "none"] = "tensors"
-    return_mm_kwargs: bool | None = None
-    cache_salt: CacheSalt | None = None
-    cache_hit_threshold: Share | None = None
-    """Not vLLM's: with a smaller share of the prompt cached the reply is empty."""
-    kv_transfer_params: JsonObject | None = None
-    ec_transfer_params: JsonObject | None = None
-    vllm_xargs: dict[str, ExtraArg] | None = None
-    repetition_detection: RepetitionDetection | None = None
-    stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages, "tool_choice": ToolChoice}
     absent: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
+    order: ClassVar[str] = (
+        "messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens "
+        "max_completion_tokens n presence_penalty response_format seed stop stream stream_options "
+        "temperature top_p tools tool_choice reasoning_effort thinking_token_budget include_reasoning "
+        "parallel_tool_calls user use_beam_search top_k min_p repetition_penalty watermarking "
+        "length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens "
+        "skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side "
+        "prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo add_generation_prompt "
+        "continue_final_message add_special_tokens documents chat_template chat_template_kwargs "
+        "media_io_kwargs mm_processor_kwargs structured_outputs priority request_id session_id "
+        "return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets "
+        "return_prompt_text mm_payload return_mm_kwargs cache_salt cache_hit_threshold "
+        "kv_transfer_params ec_transfer_params vllm_xargs repetition_detection stream_interval"
+    )
 
     def __post_init__(self) -> None:
         if self.tool_choice is UNSET:
             self.tool_choice = "auto" if self.tools else "none"
         if self.top_logprobs is None:
             self.top_logprobs = 0
-        self.kv_transfer_params = self.transfer(self.kv_transfer_params)
-        if self.thinking_token_budget == -1:
-            self.thinking_token_budget = None
+        super().__post_init__()
 
     def check(self) -> None:
         if not are_plain(self.messages):

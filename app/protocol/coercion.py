@@ -307,7 +307,8 @@ def _tagged(kinds: Sequence[type[Struct]], nullable: bool) -> Convert:
 def _struct(kind: type[Struct]) -> Convert:
     wider: dict[str, Hashable] = getattr(kind, "lax", {})
     fields: list[tuple[str, str, bool, Convert]] = []
-    for field in msgspec.structs.fields(kind):
+    places = {name: place for place, name in enumerate(getattr(kind, "order", "").split())}
+    for field in sorted(msgspec.structs.fields(kind), key=lambda field: places.get(field.name, -1)):
         required = field.default is NODEFAULT and field.default_factory is NODEFAULT
         annotation = wider.get(field.name, field.type)
         converter = annotation if isinstance(annotation, types.FunctionType) else _converter(annotation)

@@ -39,6 +39,8 @@ class Request(Struct, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {}
     absent: ClassVar[Mapping[str, object]] = {}
+    order: ClassVar[str] = ""
+    """vLLM's order of the fields, where they are not declared in it."""
     branch: ClassVar[tuple[str, ...]] = ()
     """What stands before the paths of errors where vLLM tries several kinds of body."""
 

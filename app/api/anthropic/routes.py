@@ -32,7 +32,7 @@ def routes(frontend: Frontend, threads: ThreadStore) -> list[Route]:
         message = frontend.decode(context, MessagesRequest)
         size = threads.resume(message) + (context.content_length or 0)
         asked = chat_of(message)
-        accepted = frontend.accept(asked, context)
+        accepted = frontend.admit(asked, context)
         check_tool_choice(asked, frontend.builder.settings.tools)
         prompt = chat_prompt(frontend, asked, asked.messages)
         head = frontend.identity.head("chatcmpl", context, asked.request_id, accepted.model)
@@ -45,7 +45,7 @@ def routes(frontend: Frontend, threads: ThreadStore) -> list[Route]:
                 threads.keep(head.id, message, size + reply_size, reply)
 
             answer = ThreadWriter(head, shape, frontend.identity.fresh_id, keep)
-        return frontend.generate(accepted, head, [prompt], answer, context)
+        return frontend.submit(accepted, head, [prompt], answer, context)
 
     def count_tokens(context: RequestContext) -> Response:
         """How many tokens the prompt of a conversation has."""

@@ -32,18 +32,18 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
     def chat_completions(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
         request = frontend.decode(context, ChatCompletionRequest)
-        asked = frontend.accept(request, context)
+        asked = frontend.admit(request, context)
         check_tool_choice(request, frontend.builder.settings.tools)
         prompt = chat_prompt(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
         image = frontend.wants_image(context)
         options = response_options(frontend, asked, head, request.messages, prompt, image)
-        return frontend.generate(asked, head, [prompt], ChatWriter(head, options), context, image=image)
+        return frontend.submit(asked, head, [prompt], ChatWriter(head, options), context, image=image)
 
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
         request = _decode_batch(frontend, context)
-        asked = frontend.accept(request, context)
+        asked = frontend.admit(request, context)
         prompts = chat_prompts(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
         all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
@@ -53,7 +53,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
             head = replace(head, joint="_")
         options = response_options(frontend, asked, head, last, whole)
         options = replace(options, n=len(prompts), prompt_details=False, metrics=False)
-        return frontend.generate(asked, head, prompts, ChatWriter(head, options), context)
+        return frontend.submit(asked, head, prompts, ChatWriter(head, options), context)
 
     return [
         post("/v1/chat/completions", chat_completions, plain=plain),

@@ -21,7 +21,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         asked = frontend.decode(context, CompletionRequest)
         if asked.stream and asked.use_beam_search:
             raise bad_request("Beam search cannot be streamed.")
-        accepted = frontend.accept(asked, context)
+        accepted = frontend.admit(asked, context)
         if asked.suffix is not None:
             raise bad_request("This model cannot fill in before a suffix.", "suffix")
         if asked.prompt_embeds:
@@ -36,7 +36,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
             logprobs=asked.logprobs is not None,
             transfer=address_of(asked, frontend.identity, head, len(prompts[0].ids)) if prompts else None,
         )
-        return frontend.generate(accepted, head, prompts, CompletionWriter(head, shape), context)
+        return frontend.submit(accepted, head, prompts, CompletionWriter(head, shape), context)
 
     return [
         post("/v1/completions", completions, plain=plain),

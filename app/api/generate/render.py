@@ -51,7 +51,7 @@ def routes(frontend: Frontend) -> list[Route]:
     def render_completion(context: RequestContext) -> Response:
         """The same for a text completion: one object per prompt."""
         asked = frontend.decode(context, CompletionRequest)
-        accepted = _accept(frontend, asked)
+        accepted = _admit(frontend, asked)
         prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
         accepted.check_sampling([len(prompt.ids) for prompt in prompts])
         request_id = frontend.identity.head("cmpl", context, asked.request_id, "").id
@@ -69,7 +69,7 @@ def routes(frontend: Frontend) -> list[Route]:
         """The same for a response that does not follow on another one."""
         asked = frontend.decode(context, ResponsesRequest)
         chat = chat_of_response(asked)
-        accepted = _accept(frontend, chat)
+        accepted = _admit(frontend, chat)
         if asked.previous_response_id is not None:
             name = "previous_response_id"
             raise ApiError(400, "invalid_request_error", f"{name} cannot be rendered: nothing is kept.", name)
@@ -92,7 +92,7 @@ def routes(frontend: Frontend) -> list[Route]:
     ]
 
 
-def _accept(frontend: Frontend, asked: GenerationRequest) -> ValidatedRequest[GenerationRequest]:
+def _admit(frontend: Frontend, asked: GenerationRequest) -> ValidatedRequest[GenerationRequest]:
     model = frontend.models.resolve(asked.model)
     if asked.use_beam_search:
         raise bad_request("Beam search cannot be rendered.")
@@ -100,7 +100,7 @@ def _accept(frontend: Frontend, asked: GenerationRequest) -> ValidatedRequest[Ge
 
 
 def _rendered_chat(frontend: Frontend, context: RequestContext, chat: ChatCompletionRequest) -> Response:
-    accepted = _accept(frontend, chat)
+    accepted = _admit(frontend, chat)
     check_tool_choice(chat, frontend.builder.settings.tools)
     prompt = chat_prompt(frontend, chat, chat.messages)
     accepted.check_sampling([len(prompt.ids)])

@@ -296,7 +296,7 @@ def generate_method(frontend: Frontend) -> RpcMethod:
             raise bad_request("a prompt is needed: tokenized, or text", "input")
         given: str | list[int] = message.text if kind == "text" else _ids(message, frontend)
         asked = asked_of(message, given, frontend.limits.max_model_len)
-        accepted = frontend.accept(asked, context)
+        accepted = frontend.admit(asked, context)
         if message.HasField("data_parallel_rank") and message.data_parallel_rank != frontend.rank:
             text = f"data_parallel_rank is {message.data_parallel_rank}, but this is rank {frontend.rank}."
             raise bad_request(text, "data_parallel_rank")
@@ -319,7 +319,7 @@ def generate_method(frontend: Frontend) -> RpcMethod:
             ids,
             address_of(asked, frontend.identity, meta, len(ids)),
         )
-        response = frontend.generate(accepted, meta, [prompt], writer, context, responder=responder)
+        response = frontend.submit(accepted, meta, [prompt], writer, context, responder=responder)
         return cast(RpcResponse, response)
 
     return RpcMethod(f"/{SERVICE}/Generate", generate)
