@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, overload
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -15,32 +15,8 @@ from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject
 from app.protocol.messages import Message, content_text
-from app.protocol.options import Tool
 from app.protocol.tokenize import TokenizeChatRequest
 from app.tokenization import PLAIN_CHAT, ChatOptions
-
-FEW_TOOLS = 1_000
-"""Tools that are made dicts all at once."""
-
-
-class ToolDicts(Sequence[Mapping[str, object]]):
-    """Tools as a template sees them, each made when it is looked at: all together take ten times the body."""
-
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self._tools = tools
-
-    def __len__(self) -> int:
-        return len(self._tools)
-
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, object]: ...
-    @overload
-    def __getitem__(self, index: slice) -> ToolDicts: ...
-    def __getitem__(self, index: int | slice) -> Mapping[str, object] | ToolDicts:
-        if isinstance(index, slice):
-            return ToolDicts(self._tools[index])
-        made: Mapping[str, object] = msgspec.to_builtins(self._tools[index])
-        return made
 
 
 def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message]) -> Prompt:
@@ -122,14 +98,11 @@ def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: Chat
     special = asked.continue_final_message or asked.add_special_tokens or not asked.add_generation_prompt
     if not (special or template or wanted or kwargs or documents):
         return PLAIN_CHAT
-    tools: Sequence[Mapping[str, object]] | None = None
-    if wanted is not None:
-        tools = ToolDicts(wanted) if len(wanted) > FEW_TOOLS else msgspec.to_builtins(wanted)
     return ChatOptions(
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         add_special_tokens=asked.add_special_tokens,
-        tools=tools,
+        tools=msgspec.to_builtins(wanted),
         documents=documents,
         chat_template=template,
         chat_template_kwargs=kwargs,
