@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from app.api import invocations, label_reads, models, tokens
 from app.api.admin import config as admin
-from app.api.admin import reports
 from app.api.admin import lifecycle as lifecycle_routes
+from app.api.admin import reports
 from app.api.admin import weights as weight_routes
 from app.api.admin.config import PeerRanks
 from app.api.anthropic import routes as anthropic
