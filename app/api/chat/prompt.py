@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -11,10 +11,12 @@ from app.api.builder import Prompt
 from app.api.chat.media import features
 from app.api.chat.thinking import template_kwargs
 from app.api.frontend import ChatRules, Frontend
+from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject
 from app.protocol.messages import Message, content_text
+from app.protocol.options import Tool
 from app.protocol.tokenize import TokenizeChatRequest
 from app.tokenization import PLAIN_CHAT, ChatOptions
 
@@ -71,6 +73,10 @@ def chat_prompts(
     return [chat_prompt(frontend, request, messages) for messages in conversations]
 
 
+TOOLS_AT_ONCE = 1_000
+"""Tools that are made dicts between two pauses: about 2 ms."""
+
+
 class BringsTemplate(Protocol):
     """A request that may have a chat template of its own."""
 
@@ -102,11 +108,19 @@ def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: Chat
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         add_special_tokens=asked.add_special_tokens,
-        tools=msgspec.to_builtins(wanted),
+        tools=None if wanted is None else list(_tool_dicts(wanted)),
         documents=documents,
         chat_template=template,
         chat_template_kwargs=kwargs,
     )
+
+
+def _tool_dicts(tools: Sequence[Tool]) -> Iterator[Mapping[str, object]]:
+    """Yields tools as a template sees them, with pauses when they are many."""
+    slices = Slices(TOOLS_AT_ONCE)
+    for tool in tools:
+        yield msgspec.to_builtins(tool)
+        slices.spend()
 
 
 def last_message_text(messages: Sequence[Message]) -> str:
