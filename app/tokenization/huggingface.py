@@ -1,9 +1,9 @@
 """A tokenizer from a local `tokenizer.json`, on the `tokenizers` library."""
 
+import codecs
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -11,10 +11,9 @@ from pathlib import Path
 
 import msgspec
 import tokenizers
-from gevent.lock import BoundedSemaphore
 from tokenizers import decoders
 
-from app.clock.pause import call_off_hub
+from app.clock.pause import SLICE_STEPS, Slices, call_off_hub
 from app.tokenization.base import (
     PLAIN_CHAT,
     BoundedCache,
@@ -25,9 +24,10 @@ from app.tokenization.base import (
     json_length,
     not_unicode,
 )
-from app.tokenization.chat_template import ChatTemplates
+from app.tokenization.chat_template import ChatTemplates, CompiledTemplate
 from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, TokenTexts, check_id_range
 from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder, read_folder, read_info
+from app.tokenization.long_text import LongTextEncoder
 from app.tokenization.memo import PromptMemo
 from app.tokenization.words import WordEncoder, knows_words
 
@@ -37,8 +37,8 @@ LONG_SEQUENCE = 8_000
 """Tokens from which ids are decoded beside the event loop (about as much)."""
 LONG_LIST = 20_000
 """Tokens from which a list with something about each is made beside the event loop (about 10 ms of work)."""
-HUGE_TEXT = 100_000
-"""Characters from which texts wait for each other: the library takes 300 bytes a token meanwhile."""
+PART_IDS = 100_000
+"""Ids that are looked at in one go."""
 LONG_CHAT = 20_000
 MANY_MESSAGES = 400
 """Members and characters, or messages, from which a conversation is rendered beside the event loop, and not
@@ -83,8 +83,8 @@ class LocalTokenizer:
         self._bytes = TokenBytes(backend)
         self._texts = TokenTexts(self._bytes)
         self._pieces, self._all_pieces = self._detokenizer(True), self._detokenizer(False)
+        self._encoder = LongTextEncoder(backend)
         self._words = WordEncoder(backend) if knows_words(backend) else None
-        self._one_huge_text = BoundedSemaphore(1)
         self._has_frame = backend.num_special_tokens_to_add(False) > 0
         self._chats: PromptMemo[array[int]] = PromptMemo(CHATS_BYTES, array(IDS).itemsize)
 
@@ -161,46 +161,58 @@ class LocalTokenizer:
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """See `Tokenizer.check_ids`; a negative id is named before one that is too large."""
-        for worst in (min(ids), max(ids)) if ids else ():
+        parts = [(min(part), max(part)) for part in Slices().parts(ids, PART_IDS, SLICE_STEPS)]
+        for worst in (min(least for least, _ in parts), max(most for _, most in parts)) if parts else ():
             if not 0 <= worst < self.vocab_size:
                 raise TokenIdError(f"Token id {worst} is outside the vocabulary of {self.vocab_size} tokens.")
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """See `Tokenizer.encode`. Long texts leave the event loop alone."""
         if len(text) > LONG_TEXT:
-            return self.encode_many([text], add_special_tokens)[0]
+            return call_off_hub(self._encode, text, add_special_tokens)
         if self._words is not None and not (add_special_tokens and self._has_frame):
             ids = self._words.encode(text)
             if ids is not None:
                 return ids
-        return self._encode_all([text], add_special_tokens)[0]
+        return self._encode(text, add_special_tokens)
 
-    def _encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """Encodes as a batch, which lets go of the interpreter while it works."""
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            return self._encoder.encode(text, add_special_tokens)
         except TypeError as error:
             raise not_unicode() from error
-        return [encoding.ids for encoding in found]
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
         """See `Tokenizer.encode_many`."""
-        length = sum(map(len, texts))
-        if length <= LONG_TEXT:
-            return self._encode_all(texts, add_special_tokens)
-        with self._one_huge_text if length > HUGE_TEXT else nullcontext():
-            return call_off_hub(self._encode_all, texts, add_special_tokens)
+        encode = self._encoder.encode_many
+        try:
+            if sum(map(len, texts)) > LONG_TEXT:
+                return call_off_hub(encode, texts, add_special_tokens)
+            return encode(texts, add_special_tokens)
+        except TypeError as error:
+            raise not_unicode() from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
         try:
             if len(ids) > LONG_SEQUENCE:
-                [text] = call_off_hub(self._backend.decode_batch, [ids], skip_special_tokens)
-                return text
+                return call_off_hub(self._decode_long, ids, skip_special_tokens)
             return self._backend.decode(ids, skip_special_tokens)
         except OverflowError:
             check_id_range(ids)
             raise
+
+    def _decode_long(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        if not self._byte_level or len(ids) <= PART_IDS:  # the library takes all ids in one go
+            [text] = self._backend.decode_batch([ids], skip_special_tokens)
+            return text
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        texts = []
+        for start in range(0, len(ids), LONG_LIST):
+            part = [each for each in ids[start : start + LONG_LIST] if each not in skipped]
+            texts.append(decoder.decode(b"".join([self._bytes[token_id] for token_id in part])))
+        return "".join([*texts, decoder.decode(b"", final=True)])
 
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         """See `Tokenizer.pieces`."""
@@ -262,8 +274,7 @@ class LocalTokenizer:
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """See `Tokenizer.encode_chat`. What comes again, as from probes and load tests, is remembered."""
         if not _is_short(messages, options):
-            text = call_off_hub(self._templates.of(options).render, messages, options)
-            return self.encode(text, options.add_special_tokens)
+            return call_off_hub(self._encode_long_chat, self._templates.of(options), messages, options)
         try:
             key = msgspec.json.encode((messages, options))
         except UnicodeEncodeError as error:
@@ -275,6 +286,11 @@ class LocalTokenizer:
         if not self.tells_time:
             self._chats.put(key, array(IDS, ids))
         return ids
+
+    def _encode_long_chat(
+        self, template: CompiledTemplate, messages: Sequence[Message], options: ChatOptions
+    ) -> list[int]:
+        return self._encode(template.render(messages, options), options.add_special_tokens)
 
 
 def _is_short(messages: Sequence[Message], options: ChatOptions) -> bool:
