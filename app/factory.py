@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from app.api import decisions, invocations, label_reads, models, tokens
+from app.api import invocations, label_reads, models, tokens
 from app.api.admin import config as admin
-from app.api.admin import elastic, reports
 from app.api.admin import lifecycle as lifecycle_routes
+from app.api.admin import reports
 from app.api.admin import weights as weight_routes
 from app.api.admin.config import PeerRanks
 from app.api.anthropic import routes as anthropic
@@ -242,10 +242,10 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
         app.add_routes("generate", generate.routes(frontend, scale_out, weights, aborts))
         app.add_routes("generative_scoring", label_reads.routes(frontend))
-        app.add_routes("elastic", elastic.routes(frontend.body, server.data_parallel_size))
+        app.add_routes("elastic", lifecycle_routes.elastic_routes(frontend.body, server.data_parallel_size))
     if pooling_routes := pooling.routes(frontend, settings.model):
         app.add_routes("pooling", pooling_routes)
-    app.add_routes("decisions", decisions.routes(frontend, settings.model))
+    app.add_routes("decisions", label_reads.decision_routes(frontend, settings.model))
     app.add_routes("invocations", invocations.routes(frontend.body, lambda: app.routes))
     app.add_routes("models", models.routes(frontend.models, identity))
     app.add_routes("tokens", tokens.routes(frontend, settings.api.enable_tokenizer_info_endpoint))
@@ -330,12 +330,12 @@ def engine_of(
 
 def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:
     """What a server with scripts has besides: their counters, what reads them again, and their report."""
-    from app.api.admin.script import routes
+    from app.api.admin.config import script_routes
     from app.script.opening import ScriptWatch
 
     app.caches.append(lambda: {"script counters": book.counters})
     app.services.append(ScriptWatch(book))
-    app.add_routes("script", routes(book, peers))
+    app.add_routes("script", script_routes(book, peers))
 
 
 def add_plugins(app: Understudy, plugins: PluginRegistry | None) -> None:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import msgspec
 
-from app.api.forms import ThoughtTokens
-from app.api.sampling import RealModel, SamplingDefaults
+from app.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
 from app.assembly import publishing
 from app.engine.remote import RemoteEngine
 from app.engine.wire import EngineProcessOptions

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from app.api.chat.media import Features, placeholders
 from app.api.chat.thinking import Thinking, thinking
 from app.api.chat.tools import tool_calls_of
-from app.api.forms import text_form
 from app.api.identity import ResponseMeta
-from app.api.sampling import RealModel, SamplingDefaults, check_real
+from app.api.sampling import RealModel, SamplingDefaults, check_real, text_form
 from app.clock.pause import Slices
 from app.engine.request import Constraint, EngineRequest
 from app.engine.wire import Sampling
@@ -25,8 +24,7 @@ from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.lora.adapters import LoRARegistry
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.validation.generation import ValidatedRequest
-from app.protocol.validation.sampling import GenerationRequest
+from app.protocol.validation.generation import GenerationRequest, ValidatedRequest
 from app.schema import Schemas
 from config.sections.api import json_object
 from config.settings import Settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from msgspec import Struct
@@ -25,16 +26,21 @@ from app.http.errors import ApiError
 from app.http.response import Response
 from app.protocol.common import ECTransferParams
 from app.protocol.decoding import Request, decode
-from app.protocol.slicing import slices
-from app.protocol.validation.generation import ValidatedRequest, check_prompt_text, fit_prompt
+from app.protocol.validation.generation import (
+    GenerationRequest,
+    ValidatedRequest,
+    check_prompt_text,
+    fit_prompt,
+)
 from app.protocol.validation.model import ModelLimits
-from app.protocol.validation.sampling import GenerationRequest
 from app.tokenization import Tokenizer
 from config.sections.api import ApiSettings, json_object
 
 if TYPE_CHECKING:
     from app.api.script import ScriptDesk  # and templates, which servers without scripts do without
 
+SLICE = 12_000
+"""Values between two pauses: about 4 ms."""
 CHARS = 2
 """Characters that count as one value looked at when they are made tokens."""
 
@@ -109,15 +115,15 @@ class Frontend:
     """Decides what is replied, where scripts are set."""
     asks_plugins: bool = False
     """Plugins decide about replies, and look at more than a plain request tells."""
-    slices: Slices = field(default_factory=slices)
-    """Counts the work on all requests, and pauses now and then."""
+    slices: Slices = field(default_factory=partial(Slices, SLICE))
+    """Counts texts that become tokens, of all requests, and pauses now and then."""
 
     def decode(self, context: RequestContext, kind: type[T]) -> T:
         """The request in the body. ApiError 400, 408 or 413."""
         body = self.body.read(context)
-        return decode(body, context.content_type, kind, self.slices)
+        return decode(body, context.content_type, kind)
 
-    def accept(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
+    def admit(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
         """The request, as far as it can be judged before its prompts are tokens.
 
         ApiError when it is to fail on purpose, or when model, queue or lengths do not allow it.
@@ -125,14 +131,14 @@ class Frontend:
         self.faults.inject(context, request.model)
         model = self.models.resolve(request.model)
         self.responder.engine.check_accepting(request.n or 1)
-        return ValidatedRequest(request, model, self.limits, self.slices)
+        return ValidatedRequest(request, model, self.limits)
 
     def check_text(self, text: str) -> None:
         """ApiError 400 for a text that cannot fit the context, before any work is done on it.
 
         Pauses now and then, for it will be made tokens next.
         """
-        self.slices.spend(len(text) // CHARS)
+        self.slices.spend(1 + len(text) // CHARS)
         if len(text) > self.limits.max_model_len and self.tokenizer.longest_token is not None:
             check_prompt_text(text, self.limits.max_model_len, self.tokenizer.longest_token)
 
@@ -165,7 +171,7 @@ class Frontend:
             "metrics": self.request_metrics,
         }
 
-    def generate(
+    def submit(
         self,
         asked: ValidatedRequest[GenerationRequest],
         meta: ResponseMeta,

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from app.api.pieces import SLICE, Holes, list_pieces, slices
 from app.engine.outputs import TokenLogprob
-from app.protocol import logprobs as wire
+from app.protocol import common as wire
 from app.protocol.common import encode
 
 T = TypeVar("T")

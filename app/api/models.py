@@ -13,10 +13,9 @@ from app.http.errors import ApiError, malformed, not_found
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.lora.adapters import LoRARegistry
+from app.protocol.admin import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
 from app.protocol.coercion import Misfit, convert
 from app.protocol.decoding import decode, read_json
-from app.protocol.lora import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
-from app.protocol.slicing import slices
 from app.protocol.validation.rules import check_unicode
 
 
@@ -126,9 +125,9 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
     def register_adapter(context: RequestContext) -> Response:
         """Serve an adapter from now on."""
         value = read_json(body.read(context))
-        check_unicode(value, slices())
+        check_unicode(value)
         try:
-            asked = convert(RegisterAdapterRequest, value, slices())
+            asked = convert(RegisterAdapterRequest, value)
         except Misfit as misfit:
             raise malformed(f"{'.'.join(map(str, misfit.path))}: expected {misfit.expected}") from None
         load(LoadAdapterRequest(lora_name=asked.name, lora_path=asked.src))

@@ -13,7 +13,7 @@ from app.engine.request import EngineRequest
 from app.http.context import RequestContext
 from app.http.response import PendingResponse, Response
 from app.protocol.plain import PlainChat, PlainCompletion, PlainReader, PlainRequest, Recognised
-from app.protocol.validation.sampling import GREEDY_BELOW
+from app.protocol.validation.generation import GREEDY_BELOW
 from app.tokenization.memo import KnownChats, KnownPrompts, KnownTexts
 from config.settings import Settings
 

@@ -21,8 +21,7 @@ from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.messages import Message as WireMessage
 from app.protocol.messages import content_text
-from app.protocol.slicing import each, slices
-from app.protocol.validation.sampling import GenerationRequest
+from app.protocol.validation.generation import GenerationRequest
 from app.script.book import Decision, ScriptBook
 from app.script.errors import ScriptFailure
 from app.script.matching import KNOWN, Message, Request
@@ -49,8 +48,6 @@ FAMILIES = {
 }
 PROMPT_STEPS = 10
 """Steps of work that a prompt takes besides those of each rule."""
-MESSAGE = 10
-"""Values that a message counts as that is looked at."""
 NO_RETRY = {"x-should-retry": "false"}
 """The SDKs of OpenAI and Anthropic would ask again after a 500."""
 
@@ -78,13 +75,13 @@ class ScriptDesk:
         if not requests:
             return []
         directed: list[EngineRequest] = []
-        within = Slices()
+        slices = Slices()
         for number, conversation in enumerate(self._conversations(asked, prompts)):
+            slices.spend(PROMPT_STEPS + self.book.rules)
             first = requests[number * requests[0].n]
             seen = request_of(context, asked.model or first.model, conversation, tools_of(asked))
             decision = self.decide(seen, own_stream(first, seen))
             own = requests[number * first.n : (number + 1) * first.n]
-            within.spend(PROMPT_STEPS + self.book.rules)
             directed += own if decision is None else self._directed(decision, asked, own, writer, context)
         return directed
 
@@ -96,10 +93,10 @@ class ScriptDesk:
         ApiError as `direct`.
         """
         said: list[Decision | None] = []
-        within = Slices()
+        slices = Slices()
         for messages in inputs:
+            slices.spend(PROMPT_STEPS + self.book.rules)
             decision = self.decide(request_of(context, model, messages, {}, wants))
-            within.spend(PROMPT_STEPS + self.book.rules)
             if decision is not None and decision.fault is not None:
                 self.faults.strike(context, decision.fault)
             said.append(decision)
@@ -174,7 +171,7 @@ def messages_of(messages: Sequence[WireMessage]) -> list[Message]:
     """Role and text of each message; a tool's result knows the name of the tool that was called."""
     called: dict[str, str] = {}
     found: list[Message] = []
-    for message in each(messages, slices(), MESSAGE):
+    for message in messages:
         role, calls = str(message.get("role")), message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             function = call.get("function") if isinstance(call, dict) else None

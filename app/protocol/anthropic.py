@@ -1,18 +1,34 @@
-"""The bodies of ``POST /v1/messages`` and ``POST /v1/messages/count_tokens`` (vllm-api.md section 7)."""
+"""Bodies of ``POST /v1/messages`` and ``/count_tokens``, and their chats (vllm-api.md section 7)."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import json
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
-from app.clock.pause import Slices
-from app.http.errors import malformed
+from app.http.errors import bad_request, malformed
+from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject, Misfit, convert_value
 from app.protocol.decoding import Request
-from app.protocol.options import MAX_STOP_STRINGS, CacheSalt, ExtraArg, Int64
+from app.protocol.messages import Message
+from app.protocol.options import (
+    MAX_STOP_STRINGS,
+    CacheSalt,
+    Effort,
+    ExtraArg,
+    FunctionDefinition,
+    Int64,
+    JsonSchema,
+    NamedFunction,
+    NamedToolChoice,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+)
 
 Name = Annotated[str, Meta(min_length=1)]
 
@@ -93,9 +109,9 @@ def check_content(content: str | list[Block] | None) -> None:
             raise Misfit(f'blocks of type {block.type} in messages of role "system" only')
 
 
-def convert_system(value: object, within: Slices) -> object:
+def convert_system(value: object) -> object:
     """Returns the system text or blocks in `value`. Raises `Misfit`."""
-    system = convert_value(str | list[Block] | None, value, within)
+    system = convert_value(str | list[Block] | None, value)
     check_content(system)
     return system
 
@@ -202,11 +218,11 @@ class MessagesRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
 
-    def check(self, within: Slices) -> None:
+    def check(self) -> None:
         check_content(self.system)
-        self.check_converted(within)
+        self.check_converted()
 
-    def check_converted(self, within: Slices) -> None:
+    def check_converted(self) -> None:
         is_prefill = (self.kv_transfer_params or {}).get("do_remote_decode")
         if is_prefill or not isinstance(self.thinking, ThinkingEnabled):
             return
@@ -228,5 +244,225 @@ class CountTokensRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
 
-    def check(self, within: Slices) -> None:
+    def check(self) -> None:
         check_content(self.system)
+
+
+BILLING_HEADER = "x-anthropic-billing-header"
+"""Begins a system text that differs from request to request and would spoil the prefix cache."""
+
+
+Asked = MessagesRequest | CountTokensRequest
+
+
+def chat_request(
+    asked: Asked, merges_system: Callable[[], bool], disabled_effort: Callable[[], Effort]
+) -> ChatCompletionRequest:
+    """Returns `asked` in the words of a chat. ApiError 400 when tools or salt break the rules of a chat.
+
+    The last two tell of the chat template: whether all system turns have to come first, and the effort that
+    means no thoughts. Each is called where it matters.
+    """
+    inline = any(message.role == "system" for message in asked.messages)
+    chat = ChatCompletionRequest(
+        model=asked.model,
+        messages=_messages(asked.system, asked.messages, inline and merges_system()),
+        chat_template_kwargs=asked.chat_template_kwargs,
+    )
+    _take_tools(chat, asked)
+    if isinstance(asked, MessagesRequest):
+        _take_sampling(chat, asked)
+        _take_transfer(chat, asked)
+    _take_output(chat, asked, disabled_effort)
+    chat.check_rules()
+    return chat
+
+
+def _take_tools(chat: ChatCompletionRequest, asked: Asked) -> None:
+    choice = asked.tool_choice
+    if choice is not None:
+        chat.parallel_tool_calls = not choice.disable_parallel_tool_use
+    chat.tools = [_tool(tool) for tool in _tools_now(asked)] or None
+    chat.tool_choice = _tool_choice(choice)
+    if chat.tools is None:
+        chat.tool_choice = "none"
+
+
+def _tools_now(asked: Asked) -> Sequence[ToolParam]:
+    """Returns the declared tools as the system turns of the conversation have left them."""
+    contents = [turn.content for turn in asked.messages if isinstance(turn.content, list)]
+    changes = [block for content in contents for block in content if block.type in TOOL_CHANGES]
+    if not changes:
+        return asked.tools or ()
+    tools, removed = {tool.name: tool for tool in asked.tools or ()}, set[str]()
+    for block in changes:
+        change = block.tool
+        assert change is not None
+        if isinstance(change, ToolDefinition):
+            name = change.definition.name
+            tools[name] = change.definition
+        elif (name := change.name) not in tools:
+            raise bad_request(f"{block.type} names the tool {name!r}, which is not declared in tools")
+        elif block.type == "tool_addition":
+            tools[name] = replace(tools[name], defer_loading=None)
+        (removed.add if block.type == "tool_removal" else removed.discard)(name)
+    return [tool for name, tool in tools.items() if name not in removed]
+
+
+def _tool(tool: ToolParam) -> Tool:
+    function = FunctionDefinition(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema,
+        strict=tool.strict,
+        defer_loading=tool.defer_loading,
+    )
+    return Tool(function=function)
+
+
+def _tool_choice(choice: ToolChoiceParam | None) -> ToolChoice:
+    if choice is None or choice.type == "auto":
+        return "auto"
+    if choice.type == "tool":
+        return NamedToolChoice(function=NamedFunction(name=choice.name or ""))
+    return "required" if choice.type == "any" else "none"
+
+
+def _take_sampling(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
+    chat.max_tokens = chat.max_completion_tokens = asked.max_tokens
+    chat.stop = asked.stop_sequences
+    chat.stream = asked.stream
+    chat.temperature, chat.top_p, chat.top_k = asked.temperature, asked.top_p, asked.top_k
+
+
+def _take_output(chat: ChatCompletionRequest, asked: Asked, disabled_effort: Callable[[], Effort]) -> None:
+    """Takes the form of the reply, the effort, and how much is thought: a budget bounds the thoughts."""
+    if asked.output_config is not None:
+        form, chat.reasoning_effort = asked.output_config.format, asked.output_config.effort
+        if form is not None and form.json_schema:
+            schema = JsonSchema(name=form.type, json_schema=form.json_schema)
+            chat.response_format = ResponseFormat(type=form.type, json_schema=schema)
+    if isinstance(asked.thinking, ThinkingDisabled):
+        chat.reasoning_effort = disabled_effort()
+    elif isinstance(asked.thinking, ThinkingEnabled):
+        chat.thinking_token_budget = asked.thinking.budget_tokens
+
+
+def _take_transfer(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
+    chat.cache_salt = asked.cache_salt
+    chat.kv_transfer_params = asked.kv_transfer_params
+    chat.ec_transfer_params = asked.ec_transfer_params
+    chat.vllm_xargs = asked.vllm_xargs
+    chat.priority = asked.priority
+
+
+def _messages(
+    system: str | Sequence[Block] | None, messages: Sequence[MessageParam], merges: bool
+) -> list[Message]:
+    """Returns the conversation; system turns stay where they are, unless all of them are merged in front.
+
+    Moved to the front, each would change the whole prompt.
+    """
+    texts = [system if isinstance(system, str) else _system_text(system or ())]
+    if merges:
+        turns = (message for message in messages if message.role == "system")
+        texts += [_system_text(message.content) for message in turns]
+    prompt = "".join(texts)
+    chat: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
+    for message in messages:
+        if message.role != "system" or not merges:
+            chat += _turns(message)
+    return chat
+
+
+def _system_text(content: str | Iterable[Block]) -> str:
+    texts = [content] if isinstance(content, str) else _texts(content)
+    return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
+
+
+def _texts(blocks: Iterable[Block]) -> list[str]:
+    return [block.text for block in blocks if block.type == "text" and block.text]
+
+
+def _turns(message: MessageParam) -> Iterator[Message]:
+    """The chat messages of one turn: the results of tools come before what the user says to them."""
+    if message.role == "system":
+        if text := _system_text(message.content):
+            yield {"role": "system", "content": text}
+        return
+    if isinstance(message.content, str):
+        yield {"role": message.role, "content": message.content}
+        return
+    if message.role == "user":
+        for block in message.content:
+            if block.type == "tool_result":
+                yield from _tool_results(block)
+    said = _said(message.role, message.content)
+    if message.role == "assistant" or "content" in said:
+        yield said
+
+
+def _said(role: str, blocks: Sequence[Block]) -> Message:
+    """What is left of a turn without the results of tools; no `content` where nothing is said."""
+    parts: list[JsonObject] = []
+    thoughts: list[str] = []
+    calls: list[JsonObject] = []
+    for block in blocks:
+        if (part := _part(role, block)) is not None:
+            parts.append(part)
+        elif block.type == "thinking" and block.thinking is not None:
+            thoughts.append(block.thinking)
+        elif block.type == "tool_use":
+            calls.append(_call(block))
+    said: Message = {"role": role}
+    if thoughts:
+        said["reasoning"] = "".join(thoughts)
+    if calls:
+        said["tool_calls"] = calls
+    if parts:
+        alone = len(parts) == 1 and parts[0]["type"] == "text"
+        said["content"] = parts[0]["text"] if alone else parts
+    return said
+
+
+def _part(role: str, block: Block) -> JsonObject | None:
+    if block.type == "text" and block.text:
+        return {"type": "text", "text": block.text}
+    if block.type == "image" and block.source:
+        return _image(block.source)
+    if block.type == "tool_result" and role == "assistant":
+        return {"type": "text", "text": f"Tool result: {block.content or ''}"}
+    return None
+
+
+def _image(source: JsonObject) -> JsonObject:
+    if source.get("type") == "url":
+        url = source.get("url", "")
+    else:
+        url = f"data:{source.get('media_type', 'image/jpeg')};base64,{source.get('data', '')}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _call(block: Block) -> JsonObject:
+    function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
+    return {"id": block.id or "", "type": "function", "function": function}
+
+
+def _tool_results(block: Block) -> Iterator[Message]:
+    """A result as a tool's message, its images as the user's, the tools it refers to as a tool's again."""
+    texts, images = [block.content] if isinstance(block.content, str) else [], list[JsonObject]()
+    references: list[JsonObject] = []
+    for item in block.content if isinstance(block.content, list) else ():
+        source, name = item.get("source"), item.get("tool_name") or item.get("name")
+        if item.get("type") == "text":
+            texts.append(str(item.get("text", "")))
+        elif item.get("type") == "image" and isinstance(source, dict):
+            images.append(_image(source))
+        elif item.get("type") == "tool_reference" and isinstance(name, str):
+            references.append({"type": "tool_reference", "name": name})
+    answer: Message = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
+    yield {**answer, "content": "\n".join(texts)}
+    if images:
+        yield {"role": "user", "content": images}
+    if references:
+        yield {**answer, "content": references}

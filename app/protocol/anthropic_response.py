@@ -1,6 +1,6 @@
 """What ``POST /v1/messages`` answers (vllm-api.md section 7): keys in vLLM's order, UNSET is left out.
 
-`Raw` is JSON that is written by itself, for instance in slices.
+`Raw` is JSON that is written by itself, in parts where it is long.
 """
 
 from __future__ import annotations

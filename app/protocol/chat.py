@@ -3,88 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.decoding import RawRequest
+from app.protocol.generation import GenerationFields
 from app.protocol.messages import Message, are_plain, check_tool_calls, convert_messages, normalize_messages
 from app.protocol.options import (
-    CacheSalt,
     Effort,
-    ExtraArg,
-    Int64,
-    Natural,
-    RepetitionDetection,
-    ResponseFormat,
-    Share,
-    StopStrings,
-    StreamOptions,
-    StructuredOutputs,
     Tool,
     ToolChoice,
-    Truncation,
 )
-from app.protocol.transfer import FlatTransfer
 from app.protocol.validation import rules
 from app.protocol.validation.rules import part
 
 Conversations = list[list[Message]]
 
 
-class ChatCompletionRequest(FlatTransfer, kw_only=True):
+class ChatCompletionRequest(GenerationFields, kw_only=True):
     """Every field that vLLM knows.
 
     None means "the server's default" wherever a default is not given here; null `top_logprobs` are 0.
     """
 
     messages: list[Message]
-    model: str | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = 0
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = 1
-    presence_penalty: float | None = None
-    response_format: ResponseFormat | None = None
-    seed: Int64 | None = None
-    stop: StopStrings = []
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | UnsetType = UNSET
     """Never UNSET after decoding: absent is ``auto`` with tools and ``none`` without."""
     reasoning_effort: Effort | None = None
-    thinking_token_budget: int | None = None
     include_reasoning: bool = True
     parallel_tool_calls: bool | None = True
-    user: str | None = None
-
-    use_beam_search: bool = False
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    watermarking: bool | None = None
-    length_penalty: float = 1.0
-    stop_token_ids: list[int] | None = []
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: Truncation | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] = []
 
     echo: bool = False
     add_generation_prompt: bool = True
@@ -95,67 +51,60 @@ class ChatCompletionRequest(FlatTransfer, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
     media_io_kwargs: dict[str, JsonObject] | None = None
     mm_processor_kwargs: JsonObject | None = None
-    structured_outputs: StructuredOutputs | None = None
-    priority: Int64 = 0
-    request_id: str = ""
-    """Empty when the client gave none: vLLM draws a random one."""
-    session_id: str | None = None
-    return_tokens_as_token_ids: bool | None = None
-    return_token_ids: bool | None = None
-    routed_experts_prompt_start: Natural = 0
-    return_token_offsets: bool | None = False
     return_prompt_text: bool | None = None
-    mm_payload: Literal["tensors", "none"] = "tensors"
-    return_mm_kwargs: bool | None = None
-    cache_salt: CacheSalt | None = None
-    cache_hit_threshold: Share | None = None
-    """Not vLLM's: with a smaller share of the prompt cached the reply is empty."""
-    kv_transfer_params: JsonObject | None = None
-    ec_transfer_params: JsonObject | None = None
-    vllm_xargs: dict[str, ExtraArg] | None = None
-    repetition_detection: RepetitionDetection | None = None
-    stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages, "tool_choice": ToolChoice}
     absent: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
+    order: ClassVar[str] = (
+        "messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens "
+        "max_completion_tokens n presence_penalty response_format seed stop stream stream_options "
+        "temperature top_p tools tool_choice reasoning_effort thinking_token_budget include_reasoning "
+        "parallel_tool_calls user use_beam_search top_k min_p repetition_penalty watermarking "
+        "length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens "
+        "skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side "
+        "prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo add_generation_prompt "
+        "continue_final_message add_special_tokens documents chat_template chat_template_kwargs "
+        "media_io_kwargs mm_processor_kwargs structured_outputs priority request_id session_id "
+        "return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets "
+        "return_prompt_text mm_payload return_mm_kwargs cache_salt cache_hit_threshold "
+        "kv_transfer_params ec_transfer_params vllm_xargs repetition_detection stream_interval"
+    )
 
     def __post_init__(self) -> None:
         if self.tool_choice is UNSET:
             self.tool_choice = "auto" if self.tools else "none"
         if self.top_logprobs is None:
             self.top_logprobs = 0
-        self.kv_transfer_params = self.transfer(self.kv_transfer_params)
-        if self.thinking_token_budget == -1:
-            self.thinking_token_budget = None
+        super().__post_init__()
 
-    def check(self, within: Slices) -> None:
-        if not are_plain(self.messages, within):
-            normalize_messages(self.messages, within)
-            convert_messages(self.messages, within)
-            check_tool_calls(self.messages, within)
+    def check(self) -> None:
+        if not are_plain(self.messages):
+            normalize_messages(self.messages)
+            convert_messages(self.messages)
+            check_tool_calls(self.messages)
         if self.continue_final_message:
             raise Misfit("add_generation_prompt to be absent or false")
-        self.check_rules(within)
+        self.check_rules()
 
-    def check_rules(self: ChatCompletionRequest | RawRequest, within: Slices) -> None:
+    def check_rules(self: ChatCompletionRequest | RawRequest) -> None:
         if not isinstance(self.messages, list | dict | str):
             raise bad_request("messages must be a list")
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
-        _check_tools(self.tools, self.tool_choice, within)
+        _check_tools(self.tools, self.tool_choice)
         _check_structured_outputs(self.structured_outputs, self.tool_choice)
         _check_logprobs(self)
         rules.check_stream_options(self.stream_options, self.stream)
         rules.check_response_format(self.response_format)
         if isinstance(self, RawRequest):
-            normalize_messages(self.messages, within)
+            normalize_messages(self.messages)
         rules.check_cache_salt(self.cache_salt)
         rules.check_thinking_budget(self.thinking_token_budget)
 
-    def check_converted(self, within: Slices) -> None:
-        check_tool_calls(self.messages, within)
+    def check_converted(self) -> None:
+        check_tool_calls(self.messages)
 
 
-def _check_tools(tools: object, choice: object, within: Slices) -> None:
+def _check_tools(tools: object, choice: object) -> None:
     if tools == []:
         raise bad_request("tools must not be empty: leave it out or name a tool", "tools")
     if choice is None or choice == "none":
@@ -167,42 +116,41 @@ def _check_tools(tools: object, choice: object, within: Slices) -> None:
     if isinstance(choice, str | int | float | list):
         raise bad_request("tool_choice is none, auto, required or an object that names a tool", "tool_choice")
     if part(choice, "type") == "allowed_tools":
-        _check_allowed_tools(part(choice, "allowed_tools"), tools, within)
+        _check_allowed_tools(part(choice, "allowed_tools"), tools)
     else:
-        _check_named_tool(part(choice, "function"), tools, within)
+        _check_named_tool(part(choice, "function"), tools)
 
 
-def _check_allowed_tools(allowed: object, tools: object, within: Slices) -> None:
+def _check_allowed_tools(allowed: object, tools: object) -> None:
     listed = part(allowed, "tools")
     if not isinstance(listed, list) or not listed:
         raise bad_request("tool_choice.allowed_tools needs tools", "tool_choice.allowed_tools")
-    if not set(_names(listed, within)) <= set(_names(tools, within)):
+    if not set(_names(listed)) <= set(_names(tools)):
         raise bad_request("tool_choice allows a tool that is not among tools", "tool_choice")
 
 
-def _check_named_tool(function: object, tools: object, within: Slices) -> None:
+def _check_named_tool(function: object, tools: object) -> None:
     if function is None or isinstance(function, str | int | float | list):
         raise bad_request("tool_choice needs a function object", "tool_choice.function")
     name = part(function, "name")
     if not isinstance(name, str) or not name:
         raise bad_request("tool_choice.function needs a name", "tool_choice.function.name")
-    functions = list(_functions(tools, within))
+    functions = list(_functions(tools))
     if not isinstance(tools, list) or any(isinstance(function, str | int | float) for function in functions):
         raise bad_request("tools must be a list of objects")
-    if name not in _names(tools, within):
+    if name not in _names(tools):
         raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
 
 
-def _names(tools: object, within: Slices) -> Iterator[str | None]:
+def _names(tools: object) -> Iterator[str | None]:
     """The name of each tool; None for what the schema will not take as one."""
-    for function in _functions(tools, within):
+    for function in _functions(tools):
         name = part(function, "name")
         yield name if isinstance(name, str) else None
 
 
-def _functions(tools: object, within: Slices) -> Iterator[object]:
+def _functions(tools: object) -> Iterator[object]:
     for tool in tools if isinstance(tools, list) else ():
-        within.spend()
         yield part(tool, "function") if isinstance(tool, dict | Tool) else 0
 
 
@@ -232,13 +180,13 @@ def _check_logprobs(request: ChatCompletionRequest | RawRequest) -> None:
         raise bad_request("top_logprobs need logprobs=true", "top_logprobs")
 
 
-def convert_conversations(value: object, within: Slices) -> Conversations:
+def convert_conversations(value: object) -> Conversations:
     """The conversations in `value`, which have been normalized; raises `Misfit`."""
     if not isinstance(value, list) or not value:
         raise Misfit("a list of conversations")
     for index, conversation in enumerate(value):
         try:
-            if not convert_messages(conversation, within):
+            if not convert_messages(conversation):
                 raise Misfit("a message at least")
         except Misfit as misfit:
             raise misfit.under(index) from None
@@ -271,14 +219,14 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
 
-    def check(self, within: Slices) -> None:
+    def check(self) -> None:
         for conversation in self.messages:
-            normalize_messages(conversation, within)
-        convert_conversations(self.messages, within)
-        self.check_rules(within)
-        self.check_converted(within)
+            normalize_messages(conversation)
+        convert_conversations(self.messages)
+        self.check_rules()
+        self.check_converted()
 
-    def check_rules(self: BatchChatRequest | RawRequest, within: Slices) -> None:
+    def check_rules(self: BatchChatRequest | RawRequest) -> None:
         if self.use_beam_search:
             raise bad_request("A batch does not go with beam search.", "use_beam_search")
         _check_logprobs(self)
@@ -287,17 +235,17 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
             raise bad_request("One prompt of token ids cannot serve several conversations.", param)
         if self.n not in (None, 1):
             raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
-        _check_tools(self.tools, "none", within)
+        _check_tools(self.tools, "none")
         rules.check_stream_options(self.stream_options, self.stream)
         raw = isinstance(self, RawRequest) and isinstance(self.messages, list)
         for conversation in self.messages if raw else ():
-            normalize_messages(conversation, within)
+            normalize_messages(conversation)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
         rules.check_response_format(self.response_format)
         rules.check_cache_salt(self.cache_salt)
         rules.check_thinking_budget(self.thinking_token_budget)
 
-    def check_converted(self, within: Slices) -> None:
+    def check_converted(self) -> None:
         self.tools, self.stream = None, False
         for conversation in self.messages:
-            check_tool_calls(conversation, within)
+            check_tool_calls(conversation)

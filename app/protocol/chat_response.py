@@ -1,6 +1,6 @@
 """What ``POST /v1/chat/completions`` answers (vllm-api.md 3.3, 3.4): keys in vLLM's order, UNSET is left out.
 
-`Raw` is JSON that is written by itself, for instance in slices.
+`Raw` is JSON that is written by itself, in parts where it is long.
 """
 
 from __future__ import annotations
@@ -9,8 +9,14 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from app.protocol.common import ECTransferParams, KVTransferParams, PerRequestMetrics, Usage
-from app.protocol.logprobs import LogprobContent, PromptLogprobs
+from app.protocol.common import (
+    ECTransferParams,
+    KVTransferParams,
+    LogprobContent,
+    PerRequestMetrics,
+    PromptLogprobs,
+    Usage,
+)
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):

@@ -18,11 +18,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import msgspec
 from msgspec import NODEFAULT, Meta, Struct, UnsetType
 
-from app.clock.pause import Slices
-from app.protocol.slicing import each, kinds_of, parts
-
 T = TypeVar("T", bound=Struct)
-Convert = Callable[[object, Slices], object]
+Convert = Callable[[object], object]
 
 JsonObject = dict[str, object]
 """A JSON object of a client, of which nothing else is known."""
@@ -75,29 +72,29 @@ def _is_internal(step: str) -> bool:
     return step.lower() in _INTERNAL or not _BRACKETS.isdisjoint(step)
 
 
-def convert(kind: type[T], value: object, within: Slices) -> T:
-    """Build `kind` from parsed JSON; unknown keys are dropped. What is long is converted in slices.
+def convert(kind: type[T], value: object) -> T:
+    """Build `kind` from parsed JSON; unknown keys are dropped.
 
     A class attribute ``lax`` of a struct maps field names to a wider annotation, or to a function, where
     msgspec's types cannot say what is accepted. Raises `Misfit`, and what a ``__post_init__`` raises.
     """
-    built = _converter(kind)(value, within)
+    built = _converter(kind)(value)
     assert isinstance(built, kind)
     return built
 
 
-def convert_value(annotation: Hashable, value: object, within: Slices) -> Any:
+def convert_value(annotation: Hashable, value: object) -> Any:
     """As `convert`, for any annotation that fields of structs may have."""
-    return _converter(annotation)(value, within)
+    return _converter(annotation)(value)
 
 
-def _string(value: object, _: Slices) -> str:
+def _string(value: object) -> str:
     if isinstance(value, str):
         return value
     raise Misfit("a string")
 
 
-def _integer(value: object, _: Slices) -> int:
+def _integer(value: object) -> int:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
@@ -107,7 +104,7 @@ def _integer(value: object, _: Slices) -> int:
     raise Misfit("an integer")
 
 
-def _number(value: object, _: Slices) -> float:
+def _number(value: object) -> float:
     if isinstance(value, int | float | str):
         try:
             return float(value)
@@ -118,7 +115,7 @@ def _number(value: object, _: Slices) -> float:
     raise Misfit("a number")
 
 
-def _boolean(value: object, _: Slices) -> bool:
+def _boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float) and value in (0, 1):
@@ -128,15 +125,15 @@ def _boolean(value: object, _: Slices) -> bool:
     raise Misfit("a boolean")
 
 
-def non_negative(value: object, within: Slices) -> object:
+def non_negative(value: object) -> object:
     """The conversion of token ids; a negative one is told of the whole list."""
-    ids = _converter(list[int] | None)(value, within)
-    if isinstance(ids, list) and any(min(part) < 0 for part in parts(ids, within)):
+    ids = _converter(list[int] | None)(value)
+    if isinstance(ids, list) and ids and min(ids) < 0:
         raise Misfit("no negative numbers")
     return ids
 
 
-def as_it_is(value: object, _: Slices) -> object:
+def as_it_is(value: object) -> object:
     """The conversion of a field that takes anything, or whose form depends on others."""
     return value
 
@@ -174,8 +171,8 @@ def _bounded(inner: object, *constraints: object) -> Convert:
     convert_inner = _converter(inner)
     metas = [constraint for constraint in constraints if isinstance(constraint, Meta)]
 
-    def bounded(value: object, within: Slices) -> object:
-        result = convert_inner(value, within)
+    def bounded(value: object) -> object:
+        result = convert_inner(value)
         for meta in metas:
             _check_bounds(result, meta)
         return result
@@ -197,7 +194,7 @@ def _check_bounds(value: object, meta: Meta) -> None:
 
 
 def _literal(words: tuple[object, ...]) -> Convert:
-    def literal(value: object, _: Slices) -> object:
+    def literal(value: object) -> object:
         if isinstance(value, str) and value in words:
             return value
         raise Misfit("one of " + ", ".join(repr(word) for word in words))
@@ -209,21 +206,21 @@ def _list(annotation: object) -> Convert:
     item = _converter(annotation)
     scalar, *metas = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
 
-    def fits(value: list[object], within: Slices) -> bool:
+    def fits(value: list[object]) -> bool:
         """Whether nothing has to be converted, found out in much less time than one by one."""
-        if kinds_of(value, within) != {scalar}:
+        if set(map(type, value)) != {scalar}:
             return False
-        return not metas or scalar is int and _are_bounded(cast(list[int], value), metas, within)
+        return not metas or scalar is int and _are_bounded(cast(list[int], value), metas)
 
-    def convert_list(value: object, within: Slices) -> list[object]:
+    def convert_list(value: object) -> list[object]:
         if not isinstance(value, list):
             raise Misfit("a list")
-        if fits(value, within):
+        if fits(value):
             return value
         result: list[object] = []
         try:
-            for element in each(value, within):
-                result.append(item(element, within))
+            for element in value:
+                result.append(item(element))
         except Misfit as misfit:
             raise misfit.under(len(result)) from None
         return result
@@ -231,25 +228,24 @@ def _list(annotation: object) -> Convert:
     return convert_list
 
 
-def _are_bounded(numbers: Sequence[int], metas: Sequence[Meta], within: Slices) -> bool:
+def _are_bounded(numbers: Sequence[int], metas: Sequence[Meta]) -> bool:
     try:
-        for part in parts(numbers, within):
-            for extreme in (min(part), max(part)):
-                for meta in metas:
-                    _check_bounds(extreme, meta)
+        for extreme in (min(numbers), max(numbers)):
+            for meta in metas:
+                _check_bounds(extreme, meta)
     except Misfit:
         return False
     return True
 
 
 def _mapping(item: Convert) -> Convert:
-    def convert_mapping(value: object, within: Slices) -> JsonObject:
+    def convert_mapping(value: object) -> JsonObject:
         if not isinstance(value, dict):
             raise Misfit("an object")
         result: JsonObject = {}
-        for key, element in each(value.items(), within):
+        for key, element in value.items():
             try:
-                result[key] = item(element, within)
+                result[key] = item(element)
             except Misfit as misfit:
                 raise misfit.under(key) from None
         return result
@@ -269,15 +265,15 @@ def _union(members: tuple[object, ...]) -> Convert:
     }
     converters = [_converter(branch) for branch in branches]
 
-    def union(value: object, within: Slices) -> object:
+    def union(value: object) -> object:
         if value is None and nullable:
             return None
         if (same := exact.get(type(value))) is not None:
-            return same(value, within)
+            return same(value)
         first: Misfit | None = None
         for converter in converters:
             try:
-                return converter(value, within)
+                return converter(value)
             except Misfit as misfit:
                 first = misfit.after(first)
         assert first is not None
@@ -294,14 +290,14 @@ def _tagged(kinds: Sequence[type[Struct]], nullable: bool) -> Convert:
     field = kinds[0].__struct_config__.tag_field
     by_tag = {kind.__struct_config__.tag: _struct(kind) for kind in kinds}
 
-    def tagged(value: object, within: Slices) -> object:
+    def tagged(value: object) -> object:
         if value is None and nullable:
             return None
         tag = value.get(field) if isinstance(value, dict) else None
         if not isinstance(tag, str) or tag not in by_tag:
             raise Misfit(f"{field} to be one of {', '.join(map(str, by_tag))}")
         try:
-            return by_tag[tag](value, within)
+            return by_tag[tag](value)
         except Misfit as misfit:
             raise misfit.under(tag) from None
 
@@ -311,7 +307,8 @@ def _tagged(kinds: Sequence[type[Struct]], nullable: bool) -> Convert:
 def _struct(kind: type[Struct]) -> Convert:
     wider: dict[str, Hashable] = getattr(kind, "lax", {})
     fields: list[tuple[str, str, bool, Convert]] = []
-    for field in msgspec.structs.fields(kind):
+    places = {name: place for place, name in enumerate(getattr(kind, "order", "").split())}
+    for field in sorted(msgspec.structs.fields(kind), key=lambda field: places.get(field.name, -1)):
         required = field.default is NODEFAULT and field.default_factory is NODEFAULT
         annotation = wider.get(field.name, field.type)
         converter = annotation if isinstance(annotation, types.FunctionType) else _converter(annotation)
@@ -319,7 +316,7 @@ def _struct(kind: type[Struct]) -> Convert:
 
     forbids, known = kind.__struct_config__.forbid_unknown_fields, {key for _, key, *_ in fields}
 
-    def convert_struct(value: object, within: Slices) -> Struct:
+    def convert_struct(value: object) -> Struct:
         if not isinstance(value, dict):
             raise Misfit("an object")
         arguments: JsonObject = {}
@@ -330,12 +327,11 @@ def _struct(kind: type[Struct]) -> Convert:
                     first = first or Misfit("a value, it is missing", key)
                 continue
             try:
-                arguments[name] = converter(value[key], within)
+                arguments[name] = converter(value[key])
             except Misfit as misfit:
                 first = first or misfit.under(key)
         if forbids and (unknown := value.keys() - known):
             first = first or Misfit("no such field", min(unknown))
-        within.spend(len(fields))
         try:
             if first is not None:
                 raise first

@@ -1,37 +1,24 @@
 """``POST /v1/completions``: the body and what it is answered with (vllm-api.md 3.2 to 3.4).
 
-Answers have their keys in vLLM's order, and UNSET is left out; `Raw` is JSON that is written by itself, for
-instance in slices.
+Answers have their keys in vLLM's order, and UNSET is left out; `Raw` is JSON that is written by itself,
+in parts where it is long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, cast
+from typing import ClassVar, cast
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw, Struct
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.coercion import JsonObject, Misfit
-from app.protocol.common import KVTransferParams, PerRequestMetrics, Usage
+from app.protocol.coercion import Misfit
+from app.protocol.common import CompletionLogprobs, KVTransferParams, PerRequestMetrics, PromptLogprobs, Usage
 from app.protocol.decoding import RawRequest
-from app.protocol.logprobs import CompletionLogprobs, PromptLogprobs
+from app.protocol.generation import GenerationFields
 from app.protocol.options import (
-    CacheSalt,
-    ExtraArg,
-    Int64,
     Natural,
-    RepetitionDetection,
-    ResponseFormat,
-    Share,
-    StopStrings,
-    StreamOptions,
-    StructuredOutputs,
-    Truncation,
 )
-from app.protocol.slicing import kinds_of
-from app.protocol.transfer import FlatTransfer
 from app.protocol.validation import rules
 
 DEFAULT_MAX_TOKENS = 16
@@ -41,83 +28,42 @@ TokenIds = list[int]
 Prompts = str | list[str] | TokenIds | list[TokenIds]
 
 
-class CompletionRequest(FlatTransfer, kw_only=True):
+class CompletionRequest(GenerationFields, kw_only=True):
     """Every field that vLLM knows."""
 
-    model: str | None = None
     prompt: str | list[str | Natural | list[Natural]] | None = None
     """A text, texts, token ids or lists of token ids; a list never mixes them."""
     echo: bool | None = False
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     logprobs: int | None = None
     max_tokens: int | None = DEFAULT_MAX_TOKENS
     """Never None after decoding: null is the default, too."""
     n: int = 1
-    presence_penalty: float | None = None
-    seed: Int64 | None = None
-    stop: StopStrings = []
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
     suffix: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    user: str | None = None
-
-    use_beam_search: bool = False
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    watermarking: bool | None = None
-    length_penalty: float = 1.0
-    stop_token_ids: list[int] | None = []
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: Truncation | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    allowed_token_ids: list[int] | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
-    bad_words: list[str] = []
 
     prompt_embeds: str | list[str] | None = None
     """Base64, not decoded."""
     add_special_tokens: bool = True
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    priority: Int64 = 0
-    request_id: str = ""
-    """Empty when the client gave none: vLLM draws a random one."""
-    session_id: str | None = None
-    return_tokens_as_token_ids: bool | None = None
-    return_token_ids: bool | None = None
-    routed_experts_prompt_start: Natural = 0
-    return_token_offsets: bool | None = False
-    mm_payload: Literal["tensors", "none"] = "tensors"
-    return_mm_kwargs: bool | None = None
-    cache_salt: CacheSalt | None = None
-    cache_hit_threshold: Share | None = None
-    """Not vLLM's: with a smaller share of the prompt cached the reply is empty."""
-    kv_transfer_params: JsonObject | None = None
-    ec_transfer_params: JsonObject | None = None
-    vllm_xargs: dict[str, ExtraArg] | None = None
-    repetition_detection: RepetitionDetection | None = None
-    thinking_token_budget: int | None = None
-    stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {
         "prompt": list[Natural] | list[list[Natural]] | str | list[str] | None,
     }
 
+    order: ClassVar[str] = (
+        "model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop "
+        "stream stream_options suffix temperature top_p user use_beam_search top_k min_p "
+        "repetition_penalty watermarking length_penalty stop_token_ids include_stop_str_in_output "
+        "ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens "
+        "truncation_side allowed_token_ids prompt_logprobs logprob_token_ids bad_words prompt_embeds "
+        "add_special_tokens response_format structured_outputs priority request_id session_id "
+        "return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets "
+        "mm_payload return_mm_kwargs cache_salt cache_hit_threshold kv_transfer_params "
+        "ec_transfer_params vllm_xargs repetition_detection thinking_token_budget stream_interval"
+    )
+
     def __post_init__(self) -> None:
         if self.max_tokens is None:
             self.max_tokens = DEFAULT_MAX_TOKENS
-        if self.thinking_token_budget == -1:
-            self.thinking_token_budget = None
-        self.kv_transfer_params = self.transfer(self.kv_transfer_params)
+        super().__post_init__()
 
     def prompts(self) -> list[str] | list[TokenIds]:
         """The prompts one by one, whichever of the four forms they came in."""
@@ -126,13 +72,13 @@ class CompletionRequest(FlatTransfer, kw_only=True):
             return cast("list[str] | list[TokenIds]", [prompt])
         return cast("list[str] | list[TokenIds]", prompt or [])
 
-    def check(self, within: Slices) -> None:
-        if isinstance(self.prompt, list) and len(kinds_of(self.prompt, within)) > 1:
+    def check(self) -> None:
+        if isinstance(self.prompt, list) and len(set(map(type, self.prompt))) > 1:
             raise Misfit("prompts of one kind", "prompt")
-        self.check_rules(within)
+        self.check_rules()
 
-    def check_rules(self: CompletionRequest | RawRequest, within: Slices) -> None:
-        _check_prompt_count(self.prompt, self.prompt_embeds, within)
+    def check_rules(self: CompletionRequest | RawRequest) -> None:
+        _check_prompt_count(self.prompt, self.prompt_embeds)
         if self.prompt in (None, "", []) and self.prompt_embeds in (None, []):
             raise bad_request("a prompt that is not empty is needed", None if self.prompt == [] else "prompt")
         rules.check_stream_options(self.stream_options, self.stream)
@@ -145,8 +91,8 @@ class CompletionRequest(FlatTransfer, kw_only=True):
         rules.check_thinking_budget(self.thinking_token_budget)
 
 
-def _check_prompt_count(prompt: object, embeds: object, within: Slices) -> None:
-    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not kinds_of(prompt, within) <= {int, bool}:
+def _check_prompt_count(prompt: object, embeds: object) -> None:
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not set(map(type, prompt)) <= {int, bool}:
         raise bad_request(f"at most {MAX_PROMPTS} prompts fit into one request, got {len(prompt)}", "prompt")
     if isinstance(embeds, list) and len(embeds) > MAX_PROMPTS:
         raise bad_request(

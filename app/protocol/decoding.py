@@ -2,8 +2,8 @@
 
 Happy path: one strict msgspec decode and the request's own rules. Whatever that refuses is decoded a second
 time the lax way (`app.protocol.coercion`), because only there the order of complaints is the one that clients
-know: not JSON; then the request's own rules, over raw values; then the schema. What is long is decoded field
-by field and element by element, with pauses in between.
+know: not JSON; then the request's own rules, over raw values; then the schema. A body is decoded in one go:
+`app.http.body` has refused one with too many values.
 """
 
 from __future__ import annotations
@@ -12,25 +12,18 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from email.message import Message
 from functools import cache
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Struct
 
-from app.clock.pause import Slices
+from app.clock.pause import pause_if_possible
 from app.http.errors import ApiError, malformed
-from app.protocol import long_json
 from app.protocol.coercion import JsonObject, Misfit, convert, param_of
-from app.protocol.slicing import slices
 from app.protocol.validation.rules import check_unicode
 
 LONG = 1 << 17
-"""Bytes of a body from which on it is decoded in parts: the strict decoder may need 0.15 us for each."""
-BYTES = 8
-"""Bytes that count as one value looked at."""
-QUOTE = ord('"')
-MOST_COMMAS = 1 << 18
-"""Of a list whose elements are found all at once: some 10 ms."""
+"""Bytes of a body from which on other requests have a turn between the phases of decoding."""
 
 T = TypeVar("T", bound="Request")
 U = TypeVar("U", bound="Request")
@@ -46,6 +39,8 @@ class Request(Struct, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {}
     absent: ClassVar[Mapping[str, object]] = {}
+    order: ClassVar[str] = ""
+    """vLLM's order of the fields, where they are not declared in it."""
     branch: ClassVar[tuple[str, ...]] = ()
     """What stands before the paths of errors where vLLM tries several kinds of body."""
 
@@ -54,20 +49,20 @@ class Request(Struct, kw_only=True):
         """Where vLLM sees that `values` do not fit at `path`."""
         return (*cls.branch, *path)
 
-    def check(self, within: Slices) -> None:
+    def check(self) -> None:
         """All rules, for a request from the strict decoder.
 
         Raises `ApiError`, or `Misfit` where only the raw body can tell.
         """
-        self.check_rules(within)
+        self.check_rules()
 
-    def check_rules(self: Request | RawRequest, within: Slices) -> None:
+    def check_rules(self: Request | RawRequest) -> None:
         """vLLM's own rules in vLLM's order, over fields of any type: they come before the schema.
 
         Raises `ApiError`.
         """
 
-    def check_converted(self, within: Slices) -> None:
+    def check_converted(self) -> None:
         """What vLLM looks at only once every field has its type. Raises `ApiError`."""
 
 
@@ -97,15 +92,14 @@ class UnparsableBody(ApiError):
         return msgspec.json.encode({"detail": self.message})
 
 
-def decode(body: bytes, content_type: str | None, kind: type[T], within: Slices | None = None) -> T:
+def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
     """The request in `body`. Unknown fields are accepted, the last of duplicate keys wins.
 
-    Raises `ApiError` (always status 400). Pauses `within` what is long.
+    Raises `ApiError` (always status 400).
     """
-    within = within or slices()
-    if is_json(content_type) and (request := _strictly(body, kind, within)) is not None:
+    if is_json(content_type) and (request := _strictly(body, kind)) is not None:
         return request
-    converted = _convert_first(_parse(body, content_type, within), (kind,), within)
+    converted = _convert_first(_parse(body, content_type), (kind,), body)
     assert isinstance(converted, kind)
     return converted
 
@@ -113,7 +107,7 @@ def decode(body: bytes, content_type: str | None, kind: type[T], within: Slices 
 def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
     """The struct in a query. ApiError 400 names what does not fit."""
     try:
-        return convert(kind, query, slices())
+        return convert(kind, query)
     except Misfit as misfit:
         where = f"query.{misfit.path[0]}"
         raise malformed(f"{where}: expected {misfit.expected}", where) from None
@@ -124,11 +118,10 @@ def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], ty
 
     Raises `ApiError` (always status 400).
     """
-    within = slices()
     for kind in kinds if is_json(content_type) else ():
-        if (request := _strictly(body, kind, within)) is not None:
+        if (request := _strictly(body, kind)) is not None:
             return request
-    converted = _convert_first(_parse(body, content_type, within), kinds, within)
+    converted = _convert_first(_parse(body, content_type), kinds, body)
     assert isinstance(converted, kinds)
     return converted
 
@@ -138,13 +131,12 @@ def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
 
     Null, another content type and no body leave a field out. Raises `ApiError` (always status 400).
     """
-    within = slices()
-    values = _parse_json(body, within) if body and _resembles_json(content_type) else None
+    values = _parse_json(body) if body and _resembles_json(content_type) else None
     if values is not None and not isinstance(values, dict):
         first = kind.__struct_fields__[0]
         raise malformed(f"body.{first}: expected an object around it", f"body.{first}")
     given = {name: value for name, value in (values or {}).items() if value is not None}
-    request = _convert_first(given, (kind,), within)
+    request = _convert_first(given, (kind,), body)
     assert isinstance(request, kind)
     return request
 
@@ -152,18 +144,17 @@ def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
 def read_json(body: bytes) -> object:
     """The JSON of a route that parses its body itself. ApiError 400, without a `param`."""
     try:
-        return _parse_json(body, slices())
+        return _parse_json(body)
     except ApiError as error:
         raise malformed(error.message) from None
 
 
 def first_fit(values: JsonObject, kinds: Sequence[type[Request]]) -> type[Request] | None:
     """The first of `kinds` that parsed JSON fits. ApiError where it breaks a rule of one before."""
-    within = slices()
     for kind in kinds:
-        kind.check_rules(RawRequest(values, kind.absent), within)
+        kind.check_rules(RawRequest(values, kind.absent))
         try:
-            convert(kind, values, within)
+            convert(kind, values)
         except Misfit:
             continue
         return kind
@@ -176,72 +167,27 @@ def check_content_type(content_type: str | None) -> None:
         raise malformed("the content type must be application/json")
 
 
-def _strictly(body: bytes, kind: type[T], within: Slices) -> T | None:
+def _strictly(body: bytes, kind: type[T]) -> T | None:
     """The request in `body`; None where the lax conversion must find out whether it is one."""
     try:
-        request = _decoder(kind).decode(body) if len(body) <= LONG else _in_parts(body, kind, within)
-        request.check(within)
+        request = _decoder(kind).decode(body)
+        _rest(body)
+        request.check()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Misfit, ApiError):
         return None
     assert isinstance(request, kind)
     return request
 
 
+def _rest(body: bytes) -> None:
+    """Gives other requests a turn when `body` is long."""
+    if len(body) > LONG:
+        pause_if_possible()
+
+
 @cache
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     return msgspec.json.Decoder(kind)
-
-
-def _in_parts(body: bytes, kind: type[T], within: Slices) -> T:
-    """As the strict decoder, with pauses. Misfit also where a part is so long that it would hold the loop."""
-    parts, hints = _raw_decoder(kind).decode(body), _hints(kind)
-    found = {name: raw for name in kind.__struct_fields__ if (raw := getattr(parts, name)) is not UNSET}
-    values = {name: _decoded(raw, hints[name], within) for name, raw in found.items()}
-    try:
-        return kind(**values)
-    except TypeError:  # a field that must be there is not
-        raise Misfit("", "all fields that must be there") from None
-
-
-def _decoded(raw: Raw, hint: Hashable, within: Slices) -> object:
-    """A value; a long one must be a list, or a text."""
-    text = memoryview(raw)
-    within.spend(1 + len(text) // BYTES)
-    if len(text) <= LONG or text[0] == QUOTE:
-        return _value_decoder(hint).decode(raw)
-    element = _element(hint)
-    if element is None or bytes(text).count(b",") > MOST_COMMAS:
-        raise Misfit("", "something shorter")
-    rest, values = _value_decoder(list[Raw]).decode(raw), []
-    rest.reverse()
-    while rest:  # each goes as soon as its value is there
-        values.append(_decoded(rest.pop(), element, within))
-    return values
-
-
-@cache
-def _raw_decoder(kind: type[Request]) -> msgspec.json.Decoder[Struct]:
-    fields = [(name, Raw | UnsetType, UNSET) for name in kind.__struct_fields__]
-    return msgspec.json.Decoder(msgspec.defstruct(f"Raw{kind.__name__}", fields))
-
-
-@cache
-def _hints(kind: type[Request]) -> dict[str, Hashable]:
-    return get_type_hints(kind, include_extras=True)
-
-
-@cache
-def _value_decoder(hint: Hashable) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(hint)
-
-
-def _element(hint: Hashable) -> Hashable | None:
-    """What a list of this type holds; None where it may be something else than a list, or null."""
-    is_list = get_origin(hint) is list
-    kinds = [hint] if is_list else [each for each in get_args(hint) if each is not type(None)]
-    only_a_list = [get_origin(each) for each in kinds] == [list]
-    element: Hashable | None = get_args(kinds[0])[0] if only_a_list else None
-    return element
 
 
 def is_json(content_type: str | None) -> bool:
@@ -259,8 +205,8 @@ def _resembles_json(content_type: str | None) -> bool:
     return says_json and message.get_content_maintype() == "application"
 
 
-def _parse(body: bytes, content_type: str | None, within: Slices) -> JsonObject:
-    values = _parse_json(body, within) if body and _resembles_json(content_type) else None
+def _parse(body: bytes, content_type: str | None) -> JsonObject:
+    values = _parse_json(body) if body and _resembles_json(content_type) else None
     check_content_type(content_type)
     if values is None:
         raise malformed("body: a JSON object is needed", "body")
@@ -269,9 +215,9 @@ def _parse(body: bytes, content_type: str | None, within: Slices) -> JsonObject:
     return values
 
 
-def _parse_json(body: bytes, within: Slices) -> object:
+def _parse_json(body: bytes) -> object:
     try:
-        parsed: object = json.loads(body) if len(body) <= LONG else long_json.parse(body, within)
+        parsed: object = json.loads(body)
         return parsed
     except json.JSONDecodeError as error:
         at = _place(error)
@@ -287,17 +233,20 @@ def _place(error: json.JSONDecodeError) -> int:
     return len(error.doc) - len(error.doc[error.pos + 1 :].lstrip(" \t\n\r"))
 
 
-def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], within: Slices) -> Request:
+def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], body: bytes) -> Request:
+    """Returns the request in `values`, which are those of `body`: other requests have turns if it is long."""
     for kind in kinds:
-        kind.check_rules(RawRequest(values, kind.absent), within)
+        kind.check_rules(RawRequest(values, kind.absent))
     for kind in kinds:
+        _rest(body)
         try:
-            request = convert(kind, values, within)
+            request = convert(kind, values)
         except Misfit as misfit:
             path, expected = kind.place(values, misfit.path), misfit.expected
         else:
-            check_unicode(values, within)
-            request.check_converted(within)
+            _rest(body)
+            check_unicode(values)
+            request.check_converted()
             return request
     where = param_of(path)
     raise malformed(f"{where}: expected {expected}", where)

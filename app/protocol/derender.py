@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from app.clock.pause import Slices
 from app.http.errors import malformed
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject, Misfit, non_negative
@@ -117,14 +116,14 @@ def check_state(state: StreamState | None) -> None:
         raise malformed(f"{where}: output_chunk_lens do not sum up to the output_token_ids", where)
 
 
-def _whole(value: object, _: Slices) -> bool:
+def _whole(value: object) -> bool:
     """The `stream` of a body about a whole answer."""
     if value is False:
         return False
     raise Misfit("false")
 
 
-def _event(value: object, _: Slices) -> bool:
+def _event(value: object) -> bool:
     """The `stream` of a body about an event."""
     if value is True:
         return True
@@ -139,10 +138,10 @@ class DerenderRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"stream": _whole}
 
-    def check(self, within: Slices) -> None:
+    def check(self) -> None:
         if self.stream:
             raise Misfit("false", "stream")
-        self.check_converted(within)
+        self.check_converted()
 
 
 class DerenderChatRequest(DerenderRequest, kw_only=True):
@@ -155,9 +154,9 @@ class DerenderChatRequest(DerenderRequest, kw_only=True):
 
     branch: ClassVar[tuple[str, ...]] = ("DerenderChatRequest",)
 
-    def check_converted(self, within: Slices) -> None:
+    def check_converted(self) -> None:
         if self.chat_request is not None:
-            self.chat_request.check_rules(within)
+            self.chat_request.check_rules()
 
 
 class DerenderCompletionRequest(DerenderRequest, kw_only=True):
@@ -168,13 +167,13 @@ class DerenderCompletionRequest(DerenderRequest, kw_only=True):
     prompt_token_ids: list[list[Natural] | None] | None = None
     completion_request: CompletionRequest | None = None
 
-    def check_converted(self, within: Slices) -> None:
+    def check_converted(self) -> None:
         for name in ("prompt_tokens", "prompt_token_ids"):
             given = getattr(self, name)
             if given is not None and len(given) != len(self.generate_responses):
                 raise malformed(f"body: {name} must be as many as generate_responses", "body")
         if self.completion_request is not None:
-            self.completion_request.check_rules(within)
+            self.completion_request.check_rules()
 
 
 class DerenderStreamRequest(Request, kw_only=True):
@@ -191,13 +190,13 @@ class DerenderStreamRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"stream": _event}
 
-    def check(self, within: Slices) -> None:
+    def check(self) -> None:
         if not self.stream:
             raise Misfit("true", "stream")
-        self.check_converted(within)
+        self.check_converted()
 
-    def check_converted(self, within: Slices) -> None:
+    def check_converted(self) -> None:
         check_state(self.stream_state)
         for nested in (self.chat_request, self.completion_request):
             if nested is not None:
-                nested.check_rules(within)
+                nested.check_rules()

@@ -1,7 +1,7 @@
 """The token-in token-out routes: their bodies and answers (vllm-api.md section 2, `--enable-scale-out`).
 
-Answers have their keys in vLLM's order, and UNSET is left out; `Raw` is JSON that is written by itself, for
-instance in slices.
+Answers have their keys in vLLM's order, and UNSET is left out; `Raw` is JSON that is written by itself,
+in parts where it is long.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request, malformed
 from app.protocol.coercion import JsonObject, Misfit, convert, non_negative
-from app.protocol.common import ECTransferParams, KVTransferParams, Usage
+from app.protocol.common import ECTransferParams, KVTransferParams, LogprobContent, PromptLogprobs, Usage
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import RawRequest, Request
-from app.protocol.logprobs import LogprobContent, PromptLogprobs
 from app.protocol.options import (
     CacheSalt,
     Int64,
@@ -79,17 +77,17 @@ class SamplingParams(Struct, kw_only=True):
     trace_decode_token_ids: list[int] | None = None
 
 
-def convert_sampling_params(value: object, within: Slices) -> SamplingParams:
+def convert_sampling_params(value: object) -> SamplingParams:
     """The parameters in `value`; vLLM tries two forms, so any misfit is reported at their own name."""
     try:
-        return convert(SamplingParams, value, within)
+        return convert(SamplingParams, value)
     except Misfit as misfit:
         raise Misfit(misfit.expected) from None
 
 
-def convert_token_ids(value: object, within: Slices) -> object:
+def convert_token_ids(value: object) -> object:
     """The prompt in `value`; it is not empty."""
-    ids = non_negative(value, within)
+    ids = non_negative(value)
     if not ids:
         raise Misfit("a list that is not empty")
     return ids
@@ -165,14 +163,14 @@ class GenerateRequest(Request, kw_only=True):
         "sampling_params": convert_sampling_params,
     }
 
-    def check(self, within: Slices) -> None:
-        self.check_rules(within)
-        self.check_converted(within)
+    def check(self) -> None:
+        self.check_rules()
+        self.check_converted()
 
-    def check_rules(self: GenerateRequest | RawRequest, within: Slices) -> None:
+    def check_rules(self: GenerateRequest | RawRequest) -> None:
         rules.check_cache_salt(self.cache_salt)
 
-    def check_converted(self, within: Slices) -> None:
+    def check_converted(self) -> None:
         if self.features is not None:
             self.features.check(len(self.token_ids))
         if self.content_parts and self.features:

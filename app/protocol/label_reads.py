@@ -10,13 +10,11 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from app.clock.pause import Slices
 from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.common import Usage
 from app.protocol.completions import CompletionRequest, TokenIds
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.options import Int64
-from app.protocol.slicing import kinds_of
 from app.protocol.validation import rules
 
 
@@ -39,21 +37,20 @@ class GenerativeScoringRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"items": list[str] | list[list[int]]}
 
-    def check(self, within: Slices) -> None:
-        if len(kinds_of(self.items, within)) > 1:
+    def check(self) -> None:
+        if len(set(map(type, self.items))) > 1:
             raise Misfit("items of one kind", "items")
-        self.check_rules(within)
+        self.check_rules()
 
-    def check_rules(self: GenerativeScoringRequest | RawRequest, within: Slices) -> None:
+    def check_rules(self: GenerativeScoringRequest | RawRequest) -> None:
         rules.check_cache_salt(self.cache_salt)
 
 
-def _questions(value: object, within: Slices) -> dict[str, JsonObject]:
+def _questions(value: object) -> dict[str, JsonObject]:
     """The questions, each with a type."""
     if not isinstance(value, dict):
         raise Misfit("an object")
     for name, question in value.items():
-        within.spend()
         if not isinstance(question, dict):
             raise Misfit("an object", name)
         if not isinstance(question.get("type"), str):
@@ -81,11 +78,11 @@ class DecisionRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"questions": _questions}
 
-    def check(self, within: Slices) -> None:
-        _questions(self.questions, within)
-        self.check_rules(within)
+    def check(self) -> None:
+        _questions(self.questions)
+        self.check_rules()
 
-    def check_rules(self: DecisionRequest | RawRequest, within: Slices) -> None:
+    def check_rules(self: DecisionRequest | RawRequest) -> None:
         rules.check_cache_salt(self.cache_salt)
 
 

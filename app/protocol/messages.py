@@ -9,23 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request, malformed
 from app.protocol.coercion import JsonObject, Misfit, param_of
-from app.protocol.slicing import each, every, slices
 
 Message = JsonObject
 
 _FIRST_KIND = "ChatCompletionDeveloperMessageParam"
 _TOOL_CALL = "ChatCompletionMessageFunctionToolCallParam"
 _PLAIN_KEYS = frozenset(("role", "content"))
-_CHECK = 4
-"""Values that a message, or a call in it, counts as."""
 
 
-def are_plain(messages: Sequence[object], within: Slices) -> bool:
+def are_plain(messages: Sequence[object]) -> bool:
     """Each has a role and a text, and nothing else: they need no further look."""
-    return every(_is_plain, messages, within)
+    return all(map(_is_plain, messages))
 
 
 def _is_plain(message: object) -> bool:
@@ -34,19 +30,19 @@ def _is_plain(message: object) -> bool:
     return message.keys() == _PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
 
 
-def convert_messages(value: object, within: Slices) -> list[Message]:
+def convert_messages(value: object) -> list[Message]:
     """The messages in `value`, which have been normalized; raises `Misfit`."""
     if not isinstance(value, list):
         raise Misfit("a list of messages")
     for index, message in enumerate(value):
         try:
-            _check_message(message, within)
+            _check_message(message)
         except Misfit as misfit:
             raise misfit.under(index) from None
     return value
 
 
-def normalize_messages(messages: object, within: Slices) -> None:
+def normalize_messages(messages: object) -> None:
     """``reasoning_content`` becomes ``reasoning``, tool calls become a list: in place, on raw JSON, too."""
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
@@ -59,26 +55,22 @@ def normalize_messages(messages: object, within: Slices) -> None:
         reasoning = message.pop("reasoning_content", None)
         if reasoning is not None and message.get("reasoning") is None:
             message["reasoning"] = reasoning
-        within.spend()
 
 
-def check_tool_calls(messages: Sequence[Message], within: Slices) -> None:
+def check_tool_calls(messages: Sequence[Message]) -> None:
     """The calls that an assistant made earlier have an id, a type and a function (or custom tool)."""
     for message in messages:
         calls = message.get("tool_calls") if message.get("role") == "assistant" else None
         for index, call in enumerate(calls if isinstance(calls, list) else ()):
-            within.spend(_CHECK)
             if not _is_custom_call(call) and (path := _wrong_function_call(call)):
                 where = param_of((index, *path))
                 raise malformed(f"{where}: a tool call of a message is incomplete", where)
-        within.spend()
 
 
-def _check_message(message: object, within: Slices) -> None:
-    within.spend(_CHECK)
+def _check_message(message: object) -> None:
     if not isinstance(message, dict):
         raise Misfit("a message object", _FIRST_KIND)
-    if _is_plain(message) or _is_known_kind(message) or _is_custom_kind(message, within):
+    if _is_plain(message) or _is_known_kind(message) or _is_custom_kind(message):
         return
     if not _is_content(message.get("content")):
         raise Misfit("a text or a list of parts", _FIRST_KIND, "content")
@@ -112,16 +104,16 @@ def _is_known_kind(message: Message) -> bool:
     return role in ("developer", "system", "user") and _is_content(content)
 
 
-def _is_custom_kind(message: Message, within: Slices) -> bool:
+def _is_custom_kind(message: Message) -> bool:
     content = message.get("content", "")
     calls, tools = message.get("tool_calls"), message.get("tools")
     return (
         isinstance(message.get("role"), str)
-        and (isinstance(content, str) or isinstance(content, list) and every(_is_part, content, within))
+        and (isinstance(content, str) or isinstance(content, list) and all(map(_is_part, content)))
         and isinstance(message.get("name", ""), str)
         and all(isinstance(message.get(key), str | None) for key in ("tool_call_id", "reasoning", "task"))
-        and (calls is None or isinstance(calls, list) and every(_is_function_call, calls, within))
-        and (tools is None or isinstance(tools, list) and every(_is_tool, tools, within))
+        and (calls is None or isinstance(calls, list) and all(map(_is_function_call, calls)))
+        and (tools is None or isinstance(tools, list) and all(map(_is_tool, tools)))
     )
 
 
@@ -168,13 +160,13 @@ def _wrong_function_call(call: object) -> tuple[str, ...]:
     return () if call.get("type") == "function" else (_TOOL_CALL, "type")
 
 
-def content_text(content: object, within: Slices | None = None) -> str:
+def content_text(content: object) -> str:
     """Text parts as they are and images as `image: URL`, joined by line breaks; other parts are silent."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | dict):
         return ""
-    texts = map(_part_text, each(content, within or slices()))
+    texts = map(_part_text, content)
     return "\n".join(text for text in texts if text is not None)
 
 

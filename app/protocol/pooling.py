@@ -8,25 +8,21 @@ Answers have their keys in vLLM's order.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, TypeGuard, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard, cast
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.coercion import JsonObject, Misfit, as_it_is, convert
 from app.protocol.common import Usage
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.messages import Message, are_plain, convert_messages
 from app.protocol.options import CacheSalt, Int64, Natural
-from app.protocol.slicing import each, every, kinds_of, slices
 from app.protocol.validation import rules
 
 MAX_INPUTS = 65_536
 """Texts, conversations or documents of one request."""
 MAX_DIMENSIONS = 65_536
-LIST = 3
-"""Values that a list of token ids counts as, besides its ids."""
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
@@ -59,7 +55,7 @@ class PoolingFields(Request, kw_only=True):
     use_activation: bool | None = None
     """None is the model's own way."""
 
-    def check_rules(self: PoolingFields | RawRequest, within: Slices) -> None:
+    def check_rules(self: PoolingFields | RawRequest) -> None:
         rules.check_cache_salt(self.cache_salt)
 
     def kept(self, ids: TokenIds, max_model_len: int) -> TokenIds:
@@ -122,12 +118,12 @@ class ClassificationRequest(PoolingFields, kw_only=True):
         """The lists of token ids; none when the request has something else."""
         return cast("list[TokenIds]", self.input) if self.input and isinstance(self.input[0], list) else []
 
-    def check_rules(self: ClassificationRequest | RawRequest, within: Slices) -> None:
+    def check_rules(self: ClassificationRequest | RawRequest) -> None:
         if self.normalize is not UNSET:
             raise bad_request("normalize is no longer known: use_activation has taken its place", "normalize")
         if isinstance(self.task, str) and self.task in REMOVED_TASKS:
             raise bad_request(f"task {self.task!r} is no longer known", "task")
-        PoolingFields.check_rules(self, within)
+        PoolingFields.check_rules(self)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
 
 
@@ -176,28 +172,26 @@ def _prompts(value: object) -> Prompts:
         return [value]
     if not isinstance(value, list):
         raise Misfit("a text, texts, token ids or lists of them", "input")
-    within = slices()
-    kinds = kinds_of(value, within)
-    if kinds not in ({str}, {int}) and not (kinds == {list} and _are_ids(value, within)):
-        value = convert(_Ids, {"input": value}, within).input
+    kinds = set(map(type, value))
+    if kinds not in ({str}, {int}) and not (kinds == {list} and _are_ids(value)):
+        value = convert(_Ids, {"input": value}).input
     return cast(Prompts, [value] if value and isinstance(value[0], int) else value)
 
 
-def _are_ids(lists: Sequence[list[object]], within: Slices) -> bool:
-    return all(kinds_of(ids, within) <= {int} for ids in each(lists, within, LIST))
+def _are_ids(lists: Sequence[list[object]]) -> bool:
+    return all(set(map(type, ids)) <= {int} for ids in lists)
 
 
 def _conversations(value: object, batched: bool) -> list[Conversation] | None:
     """The conversations in `value`; None when it is none, or one that vLLM would not take."""
     if not isinstance(value, list):
         return None
-    within = slices()
-    many = batched and bool(value) and every(_is_full_list, value, within)
+    many = batched and bool(value) and all(map(_is_full_list, value))
     chats: list[Conversation] = value if many else [value]
     try:
         for chat in chats:
-            if not are_plain(chat, within):
-                convert_messages(chat, within)
+            if not are_plain(chat):
+                convert_messages(chat)
     except Misfit:
         return None
     return chats
@@ -246,27 +240,27 @@ class ScoreRequest(ScoringRequest, kw_only=True):
         raise Misfit("a text or a list of texts", "documents" if _are_inputs(self.queries) else "queries")
 
 
-def _one_input(value: object, _: Slices) -> ScoreInput:
+def _one_input(value: object) -> ScoreInput:
     if _is_input(value):
         return value
     raise Misfit("a text")
 
 
-def _inputs(value: object, _: Slices) -> ScoreInputs:
+def _inputs(value: object) -> ScoreInputs:
     if _are_inputs(value):
         return value
     raise Misfit("a text or a list of texts")
 
 
 def _are_inputs(value: object) -> TypeGuard[ScoreInputs]:
-    return every(_is_input, value, slices()) if isinstance(value, list) else _is_input(value)
+    return all(map(_is_input, value)) if isinstance(value, list) else _is_input(value)
 
 
 def _is_input(value: object) -> TypeGuard[ScoreInput]:
     if not isinstance(value, dict):
         return isinstance(value, str)
     content = value.get("content")
-    return isinstance(content, list) and every(_is_part, content, slices())
+    return isinstance(content, list) and all(map(_is_part, content))
 
 
 def _is_part(part: object) -> bool:
@@ -285,10 +279,10 @@ class RerankRequest(ScoringRequest, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"query": _one_input, "documents": _inputs}
 
-    def check(self, within: Slices) -> None:
+    def check(self) -> None:
         if not _is_input(self.query) or not _are_inputs(self.documents):
             raise Misfit("texts")
-        self.check_rules(within)
+        self.check_rules()
 
 
 class ItemList(Struct, kw_only=True):
@@ -328,3 +322,135 @@ class BytesMetadata(Struct):
     model: str
     data: Sequence[EncodedNumbers]
     usage: PromptUsage
+
+
+EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
+
+
+class ImageUrl(Struct):
+    """Where an image is."""
+
+    url: str
+
+
+class ContentPart(Struct, kw_only=True):
+    """A text or an image."""
+
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: ImageUrl | None = None
+
+    def __post_init__(self) -> None:
+        if getattr(self, self.type) is None:
+            raise Misfit(f"{self.type} beside its type")
+
+    def as_chat(self) -> dict[str, object]:
+        """The part of a message's content."""
+        image = self.image_url
+        value: object = self.text if image is None or self.type == "text" else {"url": image.url}
+        return {"type": self.type, self.type: value}
+
+
+class MixedInput(Struct):
+    """An input of several parts."""
+
+    content: list[ContentPart]
+
+
+class CohereEmbedRequest(Request, kw_only=True):
+    """The body of ``POST /v2/embed``."""
+
+    model: str | None = None
+    input_type: str | None = None
+    """Names an instruction of the model that goes in front of every input."""
+    texts: list[str] | None = None
+    images: list[str] | None = None
+    inputs: list[MixedInput] | None = None
+    output_dimension: int | None = None
+    embedding_types: list[EmbeddingType] | None = None
+    truncate: Literal["NONE", "START", "END"] = "END"
+    max_tokens: int | None = None
+    priority: Int64 = 0
+
+    def __post_init__(self) -> None:
+        given = [each for each in (self.texts, self.images, self.inputs) if each is not None]
+        if len(given) != 1 or not given[0]:
+            raise Misfit("exactly one of texts, images and inputs, and it must not be empty")
+
+    @property
+    def has_images(self) -> bool:
+        """An image is among the inputs."""
+        kinds = {part.type for each in self.inputs or () for part in each.content}
+        return self.images is not None or "image_url" in kinds
+
+    def as_embedding(self, instruction: str, has_template: bool) -> EmbeddingRequest:
+        """The same for ``POST /v1/embeddings``; without a chat template an instruction precedes each text.
+
+        ApiError 400 for a negative `max_tokens`.
+        """
+        keep = None if self.truncate == "NONE" else -1 if self.max_tokens is None else self.max_tokens
+        if keep is not None and keep < -1:
+            raise bad_request(f"max_tokens must be -1 or more, got {keep}")
+        if self.texts is None or instruction and has_template:
+            content: dict[str, Any] = {"messages": self._conversations(instruction)}
+        else:
+            content = {"input": [instruction + text for text in self.texts]}
+        return EmbeddingRequest(
+            model=self.model,
+            dimensions=self.output_dimension,
+            truncate_prompt_tokens=keep,
+            truncation_side="left" if self.truncate == "START" else None,
+            priority=self.priority,
+            **content,
+        )
+
+    def _conversations(self, instruction: str) -> list[list[dict[str, object]]]:
+        """One a text, an image or a mixed input; the instruction is the system's message."""
+        contents: list[list[dict[str, object]]] = [
+            [{"type": "text", "text": text}] for text in self.texts or ()
+        ]
+        contents += [[{"type": "image_url", "image_url": {"url": url}}] for url in self.images or ()]
+        contents += [[part.as_chat() for part in each.content] for each in self.inputs or ()]
+        first: list[dict[str, object]] = []
+        if instruction:
+            first = [{"role": "system", "content": [{"type": "text", "text": instruction}]}]
+        return [[*first, {"role": "user", "content": content}] for content in contents]
+
+
+class EmbeddingsByType(Struct, kw_only=True):
+    """Every vector in each of the forms that were asked for."""
+
+    float_: Raw | UnsetType = field(default=UNSET, name="float")
+    binary: Sequence[list[int]] | UnsetType = UNSET
+    ubinary: Sequence[list[int]] | UnsetType = UNSET
+    base64: Sequence[str] | UnsetType = UNSET
+
+
+class ApiVersion(Struct):
+    """Of Cohere's API."""
+
+    version: str = "2"
+
+
+class BilledUnits(Struct):
+    """Tokens; with an image all of them are the image's."""
+
+    input_tokens: int
+    image_tokens: int
+
+
+class CohereMeta(Struct):
+    """What the request has cost."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+
+
+class CohereEmbedResponse(Struct, kw_only=True):
+    """A whole answer."""
+
+    id: str
+    embeddings: EmbeddingsByType
+    texts: list[str] | UnsetType = UNSET
+    meta: CohereMeta
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"

@@ -2,7 +2,7 @@
 
 A response has its keys in vLLM's order, events have theirs in alphabetical order, as they happen to be in
 vLLM. In events `sequence_number` counts from 0, `output_index` counts the items. `Raw` is JSON that is
-written by itself, for instance in slices.
+written by itself, in parts where it is long.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
-from app.protocol.common import ECTransferParams, KVTransferParams, PerRequestMetrics
-from app.protocol.logprobs import EventLogprob, ItemLogprob
+from app.protocol.common import (
+    ECTransferParams,
+    EventLogprob,
+    ItemLogprob,
+    KVTransferParams,
+    PerRequestMetrics,
+)
 from app.protocol.responses import Reasoning
 
 

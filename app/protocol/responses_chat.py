@@ -8,7 +8,6 @@ from typing import Literal, cast
 
 from msgspec import convert
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject
@@ -23,15 +22,11 @@ from app.protocol.options import (
     Tool,
     ToolChoice,
 )
-from app.protocol.response_input import Content, ContentPart, InputItem
 from app.protocol.response_tools import CUSTOM_INPUT, callable_functions, flat_name
-from app.protocol.responses import ResponsesRequest
-from app.protocol.slicing import each, slices
+from app.protocol.responses import Content, ContentPart, InputItem, ResponsesRequest
 
 CALLS = ("function_call", "custom_tool_call")
 RESULTS = ("function_call_output", "custom_tool_call_output")
-TURN = 10
-"""Values that an item, or a tool, counts as that becomes part of a chat."""
 
 
 class ResponsesChat(ChatCompletionRequest, kw_only=True):
@@ -43,20 +38,19 @@ class ResponsesChat(ChatCompletionRequest, kw_only=True):
 
 def chat_request(asked: ResponsesRequest) -> ResponsesChat:
     """`asked` in the words of a chat. ApiError 400 when it breaks the rules of one."""
-    within = slices()
     chat = ResponsesChat(
         model=asked.model,
-        messages=_messages(asked.instructions, asked.input, within),
+        messages=_messages(asked.instructions, asked.input),
         chat_template_kwargs=asked.chat_template_kwargs,
         request_id=asked.request_id,
     )
     if isinstance(asked.input, list) and asked.input and asked.input[-1].is_partial:
         chat.continue_final_message, chat.add_generation_prompt = True, False
-    _take_tools(chat, asked, within)
+    _take_tools(chat, asked)
     _take_sampling(chat, asked)
     _take_form(chat, asked)
     _take_transfer(chat, asked)
-    chat.check_rules(within)
+    chat.check_rules()
     return chat
 
 
@@ -65,20 +59,19 @@ def go_on(chat: ResponsesChat, before: Sequence[Message], output: Sequence[JsonO
 
     Instructions do not carry over, nor do thoughts.
     """
-    within = slices()
     leading = 1 if chat.messages[:1] and chat.messages[0]["role"] == "system" else 0
-    said = [convert(item, InputItem) for item in each(output, within, TURN) if item["type"] != "reasoning"]
-    earlier = [message for message in each(before, within) if message["role"] != "system"]
-    chat.messages[leading:leading] = [*earlier, *_turns(said, within)]
-    _answer_results(chat, within)
+    said = [convert(item, InputItem) for item in output if item["type"] != "reasoning"]
+    earlier = [message for message in before if message["role"] != "system"]
+    chat.messages[leading:leading] = [*earlier, *_turns(said)]
+    _answer_results(chat)
 
 
-def _messages(instructions: str | None, asked: str | Sequence[InputItem], within: Slices) -> list[Message]:
+def _messages(instructions: str | None, asked: str | Sequence[InputItem]) -> list[Message]:
     """The conversation, `instructions` first."""
     system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(asked, str):
         return [*system, {"role": "user", "content": asked}]
-    return [*system, *_turns(asked, within)]
+    return [*system, *_turns(asked)]
 
 
 def echo_text(asked: str | Sequence[InputItem]) -> str:
@@ -98,11 +91,11 @@ def _echoed(part: ContentPart) -> str:
     return f"image: {part.image_url}" if part.type == "input_image" else part.said or ""
 
 
-def _turns(items: Iterable[InputItem], within: Slices) -> list[Message]:
+def _turns(items: Iterable[InputItem]) -> list[Message]:
     """The messages of `items`: what the assistant thinks, says and calls in a row is one."""
     messages: list[Message] = []
-    for item in each(items, within, TURN):
-        turn = _turn(item, within)
+    for item in items:
+        turn = _turn(item)
         last = messages[-1] if messages else None
         if last is not None and turn["role"] == last["role"] == "assistant" and _fits(turn, last):
             calls = last.get("tool_calls")
@@ -122,18 +115,18 @@ def _fits(turn: Message, last: Message) -> bool:
     return not any(key in last for key in ("content", "reasoning") if key in turn)
 
 
-def _turn(item: InputItem, within: Slices) -> Message:
+def _turn(item: InputItem) -> Message:
     if item.kind in CALLS:
         return {"role": "assistant", "tool_calls": [_call(item)]}
     if item.kind in RESULTS:
-        return {"role": "tool", "tool_call_id": item.call_id or "", "content": _content(item.output, within)}
+        return {"role": "tool", "tool_call_id": item.call_id or "", "content": _content(item.output)}
     if item.kind == "reasoning":
         if item.encrypted_content:
             raise bad_request("encrypted reasoning cannot be read here", "input")
         return {"role": "assistant", "reasoning": _first_text(item.content or item.summary)}
     if item.role == "assistant":
         return {"role": item.role, "content": _first_text(item.content)}
-    return {"role": item.role, "content": _content(item.content, within)}
+    return {"role": item.role, "content": _content(item.content)}
 
 
 def _call(item: InputItem) -> JsonObject:
@@ -152,8 +145,8 @@ def _first_text(content: Content | None) -> str:
     return (content[0].said or "") if content else ""
 
 
-def _content(content: Content | None, within: Slices) -> str | list[JsonObject]:
-    return content if isinstance(content, str) else [_part(part) for part in each(content or (), within)]
+def _content(content: Content | None) -> str | list[JsonObject]:
+    return content if isinstance(content, str) else [_part(part) for part in content or ()]
 
 
 def _part(part: ContentPart) -> JsonObject:
@@ -164,29 +157,29 @@ def _part(part: ContentPart) -> JsonObject:
     return {"type": "text", "text": part.said}
 
 
-def _take_tools(chat: ResponsesChat, asked: ResponsesRequest, within: Slices) -> None:
+def _take_tools(chat: ResponsesChat, asked: ResponsesRequest) -> None:
     """At most one call is made; one is made for sure where the choice is left to the model (7.1)."""
     chat.parallel_tool_calls = False
-    chat.tools = [Tool(function=function) for function in callable_functions(asked.tools, within)] or None
+    chat.tools = [Tool(function=function) for function in callable_functions(asked.tools)] or None
     if (
         asked.tools
         and chat.tools is None
         and (asked.tool_choice == "required" or _is_named(asked.tool_choice))
     ):
         raise bad_request("tool_choice asks for a call, and no tool can be called", "tool_choice")
-    chat.tool_choice = "none" if chat.tools is None else _tool_choice(asked.tool_choice, within)
-    _answer_results(chat, within)
+    chat.tool_choice = "none" if chat.tools is None else _tool_choice(asked.tool_choice)
+    _answer_results(chat)
 
 
-def _answer_results(chat: ResponsesChat, within: Slices) -> None:
+def _answer_results(chat: ResponsesChat) -> None:
     """After the result of a function no call is forced, or an agent would call for ever."""
-    if any(message["role"] == "tool" for message in each(chat.messages, within)):
+    if any(message["role"] == "tool" for message in chat.messages):
         chat.after_results = True
         if chat.tool_choice != "none":
             chat.tool_choice = "auto"
 
 
-def _tool_choice(choice: str | JsonObject, within: Slices) -> ToolChoice:
+def _tool_choice(choice: str | JsonObject) -> ToolChoice:
     if isinstance(choice, str):
         return "none" if choice == "none" else "required"
     if _is_named(choice):
@@ -194,10 +187,10 @@ def _tool_choice(choice: str | JsonObject, within: Slices) -> ToolChoice:
     if choice["type"] != "allowed_tools":
         return "auto"
     allowed = cast(list[JsonObject], choice["tools"])
-    names = [name for tool in each(allowed, within, TURN) if isinstance(name := tool.get("name"), str)]
+    names = [name for tool in allowed if isinstance(name := tool.get("name"), str)]
     if not names:
         return "none"
-    tools = [Tool(function=FunctionDefinition(name=name)) for name in each(names, within)]
+    tools = [Tool(function=FunctionDefinition(name=name)) for name in names]
     mode = cast(Literal["auto", "required"], choice["mode"])
     return NamedToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=tools))
 

@@ -12,7 +12,6 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from app.clock.pause import Slices
 from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.messages import Message, are_plain, convert_messages
@@ -39,13 +38,13 @@ class TokenizeChatRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages}
 
-    def check(self, within: Slices) -> None:
-        if not are_plain(self.messages, within):
-            convert_messages(self.messages, within)
+    def check(self) -> None:
+        if not are_plain(self.messages):
+            convert_messages(self.messages)
         if self.continue_final_message:
             raise Misfit("add_generation_prompt to be absent or false")
 
-    def check_rules(self: TokenizeChatRequest | RawRequest, within: Slices) -> None:
+    def check_rules(self: TokenizeChatRequest | RawRequest) -> None:
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
 
 

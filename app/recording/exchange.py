@@ -17,8 +17,6 @@ from typing import Annotated, Generic, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from app.clock.pause import Slices
-from app.protocol.slicing import slices
 from config import ConfigError
 from config.installation import COMMAND
 
@@ -29,9 +27,6 @@ MOST_BODY_BYTES = 8 << 20
 MOST_LINE_BYTES = 5 * MOST_BODY_BYTES
 """Both bodies, written with escapes, and all else."""
 
-AT_ONCE = 1 << 16
-CHARS = 64
-"""Characters, or bytes, that count as one value written."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that would be six characters of JSON each."""
 
@@ -129,22 +124,14 @@ def sendable(headers: Headers) -> list[tuple[str, str]]:
     return [each for each in headers if _NAME.fullmatch(each[0]) and _VALUE.fullmatch(each[1])]
 
 
-def data_of(content: bytes, within: Slices | None = None) -> Data:
-    """`content` as it is written into the file; what is long is looked through in slices."""
-    if not _has_controls(content, within or slices()):
+def data_of(content: bytes) -> Data:
+    """Returns `content` as it is written into the file."""
+    if _CONTROL.search(content) is None:
         try:
             return content.decode()
         except UnicodeDecodeError:
             pass
     return Binary(b64encode(content).decode())
-
-
-def _has_controls(content: bytes, within: Slices) -> bool:
-    for start in range(0, len(content), AT_ONCE):
-        if _CONTROL.search(content, start, start + AT_ONCE):
-            return True
-        within.spend(min(len(content), AT_ONCE) // CHARS)
-    return False
 
 
 def bytes_of(data: Data) -> bytes:
@@ -163,18 +150,6 @@ read_chunk = msgspec.json.Decoder(Chunk).decode
 def line_of(item: Header | Exchange) -> bytes:
     """`item` as a line of the file."""
     return msgspec.json.encode(item) + b"\n"
-
-
-def json_of(data: Data, within: Slices) -> Raw:
-    """`data` as JSON; what is long is written in slices, with pauses in between."""
-    if isinstance(data, Binary) or len(data) <= AT_ONCE:
-        within.spend(len(data) // CHARS if isinstance(data, str) else 0)
-        return Raw(msgspec.json.encode(data))
-    parts = [b'"']
-    for start in range(0, len(data), AT_ONCE):
-        parts.append(msgspec.json.encode(data[start : start + AT_ONCE])[1:-1])
-        within.spend(AT_ONCE // CHARS)
-    return Raw(b"".join([*parts, b'"']))
 
 
 def check_header(line: bytes, path: str) -> Header:

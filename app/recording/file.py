@@ -15,7 +15,6 @@ from gevent.threadpool import ThreadPool
 from msgspec import Raw, Struct
 
 from app.middleware.masking import mask_query
-from app.protocol.slicing import slices
 from app.recording.exchange import (
     FORMAT,
     VERSION,
@@ -23,7 +22,6 @@ from app.recording.exchange import (
     Headers,
     RecordingError,
     data_of,
-    json_of,
     line_of,
 )
 from app.recording.masks import HiddenSecrets, masked_headers, masked_pieces
@@ -34,8 +32,6 @@ PIECE_BYTES = 200
 """What a piece costs besides its bytes."""
 MOST_PIECES = 100_000
 """Of an answer that is kept: to take apart and to write more would keep others waiting."""
-PIECE_VALUES = 20
-"""Values that a piece counts as which is written."""
 
 
 def _tell(text: str) -> None:
@@ -196,19 +192,17 @@ class KeptExchange:
 
     def line(self) -> bytes:
         """As it is written. HiddenSecrets when it cannot be."""
-        asked_s, within = self.asked_s, slices()
+        asked_s = self.asked_s
         [body] = masked_pieces([b"".join(self._body)], _header(self.request_headers, "content-encoding"))
         came = masked_pieces([it for _, it in self._pieces], _header(self.headers, "content-encoding"))
         chunks = []
         for (at_s, _), content in zip(self._pieces, came, strict=True):
-            data = json_of(data_of(content, within), within)
-            chunks.append(b"[%b,%b]" % (msgspec.json.encode(round(at_s - asked_s, 6)), bytes(data)))
-            within.spend(PIECE_VALUES)
+            chunks.append(msgspec.json.encode((round(at_s - asked_s, 6), data_of(content))))
         request = _Request(
             self.method,
             mask_query(self._target),
             masked_headers(self.request_headers),
-            json_of(data_of(body, within), within),
+            Raw(msgspec.json.encode(data_of(body))),
         )
         answer = _Answer(
             self.status,

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec import Struct
 
-from app.protocol.slicing import slices
+from app.clock.pause import Slices
 from app.recording.exchange import (
     MOST_LINE_BYTES,
     Asked,
@@ -26,6 +26,8 @@ from app.recording.exchange import (
 from app.recording.matching import Likeness, RequestForm, form_of
 from app.recording.spool import QUICK_BYTES, ParsedPieces, RecordedAnswer, Spool, SpooledAnswer
 
+SLICE = 1_500
+"""Candidates that are compared between two pauses: about 4 ms."""
 MOST_EXCHANGES = 100_000
 """In a file: an index of some 50 MB."""
 MOST_LIKENESS_BYTES = 256 << 20
@@ -68,7 +70,7 @@ class Recording:
         self._candidates: dict[bytes, list[Candidate]] = {}
         self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
         """Those under way: however many ask for one, it is held once."""
-        self._slices = slices()
+        self._slices = Slices(SLICE)
         self._file = opened(path)
         self._spool: Spool | None = None
         try:
@@ -124,7 +126,7 @@ class Recording:
         if likeness is None:
             return None
         for candidate in self._candidates.get(form.place, ()):
-            self._slices.spend(8)
+            self._slices.spend()
             if candidate.likeness.stream == likeness.stream:
                 rank = candidate.likeness.rank(likeness)
                 if best is None or rank > best:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from app.middleware.masked_text import mask_pieces
 from app.middleware.masking import MASK, is_secret
-from app.protocol.slicing import slices
 from app.recording.exchange import MOST_BODY_BYTES, Headers
 
 MOST_PLAIN_BYTES = 4 * MOST_BODY_BYTES
 """Of a compressed body that is looked into."""
-AT_ONCE = 1 << 16
-CHARS = 32
-"""Characters that count as one value looked at."""
 _BEYOND = re.compile(r"[^\x00-\xff]")
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
 """Content codings that zlib knows, and what it has to be told (RFC 9110, section 8.4.1)."""
@@ -50,14 +46,7 @@ def _latin1(text: str) -> bytes:
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:
-        return b"".join(_latin1_in_slices(text))
-
-
-def _latin1_in_slices(text: str) -> Iterator[bytes]:
-    within = slices()
-    for start in range(0, len(text), AT_ONCE):
-        yield _BEYOND.sub(_escaped, text[start : start + AT_ONCE]).encode("latin-1")
-        within.spend(AT_ONCE // CHARS)
+        return _BEYOND.sub(_escaped, text).encode("latin-1")
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -14,10 +14,8 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from app.clock.pause import Slices
 from app.middleware.masking import mask_query
-from app.protocol.slicing import slices
-from app.recording.canonical import SHORT, digest, hash_of, json_object
+from app.recording.canonical import digest, hash_of, json_object
 
 VOLATILE = frozenset(
     (
@@ -78,36 +76,31 @@ class RequestForm(Struct, frozen=True):
     """None for what is no JSON object."""
 
 
-def form_of(
-    method: str, target: str, content_type: str, body: bytes, alike: bool, within: Slices | None = None
-) -> RequestForm:
+def form_of(method: str, target: str, content_type: str, body: bytes, alike: bool) -> RequestForm:
     """The form of a request whose secrets are masked; its likeness only if what is `alike` may be found."""
     path, mark, query = mask_query(target).partition("?")
-    within = within or slices()
-    place = hash_of([f"{method} {unquote(path)}{mark}{query}".encode()], within)
-    fields = json_object(body, within)
+    place = hash_of([f"{method} {unquote(path)}{mark}{query}".encode()])
+    fields = json_object(body)
     try:
         if fields is not None:
-            return _form_of_fields(place, fields, alike, within, len(body) <= SHORT)
+            return _form_of_fields(place, fields, alike)
     except (ValueError, RecursionError):  # JSON that cannot be written again
         pass
     boundary = _BOUNDARY.search(content_type) if content_type.startswith("multipart/") else None
     if boundary is not None:  # a new one for every request
         body = body.replace(boundary[1].encode("latin-1", "replace"), b"boundary")
-    return RequestForm(hash_of((place, body), within), place, None, None)
+    return RequestForm(hash_of((place, body)), place, None, None)
 
 
-def _form_of_fields(
-    place: bytes, fields: dict[str, object], alike: bool, within: Slices, short: bool
-) -> RequestForm:
+def _form_of_fields(place: bytes, fields: dict[str, object], alike: bool) -> RequestForm:
     known = {name: _plain(value) for name, value in fields.items() if name not in VOLATILE}
     known = {name: value for name, value in known.items() if value is not None}
     model = known.get("model")
     return RequestForm(
-        hash_of((place, digest(known, within, short)), within),
+        hash_of((place, digest(known))),
         place,
         model if isinstance(model, str) else None,
-        _likeness(known, within, short) if alike else None,
+        _likeness(known) if alike else None,
     )
 
 
@@ -116,7 +109,7 @@ def _plain(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _likeness(fields: dict[str, object], within: Slices, short: bool) -> Likeness:
+def _likeness(fields: dict[str, object]) -> Likeness:
     name = next((name for name in ("messages", "input", "prompt") if name in fields), "")
     value = fields.get(name)
     turns = value[-MOST_TURNS:] if isinstance(value, list) else [value]
@@ -125,11 +118,11 @@ def _likeness(fields: dict[str, object], within: Slices, short: bool) -> Likenes
     rest = {key: value for key, value in fields.items() if key not in (name, "model", "stream")}
     return Likeness(
         fields.get("stream") is True,
-        digest(roles, within, short),
-        array("Q", (int.from_bytes(digest(turn, within, short)[:8]) for turn in turns)),
+        digest(roles),
+        array("Q", (int.from_bytes(digest(turn)[:8]) for turn in turns)),
         frozenset(crc32(word.encode()) for word in words[:MOST_WORDS]),
         fields.get("model"),
-        digest(rest, within, short),
+        digest(rest),
     )
 
 

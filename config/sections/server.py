@@ -50,6 +50,11 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     max_request_body_size_mb: Annotated[
         int, Meta(ge=1, le=512), About("Larger request bodies are answered with 413.", unit="MiB")
     ] = 4
+    max_json_values: Annotated[
+        int,
+        Meta(ge=1000),
+        About("Most commas and opening brackets of a request body; one with more is answered with 413."),
+    ] = 400_000
     startup_duration: Annotated[
         Duration, About("How long the server answers that it is not ready after its start.")
     ] = 0.0

@@ -7,18 +7,11 @@ from itertools import count
 from typing import Any
 
 import pytest
-from msgspec import to_builtins
 from msgspec.structs import replace
 
-from app.api.chat.prompt import FEW_TOOLS, ToolDicts, chat_options
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.api.frontend import ChatRules
 from app.api.identity import ResponseMeta
 from app.engine.outputs import EngineOutput, Finish, Part, Started, Tokens
-from app.protocol.chat import ChatCompletionRequest
-from app.protocol.options import FunctionDefinition, Tool
-from app.tokenization import ChatOptions
-from app.tokenization.chat_template import ChatTemplates
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
 THOUGHT = Part("reasoning")
@@ -236,21 +229,3 @@ def test_an_image_makes_blocks_of_everything() -> None:
     body = whole(events, blocks=True)
     assert body["choices"][0]["message"]["content"] == [{"type": "text", "text": "Look"}, picture]
     assert body["usage"]["completion_tokens"] == 1
-
-
-def test_many_tools_look_to_a_template_like_a_list() -> None:
-    asked = [Tool(function=FunctionDefinition(name=f"f{number}")) for number in range(FEW_TOOLS + 1)]
-    few, many = (ChatCompletionRequest(messages=[], tools=asked[:count]) for count in (3, FEW_TOOLS + 1))
-    assert isinstance(chat_options(many, ChatRules()).tools, ToolDicts) and isinstance(
-        chat_options(few, ChatRules()).tools, list
-    )
-    dicts = ToolDicts(asked)
-    assert list(dicts) == [*dicts[:5], *dicts[5:]] == to_builtins(asked) and dicts[-1] == dicts[FEW_TOOLS]
-    source = (
-        "{{ tools | length }}{{ tools[0].function.name }}{% if tools is sequence %}{{ tools | tojson }}"
-        "{% endif %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
-    )
-    templates = ChatTemplates({"default": source}, {})
-    turns = [{"role": "user", "content": "hi"}]
-    as_list = templates.render(turns, ChatOptions(tools=to_builtins(asked)))
-    assert templates.render(turns, ChatOptions(tools=dicts)) == as_list

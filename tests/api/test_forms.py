@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.api.forms import MOST_LOOKED_AT, ThoughtTokens
+from app.api.sampling import MOST_LOOKED_AT, ThoughtTokens
 from app.engine.wire import Thoughts
 
 BEGIN, END, BLANK, WORD = 1, 2, 3, 4

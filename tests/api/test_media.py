@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from app.api.chat.media import ENCODED, encoded, features, fnv1a32, items, media_tokens, placeholders
-from app.protocol.slicing import slices
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
 SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
@@ -22,7 +21,7 @@ def said(*parts: Any) -> list[dict[str, Any]]:
 
 def test_items_are_found_in_order_whatever_is_between_them() -> None:
     messages = [{"role": "system", "content": "be kind"}, {"role": "user"}, *said(TEXT, FILM, IMAGE, SOUND)]
-    assert list(items(messages, slices())) == [
+    assert list(items(messages)) == [
         ("video", "http://x/b.mp4"),
         ("image", "http://x/a.png"),
         ("audio", "UklGRg=="),
@@ -38,24 +37,24 @@ def test_items_are_found_in_order_whatever_is_between_them() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_item_is_passed_over(part: object) -> None:
-    assert list(items(said(part, IMAGE), slices())) == [("image", "http://x/a.png")]
-    assert features(said(part), [1, 2, 3], slices()) is None
+    assert list(items(said(part, IMAGE))) == [("image", "http://x/a.png")]
+    assert features(said(part), [1, 2, 3]) is None
 
 
 def test_an_item_may_be_given_by_its_address_alone() -> None:
-    assert list(items(said({"type": "image_url", "image_url": "x"}), slices())) == [("image", "x")]
+    assert list(items(said({"type": "image_url", "image_url": "x"}))) == [("image", "x")]
 
 
 @pytest.mark.parametrize(("text", "value"), [("", 0x811C9DC5), ("a", 0xE40C292C), ("foobar", 0xBF9CF968)])
 def test_hashes_are_fnv(text: str, value: int) -> None:
-    assert fnv1a32(text, slices()) == value
+    assert fnv1a32(text) == value
 
 
 def test_items_share_the_prompt_evenly_and_are_named_by_what_they_are() -> None:
-    found = features(said(IMAGE, SOUND, IMAGE), range(10), slices())
+    found = features(said(IMAGE, SOUND, IMAGE), range(10))
     assert found is not None
-    names = [f"sim_img_{place}_{fnv1a32('http://x/a.png', slices()):x}" for place in (0, 1)]
-    sound = f"sim_audio_0_{fnv1a32('UklGRg==', slices()):x}"
+    names = [f"sim_img_{place}_{fnv1a32('http://x/a.png'):x}" for place in (0, 1)]
+    sound = f"sim_audio_0_{fnv1a32('UklGRg=='):x}"
     assert found["mm_hashes"] == {"image": names, "audio": [sound]}
     assert found["mm_placeholders"] == {
         "image": [{"offset": 0, "length": 3}, {"offset": 6, "length": 3}],
@@ -68,7 +67,7 @@ def test_items_share_the_prompt_evenly_and_are_named_by_what_they_are() -> None:
 
 @pytest.mark.parametrize(("tokens", "spans"), [(2, [(0, 1), (1, 1), (1, 1)]), (0, [(0, 1), (0, 1), (0, 1)])])
 def test_of_a_short_prompt_everybody_has_one_token(tokens: int, spans: list[tuple[int, int]]) -> None:
-    found = placeholders(features(said(IMAGE, IMAGE, IMAGE), range(tokens), slices()))
+    found = placeholders(features(said(IMAGE, IMAGE, IMAGE), range(tokens)))
     assert [(offset, length) for _, offset, length in found] == spans
 
 

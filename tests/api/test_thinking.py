@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.api.anthropic.chats import _disabled_effort, _merges_system
+from app.api.anthropic.routes import _disabled_effort, _merges_system
 from app.api.chat.prompt import chat_options
 from app.api.chat.thinking import thinking
 from app.api.frontend import ChatRules

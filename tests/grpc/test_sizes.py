@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto import vllm_engine_pb2 as messages
 
-from app.api.grpc.messages import varint
-from app.api.grpc.sizes import LONG, MOST_TOKENS, check_size
+from app.api.grpc.messages import LONG, MOST_TOKENS, check_size, varint
 from app.clock.pause import Slices
 from app.http.errors import ApiError
 from tests.grpc.client import generate

@@ -57,6 +57,20 @@ def test_a_body_without_a_length_is_read_to_its_end() -> None:
     assert LIMITS.read(posted(io.BytesIO(b""), "")) == b""
 
 
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"[1,2,3,4]", 0), (b"[1,2,3,4,5]", 413), (b"[[[[[", 413), (b"{{{{{", 413), (b'"' + b"x" * 90, 0)],
+)
+def test_a_body_has_no_more_values_than_its_limit(body: bytes, status: int) -> None:
+    limits = BodyLimits(100, 0.05, most_values=4)
+    if status:
+        with pytest.raises(ApiError, match="more than 4 values") as caught:
+            limits.read(posted(io.BytesIO(body), len(body)))
+        assert caught.value.status == status
+    else:
+        assert limits.read(posted(io.BytesIO(body), len(body))) == body
+
+
 def test_a_body_that_declares_too_much_is_not_read_at_all() -> None:
     endless = Endless()
     assert refused(endless, 101) == refused(endless, 10**40) == 413

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.clock.pause import Slices
-from app.middleware.masked_text import PIECE, mask_text
+from app.middleware.masked_text import PIECE, SLICE, mask_text
 from app.middleware.masking import MASK, is_secret, mask_headers, mask_query
-from app.protocol.slicing import SLICE
 
 SECRETS = (
     *("Authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-Api-Key", "X-Admin-Key", "apikey"),

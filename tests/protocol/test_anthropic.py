@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.protocol.anthropic import CountTokensRequest, MessagesRequest
-from app.protocol.anthropic_chat import BILLING_HEADER, Asked
-from app.protocol.anthropic_chat import chat_request as to_chat
+from app.protocol.anthropic import BILLING_HEADER, Asked, CountTokensRequest, MessagesRequest
+from app.protocol.anthropic import chat_request as to_chat
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.messages import Message

@@ -8,10 +8,10 @@ import pytest
 from msgspec import UNSET
 
 from app.http.errors import ApiError
+from app.protocol.admin import LoadAdapterRequest, UnloadAdapterRequest
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import Request, UnparsableBody, decode, decode_first
-from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
 from app.protocol.pooling import RerankRequest, ScoreRequest
 from app.protocol.responses import ResponsesRequest
 from app.protocol.tokenize import (

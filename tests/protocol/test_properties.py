@@ -9,16 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.http.errors import ApiError
+from app.protocol.admin import (
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+    UpdateWeightsRequest,
+    WeightCheckRequest,
+)
 from app.protocol.anthropic import CountTokensRequest, MessagesRequest
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
-from app.protocol.cohere import CohereEmbedRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import Request, decode, decode_first
 from app.protocol.generate import AbortRequest, GenerateRequest
 from app.protocol.label_reads import DecisionRequest, GenerativeScoringRequest
-from app.protocol.lora import LoadAdapterRequest, UnloadAdapterRequest
 from app.protocol.pooling import (
     ClassificationRequest,
+    CohereEmbedRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
@@ -36,7 +41,6 @@ from app.protocol.tokenize import (
 )
 from app.protocol.validation.generation import ValidatedRequest
 from app.protocol.validation.model import ModelLimits
-from app.protocol.weights import UpdateWeightsRequest, WeightCheckRequest
 
 JSON = "application/json"
 KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, DetokenizeRequest)

@@ -7,7 +7,6 @@ from openai.types.responses.response import ToolChoice
 from openai.types.responses.tool import Tool
 from pydantic import TypeAdapter
 
-from app.clock.pause import Slices
 from app.protocol.coercion import Misfit
 from app.protocol.response_tools import convert_tool_choice, convert_tools
 
@@ -90,7 +89,7 @@ CHOSEN = [
 @pytest.mark.parametrize("given", GIVEN, ids=lambda given: given["type"])
 def test_a_tool_is_repeated_with_all_its_fields(given: dict[str, Any]) -> None:
     expected = TOOLS.validate_python(given).model_dump(mode="json", by_alias=True)
-    (told,) = convert_tools([given], Slices())
+    (told,) = convert_tools([given])
     assert told == expected
     assert list(told) == list(expected)
 
@@ -98,7 +97,7 @@ def test_a_tool_is_repeated_with_all_its_fields(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("given", CHOSEN, ids=lambda given: given["type"])
 def test_a_choice_is_repeated_with_all_its_fields(given: dict[str, Any]) -> None:
     expected = CHOICES.validate_python(given).model_dump(mode="json", by_alias=True)
-    told = convert_tool_choice(given, Slices())
+    told = convert_tool_choice(given)
     assert told == expected
     assert list(told) == list(expected)
 
@@ -112,7 +111,7 @@ def test_what_the_sdk_refuses_of_a_tool_is_refused(given: dict[str, Any]) -> Non
                 TOOLS.validate_python(tool)
             except ValueError:
                 with pytest.raises(Misfit) as caught:
-                    convert_tools([tool], Slices())
+                    convert_tools([tool])
                 assert caught.value.path[:2] == (0, "FunctionTool")
             else:
-                convert_tools([tool], Slices())
+                convert_tools([tool])

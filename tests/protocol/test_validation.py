@@ -11,13 +11,14 @@ from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.validation.generation import (
+    GenerationRequest,
     ValidatedRequest,
     check_prompt_text,
+    constrained_outputs,
     fit_prompt,
     resolve_max_tokens,
 )
 from app.protocol.validation.model import ModelLimits
-from app.protocol.validation.sampling import GenerationRequest, constrained_outputs
 
 CONTEXT = 2048
 LIMITS = ModelLimits(max_model_len=CONTEXT, vocab_size=4096)

@@ -20,8 +20,7 @@ from gevent.server import StreamServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocol.slicing import slices
-from app.recording.exchange import Data, bytes_of, data_of, json_of
+from app.recording.exchange import Data, bytes_of, data_of
 from tests.fleet import stubs
 from tests.hostile.wire import Wire, post
 from tests.recording.recordings import CHAT, chat, exchange, written
@@ -168,14 +167,10 @@ def test_an_answer_in_very_many_pieces_passes_and_is_not_kept(
     assert recorder.told == ["not kept: POST /v1/completions: its answer has more than 3 pieces"]
 
 
-@given(st.lists(st.binary(max_size=40) | st.text(max_size=20).map(str.encode), max_size=8), st.integers(1, 9))
-def test_a_line_is_that_of_its_exchange_however_it_is_sliced(pieces: list[bytes], at_once: int) -> None:
-    content = b"".join(pieces)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.recording.exchange.AT_ONCE", at_once)
-        data = data_of(content)
-        assert msgspec.json.decode(bytes(json_of(data, slices())), type=Data) == data
-    assert data_of(content) == data
+@given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
+def test_bytes_are_the_same_behind_their_json(content: bytes) -> None:
+    data = data_of(content)
+    assert msgspec.json.decode(msgspec.json.encode(data), type=Data) == data
     assert bytes_of(data) == content
 
 

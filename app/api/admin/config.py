@@ -1,4 +1,4 @@
-"""The routes below /admin that change things: settings of a running server, of all its ranks; draining."""
+"""The routes below /admin that change things: settings of a server and all its ranks, scripts, draining."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from config.live import LiveSettings
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
+
+    from app.script.book import ScriptBook
 
 FAKES = "fake-metrics"
 """The one setting of which only parts are given."""
@@ -161,3 +163,21 @@ def _pool() -> PoolManager:
     from urllib3 import PoolManager  # a slow import, and most servers have one rank
 
     return PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
+
+
+def script_routes(book: ScriptBook, siblings: PeerRanks) -> list[Route]:
+    """The report of `book`, and how to begin a new one; with `?ranks=all` of all ranks."""
+
+    def script(context: RequestContext) -> Response:
+        """Which rule of which script has answered how often."""
+        return json_response(siblings.answers(context, book.report()))
+
+    def begin_anew(context: RequestContext) -> Response:
+        """All rules count from one again, for the next test."""
+        book.restart()
+        return json_response(siblings.answers(context, book.report()))
+
+    return [
+        get("/admin/script", script),
+        Route(methods=("DELETE",), path="/admin/script", handle=begin_anew),
+    ]

@@ -11,10 +11,7 @@ from app.http.context import RequestContext
 from app.http.errors import bad_request, internal, malformed
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
-from app.protocol.coercion import Misfit, convert
-from app.protocol.decoding import Request, decode_embedded, read_json
-from app.protocol.slicing import slices
-from app.protocol.weights import (
+from app.protocol.admin import (
     FinishUpdateRequest,
     InitTransferRequest,
     UpdateWeightsRequest,
@@ -22,6 +19,8 @@ from app.protocol.weights import (
     WeightVersionRequest,
     WorldSizeQuery,
 )
+from app.protocol.coercion import Misfit, convert
+from app.protocol.decoding import Request, decode_embedded, read_json
 
 T = TypeVar("T", bound=Request)
 QUIET = ("check_health", "determine_available_memory", "reload_weights", "sleep", "wake_up", "profile")
@@ -90,7 +89,7 @@ def routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]:
     def get_world_size(context: RequestContext) -> Response:
         """Devices of all ranks, or of one."""
         try:
-            asked = convert(WorldSizeQuery, context.query(), slices())
+            asked = convert(WorldSizeQuery, context.query())
         except Misfit as misfit:
             raise malformed(f"query.include_dp: expected {misfit.expected}", "query.include_dp") from None
         return json_response({"world_size": weights.devices * (ranks if asked.include_dp else 1)})

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache, partial
 
-from app.api.anthropic.chats import message_chats
 from app.api.anthropic.threads import ThreadStore, ThreadWriter
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter, message_error
 from app.api.builder import Prompt
-from app.api.chat.prompt import chat_prompt
+from app.api.chat.prompt import chat_options, chat_prompt
 from app.api.chat.tools import check_tool_choice
-from app.api.frontend import Frontend
+from app.api.frontend import ChatRules, Frontend
 from app.api.identity import ResponseMeta, address_of
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.route import Route, post
-from app.protocol.anthropic import Block, CountTokensRequest, MessagesRequest
+from app.protocol.anthropic import Asked, Block, CountTokensRequest, MessagesRequest, chat_request
 from app.protocol.chat import ChatCompletionRequest
+from app.protocol.options import Effort
+from app.tokenization import Tokenizer
+from app.tokenization.base import ChatOptions, TokenizerInputError
 
 
 def routes(frontend: Frontend, threads: ThreadStore) -> list[Route]:
@@ -28,7 +32,7 @@ def routes(frontend: Frontend, threads: ThreadStore) -> list[Route]:
         message = frontend.decode(context, MessagesRequest)
         size = threads.resume(message) + (context.content_length or 0)
         asked = chat_of(message)
-        accepted = frontend.accept(asked, context)
+        accepted = frontend.admit(asked, context)
         check_tool_choice(asked, frontend.builder.settings.tools)
         prompt = chat_prompt(frontend, asked, asked.messages)
         head = frontend.identity.head("chatcmpl", context, asked.request_id, accepted.model)
@@ -41,7 +45,7 @@ def routes(frontend: Frontend, threads: ThreadStore) -> list[Route]:
                 threads.keep(head.id, message, size + reply_size, reply)
 
             answer = ThreadWriter(head, shape, frontend.identity.fresh_id, keep)
-        return frontend.generate(accepted, head, [prompt], answer, context)
+        return frontend.submit(accepted, head, [prompt], answer, context)
 
     def count_tokens(context: RequestContext) -> Response:
         """How many tokens the prompt of a conversation has."""
@@ -69,3 +73,45 @@ def _shape(
         transfer=address_of(asked, frontend.identity, head, len(prompt.ids)),
         encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
     )
+
+
+THINKING_EFFORTS: Sequence[Effort] = ("low", "medium", "high", "xhigh", "max")
+"""Efforts of which none may have the prompt of no thoughts, if the chat template knows that switch."""
+
+
+def message_chats(frontend: Frontend) -> Callable[[Asked], ChatCompletionRequest]:
+    """Returns what makes a chat of a request of this family; ApiError 400 when it breaks the rules of one."""
+    tokenizer = frontend.tokenizer
+    effort = frontend.builder.settings.reply.anthropic_disabled_thinking_effort
+    merges_system = cache(partial(_merges_system, tokenizer))
+    probe = partial(_disabled_effort, tokenizer, frontend.chat_rules)
+    disabled_effort = cache(lambda: probe() if effort == "auto" else effort)
+    return lambda asked: chat_request(asked, merges_system, disabled_effort)
+
+
+def _merges_system(tokenizer: Tokenizer) -> bool:
+    """Returns whether the chat template refuses system turns further on in a conversation."""
+    turns = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+    try:
+        tokenizer.render_chat(turns, ChatOptions(add_generation_prompt=False))
+    except TokenizerInputError:
+        return True
+    return False
+
+
+def _disabled_effort(tokenizer: Tokenizer, rules: ChatRules) -> Effort:
+    """Returns the effort that means no thoughts: `low` where the chat template does not know `none`."""
+
+    def prompt(effort: Effort) -> str:
+        chat = ChatCompletionRequest(messages=[{"role": "user", "content": "Hi"}], reasoning_effort=effort)
+        return tokenizer.render_chat(chat.messages, chat_options(chat, rules))
+
+    try:
+        without = prompt("none")
+    except TokenizerInputError:
+        return "low"
+    for effort in THINKING_EFFORTS:
+        with suppress(TokenizerInputError):
+            if prompt(effort) == without:
+                return "low"
+    return "none"

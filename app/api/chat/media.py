@@ -6,10 +6,9 @@ import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict
 
-from app.clock.pause import Slices
+from app.clock.pause import pause_if_possible
 from app.protocol.common import ECTransferParams, EncodedItem
 from app.protocol.messages import Message
-from app.protocol.slicing import each, pieces
 from app.tokenization.conversation import MODALITIES
 
 FIELDS = {
@@ -21,10 +20,8 @@ FIELDS = {
 """Type of a part -> its modality, and the field that tells one item from another."""
 SHORT = {"image": "img", "audio": "audio", "video": "video"}
 """Modality -> how hashes begin."""
-ITEM = 10
-"""Values that an item counts as of which something is told."""
-BYTES = 4
-"""Bytes that count as one value when they are hashed."""
+AT_ONCE = 1 << 15
+"""Bytes that are hashed between two pauses: about 3 ms."""
 
 
 class Placeholder(TypedDict):
@@ -42,14 +39,12 @@ class Features(TypedDict):
     kwargs_data: dict[str, list[str]]
 
 
-def features(
-    messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int], within: Slices
-) -> Features | None:
+def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]) -> Features | None:
     """Hashes, placeholders and data of all media, by modality; None when there are none.
 
-    The placeholders share the prompt's tokens evenly, in order. Pauses `within` many or large items.
+    The placeholders share the prompt's tokens evenly, in order.
     """
-    found = list(items(messages, within))
+    found = list(items(messages))
     if not found:
         return None
     hashes: dict[str, list[str]] = {}
@@ -57,9 +52,9 @@ def features(
     data: dict[str, list[str]] = {}
     total = len(prompt_ids)
     span = max(total // len(found), 1)
-    for number, (modality, identifier) in enumerate(each(found, within, ITEM)):
+    for number, (modality, identifier) in enumerate(found):
         place = len(hashes.setdefault(modality, []))
-        name = f"sim_{SHORT[modality]}_{place}_{fnv1a32(identifier, within):x}"
+        name = f"sim_{SHORT[modality]}_{place}_{fnv1a32(identifier):x}"
         offset = max(min(number * span, total - 1), 0)
         hashes[modality].append(name)
         data.setdefault(modality, []).append(base64.b64encode(name.encode()).decode())
@@ -105,11 +100,11 @@ def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:
     )
 
 
-def items(messages: Sequence[Mapping[str, object]], within: Slices) -> Iterator[tuple[str, str]]:
+def items(messages: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
     """Modality and identifier of every item that is not empty, in order."""
-    for message in each(messages, within):
+    for message in messages:
         content = message.get("content")
-        for part in each(content, within) if isinstance(content, list) else ():
+        for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, Mapping) else None
             if isinstance(kind, str) and kind in FIELDS:
                 modality, key = FIELDS[kind]
@@ -119,12 +114,13 @@ def items(messages: Sequence[Mapping[str, object]], within: Slices) -> Iterator[
                     yield modality, identifier
 
 
-def fnv1a32(text: str, within: Slices) -> int:
+def fnv1a32(text: str) -> int:
     """FNV-1a, 32 bits, of the UTF-8 bytes of `text`, which may be all of an image."""
     value = 0x811C9DC5
-    for part in pieces(text.encode(), within, BYTES):
-        for byte in part:
-            value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    for at, byte in enumerate(text.encode()):
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+        if at % AT_ONCE == 0:
+            pause_if_possible()
     return value
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, overload
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -17,34 +17,8 @@ from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject
 from app.protocol.messages import Message, content_text
 from app.protocol.options import Tool
-from app.protocol.slicing import each, slices
 from app.protocol.tokenize import TokenizeChatRequest
 from app.tokenization import PLAIN_CHAT, ChatOptions
-
-PROMPT = 50
-"""Values that a short prompt counts as that is made tokens."""
-FEW_TOOLS = 1_000
-"""Tools that are made dicts all at once."""
-
-
-class ToolDicts(Sequence[Mapping[str, object]]):
-    """Tools as a template sees them, each made when it is looked at: all together take ten times the body."""
-
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self._tools = tools
-
-    def __len__(self) -> int:
-        return len(self._tools)
-
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, object]: ...
-    @overload
-    def __getitem__(self, index: slice) -> ToolDicts: ...
-    def __getitem__(self, index: int | slice) -> Mapping[str, object] | ToolDicts:
-        if isinstance(index, slice):
-            return ToolDicts(self._tools[index])
-        made: Mapping[str, object] = msgspec.to_builtins(self._tools[index])
-        return made
 
 
 def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message]) -> Prompt:
@@ -52,15 +26,14 @@ def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Se
 
     Pauses while it looks at many messages.
     """
-    within = frontend.slices
     turns: list[tuple[str, str]] = []
     composed: list[Message] = []
-    for message in each(messages, within):
+    for message in messages:
         content = message.get("content")
         if type(content) is str:
             text = content
         else:
-            text = content_text(content, within)
+            text = content_text(content)
             composed.append(message)
         frontend.check_text(text)
         if frontend.keeps_turns:
@@ -69,8 +42,8 @@ def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Se
     ids: Sequence[int] | None = forwarded_ids(frontend, request, composed)
     if ids is None:
         ids = frontend.fit(request, frontend.tokenizer.encode_chat(messages, options))
-    media = features(composed, ids, within) if composed else None
-    return Prompt(ids, last_message_text(messages, within), tuple(turns), media)
+    media = features(composed, ids) if composed else None
+    return Prompt(ids, last_message_text(messages), tuple(turns), media)
 
 
 FORWARDED = "prompt_token_ids"
@@ -84,12 +57,12 @@ def forwarded_ids(
     `composed` are the messages that are more than a text. ApiError 400 for what is no prompt.
     """
     ids = (request.kv_transfer_params or {}).pop(FORWARDED, None)
-    if ids is None or request.echo or composed and features(composed, (0,), frontend.slices):
+    if ids is None or request.echo or composed and features(composed, (0,)):
         return None
     param = f"kv_transfer_params.{FORWARDED}"
     if not isinstance(ids, list) or not ids or any(type(each) is not int or each < 0 for each in ids):
         raise bad_request(f"{param} must be a list of token ids that is not empty", param)
-    frontend.limits.check_vocabulary(param, ids, frontend.slices)
+    frontend.limits.check_vocabulary(param, ids)
     return ids
 
 
@@ -97,8 +70,11 @@ def chat_prompts(
     frontend: Frontend, request: ChatCompletionRequest, conversations: Sequence[Sequence[Message]]
 ) -> list[Prompt]:
     """Every conversation as tokens, with pauses in between. ApiError as `chat_prompt`."""
-    each_one = each(conversations, frontend.slices, PROMPT)
-    return [chat_prompt(frontend, request, messages) for messages in each_one]
+    return [chat_prompt(frontend, request, messages) for messages in conversations]
+
+
+TOOLS_AT_ONCE = 1_000
+"""Tools that are made dicts between two pauses: about 2 ms."""
 
 
 class BringsTemplate(Protocol):
@@ -128,29 +104,34 @@ def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: Chat
     special = asked.continue_final_message or asked.add_special_tokens or not asked.add_generation_prompt
     if not (special or template or wanted or kwargs or documents):
         return PLAIN_CHAT
-    tools: Sequence[Mapping[str, object]] | None = None
-    if wanted is not None:
-        tools = ToolDicts(wanted) if len(wanted) > FEW_TOOLS else msgspec.to_builtins(wanted)
     return ChatOptions(
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         add_special_tokens=asked.add_special_tokens,
-        tools=tools,
+        tools=None if wanted is None else list(_tool_dicts(wanted)),
         documents=documents,
         chat_template=template,
         chat_template_kwargs=kwargs,
     )
 
 
-def last_message_text(messages: Sequence[Message], within: Slices | None = None) -> str:
+def _tool_dicts(tools: Sequence[Tool]) -> Iterator[Mapping[str, object]]:
+    """Yields tools as a template sees them, with pauses when they are many."""
+    slices = Slices(TOOLS_AT_ONCE)
+    for tool in tools:
+        yield msgspec.to_builtins(tool)
+        slices.spend()
+
+
+def last_message_text(messages: Sequence[Message]) -> str:
     """The text of the last message, whatever its role, with its tool calls (simulator.md 5.2)."""
     if not messages:
         return ""
     last = messages[-1]
-    text, calls = content_text(last.get("content"), within), last.get("tool_calls")
+    text, calls = content_text(last.get("content")), last.get("tool_calls")
     if not isinstance(calls, list):
         return text
-    return text + "".join(_call_text(call) for call in each(calls, within or slices()))
+    return text + "".join(_call_text(call) for call in calls)
 
 
 def _call_text(call: object) -> str:

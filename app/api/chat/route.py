@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from app.api.builder import Prompt
 from app.api.chat.media import Features, features, media_tokens
-from app.api.chat.prompt import PROMPT, chat_options, chat_prompt, chat_prompts
+from app.api.chat.prompt import chat_options, chat_prompt, chat_prompts
 from app.api.chat.thinking import TELLS_EMPTY
 from app.api.chat.tools import check_tool_choice
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
@@ -23,7 +23,6 @@ from app.http.route import PlainHandler, Route, post
 from app.protocol.chat import BATCH_LATE, BatchChatRequest, ChatCompletionRequest
 from app.protocol.messages import Message, content_text
 from app.protocol.options import NamedToolChoice
-from app.protocol.slicing import each
 from app.protocol.validation.generation import ValidatedRequest
 
 
@@ -33,29 +32,28 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
     def chat_completions(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
         request = frontend.decode(context, ChatCompletionRequest)
-        asked = frontend.accept(request, context)
+        asked = frontend.admit(request, context)
         check_tool_choice(request, frontend.builder.settings.tools)
         prompt = chat_prompt(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
         image = frontend.wants_image(context)
         options = response_options(frontend, asked, head, request.messages, prompt, image)
-        return frontend.generate(asked, head, [prompt], ChatWriter(head, options), context, image=image)
+        return frontend.submit(asked, head, [prompt], ChatWriter(head, options), context, image=image)
 
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
         request = _decode_batch(frontend, context)
-        asked = frontend.accept(request, context)
+        asked = frontend.admit(request, context)
         prompts = chat_prompts(frontend, request, request.messages)
         head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
-        each_prompt = each(prompts, frontend.slices, PROMPT)
-        all_ids = list(chain.from_iterable(prompt.ids for prompt in each_prompt))
+        all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
         last = request.messages[-1]
-        whole = Prompt(all_ids, "", features=features(last, all_ids, frontend.slices))
+        whole = Prompt(all_ids, "", features=features(last, all_ids))
         if len(prompts) > 1:
             head = replace(head, joint="_")
         options = response_options(frontend, asked, head, last, whole)
         options = replace(options, n=len(prompts), prompt_details=False, metrics=False)
-        return frontend.generate(asked, head, prompts, ChatWriter(head, options), context)
+        return frontend.submit(asked, head, prompts, ChatWriter(head, options), context)
 
     return [
         post("/v1/chat/completions", chat_completions, plain=plain),

@@ -7,12 +7,21 @@ from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from app.api.chunks import PlainChoice, chunk_event, chunk_events, chunk_head, last_event
 from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import ChatLogprobs, prompt_entries, rendered
 from app.api.pieces import HOLE, SLICE, Holes, blocks
-from app.api.writer import ChoiceState, ResponseWriter, Segment, places
+from app.api.writer import (
+    ChoiceState,
+    PlainChoice,
+    ResponseWriter,
+    Segment,
+    chunk_event,
+    chunk_events,
+    chunk_head,
+    last_event,
+    places,
+)
 from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.http.response import DONE, error_event
 from app.protocol.chat_response import (
@@ -33,10 +42,10 @@ from app.protocol.common import (
     CompletionTokensDetails,
     ECTransferParams,
     KVTransferParams,
+    LogprobContent,
     PromptTokensDetails,
     Usage,
 )
-from app.protocol.logprobs import LogprobContent
 
 CHUNK = "chat.completion.chunk"
 

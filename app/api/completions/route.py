@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from app.api.builder import Prompt
 from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.frontend import Frontend
 from app.api.identity import address_of
-from app.clock.pause import Slices
 from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.response import Response
 from app.http.route import PlainHandler, Route, post
 from app.protocol.completions import CompletionRequest, TokenIds
-from app.protocol.slicing import pieces
-
-DIGITS = 3
-"""Token ids that count as one value when they are written."""
 
 
 def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
@@ -28,7 +21,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         asked = frontend.decode(context, CompletionRequest)
         if asked.stream and asked.use_beam_search:
             raise bad_request("Beam search cannot be streamed.")
-        accepted = frontend.accept(asked, context)
+        accepted = frontend.admit(asked, context)
         if asked.suffix is not None:
             raise bad_request("This model cannot fill in before a suffix.", "suffix")
         if asked.prompt_embeds:
@@ -43,7 +36,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
             logprobs=asked.logprobs is not None,
             transfer=address_of(asked, frontend.identity, head, len(prompts[0].ids)) if prompts else None,
         )
-        return frontend.generate(accepted, head, prompts, CompletionWriter(head, shape), context)
+        return frontend.submit(accepted, head, prompts, CompletionWriter(head, shape), context)
 
     return [
         post("/v1/completions", completions, plain=plain),
@@ -56,12 +49,7 @@ def completion_prompt(frontend: Frontend, asked: CompletionRequest, prompt: str 
         frontend.check_text(prompt)
         ids = frontend.fit(asked, frontend.tokenizer.encode(prompt, asked.add_special_tokens))
         return Prompt(ids, prompt, (("user", prompt),) if frontend.keeps_turns else ())
-    return Prompt(frontend.fit(asked, prompt), ",".join(_decimals(prompt, frontend.slices)))
-
-
-def _decimals(ids: TokenIds, within: Slices) -> Iterator[str]:
-    """The ids in parts, each as text."""
-    return (",".join(map(str, part)) for part in pieces(ids, within, DIGITS))
+    return Prompt(frontend.fit(asked, prompt), ",".join(map(str, prompt)))
 
 
 def _echoed(frontend: Frontend, asked: CompletionRequest, prompt: Prompt) -> EchoedPrompt:

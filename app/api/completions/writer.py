@@ -7,15 +7,22 @@ from functools import cached_property
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from app.api.chunks import PlainChoice, chunk_event, chunk_head, last_event
 from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name, width
 from app.api.pieces import HOLE, SLICE, Holes, blocks
-from app.api.writer import ChoiceState, ResponseWriter, places
+from app.api.writer import (
+    ChoiceState,
+    PlainChoice,
+    ResponseWriter,
+    chunk_event,
+    chunk_head,
+    last_event,
+    places,
+)
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.response import DONE, error_event
-from app.protocol import logprobs as wire
+from app.protocol import common as wire
 from app.protocol.common import NO_TAIL, ChunkTail, KVTransferParams, PromptTokensDetails, Usage
 from app.protocol.completions import (
     Completion,

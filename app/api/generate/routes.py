@@ -43,7 +43,7 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
         """Token ids for token ids."""
         body = frontend.decode(context, GenerateRequest)
         asked = body.as_completion(frontend.limits.max_model_len)
-        accepted = frontend.accept(asked, context)
+        accepted = frontend.admit(asked, context)
         if not frontend.builder.settings.model.multimodal and any(
             part.get("type") in MEDIA_PARTS for part in body.content_parts or ()
         ):
@@ -63,13 +63,13 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
         if accepted.n > (most := frontend.builder.settings.scheduling.max_num_seqs):
             raise bad_request(f"n is at most max-num-seqs, {most}, got {accepted.n}")
         try:
-            frontend.limits.check_prompt(ids, frontend.slices)
+            frontend.limits.check_prompt(ids)
         except ApiError as error:
             if not body.stream:
                 raise
             return frontend.responder.broken(error, writer)
         prompt = Prompt(ids, frontend.tokenizer.decode(ids, False))
-        return frontend.generate(accepted, head, [prompt], writer, context)
+        return frontend.submit(accepted, head, [prompt], writer, context)
 
     def abort_requests(context: RequestContext) -> Response:
         """End requests by their ids, or all of them; their clients are told `abort`."""

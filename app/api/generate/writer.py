@@ -13,9 +13,16 @@ from app.api.pieces import Holes
 from app.api.writer import ChoiceState, ResponseWriter, places
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.response import DONE, error_event, event_of
-from app.protocol.common import ECTransferParams, KVTransferParams, PromptTokensDetails, Usage
+from app.protocol.common import (
+    ChatLogprob,
+    ECTransferParams,
+    KVTransferParams,
+    LogprobContent,
+    PromptTokensDetails,
+    TokenIdLogprob,
+    Usage,
+)
 from app.protocol.generate import GenerateChoice, GenerateChunk, GenerateResponse, WeightVersion
-from app.protocol.logprobs import ChatLogprob, LogprobContent, TokenIdLogprob
 
 
 class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):

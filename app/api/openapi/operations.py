@@ -12,25 +12,35 @@ from msgspec import Struct
 
 from app.api.admin.reports import ANY_METHOD
 from app.faults.audit_trail import AuditReport
+from app.protocol.admin import (
+    FinishUpdateRequest,
+    InitTransferRequest,
+    LoadAdapterRequest,
+    RegisterAdapterRequest,
+    StartProfileRequest,
+    UnloadAdapterRequest,
+    UpdateWeightsRequest,
+    WeightCheckRequest,
+    WeightVersionRequest,
+)
 from app.protocol.anthropic import CountTokensRequest, MessagesRequest
 from app.protocol.anthropic_response import ErrorResponse, MessageResponse
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.chat_response import ChatCompletion
-from app.protocol.cohere import CohereEmbedRequest, CohereEmbedResponse
 from app.protocol.completions import Completion, CompletionRequest
 from app.protocol.derender import DerenderChatRequest, DerenderCompletionRequest, DerenderStreamRequest
 from app.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
 from app.protocol.label_reads import DecisionRequest, Decisions, GenerativeScoringRequest, ScoreList
-from app.protocol.lora import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
 from app.protocol.pooling import (
     ClassificationRequest,
+    CohereEmbedRequest,
+    CohereEmbedResponse,
     EmbeddingRequest,
     ItemList,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from app.protocol.profiler import StartProfileRequest
 from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
 from app.protocol.tokenize import (
@@ -40,13 +50,6 @@ from app.protocol.tokenize import (
     ScoreTokensRequest,
     TokenizeChatRequest,
     TokenizeRequest,
-)
-from app.protocol.weights import (
-    FinishUpdateRequest,
-    InitTransferRequest,
-    UpdateWeightsRequest,
-    WeightCheckRequest,
-    WeightVersionRequest,
 )
 
 JSON, TEXT, EVENTS, BYTES = "application/json", "text/plain", "text/event-stream", "application/octet-stream"
@@ -143,18 +146,18 @@ class Reranking(Struct):
     results: list[RerankedDocument]
 
 
-class Operation(Struct, frozen=True, kw_only=True):
+class Operation(Struct, frozen=True):
     """One method of one path."""
 
     body: Any = None
     """Type of the body; None for none."""
-    needs_body: bool = True
     example: Mapping[str, object] | None = None
     """A body that succeeds; a `model` that is empty is the one that is served."""
     answer: Any = None
     """Type of the JSON of a success; None for no JSON."""
     media: tuple[str, ...] = ()
     """Other forms that a success may have."""
+    needs_body: bool = True
     status: int = 200
     """Of a success."""
     query: Mapping[str, Schema] = {}
@@ -172,199 +175,136 @@ _MESSAGE = {"model": "", "messages": HELLO, "max_tokens": 8}
 _SAID = {"request_id": "x", "choices": [{"index": 0, "token_ids": [5, 6]}]}
 _PAIR = {"queries": "what is a cat", "documents": ["an animal", "a tool"]}
 _DOCUMENTS = {"query": "what is a cat", "documents": ["an animal", "a tool"]}
-_EMPTY = Operation()
-_TOLD = Operation(answer=dict[str, str])
 _SCORE = Operation(body=ScoreRequest, example=_PAIR, answer=ItemList)
 _RERANK = Operation(body=RerankRequest, example=_DOCUMENTS, answer=Reranking)
 _ABORT = Operation(body=AbortRequest, needs_body=False, example={"request_ids": ["cmpl-1"]}, answer=ANYTHING)
 
-OPERATIONS: Mapping[tuple[str, str], Operation] = {
-    ("POST", "/v1/chat/completions"): Operation(
-        body=ChatCompletionRequest, example=_CHAT, answer=ChatCompletion, media=(EVENTS,)
+
+def _each(operations: str, told: Operation) -> Mapping[str, Operation]:
+    """Returns what is told of all `operations`, which have commas between them."""
+    return dict.fromkeys(operations.split(", "), told)
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "POST /v1/chat/completions": Operation(ChatCompletionRequest, _CHAT, ChatCompletion, (EVENTS,)),
+    "POST /v1/chat/completions/batch": Operation(
+        BatchChatRequest, {"messages": [HELLO], "max_tokens": 8}, ChatCompletion
     ),
-    ("POST", "/v1/chat/completions/batch"): Operation(
-        body=BatchChatRequest, example={"messages": [HELLO], "max_tokens": 8}, answer=ChatCompletion
-    ),
-    ("POST", "/v1/completions"): Operation(
-        body=CompletionRequest, example=_TEXT, answer=Completion, media=(EVENTS,)
-    ),
-    ("POST", "/v1/responses"): Operation(
-        body=ResponsesRequest, example={"input": "hello"}, answer=ResponseObject, media=(EVENTS,)
-    ),
-    ("GET", "/v1/responses/{response_id}"): Operation(
+    "POST /v1/completions": Operation(CompletionRequest, _TEXT, Completion, (EVENTS,)),
+    "POST /v1/responses": Operation(ResponsesRequest, {"input": "hello"}, ResponseObject, (EVENTS,)),
+    "GET /v1/responses/{response_id}": Operation(
         answer=ResponseObject, media=(EVENTS,), query={"stream": TRUTH, "starting_after": NUMBER}
     ),
-    ("POST", "/v1/responses/{response_id}/cancel"): Operation(answer=ResponseObject),
-    ("POST", "/v1/messages"): Operation(
-        body=MessagesRequest,
-        example=_MESSAGE,
-        answer=MessageResponse,
-        media=(EVENTS,),
-        error=ErrorResponse,
+    "POST /v1/responses/{response_id}/cancel": Operation(answer=ResponseObject),
+    "POST /v1/messages": Operation(
+        MessagesRequest, _MESSAGE, MessageResponse, (EVENTS,), error=ErrorResponse
     ),
-    ("POST", "/v1/messages/count_tokens"): Operation(
-        body=CountTokensRequest,
-        example={"model": "", "messages": HELLO},
-        answer=ANYTHING,
-        error=ErrorResponse,
+    "POST /v1/messages/count_tokens": Operation(
+        CountTokensRequest, {"model": "", "messages": HELLO}, ANYTHING, error=ErrorResponse
     ),
-    ("POST", "/v1/chat/completions/render"): Operation(
-        body=ChatCompletionRequest, example=_CHAT, answer=ANYTHING
+    "POST /v1/chat/completions/render": Operation(ChatCompletionRequest, _CHAT, ANYTHING),
+    "POST /v1/completions/render": Operation(CompletionRequest, _TEXT, list[ANYTHING]),
+    "POST /v1/messages/render": Operation(MessagesRequest, _MESSAGE, ANYTHING),
+    "POST /v1/responses/render": Operation(ResponsesRequest, {"input": "hello"}, ANYTHING),
+    "POST /v1/chat/completions/derender": Operation(
+        DerenderChatRequest | DerenderStreamRequest, {"generate_response": _SAID}, ANYTHING
     ),
-    ("POST", "/v1/completions/render"): Operation(
-        body=CompletionRequest, example=_TEXT, answer=list[ANYTHING]
+    "POST /v1/completions/derender": Operation(
+        DerenderCompletionRequest | DerenderStreamRequest, {"generate_responses": [_SAID]}, ANYTHING
     ),
-    ("POST", "/v1/messages/render"): Operation(body=MessagesRequest, example=_MESSAGE, answer=ANYTHING),
-    ("POST", "/v1/responses/render"): Operation(
-        body=ResponsesRequest, example={"input": "hello"}, answer=ANYTHING
+    "POST /inference/v1/generate": Operation(
+        GenerateRequest,
+        {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 5}},
+        GenerateResponse,
+        (EVENTS,),
     ),
-    ("POST", "/v1/chat/completions/derender"): Operation(
-        body=DerenderChatRequest | DerenderStreamRequest,
-        example={"generate_response": _SAID},
-        answer=ANYTHING,
+    "POST /abort_requests": _ABORT,
+    "POST /inference/v1/abort_requests": _ABORT,
+    "POST /v1/embeddings": Operation(EmbeddingRequest, {"input": "hello"}, ItemList, (BYTES,)),
+    "POST /pooling": Operation(PoolingRequest, {"input": "hello"}, ItemList, (BYTES,)),
+    "POST /v2/embed": Operation(CohereEmbedRequest, {"texts": ["hello"]}, CohereEmbedResponse),
+    "POST /classify": Operation(ClassificationRequest, {"input": "hello"}, ItemList),
+    "POST /score": _SCORE,
+    "POST /v1/score": _SCORE,
+    **_each("POST /rerank, POST /v1/rerank, POST /v2/rerank", _RERANK),
+    "POST /generative_scoring": Operation(
+        GenerativeScoringRequest, {"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]}, ScoreList
     ),
-    ("POST", "/v1/completions/derender"): Operation(
-        body=DerenderCompletionRequest | DerenderStreamRequest,
-        example={"generate_responses": [_SAID]},
-        answer=ANYTHING,
+    "POST /v1/systemone": Operation(
+        DecisionRequest,
+        {"state": "a cat", "questions": {"alive": {"type": "noul", "instructions": "Is it alive?"}}},
+        Decisions,
     ),
-    ("POST", "/inference/v1/generate"): Operation(
-        body=GenerateRequest,
-        example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 5}},
-        answer=GenerateResponse,
-        media=(EVENTS,),
+    "POST /invocations": Operation(ANYTHING, _CHAT, ANYTHING, (EVENTS, BYTES)),
+    "POST /scale_elastic_ep": Operation(ANYTHING, {"new_data_parallel_size": 1}, dict[str, str]),
+    **_each(
+        "POST /is_scaling_elastic_ep, GET /is_sleeping, GET /is_paused",
+        Operation(answer=dict[str, bool]),
     ),
-    ("POST", "/abort_requests"): _ABORT,
-    ("POST", "/inference/v1/abort_requests"): _ABORT,
-    ("POST", "/v1/embeddings"): Operation(
-        body=EmbeddingRequest, example={"input": "hello"}, answer=ItemList, media=(BYTES,)
+    "GET /v1/models": Operation(answer=ModelList | AnthropicModelList),
+    "POST /v1/load_lora_adapter": Operation(
+        LoadAdapterRequest, {"lora_name": "sql", "lora_path": "/sql"}, media=(TEXT,)
     ),
-    ("POST", "/pooling"): Operation(
-        body=PoolingRequest, example={"input": "hello"}, answer=ItemList, media=(BYTES,)
+    "POST /v1/unload_lora_adapter": Operation(UnloadAdapterRequest, {"lora_name": "sql"}, media=(TEXT,)),
+    "POST /adapters": Operation(RegisterAdapterRequest, {"name": "sql", "src": "/sql"}, media=(TEXT,)),
+    "DELETE /adapters/{adapter_name}": Operation(media=(TEXT,)),
+    "POST /tokenize": Operation(TokenizeRequest, {"prompt": "hello"}, Tokens),
+    "POST /detokenize": Operation(DetokenizeRequest, {"tokens": [120, 121]}, dict[str, str]),
+    **_each(
+        "GET /tokenizer_info, GET /, GET /openapi.json, GET /kv_event_sources, GET /kv/index, "
+        "GET /admin/script, DELETE /admin/script, GET /admin/memory, GET /admin/plugins",
+        Operation(answer=ANYTHING),
     ),
-    ("POST", "/v2/embed"): Operation(
-        body=CohereEmbedRequest, example={"texts": ["hello"]}, answer=CohereEmbedResponse
+    **_each(
+        "GET /health, GET /health/ready, GET /ready, GET /ping, POST /ping, POST /reset_mm_cache, "
+        "POST /reset_encoder_cache, POST /stop_profile",
+        Operation(),
     ),
-    ("POST", "/classify"): Operation(body=ClassificationRequest, example={"input": "hello"}, answer=ItemList),
-    ("POST", "/score"): _SCORE,
-    ("POST", "/v1/score"): _SCORE,
-    ("POST", "/rerank"): _RERANK,
-    ("POST", "/v1/rerank"): _RERANK,
-    ("POST", "/v2/rerank"): _RERANK,
-    ("POST", "/generative_scoring"): Operation(
-        body=GenerativeScoringRequest,
-        example={"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]},
-        answer=ScoreList,
+    **_each(
+        "GET /version, GET /admin/config/live, POST /release_kv_cache_memory, POST /resume, GET /weight_info",
+        Operation(answer=dict[str, str]),
     ),
-    ("POST", "/v1/systemone"): Operation(
-        body=DecisionRequest,
-        example={"state": "a cat", "questions": {"alive": {"type": "noul", "instructions": "Is it alive?"}}},
-        answer=Decisions,
+    "GET /load": Operation(answer=dict[str, int]),
+    "GET /stats": Operation(answer=dict[str, float]),
+    **{f"{method} /metrics": Operation(media=(TEXT,)) for method in ANY_METHOD if method != "HEAD"},
+    **_each("GET /docs, GET /docs/oauth2-redirect, GET /redoc", Operation(media=("text/html",))),
+    "GET /query": Operation(answer=dict[str, dict[str, str]]),
+    "POST /score_completions": Operation(ScoreTextRequest, {"prompt": "hello"}, dict[str, float] | None),
+    "POST /score_chat_completions": Operation(ScoreChatRequest, {"messages": HELLO}, ANYTHING | None),
+    "POST /score_tokens": Operation(ScoreTokensRequest, {"tokens": [1, 2, 3]}, ANYTHING),
+    "POST /fake_metrics": Operation(ANYTHING, {"running-requests": 3}, status=204),
+    "GET /admin/config": Operation(answer=ANYTHING, query={"ranks": RANKS}),
+    "POST /admin/config": Operation(
+        ANYTHING, {"log-http": False}, ANYTHING, query={"check": TRUTH, "ranks": RANKS}
     ),
-    ("POST", "/invocations"): Operation(body=ANYTHING, example=_CHAT, answer=ANYTHING, media=(EVENTS, BYTES)),
-    ("POST", "/scale_elastic_ep"): Operation(
-        body=ANYTHING, example={"new_data_parallel_size": 1}, answer=dict[str, str]
-    ),
-    ("POST", "/is_scaling_elastic_ep"): Operation(answer=dict[str, bool]),
-    ("GET", "/v1/models"): Operation(answer=ModelList | AnthropicModelList),
-    ("POST", "/v1/load_lora_adapter"): Operation(
-        body=LoadAdapterRequest, example={"lora_name": "sql", "lora_path": "/sql"}, media=(TEXT,)
-    ),
-    ("POST", "/v1/unload_lora_adapter"): Operation(
-        body=UnloadAdapterRequest, example={"lora_name": "sql"}, media=(TEXT,)
-    ),
-    ("POST", "/adapters"): Operation(
-        body=RegisterAdapterRequest, example={"name": "sql", "src": "/sql"}, media=(TEXT,)
-    ),
-    ("DELETE", "/adapters/{adapter_name}"): Operation(media=(TEXT,)),
-    ("POST", "/tokenize"): Operation(body=TokenizeRequest, example={"prompt": "hello"}, answer=Tokens),
-    ("POST", "/detokenize"): Operation(
-        body=DetokenizeRequest, example={"tokens": [120, 121]}, answer=dict[str, str]
-    ),
-    ("GET", "/tokenizer_info"): Operation(answer=ANYTHING),
-    ("GET", "/health"): _EMPTY,
-    ("GET", "/health/ready"): _EMPTY,
-    ("GET", "/ready"): _EMPTY,
-    ("GET", "/ping"): _EMPTY,
-    ("POST", "/ping"): _EMPTY,
-    ("GET", "/version"): Operation(answer=dict[str, str]),
-    ("GET", "/load"): Operation(answer=dict[str, int]),
-    ("GET", "/stats"): Operation(answer=dict[str, float]),
-    **{(method, "/metrics"): Operation(media=(TEXT,)) for method in ANY_METHOD if method != "HEAD"},
-    ("GET", "/"): Operation(answer=ANYTHING),
-    ("GET", "/openapi.json"): Operation(answer=ANYTHING),
-    **{
-        ("GET", path): Operation(media=("text/html",))
-        for path in ("/docs", "/docs/oauth2-redirect", "/redoc")
-    },
-    ("GET", "/query"): Operation(answer=dict[str, dict[str, str]]),
-    ("GET", "/kv_event_sources"): Operation(answer=ANYTHING),
-    ("GET", "/kv/index"): Operation(answer=ANYTHING),
-    ("POST", "/score_completions"): Operation(
-        body=ScoreTextRequest, example={"prompt": "hello"}, answer=dict[str, float] | None
-    ),
-    ("POST", "/score_chat_completions"): Operation(
-        body=ScoreChatRequest, example={"messages": HELLO}, answer=ANYTHING | None
-    ),
-    ("POST", "/score_tokens"): Operation(
-        body=ScoreTokensRequest, example={"tokens": [1, 2, 3]}, answer=ANYTHING
-    ),
-    ("POST", "/fake_metrics"): Operation(body=ANYTHING, example={"running-requests": 3}, status=204),
-    ("GET", "/admin/config"): Operation(answer=ANYTHING, query={"ranks": RANKS}),
-    ("GET", "/admin/config/live"): Operation(answer=dict[str, str]),
-    ("POST", "/admin/config"): Operation(
-        body=ANYTHING,
-        example={"log-http": False},
-        answer=ANYTHING,
-        query={"check": TRUTH, "ranks": RANKS},
-    ),
-    ("POST", "/admin/drain"): Operation(answer=ANYTHING, query={"ranks": RANKS}),
-    ("GET", "/admin/verdict"): Operation(answer=AuditReport, query={"over": TRUTH}),
-    ("DELETE", "/admin/verdict"): Operation(answer=AuditReport),
-    ("GET", "/admin/script"): Operation(answer=ANYTHING),
-    ("DELETE", "/admin/script"): Operation(answer=ANYTHING),
-    ("GET", "/admin/memory"): Operation(answer=ANYTHING),
-    ("GET", "/admin/plugins"): Operation(answer=ANYTHING),
-    ("POST", "/sleep"): Operation(answer=ANYTHING, query={"level": NUMBER, "mode": MODE}),
-    ("POST", "/release_kv_cache_memory"): Operation(answer=dict[str, str]),
-    ("POST", "/wake_up"): Operation(
+    "POST /admin/drain": Operation(answer=ANYTHING, query={"ranks": RANKS}),
+    "GET /admin/verdict": Operation(answer=AuditReport, query={"over": TRUTH}),
+    "DELETE /admin/verdict": Operation(answer=AuditReport),
+    "POST /sleep": Operation(answer=ANYTHING, query={"level": NUMBER, "mode": MODE}),
+    "POST /wake_up": Operation(
         answer=ANYTHING, query={"tags": {"type": "array", "items": {"type": "string"}}}
     ),
-    ("GET", "/is_sleeping"): Operation(answer=dict[str, bool]),
-    ("POST", "/pause"): Operation(answer=dict[str, str], query={"mode": MODE, "clear_cache": TRUTH}),
-    ("POST", "/resume"): Operation(answer=dict[str, str]),
-    ("GET", "/is_paused"): Operation(answer=dict[str, bool]),
-    ("POST", "/reset_prefix_cache"): Operation(
+    "POST /pause": Operation(answer=dict[str, str], query={"mode": MODE, "clear_cache": TRUTH}),
+    "POST /reset_prefix_cache": Operation(
         answer=dict[str, bool], query={"reset_running_requests": TRUTH, "reset_external": TRUTH}
     ),
-    ("POST", "/reset_mm_cache"): _EMPTY,
-    ("POST", "/reset_encoder_cache"): _EMPTY,
-    ("GET", "/server_info"): Operation(
+    "GET /server_info": Operation(
         answer=ANYTHING, query={"config_format": {"type": "string", "enum": ["text", "json"]}}
     ),
-    ("POST", "/init_weight_transfer_engine"): Operation(
-        body=InitTransferRequest, example={"init_info": {}}, answer=dict[str, str]
+    "POST /init_weight_transfer_engine": Operation(InitTransferRequest, {"init_info": {}}, dict[str, str]),
+    **_each(
+        "POST /shutdown_weight_transfer_engine, POST /start_weight_update, POST /start_draft_weight_update",
+        Operation(answer=dict[str, str]),
     ),
-    ("POST", "/shutdown_weight_transfer_engine"): _TOLD,
-    ("POST", "/start_weight_update"): _TOLD,
-    ("POST", "/start_draft_weight_update"): _TOLD,
-    ("POST", "/update_weights"): Operation(
-        body=UpdateWeightsRequest, example={"update_info": {}}, answer=dict[str, str]
+    "POST /update_weights": Operation(UpdateWeightsRequest, {"update_info": {}}, dict[str, str]),
+    "POST /finish_weight_update": Operation(
+        FinishUpdateRequest, {"weight_version": "2"}, dict[str, str], needs_body=False
     ),
-    ("POST", "/finish_weight_update"): Operation(
-        body=FinishUpdateRequest, needs_body=False, example={"weight_version": "2"}, answer=dict[str, str]
-    ),
-    ("POST", "/update_weight_version"): Operation(
-        body=WeightVersionRequest, example={"new_version": "2"}, answer=ANYTHING
-    ),
-    ("GET", "/weight_info"): Operation(answer=dict[str, str]),
-    ("POST", "/weight_checker"): Operation(
-        body=WeightCheckRequest, example={"action": "checksum"}, answer=ANYTHING
-    ),
-    ("GET", "/get_world_size"): Operation(answer=dict[str, int], query={"include_dp": TRUTH}),
-    ("POST", "/collective_rpc"): Operation(body=ANYTHING, example={"method": "sleep"}, answer=ANYTHING),
-    ("POST", "/start_profile"): Operation(body=StartProfileRequest, needs_body=False, example={}),
-    ("POST", "/stop_profile"): _EMPTY,
+    "POST /update_weight_version": Operation(WeightVersionRequest, {"new_version": "2"}, ANYTHING),
+    "POST /weight_checker": Operation(WeightCheckRequest, {"action": "checksum"}, ANYTHING),
+    "GET /get_world_size": Operation(answer=dict[str, int], query={"include_dp": TRUTH}),
+    "POST /collective_rpc": Operation(ANYTHING, {"method": "sleep"}, ANYTHING),
+    "POST /start_profile": Operation(StartProfileRequest, {}, needs_body=False),
 }
 _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}
 _MESSAGE_SCHEMA = {

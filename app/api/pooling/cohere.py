@@ -13,23 +13,23 @@ from msgspec import UNSET, Raw
 
 from app.api.frontend import Frontend
 from app.api.identity import ResponseMeta
-from app.api.pooling.scripted import struck
+from app.api.pooling.places import struck
 from app.api.pooling.writer import Pooled, check_size
 from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.response import Response, json_response
 from app.http.route import Handler
 from app.pooling.numbers import Turns, packing
-from app.protocol.cohere import (
+from app.protocol.common import encode
+from app.protocol.pooling import (
     ApiVersion,
     BilledUnits,
     CohereEmbedRequest,
     CohereEmbedResponse,
+    CohereMeta,
+    EmbeddingRequest,
     EmbeddingsByType,
-    Meta,
 )
-from app.protocol.common import encode
-from app.protocol.pooling import EmbeddingRequest
 from app.tokenization import TokenizerError
 
 INSTRUCTION_FILES = (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts"))
@@ -110,7 +110,7 @@ def _answer(asked: CohereEmbedRequest, meta: ResponseMeta, pooled: Pooled) -> Co
         id=meta.id,
         embeddings=_typed(vectors, asked.embedding_types or ["float"], turns),
         texts=UNSET if asked.texts is None else asked.texts,
-        meta=Meta(ApiVersion(), BilledUnits(pooled.tokens - images, images)),
+        meta=CohereMeta(ApiVersion(), BilledUnits(pooled.tokens - images, images)),
     )
 
 

@@ -10,10 +10,17 @@ import msgspec
 
 from app.api.frontend import Frontend
 from app.api.pooling.cohere import Embedded, cohere_embeddings
-from app.api.pooling.inputs import enter, prompt_ids, texts_of
-from app.api.pooling.places import take_places
+from app.api.pooling.places import (
+    Scripted,
+    Vector,
+    enter,
+    of_inputs,
+    prompt_ids,
+    struck,
+    take_places,
+    texts_of,
+)
 from app.api.pooling.scores import rerank, score
-from app.api.pooling.scripted import Scripted, Vector, of_inputs, struck
 from app.api.pooling.writer import ItemForm, Pooled, list_reply, vector_reply
 from app.http.context import RequestContext
 from app.http.errors import bad_request

@@ -10,9 +10,16 @@ import msgspec
 from msgspec import UnsetType
 
 from app.api.frontend import Frontend
-from app.api.pooling.inputs import check_count, enter, fitted, not_empty, text_ids
-from app.api.pooling.places import take_places
-from app.api.pooling.scripted import of_pairs, struck
+from app.api.pooling.places import (
+    check_count,
+    enter,
+    fitted,
+    not_empty,
+    of_pairs,
+    struck,
+    take_places,
+    text_ids,
+)
 from app.api.pooling.writer import list_reply
 from app.http.context import RequestContext
 from app.http.errors import bad_request

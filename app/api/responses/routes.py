@@ -31,7 +31,6 @@ from app.protocol.response_object import ResponseObject
 from app.protocol.response_tools import called_tools
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
-from app.protocol.slicing import release
 from app.protocol.validation.generation import ValidatedRequest, resolve_max_tokens
 
 
@@ -50,17 +49,16 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
         """The answer to some input: whole, as a stream, or in the background."""
         asked = frontend.decode(context, ResponsesRequest)
         chat = chat_request(asked)
-        accepted = _accept(frontend, chat, context)
+        accepted = _admit(frontend, chat, context)
         head = _head(frontend, asked, accepted.model, context)
         _follow_on(asked, chat, store)
         prompt = response_prompt(frontend, asked, chat)
         shape = _shape(frontend, asked, chat, prompt, head)
-        release(asked.input, frontend.slices)
         if asked.background:
             return _in_background(frontend, accepted, prompt, head, shape, store, context)
         ended = partial(_keep, store, chat) if asked.store and store.keeps else None
         answer = ResponsesWriter(shape, frontend.identity.fresh_id, ended)
-        return frontend.generate(accepted, head, [prompt], answer, context)
+        return frontend.submit(accepted, head, [prompt], answer, context)
 
     def retrieve_response(context: RequestContext) -> Response:
         """A kept response as it is now; or, with `?stream=true`, its events."""
@@ -92,12 +90,12 @@ def error_of_responses(error: Exception) -> Response:
     return error_response(error)
 
 
-def _accept(
+def _admit(
     frontend: Frontend, chat: ChatCompletionRequest, context: RequestContext
 ) -> ValidatedRequest[ChatCompletionRequest]:
-    """As `Frontend.accept`, with this family's name for the limit of tokens."""
+    """As `Frontend.admit`, with this family's name for the limit of tokens."""
     try:
-        return frontend.accept(chat, context)
+        return frontend.admit(chat, context)
     except ApiError as error:
         if error.param != "max_completion_tokens":
             raise
@@ -180,7 +178,7 @@ def _in_background(
     chat.stream = False
     answer = ResponsesWriter(shape, frontend.identity.fresh_id, run.end)
     background = Background.of(frontend.responder, run)
-    return frontend.generate(accepted, head, [prompt], answer, context, responder=background)
+    return frontend.submit(accepted, head, [prompt], answer, context, responder=background)
 
 
 def _keep(store: ResponseStore, chat: ChatCompletionRequest, response: ResponseObject) -> None:

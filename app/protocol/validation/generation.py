@@ -1,26 +1,141 @@
 """The way of a request for generation through all rules, in vLLM's order (vllm-api.md section 4).
 
-Each rule is asked once, and each value that follows from the request's fields is worked out once and kept:
-who answers the request looks here, and at its fields only for what they say themselves.
+Rules about sampling parameters run before the answer begins, so their errors have a status even
+for a stream. Each rule is asked once, and each value that follows from the fields is worked out once and
+kept in `ValidatedRequest`. All rules raise `ApiError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
+from app.protocol.coercion import JsonObject
 from app.protocol.completions import CompletionRequest
-from app.protocol.options import StructuredOutputs
-from app.protocol.slicing import distinct, each, slices
+from app.protocol.options import INT64_MIN, ResponseFormat, StopStrings, StructuredOutputs
 from app.protocol.validation import model as model_rules
-from app.protocol.validation import sampling
 from app.protocol.validation.model import ModelLimits, maximum_context
-from app.protocol.validation.sampling import GREEDY_BELOW, GenerationRequest
+
+GenerationRequest = ChatCompletionRequest | CompletionRequest
+
+MAX_CHOICES = 16384
+GREEDY_BELOW = 1e-5
+_UINT64_END = 2**64
+
+
+def check_choices(n: int) -> None:
+    """The number of choices is one that may be thought of at all."""
+    if n < 1:
+        raise bad_request(f"n must be at least 1, got {n}")
+    if n > MAX_CHOICES:
+        raise bad_request(f"n must be at most {MAX_CHOICES}, got {n}")
+
+
+def constrained_outputs(request: GenerationRequest) -> StructuredOutputs | None:
+    """What `structured_outputs` and `response_format` ask for together; they must not be in conflict."""
+    wanted, form = request.structured_outputs, request.response_format
+    if form is None or form.type == "text":
+        return wanted
+    fields = {name: getattr(wanted, name) for name in StructuredOutputs.__struct_fields__} if wanted else {}
+    if form.type == "json_object":
+        fields["json_object"] = True
+    elif form.type == "json_schema":
+        fields["json"] = form.json_schema.json_schema if form.json_schema else None
+    else:
+        fields["structural_tag"] = _structural_tag(form)
+    return StructuredOutputs(**fields)
+
+
+def _structural_tag(form: ResponseFormat) -> str:
+    """The tag as JSON. ApiError 400 for one that is too deep."""
+    tag: JsonObject = {"format": form.format}
+    if form.format is None:
+        tag = {"structures": form.structures, "triggers": form.triggers}
+    try:
+        return msgspec.json.encode(tag).decode()
+    except RecursionError:
+        raise bad_request("response_format is nested too deeply", "response_format") from None
+
+
+def biased_ids(logit_bias: Mapping[str, float] | None) -> list[int]:
+    """The token ids that are the keys of `logit_bias`."""
+    ids = []
+    for key in logit_bias or ():
+        try:
+            ids.append(int(key))
+        except ValueError:
+            raise bad_request(f"logit_bias takes token ids as keys, got {key[:40]!r}", "logit_bias") from None
+    return ids
+
+
+def check_extra_arguments(request: GenerationRequest) -> None:
+    """What is passed on has integers of up to 64 bits only, however deep they are."""
+    pending: list[object] = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, int) and not INT64_MIN <= value < _UINT64_END:
+            raise bad_request("integers of extra arguments must fit 64 bits", "extra_args")
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+
+
+def check_penalties(request: GenerationRequest) -> None:
+    """Presence and frequency are in [-2, 2], repetition is a finite number above 0."""
+    presence, frequency = request.presence_penalty, request.frequency_penalty
+    if presence is not None and not -2 <= presence <= 2:
+        raise bad_request(f"presence_penalty must be in [-2, 2], got {presence}")
+    if frequency is not None and not -2 <= frequency <= 2:
+        raise bad_request(f"frequency_penalty must be in [-2, 2], got {frequency}")
+    repetition = request.repetition_penalty
+    if repetition is not None and not 0 < repetition < math.inf:
+        raise bad_request(f"repetition_penalty must be a finite number above 0, got {repetition}")
+
+
+def check_distribution(request: GenerationRequest) -> None:
+    """Temperature, top-p, top-k and min-p are in their ranges."""
+    if request.temperature is not None and not 0 <= request.temperature <= 2:
+        raise bad_request(f"temperature must be in [0, 2], got {request.temperature}", "temperature")
+    if request.top_p is not None and not 0 < request.top_p <= 1:
+        raise bad_request(f"top_p must be in (0, 1], got {request.top_p}", "top_p")
+    if request.top_k is not None and request.top_k < -1:
+        raise bad_request(f"top_k must be 0 (off) or at least 1, got {request.top_k}")
+    if request.min_p is not None and not 0 <= request.min_p <= 1:
+        raise bad_request(f"min_p must be in [0, 1], got {request.min_p}")
+
+
+def check_token_counts(request: GenerationRequest, max_tokens: int) -> None:
+    """Some token may be generated, and not fewer than at least wanted; echo alone needs none."""
+    if request.max_tokens == 0 and request.echo and isinstance(request, CompletionRequest):
+        max_tokens = 1
+    if max_tokens < 1:
+        raise bad_request(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
+    if request.min_tokens < 0:
+        raise bad_request(f"min_tokens must be at least 0, got {request.min_tokens}")
+    if request.min_tokens > max_tokens:
+        raise bad_request(f"min_tokens={request.min_tokens} is more than max_tokens={max_tokens}")
+
+
+def check_words(stop: StopStrings, bad_words: Sequence[str]) -> None:
+    """Nothing that ends an answer, or is kept out of it, is an empty string."""
+    if stop == "" or isinstance(stop, list) and "" in stop:
+        raise bad_request("stop must not contain an empty string")
+    if "" in bad_words:
+        raise bad_request("bad_words must not contain an empty string")
+
+
+def check_greedy(n: int, temperature: float | None) -> None:
+    """Greedy sampling has one choice."""
+    if n > 1 and temperature is not None and 0 <= temperature < GREEDY_BELOW:
+        raise bad_request(f"n must be 1 with greedy sampling, got {n}")
+
 
 R = TypeVar("R", bound=GenerationRequest, covariant=True)
 TokenIds = Sequence[int]
@@ -34,8 +149,6 @@ UNSEARCHED: dict[str, object] = {
     **dict.fromkeys(("structured_outputs", "response_format", "thinking_token_budget", "vllm_xargs")),
 }
 """Fields that a beam search never looks at."""
-PROMPT = 3
-"""Values that a prompt counts as that is checked, besides its tokens."""
 
 
 def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
@@ -96,11 +209,11 @@ class ValidatedRequest(Generic[R]):
     """
 
     __slots__ = (
-        *("_biased_ids", "_limits", "_within", "greedy", "logprobs", "max_tokens", "model", "n"),
+        *("_biased_ids", "_limits", "greedy", "logprobs", "max_tokens", "model", "n"),
         *("prompt_logprobs", "request", "requested", "seed", "stop", "stop_token_ids", "structured_outputs"),
     )
 
-    def __init__(self, request: R, model: str, limits: ModelLimits, within: Slices | None = None) -> None:
+    def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
         """A number of choices, a length or options of media that no prompt could make good are refused."""
         if request.use_beam_search:
             request = replace(request, **UNSEARCHED)
@@ -110,7 +223,7 @@ class ValidatedRequest(Generic[R]):
         """Choices of each prompt."""
         self.requested, name = requested_max_tokens(request)
         """Tokens that the client allows; None when it set no limit."""
-        sampling.check_choices(self.n)
+        check_choices(self.n)
         if isinstance(request, ChatCompletionRequest):
             _check_media_options(request)
         _check_length(name, self.requested, limits)
@@ -137,29 +250,28 @@ class ValidatedRequest(Generic[R]):
         """After `check_engine`."""
         self._biased_ids: Sequence[int] = ()
         self._limits = limits
-        self._within = within or slices()
 
     def check_sampling(self, prompt_tokens: Sequence[int]) -> None:
         """Sampling parameters against each other, for prompts of these lengths."""
         if not prompt_tokens:
             return
-        request, within, limits = self.request, self._within, self._limits
-        most = [resolve_max_tokens(self.requested, tokens, limits) for tokens in each(prompt_tokens, within)]
+        request, limits = self.request, self._limits
+        most = [resolve_max_tokens(self.requested, tokens, limits) for tokens in prompt_tokens]
         self.max_tokens = most if min(most) > 0 else [max(tokens, 1) for tokens in most]
-        self.structured_outputs = sampling.constrained_outputs(request)
+        self.structured_outputs = constrained_outputs(request)
         if request.logit_bias:
-            self._biased_ids = sampling.biased_ids(request.logit_bias, within)
+            self._biased_ids = biased_ids(request.logit_bias)
         if request.use_beam_search:
             return
         if request.vllm_xargs or request.kv_transfer_params or request.ec_transfer_params:
-            sampling.check_extra_arguments(request, within)
-        sampling.check_penalties(request)
-        sampling.check_distribution(request)
-        sampling.check_token_counts(request, most[0])
-        sampling.check_words(request.stop, request.bad_words, within)
-        sampling.check_greedy(self.n, request.temperature)
-        for tokens in each(most[1:], within) if len(most) > 1 else ():
-            sampling.check_token_counts(request, tokens)
+            check_extra_arguments(request)
+        check_penalties(request)
+        check_distribution(request)
+        check_token_counts(request, most[0])
+        check_words(request.stop, request.bad_words)
+        check_greedy(self.n, request.temperature)
+        for tokens in most[1:]:
+            check_token_counts(request, tokens)
 
     def check_engine(self, prompts: Sequence[TokenIds]) -> None:
         """The request against the model, with these prompts; an error of a stream comes in the stream."""
@@ -168,18 +280,18 @@ class ValidatedRequest(Generic[R]):
         request, limits = self.request, self._limits
         if request.use_beam_search:
             limits.check_logprobs("logprobs", 2 * self.n)  # which the search asks for in each step
-            sampling.check_distribution(request)
+            check_distribution(request)
         else:
             self._check_logprobs()
             self._check_token_ids()
         if self.structured_outputs is not None:
-            model_rules.check_constraint(self.structured_outputs, self._within)
+            model_rules.check_constraint(self.structured_outputs)
         if request.thinking_token_budget is not None and not limits.reasons:
             raise bad_request("thinking_token_budget needs a reasoning parser")
         self._check_prompt(prompts[0])
         if request.bad_words:
-            model_rules.check_bad_words(request.bad_words, self._within)
-        for prompt_ids in each(prompts[1:], self._within, PROMPT) if len(prompts) > 1 else ():
+            model_rules.check_bad_words(request.bad_words)
+        for prompt_ids in prompts[1:]:
             self._check_prompt(prompt_ids)
 
     @property
@@ -193,24 +305,24 @@ class ValidatedRequest(Generic[R]):
             limits.check_logprobs("logprobs", self.logprobs)
         if by_id:
             model_rules.check_logprob_token_ids(by_id)
-            limits.check_vocabulary("logprob_token_ids", by_id, self._within)
+            limits.check_vocabulary("logprob_token_ids", by_id)
         if self.prompt_logprobs:
             limits.check_logprobs("prompt_logprobs", self.prompt_logprobs)
 
     def _check_token_ids(self) -> None:
-        request, limits, within = self.request, self._limits, self._within
+        request, limits = self.request, self._limits
         if self._biased_ids:
-            limits.check_vocabulary("logit_bias", self._biased_ids, within)
+            limits.check_vocabulary("logit_bias", self._biased_ids)
         if request.stop_token_ids:
-            limits.check_vocabulary("stop_token_ids", request.stop_token_ids, within)
-            self.stop_token_ids = distinct(request.stop_token_ids, within)
+            limits.check_vocabulary("stop_token_ids", request.stop_token_ids)
+            self.stop_token_ids = frozenset(request.stop_token_ids)
         if request.allowed_token_ids is not None:
             if not request.allowed_token_ids:
                 raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")
-            limits.check_vocabulary("allowed_token_ids", request.allowed_token_ids, within)
+            limits.check_vocabulary("allowed_token_ids", request.allowed_token_ids)
 
     def _check_prompt(self, prompt_ids: TokenIds) -> None:
-        self._limits.check_prompt(prompt_ids, self._within)
+        self._limits.check_prompt(prompt_ids)
         if self.request.routed_experts_prompt_start > len(prompt_ids):
             raise bad_request(
                 "routed_experts_prompt_start lies behind the prompt", "routed_experts_prompt_start"

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
 from app.protocol.options import StructuredOutputs
-from app.protocol.slicing import parts
 
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
@@ -55,14 +54,14 @@ class ModelLimits:
         if count > most:
             raise bad_request(f"{count} {param} were asked for, at most {most} are possible", param)
 
-    def check_vocabulary(self, param: str, token_ids: Sequence[int], within: Slices) -> None:
+    def check_vocabulary(self, param: str, token_ids: Sequence[int]) -> None:
         """All token ids are in the vocabulary."""
-        if wrong := self._unknown(token_ids, within):
+        if wrong := self._unknown(token_ids):
             raise bad_request(
                 f"{param}: {wrong} are not in the vocabulary of {self.vocab_size} tokens", param
             )
 
-    def check_prompt(self, prompt_ids: Sequence[int], within: Slices) -> None:
+    def check_prompt(self, prompt_ids: Sequence[int]) -> None:
         """A prompt has tokens, of this vocabulary, and leaves room for one more."""
         if not prompt_ids:
             raise bad_request("the prompt has no tokens")
@@ -70,18 +69,14 @@ class ModelLimits:
             raise bad_request(
                 f"{maximum_context(self.max_model_len)}: a prompt of {len(prompt_ids)} leaves no room."
             )
-        if self._unknown(prompt_ids, within):
+        if self._unknown(prompt_ids):
             raise bad_request("a token id of the prompt is not in the vocabulary")
 
-    def _unknown(self, token_ids: Sequence[int], within: Slices) -> list[int]:
+    def _unknown(self, token_ids: Sequence[int]) -> list[int]:
         """The first few that are not in the vocabulary."""
-        wrong: list[int] = []
-        for part in parts(token_ids, within):
-            if min(part) < 0 or max(part) >= self.vocab_size:
-                wrong += (token_id for token_id in part if not 0 <= token_id < self.vocab_size)
-            if len(wrong) >= MAX_NAMED:
-                break
-        return wrong[:MAX_NAMED]
+        if not token_ids or min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
+            return []
+        return list(islice((each for each in token_ids if not 0 <= each < self.vocab_size), MAX_NAMED))
 
 
 def check_logprob_token_ids(ids: Sequence[int]) -> None:
@@ -93,18 +88,15 @@ def check_logprob_token_ids(ids: Sequence[int]) -> None:
         )
 
 
-def check_bad_words(words: Sequence[str], within: Slices) -> None:
+def check_bad_words(words: Sequence[str]) -> None:
     """Words that must not be said are few, where each counts once."""
-    seen: set[str] = set()
-    for part in parts(words, within):
-        if not all(map(str.strip, part)):
-            raise bad_request("each of bad_words needs at least one token", "bad_words")
-        seen.update(part)
-        if len(seen) > MAX_BAD_WORDS:
-            raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
+    if not all(map(str.strip, words)):
+        raise bad_request("each of bad_words needs at least one token", "bad_words")
+    if len(set(words)) > MAX_BAD_WORDS:
+        raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
 
 
-def check_constraint(wanted: StructuredOutputs, within: Slices) -> None:
+def check_constraint(wanted: StructuredOutputs) -> None:
     """The form of the reply is one that can be looked for at all."""
     if wanted.choice == []:
         raise bad_request("structured_outputs.choice must not be empty")
@@ -112,27 +104,26 @@ def check_constraint(wanted: StructuredOutputs, within: Slices) -> None:
     for name, text in texts.items():
         if isinstance(text, str) and not text.strip():
             raise bad_request(f"structured_outputs.{name} must not be empty")
-    check_depth(wanted.json, within)
+    check_depth(wanted.json)
     if wanted.json_object is False:
         raise bad_request("structured_outputs.json_object is true or absent")
     if wanted.regex is not None and "\0" in wanted.regex:
         raise bad_request("structured_outputs.regex must not contain NUL")
 
 
-def check_depth(schema: object, within: Slices) -> None:
+def check_depth(schema: object) -> None:
     """Objects and lists of a schema, decoded JSON, do not nest too deeply."""
-    if _is_deeper_than(MAX_SCHEMA_DEPTH, schema, within):
+    if _is_deeper_than(MAX_SCHEMA_DEPTH, schema):
         raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
 
 
-def _is_deeper_than(levels: int, value: object, within: Slices) -> bool:
+def _is_deeper_than(levels: int, value: object) -> bool:
     """Whether objects and lists are in one another on more than `levels` levels below the first."""
     layer = [value]
     for _ in range(levels + 1):
         below: list[object] = []
         found = False
         for item in layer:
-            within.spend()
             if isinstance(item, dict):
                 below.extend(item.values())
             elif isinstance(item, list):

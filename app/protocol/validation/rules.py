@@ -11,9 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from app.clock.pause import Slices
 from app.http.errors import bad_request
-from app.protocol.slicing import every, slices
 
 MAX_CACHE_SALT_CHARS = 128
 _FORBIDDEN_IN_CACHE_SALT = frozenset("@/\\\0")
@@ -51,12 +49,12 @@ def check_response_format(response_format: object) -> None:
 def _is_structural_tag(tag: object) -> bool:
     if isinstance(tag, dict) and "format" in tag or part(tag, "format") is not None:
         return True
-    structures, triggers, within = part(tag, "structures"), part(tag, "triggers"), slices()
+    structures, triggers = part(tag, "structures"), part(tag, "triggers")
     return (
         isinstance(structures, list)
         and isinstance(triggers, list)
-        and every(_is_text, triggers, within)
-        and every(_has_ends, structures, within)
+        and all(map(_is_text, triggers))
+        and all(map(_has_ends, structures))
     )
 
 
@@ -134,9 +132,9 @@ def check_prompt_logprobs(wanted: float | None, stream: object) -> None:
         raise bad_request("prompt_logprobs must be 0 or more, or -1", "prompt_logprobs")
 
 
-def check_unicode(value: object, within: Slices) -> None:
+def check_unicode(value: object) -> None:
     """No lone halves of surrogate pairs, which JSON escapes can spell but no tokenizer or socket takes."""
-    for text in _strings(value, within):
+    for text in _strings(value):
         if not text.isascii():
             try:
                 text.encode()
@@ -144,11 +142,10 @@ def check_unicode(value: object, within: Slices) -> None:
                 raise bad_request("the request contains text that is not valid Unicode") from None
 
 
-def _strings(value: object, within: Slices) -> Iterator[str]:
+def _strings(value: object) -> Iterator[str]:
     pending = [value]
     while pending:
         item = pending.pop()
-        within.spend()
         if isinstance(item, str):
             yield item
         elif isinstance(item, dict):
