@@ -13,6 +13,8 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
 
+import gevent
+
 from app.fleet.proxy import (
     CLIENT,
     HOP_BY_HOP,
@@ -28,6 +30,8 @@ from app.recording.exchange import MOST_BODY_BYTES, sendable
 from app.recording.file import KeptExchange, RecordingFile
 
 PIECE = 65536
+PARTING_S = 0.2
+"""A client may leave at the last event of a stream: so long the server has, in seconds, to end the answer."""
 TARGET = "recording.target"
 """Key of the WSGI environ: path and query as they were sent."""
 
@@ -122,6 +126,7 @@ class Passing:
         self._unwatch = watched(self._client, self._left)
 
     def _left(self) -> None:
+        gevent.sleep(PARTING_S)
         self._kept.give_up("the client left")
         self._connection.cut()
 

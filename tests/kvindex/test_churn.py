@@ -104,7 +104,7 @@ class Pod:
             self.cache.finish(name)
 
     def held(self) -> set[int]:
-        return {self.fleet.request_keys[name] for name in self.cache._pool._cached}
+        return {self.fleet.request_keys[name] for name in self.cache.pool._cached}
 
 
 def held_by_index(backend: Backend, keys: list[int]) -> dict[str, set[int]]:
