@@ -51,9 +51,7 @@ def test_choices_take_turns_token_by_token(
     vllm: RunningServer, asked: Mapping[str, Any], pytestconfig: pytest.Config
 ) -> None:
     indexes = [choice["index"] for choice in choices(text_stream(vllm, max_tokens=3, **asked))]
-    if (
-        pytestconfig.getoption("steps") and "prompt" in asked
-    ):  # each prompt begins a step after the one before
+    if pytestconfig.getoption("steps") and "prompt" in asked:  # each prompt begins a step later
         assert list(dict.fromkeys(indexes)) == [0, 1, 2] and [indexes.count(it) for it in range(3)] == [3] * 3
     else:
         assert indexes == [0, 1, 2] * 3
