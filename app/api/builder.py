@@ -97,7 +97,7 @@ class RequestBuilder:
         request, prompt, fault = asked.request, prompts[0], fault_of(context)
         transfer = (request.kv_transfer_params or NOTHING) if self.settings.kvcache.transfers else NOTHING
         if self.real is not None:
-            check_real(request)
+            check_real(request, prompt.features is not None)
         priority = priority_of(context, request.priority)
         least_hit_rate = self._least_hit_rate(request, context)
         tool_calls, thinks, thinking_budget = None, "no", None

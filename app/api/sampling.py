@@ -129,8 +129,10 @@ class RealModel(Struct, frozen=True, kw_only=True):
     """Where it can think before it writes a text of a form."""
 
 
-def check_real(request: GenerationRequest) -> None:
+def check_real(request: GenerationRequest, has_media: bool) -> None:
     """ApiError 400 for what only a simulation plays, or only vLLM's own engine does."""
+    if has_media:
+        raise bad_request(f"{request.model or 'The model'} is not a multimodal model: it reads text alone.")
     transfer = request.kv_transfer_params or {}
     asked = {
         "use_beam_search": request.use_beam_search,
