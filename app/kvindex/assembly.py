@@ -16,7 +16,6 @@ from gevent.event import Event
 from app.kvcache.event_sender import Listener
 from app.kvcache.events import encoder
 from app.kvindex.backend import RedisSettings
-from app.kvindex.event_pool import PoolSettings
 from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.keys import GENERATIONS, Generation
@@ -87,7 +86,6 @@ def _service_settings(settings: Settings) -> KvIndexSettings:
             url=at.kv_index_redis_url,
             namespace=at.kv_index_redis_prefix,
             ttl_s=math.ceil(at.kv_index_ttl),
-            timeout_s=at.kv_index_redis_timeout,
             count_repeats=counts,
         ),
         index=IndexSettings(
@@ -96,12 +94,9 @@ def _service_settings(settings: Settings) -> KvIndexSettings:
             seed=at.kv_index_hash_seed,
             weights=Weights(tier_weights(at.kv_index_tier_weights), at.kv_index_unknown_tier_weight),
         ),
-        pool=PoolSettings(shards=at.kv_index_shards, most_payload_bytes=at.kv_index_max_message_mb << 20),
         subscriber=_subscriber_settings(at, settings.model.model),
         targets=at.kv_index_pods,
-        tokenization=TokenizationSettings(
-            workers=at.kv_index_tokenizer_workers, timeout_s=at.kv_index_tokenizer_timeout
-        ),
+        tokenization=TokenizationSettings(timeout_s=at.kv_index_tokenizer_timeout),
     )
 
 
@@ -113,7 +108,6 @@ def _subscriber_settings(at: KVIndexSettings, model: str) -> SubscriberSettings:
         model=model,
         replay_port=at.kv_index_replay_port,
         grace_s=at.kv_index_pod_grace,
-        look_again_s=at.kv_index_refresh_interval,
     )
 
 

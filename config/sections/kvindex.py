@@ -70,9 +70,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_pod_grace: Annotated[
         Duration, About("Time without a connection after which a pod's blocks are forgotten.")
     ] = 30.0
-    kv_index_refresh_interval: Annotated[
-        PositiveDuration, About("How often files and names of kv-index-pods are looked at.")
-    ] = 5.0
     kv_index_backend: Annotated[
         Literal["memory", "cost-aware", "redis"],
         About(
@@ -95,7 +92,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
             secret=True,
         ),
     ] = "redis://127.0.0.1:6379"
-    kv_index_redis_timeout: Annotated[PositiveDuration, About("Time that Redis may take to answer.")] = 1.0
     kv_index_redis_prefix: Annotated[
         str, About("What the keys of backend redis begin with; indexers that share it agree on it.")
     ] = "understudy"
@@ -109,9 +105,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
             "still there, as engines mean it that report hits."
         ),
     ] = "copies"
-    kv_index_max_message_mb: Annotated[
-        int, Meta(ge=1, le=128), About("Larger messages of pods are not read.", unit="MiB")
-    ] = 16
     kv_index_block_size: Annotated[
         int,
         Meta(ge=1, le=1024),
@@ -130,9 +123,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_unknown_tier_weight: Annotated[
         float, Meta(ge=0), About("What a block in another tier counts.")
     ] = 0.5
-    kv_index_shards: Annotated[
-        int, Meta(ge=1, le=1024), About("Queues of events; the events of a pod stay in one.", unit="queues")
-    ] = 4
     kv_index_tokenizers: Annotated[
         tuple[str, ...],
         About("Tokenizers of models that pods serve, as model=folder, file or name on the hub.", path=True),
@@ -148,9 +138,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_fetch_tokenizers: Annotated[
         bool, About("Fetch the tokenizers of all other models from the hub.")
     ] = False
-    kv_index_tokenizer_workers: Annotated[
-        int, Meta(ge=1, le=64), About("Prompts that are tokenized at the same time.", unit="threads")
-    ] = 5
     kv_index_tokenizer_timeout: Annotated[
         PositiveDuration, About("Time that a prompt may take to be tokenized, with loading the tokenizer.")
     ] = 10.0

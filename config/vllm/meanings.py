@@ -8,21 +8,19 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
+from config.declaration import ConfigError
 from config.settings import BY_NAME
 from config.sources import Flags
+from config.validation import suggestion
 from config.vllm.command_line import OBSOLETE, Line, Value
-from config.vllm.configs import (
-    KVEventsConfig,
-    KVTransferConfig,
-    ProfilerConfig,
-    WeightTransferConfig,
-    read_config,
-)
 from config.vllm.options import options
 
+T = TypeVar("T", bound=Struct)
 Given = Mapping[str, Value]
 Values = Mapping[str, str | list[str]]
 
@@ -56,6 +54,66 @@ class Meaning(Struct, frozen=True):
     told: str
     act: Callable[[Given], Values]
     """The settings that it sets, given the whole line."""
+
+
+class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`--kv-events-config`, with vLLM's defaults."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["null", "zmq"] | None = None
+    """`zmq` where events are enabled."""
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: Annotated[int, Meta(ge=1)] = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+    @property
+    def publishes(self) -> bool:
+        """Events are told to somebody."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+
+class KVTransferConfig(Struct, kw_only=True):
+    """`--kv-transfer-config`; each connector has further fields of its own."""
+
+    kv_connector: str | None = None
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    engine_id: str | None = None
+    kv_connector_extra_config: dict[str, Any] = {}
+
+    @property
+    def connectors(self) -> list[str | None]:
+        """Its name, or those that a MultiConnector has."""
+        inner = self.kv_connector_extra_config.get("connectors")
+        several = inner if self.kv_connector == "MultiConnector" and isinstance(inner, list) else []
+        return [self.kv_connector, *(one.get("kv_connector") for one in several if isinstance(one, dict))]
+
+
+class ProfilerConfig(Struct, kw_only=True):
+    """`--profiler-config`: that there is one at all."""
+
+    profiler: str | None = None
+
+
+class WeightTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`--weight-transfer-config`."""
+
+    backend: str = "nccl"
+
+
+def read_config(option: str, text: str, kind: type[T]) -> T:
+    """The object that `text` is. ConfigError in one line, with the field that is wrong."""
+    try:
+        return msgspec.convert(msgspec.json.decode(text), kind, strict=False)
+    except msgspec.ValidationError as error:
+        fields = kind.__struct_fields__
+        unknown = str(error).rpartition("unknown field `")[2].partition("`")[0]
+        close = suggestion(unknown, names=fields) if "unknown field" in str(error) else ""
+        raise ConfigError(f"flag --{option}: {error}{close}") from None
+    except (msgspec.DecodeError, RecursionError):
+        raise ConfigError(f"flag --{option}: {text[:80]!r} must be a JSON object") from None
 
 
 def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
@@ -127,14 +185,16 @@ def _remarks(given: Given) -> list[str]:
     return remarks
 
 
-def _same(setting: str, told: str = "") -> Meaning:
+def _same(option: str, told: str = "") -> Meaning:
     """An option whose value is the setting's; a switch, its list or its text."""
 
-    def act(given: Given) -> Values:
-        value = given[setting]
-        return {setting: "true" if value is True else "false" if value is False else value}
+    row = BY_NAME[option]
 
-    return Meaning(told or f"Setting `{setting}`: {BY_NAME[setting].help}", act)
+    def act(given: Given) -> Values:
+        value = given[option]
+        return {row.name: "true" if value is True else "false" if value is False else value}
+
+    return Meaning(told or f"Setting `{row.name}`: {row.help}", act)
 
 
 def _as(option: str, setting: str, told: str, words: Mapping[str, str] | None = None) -> Meaning:

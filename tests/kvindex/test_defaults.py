@@ -23,29 +23,24 @@ def test_blocks_have_the_same_keys_and_weights() -> None:
     assert Weights(tier_weights(AT.kv_index_tier_weights), AT.kv_index_unknown_tier_weight) == Weights()
 
 
-def test_messages_are_taken_and_shared_out_alike() -> None:
-    pool, subscriber = OURS.pool, OURS.subscriber
-    assert (pool.shards, pool.most_payload_bytes) == (AT.kv_index_shards, AT.kv_index_max_message_mb << 20)
+def test_messages_are_taken_alike() -> None:
+    subscriber = OURS.subscriber
     assert (subscriber.topic, subscriber.replay_port) == (AT.kv_index_topic, AT.kv_index_replay_port)
-    assert (subscriber.grace_s, subscriber.look_again_s) == (
-        AT.kv_index_pod_grace,
-        AT.kv_index_refresh_interval,
-    )
+    assert subscriber.grace_s == AT.kv_index_pod_grace
 
 
 def test_others_are_waited_for_as_long() -> None:
     redis, tokenization = OURS.redis, OURS.tokenization
     assert (redis.url, redis.ttl_s) == (AT.kv_index_redis_url, AT.kv_index_ttl)
-    assert redis.timeout_s == AT.kv_index_redis_timeout
-    assert (tokenization.workers, tokenization.timeout_s) == (
-        AT.kv_index_tokenizer_workers,
-        AT.kv_index_tokenizer_timeout,
-    )
+    assert tokenization.timeout_s == AT.kv_index_tokenizer_timeout
 
 
 def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:
     told = " ".join((ROOT / "docs/kv-index.md").read_text().split())
     pool, subscriber, replays = OURS.pool, OURS.subscriber, OURS.replays
+    redis, tokenization = OURS.redis, OURS.tokenization
+    limits = (pool.shards, pool.most_payload_bytes >> 20, redis.timeout_s, tokenization.workers)
+    assert (*limits, subscriber.look_again_s) == (4, 16, 1.0, 5, 5.0)  # as `config.sources.RETIRED` says
     queue = f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
     assert queue in told and f"there are {pool.most_engines:,} engines already" in told
     assert f"above {subscriber.most_bytes >> 20} MiB the connection is closed" in told
