@@ -300,6 +300,8 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
             components.clock.now,
         )
     cache = KVCache(at.kv_cache_size, hasher, events=publisher is not None, observer=observer)
+    if at.evict_unloaded_adapters_first:
+        components.adapters.watch(cache.load_adapter, cache.unload_adapter)
     publish = None if publisher is None else publisher.put
     store = store_of(at.kv_connector, at.block_size)
     return KVCacheManager(cache, components.recorder, partial(_adapter, components.adapters), publish, store)

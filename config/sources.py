@@ -19,7 +19,6 @@ IGNORED_SWITCHES = frozenset(
     | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
 )
 RETIRED = {
-    "evict-unloaded-adapters-first": "blocks that are not used go in vLLM's order",
     "kv-index-max-message-mb": "messages of pods may have 16 MiB",
     "kv-index-redis-timeout": "Redis has 1 s to answer",
     "kv-index-refresh-interval": "kv-index-pods is looked at every 5 s",
@@ -28,7 +27,6 @@ RETIRED = {
     "worker-connections": "16,384 connections are served, or as many as open files allow",
 }
 """Settings of version 0.1 that are gone, and what holds instead. They are accepted until version 0.3."""
-IGNORED_SWITCHES |= {"evict-unloaded-adapters-first"}
 IGNORED = (
     frozenset(RETIRED)
     | IGNORED_SWITCHES

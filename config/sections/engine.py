@@ -267,6 +267,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_cache_metrics_sample: Annotated[
         float, Meta(gt=0, le=1), About("Share of the blocks that kv-cache-metrics follows.")
     ] = 0.01
+    evict_unloaded_adapters_first: Annotated[
+        bool, About("Take the unused blocks of adapters that are not loaded before those of others.")
+    ] = False
     kv_side_channel_host: Annotated[
         str,
         About(
