@@ -47,30 +47,13 @@ CHECKED = (
 
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
 
+_OF_THREE = (
+    *("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Gemma", "Gemma2", "Gemma3"),
+    *("GptOss", "Granite", "GraniteMoe", "Olmo2", "Olmoe", "Phi3", "SmolLM3"),
+)
+_OF_TWO = ("GPTNeoX", "Phi", "Starcoder2")
 MATRICES: Mapping[str, int] = {
-    **dict.fromkeys(
-        (
-            "LlamaForCausalLM",
-            "MistralForCausalLM",
-            "MixtralForCausalLM",
-            "Qwen2ForCausalLM",
-            "Qwen2MoeForCausalLM",
-            "Qwen3ForCausalLM",
-            "Qwen3MoeForCausalLM",
-            "GemmaForCausalLM",
-            "Gemma2ForCausalLM",
-            "Gemma3ForCausalLM",
-            "GptOssForCausalLM",
-            "GraniteForCausalLM",
-            "GraniteMoeForCausalLM",
-            "Olmo2ForCausalLM",
-            "OlmoeForCausalLM",
-            "Phi3ForCausalLM",
-            "SmolLM3ForCausalLM",
-        ),
-        3,
-    ),
-    **dict.fromkeys(("GPTNeoXForCausalLM", "PhiForCausalLM", "Starcoder2ForCausalLM"), 2),
+    f"{name}ForCausalLM": count for count, names in ((3, _OF_THREE), (2, _OF_TWO)) for name in names
 }
 """Architectures whose layers are attention over keys and values and a network of so many matrices."""
 

@@ -37,40 +37,6 @@ from config.sections.reply import (
 )
 from config.sections.server import AccessSettings, ServerSettings, TlsSettings
 
-__all__ = [
-    "BY_NAME",
-    "SECTIONS",
-    "TABLE",
-    "AccessSettings",
-    "ApiSettings",
-    "DatasetSettings",
-    "EngineSettings",
-    "FailureSettings",
-    "KVCacheSettings",
-    "KVIndexSettings",
-    "LatencySettings",
-    "LogSettings",
-    "LoraSettings",
-    "MetricsSettings",
-    "ModelSettings",
-    "Plugin",
-    "PluginSettings",
-    "ReplaySettings",
-    "ReplySettings",
-    "SchedulingSettings",
-    "ScriptSettings",
-    "ServerSettings",
-    "Setting",
-    "Settings",
-    "StepSettings",
-    "Table",
-    "TlsSettings",
-    "TokenizerSettings",
-    "ToolSettings",
-    "TracingSettings",
-    "table_of",
-]
-
 MASK = "***"
 
 

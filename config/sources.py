@@ -21,8 +21,8 @@ IGNORED_SWITCHES = frozenset(
 RETIRED = {
     "kv-index-max-message-mb": "messages of pods may have 16 MiB",
     "kv-index-redis-timeout": "Redis has 1 s to answer",
-    "kv-index-refresh-interval": "kv-index-pods is looked at every 5 s",
     "kv-index-shards": "there are four queues, and answers do not depend on that",
+    "kv-index-tokenizer-timeout": "a prompt has 10 s to be tokenized, with loading the tokenizer",
     "kv-index-tokenizer-workers": "five prompts are tokenized at the same time",
     "worker-connections": "16,384 connections are served, or as many as open files allow",
 }

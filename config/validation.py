@@ -8,22 +8,13 @@ from config.declaration import ConfigError
 from config.settings import BY_NAME, MASK, SECTIONS, Setting, Settings, Table
 
 FIRST = (
-    "model",
-    "mode",
-    "port",
-    "inter-token-latency",
-    "inter-token-latency-std-dev",
-    "time-to-first-token",
-    "time-to-first-token-std-dev",
-    "prefill-overhead",
-    "prefill-time-per-token",
-    "prefill-time-std-dev",
-    "time-factor-under-load",
-    "max-model-len",
-    "max-num-seqs",
-    "max-waiting-queue-length",
+    *("model", "mode", "port"),
+    *("inter-token-latency", "inter-token-latency-std-dev"),
+    *("time-to-first-token", "time-to-first-token-std-dev"),
+    *("prefill-overhead", "prefill-time-per-token", "prefill-time-std-dev"),
+    *("time-factor-under-load", "max-model-len", "max-num-seqs", "max-waiting-queue-length"),
 )
-"""The reference simulator's order (specification, section 1.3); all others follow in the table's order."""
+"""Order of the reference simulator, whose first refusal is the one that users know; all others come later."""
 
 
 class Agreement(Struct, frozen=True):

@@ -36,6 +36,8 @@ DEFAULT_BIND = "tcp://*:5557"
 RETRY_S = 1.0
 GENERATION: Mapping[str, Generation] = {name.lower(): name for name in GENERATIONS}
 
+TOKENIZER_TIMEOUT_S = 10.0
+"""Seconds that a request waits for its tokenizer to be loaded, and then for its prompt's tokens."""
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +53,7 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         sources=tokenizer_sources(at.kv_index_tokenizers),
         discovery=Discovery(Path(folder).expanduser(), time.monotonic) if folder else None,
         hub=at.kv_index_fetch_tokenizers,
-        timeout_s=at.kv_index_tokenizer_timeout,
+        timeout_s=TOKENIZER_TIMEOUT_S,
     )
     try:
         return KvIndex(_service_settings(settings), library.get, caches={"index tokenizers": library})
@@ -96,7 +98,7 @@ def _service_settings(settings: Settings) -> KvIndexSettings:
         ),
         subscriber=_subscriber_settings(at, settings.model.model),
         targets=at.kv_index_pods,
-        tokenization=TokenizationSettings(timeout_s=at.kv_index_tokenizer_timeout),
+        tokenization=TokenizationSettings(timeout_s=TOKENIZER_TIMEOUT_S),
     )
 
 
@@ -108,6 +110,7 @@ def _subscriber_settings(at: KVIndexSettings, model: str) -> SubscriberSettings:
         model=model,
         replay_port=at.kv_index_replay_port,
         grace_s=at.kv_index_pod_grace,
+        look_again_s=at.kv_index_refresh_interval,
     )
 
 

@@ -9,29 +9,31 @@ from config.declaration import About, Count, Duration, Port, PositiveDuration, S
 from config.zmq_addresses import ZMQ_ADDRESS
 
 
+def pairs(items: Sequence[str], form: str) -> dict[str, str]:
+    """Returns name -> value, of items such as `gpu=1.0`. ValueError for an item of another `form`."""
+    found = [(item, *map(str.strip, item.partition("=")[::2])) for item in items]
+    for item, name, value in found:
+        if not name or not value:
+            raise ValueError(f"{item!r} is not {form}")
+    return {name: value for _, name, value in found}
+
+
 def tier_weights(items: Sequence[str]) -> dict[str, float]:
-    """Tier -> weight, from items such as `gpu=1.0`. ValueError for another form or a weight below 0."""
+    """Returns tier -> weight. ValueError for a weight that is no number of at least 0."""
     weights: dict[str, float] = {}
-    for item in items:
-        tier, _, weight = item.partition("=")
+    for tier, text in pairs(items, "tier=weight").items():
         try:
-            weights[tier.strip().lower()] = float(weight)
+            weights[tier.lower()] = weight = float(text)
         except ValueError:
-            raise ValueError(f"{item!r} is not tier=weight") from None
-        if not tier.strip() or not 0 <= float(weight) < float("inf"):
-            raise ValueError(f"{item!r} is not a tier and a weight of 0 or more")
+            raise ValueError(f"{tier}={text} is not tier=weight") from None
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"{tier}={text} is not a tier and a weight of 0 or more")
     return weights
 
 
 def tokenizer_sources(items: Sequence[str]) -> dict[str, str]:
-    """Model -> where its tokenizer is, from items such as `model=folder`. ValueError for another form."""
-    sources: dict[str, str] = {}
-    for item in items:
-        model, _, source = item.partition("=")
-        if not model.strip() or not source.strip():
-            raise ValueError(f"{item!r} is not model=source")
-        sources[model.strip()] = source.strip()
-    return sources
+    """Returns model -> folder, file or name of its tokenizer. ValueError for another form."""
+    return pairs(items, "model=source")
 
 
 class KVIndexSettings(Section, frozen=True, kw_only=True):
@@ -70,6 +72,9 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_pod_grace: Annotated[
         Duration, About("Time without a connection after which a pod's blocks are forgotten.")
     ] = 30.0
+    kv_index_refresh_interval: Annotated[
+        PositiveDuration, About("How often files and names of kv-index-pods are looked at.")
+    ] = 5.0
     kv_index_backend: Annotated[
         Literal["memory", "cost-aware", "redis"],
         About(
@@ -138,9 +143,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_fetch_tokenizers: Annotated[
         bool, About("Fetch the tokenizers of all other models from the hub.")
     ] = False
-    kv_index_tokenizer_timeout: Annotated[
-        PositiveDuration, About("Time that a prompt may take to be tokenized, with loading the tokenizer.")
-    ] = 10.0
     kv_index_chat_answer: Annotated[
         Literal["scores", "templated"],
         About(

@@ -103,8 +103,9 @@ class WeightTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     backend: str = "nccl"
 
 
-def read_config(option: str, text: str, kind: type[T]) -> T:
-    """The object that `text` is. ConfigError in one line, with the field that is wrong."""
+def read_config(option: str, given: Given, kind: type[T]) -> T:
+    """Returns an option's JSON object. ConfigError in one line, with the field that is wrong."""
+    text = str(given[option])
     try:
         return msgspec.convert(msgspec.json.decode(text), kind, strict=False)
     except msgspec.ValidationError as error:
@@ -207,17 +208,13 @@ def _as(option: str, setting: str, told: str, words: Mapping[str, str] | None = 
     return Meaning(f"Setting `{setting}`: {told}", act)
 
 
-def _length(given: Given) -> Values:
-    length = str(given["max-model-len"])
-    return {} if length == "-1" else {"max-model-len": length}
+def _without(word: str, option: str, given: Given) -> Values:
+    """The setting of an option, unless its value is `word`."""
+    return {} if given[option] == word else {option: str(given[option])}
 
 
 def _ranks(given: Given) -> int:
     return int(str(given.get("data-parallel-size", "1")))
-
-
-def _rank(given: Given) -> Values:
-    return {"data-parallel-rank": str(min(int(str(given["data-parallel-rank"])), MOST_RANKS - 1))}
 
 
 def _task(given: Given) -> Values:
@@ -233,17 +230,13 @@ def _is_example(given: Given) -> bool:
     return bool(_EXAMPLE.fullmatch(path)) and not Path(path).exists()
 
 
-def _template(given: Given) -> Values:
-    return {} if _is_example(given) else {"chat-template": str(given["chat-template"])}
-
-
 def _traces(given: Given) -> Values:
     url = str(given["otlp-traces-endpoint"])
     return {"otlp-traces-endpoint": url} if url.startswith(("http://", "https://")) else {}
 
 
 def _events(given: Given) -> Values:
-    config = read_config("kv-events-config", str(given["kv-events-config"]), KVEventsConfig)
+    config = read_config("kv-events-config", given, KVEventsConfig)
     if not config.publishes:
         return {"zmq-endpoint": ""}
     return {
@@ -266,24 +259,14 @@ CONNECTORS = {
 
 
 def _transfer(given: Given) -> Values:
-    config = read_config("kv-transfer-config", str(given["kv-transfer-config"]), KVTransferConfig)
+    config = read_config("kv-transfer-config", given, KVTransferConfig)
     played = [CONNECTORS[name] for name in config.connectors if name in CONNECTORS]
     return {"kv-connector": played[0] if played else ""}
 
 
-def _profiler(given: Given) -> Values:
-    config = read_config("profiler-config", str(given["profiler-config"]), ProfilerConfig)
-    return {"profiling": "true" if config.profiler else "false"}
-
-
 def _weight_transfer(given: Given) -> Values:
-    read_config("weight-transfer-config", str(given["weight-transfer-config"]), WeightTransferConfig)
+    read_config("weight-transfer-config", given, WeightTransferConfig)
     return {"weight-transfer": "true"}
-
-
-def _server_log(given: Given) -> Values:
-    level = str(given["uvicorn-log-level"])
-    return {"log-level": "debug" if level == "trace" else level}
 
 
 _INVERSE = {"true": "false", "false": "true"}
@@ -292,17 +275,19 @@ _SPECIAL = {
     "max-model-len": Meaning(
         f"Setting `max-model-len`. Without it, or with `auto`, what the model's config.json says, if the "
         f"model is a folder, else {CONTEXT_LENGTH:,} tokens.",
-        _length,
+        lambda given: _without("-1", "max-model-len", given),
     ),
     "chat-template": Meaning(
         "Setting `chat-template`. One of vLLM's `examples/` that is not here is told of and not used.",
-        _template,
+        lambda given: {} if _is_example(given) else {"chat-template": str(given["chat-template"])},
     ),
     "data-parallel-size": Meaning(
         f"Setting `data-parallel-size`: each rank has a port of its own; at most {MOST_RANKS} are played.",
         lambda given: {"data-parallel-size": str(min(_ranks(given), MOST_RANKS))},
     ),
-    "data-parallel-rank": Meaning("Setting `data-parallel-rank`: plays this one rank, on its port.", _rank),
+    "data-parallel-rank": Meaning("Setting `data-parallel-rank`: plays this one rank, on its port.",
+        lambda given: {"data-parallel-rank": str(min(int(str(given["data-parallel-rank"])), MOST_RANKS - 1))},
+    ),
     "otlp-traces-endpoint": Meaning(
         "Setting `otlp-traces-endpoint`: spans are sent by HTTP; another address than http:// is told of and "
         "not used.",
@@ -318,7 +303,9 @@ _OTHERS = {
         lambda given: {"multimodal": "false"} if given["language-model-only"] is True else {},
     ),
     "tokens-only": _as("tokens-only", "enable-scale-out", "opens the same routes."),
-    "uvicorn-log-level": Meaning("Setting `log-level`, where `log-level` is not given.", _server_log),
+    "uvicorn-log-level": _as(
+        "uvicorn-log-level", "log-level", "where `log-level` is not given.", {"trace": "debug"}
+    ),
     "disable-uvicorn-access-log": _as(
         "disable-uvicorn-access-log",
         "access-log",
@@ -343,9 +330,15 @@ _OTHERS = {
         "Setting `kv-connector`: `offloading`, whatever the size.",
         lambda given: {"kv-connector": "offloading"},
     ),
-    "profiler-config": Meaning("Setting `profiling`: on with a `profiler`.", _profiler),
+    "profiler-config": Meaning(
+        "Setting `profiling`: on with a `profiler`.",
+        lambda given: {
+            "profiling": str(bool(read_config("profiler-config", given, ProfilerConfig).profiler))
+        },
+    ),
     "weight-transfer-config": Meaning(
-        "Setting `weight-transfer`: on; every backend is played.", _weight_transfer
+        "Setting `weight-transfer`: on; every backend is played.",
+        _weight_transfer,
     ),
     "shutdown-timeout": Meaning(
         "Setting `graceful-timeout`, in seconds.",
