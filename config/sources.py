@@ -19,7 +19,6 @@ IGNORED_SWITCHES = frozenset(
     | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
 )
 RETIRED = {
-    "kv-index-max-message-mb": "messages of pods may have 16 MiB",
     "kv-index-redis-timeout": "Redis has 1 s to answer",
     "kv-index-shards": "there are four queues, and answers do not depend on that",
     "kv-index-tokenizer-timeout": "a prompt has 10 s to be tokenized, with loading the tokenizer",

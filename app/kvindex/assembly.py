@@ -16,6 +16,7 @@ from gevent.event import Event
 from app.kvcache.event_sender import Listener
 from app.kvcache.events import encoder
 from app.kvindex.backend import RedisSettings
+from app.kvindex.event_pool import PoolSettings
 from app.kvindex.feed import Message
 from app.kvindex.index import IndexSettings
 from app.kvindex.keys import GENERATIONS, Generation
@@ -96,6 +97,7 @@ def _service_settings(settings: Settings) -> KvIndexSettings:
             seed=at.kv_index_hash_seed,
             weights=Weights(tier_weights(at.kv_index_tier_weights), at.kv_index_unknown_tier_weight),
         ),
+        pool=PoolSettings(most_payload_bytes=at.kv_index_max_message_mb << 20),
         subscriber=_subscriber_settings(at, settings.model.model),
         targets=at.kv_index_pods,
         tokenization=TokenizationSettings(timeout_s=TOKENIZER_TIMEOUT_S),

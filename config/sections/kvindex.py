@@ -110,6 +110,9 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
             "still there, as engines mean it that report hits."
         ),
     ] = "copies"
+    kv_index_max_message_mb: Annotated[
+        int, Meta(ge=1, le=128), About("Larger messages of pods are not read.", unit="MiB")
+    ] = 16
     kv_index_block_size: Annotated[
         int,
         Meta(ge=1, le=1024),

@@ -58,9 +58,11 @@ def test_repeats_are_what_the_settings_say(repeats: str, copies: int) -> None:
 
 
 def test_sizes_are_what_the_settings_say() -> None:
-    index = made(kv_index_backend="cost-aware", kv_index_memory_mb=3, kv_index_ttl=1.5)
+    index = made(
+        kv_index_backend="cost-aware", kv_index_memory_mb=3, kv_index_max_message_mb=2, kv_index_ttl=1.5
+    )
     assert index.index.backend.size().bound == 3 << 20
-    assert index._settings.redis.ttl_s == 2
+    assert (index._settings.pool.most_payload_bytes, index._settings.redis.ttl_s) == (2 << 20, 2)
     index.close()
 
 
